@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from nekro_agent.errors import InvalidValueError
 
@@ -28,6 +29,8 @@ __all__ = [
     "SANDBOX_ROOT",
     "SANDBOX_SHARED",
     "SANDBOX_UPLOADS",
+    "Channel",
+    "channel_of",
     "config_file",
     "default_container_key",
     "encode_key",
@@ -51,6 +54,33 @@ PASSABLE: Final = frozenset({"uploads", "sandboxes", "layers"})
 #: Longest name of an encoded key; file systems allow 255 bytes.
 _MAX_NAME_BYTES: Final = 200
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
+_ADAPTER: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_CHANNEL_TYPE: Final = re.compile(r"(group|private)(?:[_:-]|$)")
+
+
+class Channel(NamedTuple):
+    """What a chat key says about its channel; None where it says nothing."""
+
+    adapter_key: str | None
+    channel_id: str | None
+    #: ``"group"`` or ``"private"``.
+    channel_type: str | None
+
+
+@lru_cache(maxsize=1024)
+def channel_of(chat_key: str) -> Channel:
+    """Return the channel that a chat key names: ``onebot_v11-group_123`` is ``group_123`` of ``onebot_v11``.
+
+    The adapter is the text before the first ``-`` if it is an identifier; the channel id is the rest, or
+    the whole key if there is no adapter. The type is the word that the channel id begins with.
+
+    Source: Nekro Agent joins a chat key from adapter and channel id with ``-``.
+    """
+    adapter, dash, rest = chat_key.partition("-")
+    if not dash or not rest or not _ADAPTER.fullmatch(adapter):
+        adapter, rest = "", chat_key
+    kind = _CHANNEL_TYPE.match(rest)
+    return Channel(adapter or None, rest if adapter or kind else None, kind[1] if kind else None)
 
 
 def encode_key(key: str) -> str:

@@ -13,6 +13,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
+from nekro_agent import layout
+
 __all__ = [
     "ChatInfo",
     "CronJob",
@@ -22,6 +24,8 @@ __all__ = [
     "DownloadStatus",
     "Downloads",
     "FileAreas",
+    "IncomingMessage",
+    "Intake",
     "JobInfo",
     "JobRequest",
     "JobState",
@@ -30,9 +34,6 @@ __all__ = [
     "MessageKind",
     "Messages",
     "OutgoingMessage",
-    "PluginValue",
-    "Records",
-    "StoredMessage",
     "SystemMessageHooks",
     "TimerInfo",
     "Timers",
@@ -92,7 +93,7 @@ class OutgoingMessage:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatInfo:
-    """A chat's recorded properties."""
+    """A chat's recorded properties; adapter and channel follow from the key where none are recorded."""
 
     chat_key: str
     container_key: str
@@ -101,6 +102,68 @@ class ChatInfo:
     channel_name: str | None = None
     channel_type: str | None = None
     created_at: datetime | None = None
+    #: When the present conversation began; None until the first reset.
+    reset_at: datetime | None = None
+    #: The stored preset that is the agent's persona here; None means the persona of the settings.
+    preset_id: int | None = None
+    #: Whether the agent takes part at all.
+    is_active: bool = True
+    #: Whether the agent reads along without starting turns.
+    observe_mode: bool = False
+    #: Counts changes and deletions of messages.
+    history_revision: int = 0
+
+    def __post_init__(self) -> None:
+        # Rows of older releases and of intakes that state nothing have only the key.
+        if self.adapter_key is None or self.channel_id is None or self.channel_type is None:
+            for name, value in layout.channel_of(self.chat_key)._asdict().items():
+                if getattr(self, name) is None:
+                    object.__setattr__(self, name, value)
+
+    @property
+    def starts_turns(self) -> bool:
+        """Whether triggers start turns of the agent."""
+        return self.is_active and not self.observe_mode
+
+
+@dataclass(frozen=True, kw_only=True)
+class IncomingMessage:
+    """A person's message, as an intake (a connector, a command) posts it."""
+
+    chat_key: str
+    text: str
+    #: Platform id of the sender.
+    user_id: str
+    user_name: str
+    #: The sender's name in this chat; "" means ``user_name``.
+    nickname: str = ""
+    #: Whether it is to the agent; a message that is not starts no turn unless a hook demands it.
+    is_tome: bool = True
+    #: What the intake knows of the chat; None keeps what is recorded or follows from the key.
+    adapter_key: str | None = None
+    channel_id: str | None = None
+    #: ``"group"`` or ``"private"``.
+    channel_type: str | None = None
+    channel_name: str | None = None
+    #: Sandbox path of a file that belongs to the message; None if it has none.
+    file_path: str | None = None
+    #: The platform's id of the message, if it has one.
+    platform_message_id: str = ""
+    #: Segments as JSON values; empty means that the text is all.
+    content_data: Sequence[Mapping[str, Any]] = ()
+    ext_data: Mapping[str, Any] = field(default_factory=dict)
+    raw_cq_code: str = ""
+
+
+class Intake(Protocol):
+    """Receives messages from people."""
+
+    async def receive(self, message: IncomingMessage) -> str | None:
+        """Run the plugins' hooks, record the message, and start a turn if it should have one.
+
+        Returns the message's id; None if a hook dropped it.
+        """
+        ...
 
 
 class Messages(Protocol):
@@ -120,7 +183,11 @@ class Messages(Protocol):
 
 
 class SystemMessageHooks(Protocol):
-    """Hooks that run before a plugin's system message is recorded."""
+    """Hooks of all plugins that services of the SDK run."""
+
+    async def on_channel_reset(self, chat_key: str) -> None:
+        """Run the reset hooks for a chat."""
+        ...
 
     async def on_system_message(self, chat_key: str, text: str) -> bool:
         """Run the hooks; True if one of them requests that the message be dropped."""
@@ -228,8 +295,8 @@ class CronJobs(Protocol):
         """Delete a job; True if there was one."""
         ...
 
-    async def of_chat(self, chat_key: str) -> list[CronJob]:
-        """Return the chat's jobs, oldest first."""
+    async def of_chat(self, chat_key: str | None) -> list[CronJob]:
+        """Return the jobs of a chat, or of all chats if it is None, oldest first."""
         ...
 
     async def run_now(self, job_id: str) -> bool:
@@ -330,53 +397,6 @@ class Jobs(Protocol):
 
     def running(self) -> list[JobInfo]:
         """Return every open job."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredMessage:
-    """One message of a chat's history, in the form that plugins query."""
-
-    #: Grows with time within an installation.
-    sequence: int
-    id: str
-    chat_key: str
-    kind: MessageKind
-    sender_id: str | None
-    sender_name: str | None
-    text: str
-    created_at: datetime
-    adapter_key: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PluginValue:
-    """One value of ``plugin.store``."""
-
-    plugin_key: str
-    chat_key: str
-    user_key: str
-    store_key: str
-    value: str
-
-
-class Records(Protocol):
-    """Read access to the tables that plugins of the reference query through its models."""
-
-    async def messages(
-        self, *, chat_key: str | None, since: datetime | None, limit: int
-    ) -> list[StoredMessage]:
-        """Return the newest messages, newest first; of all chats if ``chat_key`` is None."""
-        ...
-
-    async def chats(self, *, chat_key: str | None, limit: int) -> list[ChatInfo]:
-        """Return chats, newest first; only that chat if ``chat_key`` is given."""
-        ...
-
-    async def plugin_values(
-        self, *, plugin_key: str | None, store_key: str | None, chat_key: str | None, limit: int
-    ) -> list[PluginValue]:
-        """Return stored values; a filter that is None matches everything."""
         ...
 
 

@@ -20,13 +20,14 @@ from nekro_agent.ports import (
     CronJobs,
     Downloads,
     FileAreas,
+    Intake,
     Jobs,
     KeyValueStore,
     Messages,
-    Records,
     SystemMessageHooks,
     Timers,
 )
+from nekro_agent.records import Records
 
 __all__ = [
     "Runtime",
@@ -56,6 +57,8 @@ class Runtime:
     cron_jobs: CronJobs | None = None
     jobs: Jobs | None = None
     records: Records | None = None
+    #: Receives messages from people that plugins pass on.
+    intake: Intake | None = None
     #: None: downloads to one target exclude each other only within this process.
     download_claims: Downloads | None = None
     #: Runs the plugins' ``on_system_message`` hooks; None where no plugins are loaded.
@@ -75,6 +78,8 @@ class Runtime:
     def service(self, name: Literal["jobs"]) -> Jobs: ...
     @overload
     def service(self, name: Literal["records"]) -> Records: ...
+    @overload
+    def service(self, name: Literal["intake"]) -> Intake: ...
     def service(self, name: str) -> Any:
         """Return a port that is not available in every process.
 

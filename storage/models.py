@@ -9,7 +9,18 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, ClassVar
 
-from sqlalchemy import BigInteger, ForeignKey, Identity, Index, Integer, LargeBinary, MetaData, text
+from sqlalchemy import (
+    BigInteger,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    false,
+    text,
+    true,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from nekro_agent.methods import Lane, SandboxMethodType
@@ -39,9 +50,11 @@ __all__ = [
     "MethodMarkRow",
     "PluginStateRow",
     "PluginValueRow",
+    "PresetRow",
     "RoundRow",
     "TimerRow",
     "UploadAreaRow",
+    "UserRow",
 ]
 
 _Sequence = BigInteger().with_variant(Integer, "sqlite")
@@ -122,6 +135,15 @@ class ChatRow(LeaseColumns, Base):
     created_at: Mapped[datetime]
     #: The last message before a reset; the LLM sees newer ones only.
     history_after: Mapped[int] = mapped_column(BigInteger(), default=0)
+    #: When the chat was last reset.
+    reset_at: Mapped[datetime | None]
+    #: The agent's persona in this chat; None means that of the settings.
+    preset_id: Mapped[int | None] = mapped_column(BigInteger())
+    is_active: Mapped[bool] = mapped_column(server_default=true(), default=True)
+    #: Whether the agent reads along without starting turns.
+    observe_mode: Mapped[bool] = mapped_column(server_default=false(), default=False)
+    #: Counts changes and deletions of messages.
+    history_revision: Mapped[int] = mapped_column(BigInteger(), server_default=text("0"), default=0)
     #: Unused: ``sandbox.areas.shared`` goes by the directory's times. Kept while older releases may run.
     shared_used_at: Mapped[datetime | None] = mapped_column(index=True)
 
@@ -147,6 +169,51 @@ class MessageRow(Base):
     created_at: Mapped[datetime] = mapped_column(index=True)
 
     __table_args__ = (Index("ix_messages_chat_key_sequence", "chat_key", "sequence"), _ORDERED)
+
+
+class UserRow(Base):
+    """A person who has written in a chat of an adapter; ``""`` is the adapter of chats without one."""
+
+    __tablename__ = "users"
+
+    id: Mapped[int] = _sequence()
+    adapter_key: Mapped[str] = mapped_column(KeyText())
+    platform_userid: Mapped[str] = mapped_column(KeyText())
+    username: Mapped[str]
+    perm_level: Mapped[int] = mapped_column(default=0)
+    ban_until: Mapped[datetime | None]
+    prevent_trigger_until: Mapped[datetime | None]
+    ext_data: Mapped[Any | None] = mapped_column(JsonText())
+    created_at: Mapped[datetime]
+    updated_at: Mapped[datetime]
+
+    __table_args__ = (
+        Index("uq_users_platform_userid_adapter_key", "platform_userid", "adapter_key", unique=True),
+        _ORDERED,
+    )
+
+
+class PresetRow(Base):
+    """A stored persona."""
+
+    __tablename__ = "presets"
+
+    id: Mapped[int] = _sequence()
+    name: Mapped[str]
+    title: Mapped[str] = mapped_column(default="")
+    avatar: Mapped[str] = mapped_column(default="")
+    content: Mapped[str] = mapped_column(default="")
+    description: Mapped[str] = mapped_column(default="")
+    #: Comma-separated.
+    tags: Mapped[str] = mapped_column(default="")
+    author: Mapped[str] = mapped_column(default="")
+    remote_id: Mapped[str | None]
+    on_shared: Mapped[bool] = mapped_column(default=False)
+    ext_data: Mapped[Any | None] = mapped_column(JsonText())
+    created_at: Mapped[datetime]
+    updated_at: Mapped[datetime]
+
+    __table_args__ = (_ORDERED,)
 
 
 class CallRow(Base):

@@ -121,8 +121,8 @@ class SqlCronJobs:
         async with self._database.autocommit() as tx:
             return await tx.cron_jobs.delete(job_id)
 
-    async def of_chat(self, chat_key: str) -> list[CronJob]:
-        """Return the chat's jobs, oldest first."""
+    async def of_chat(self, chat_key: str | None) -> list[CronJob]:
+        """Return the jobs of a chat, or of all chats if it is None, oldest first."""
         async with self._database.read() as tx:
             return await tx.cron_jobs.of_chat(chat_key)
 

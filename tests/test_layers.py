@@ -75,12 +75,13 @@ PARTS = {
         "downloads": ("*", "files", "tools"),
         "files": ("*", "core", "downloads", "tools"),
         "models": ("*", "core", "schemas"),
-        "schemas": ("*", "api", "core", "files", "models"),
+        # `AgentCtx.db_user` is synchronous and reads a row, so it waits as `execution.greenlets` allows.
+        "schemas": ("*", "api", "core", "execution", "files", "models"),
         "execution": ("*", "core", "files", "schemas"),
         "packages": ("*", "core", "execution", "files"),
         "commands": ("*", "core", "execution", "schemas"),
         "api": ("*", "commands", "core", "execution", "files", "models", "packages", "schemas"),
-        "services": ("*", "api", "commands", "core", "files"),
+        "services": ("*", "api", "commands", "core", "files", "schemas"),
         "testing": ("*", "commands", "execution", "files", "schemas"),
     },
 }

@@ -20,7 +20,7 @@ from nekro_agent.commands.schemas import CommandExecutionContext, CommandRespons
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import StorageError
 from nekro_agent.methods import Lane
-from nekro_agent.ports import ChatInfo
+from nekro_agent.ports import ChatInfo, IncomingMessage
 from runtime.greenlet_bridge import LEAST_SECONDS, Cleanup, Closing, close_all
 from storage.engine import Database
 from storage.schema import require_schema
@@ -224,15 +224,36 @@ class Services(Parts):
         )
 
     async def receive_message(
-        self, chat_key: str, text: str, *, user_id: str, user_name: str, file_path: str | None = None
+        self,
+        chat_key: str,
+        text: str,
+        *,
+        user_id: str,
+        user_name: str,
+        is_tome: bool = True,
+        adapter_key: str | None = None,
+        channel_id: str | None = None,
+        channel_type: str | None = None,
+        channel_name: str | None = None,
+        file_path: str | None = None,
     ) -> str | None:
         """Run hooks on a person's message, record it, request a round; returns its id, None if blocked.
 
-        Args:
-            file_path: sandbox path of a file that belongs to the message.
+        For the arguments see ``nekro_agent.ports.IncomingMessage``.
         """
         return await self.intake.receive(
-            chat_key, text, user_id=user_id, user_name=user_name, file_path=file_path
+            IncomingMessage(
+                chat_key=chat_key,
+                text=text,
+                user_id=user_id,
+                user_name=user_name,
+                is_tome=is_tome,
+                adapter_key=adapter_key,
+                channel_id=channel_id,
+                channel_type=channel_type,
+                channel_name=channel_name,
+                file_path=file_path,
+            )
         )
 
     async def reset_chat(self, chat_key: str) -> StoppedRounds:

@@ -7,11 +7,11 @@ from nekro_agent.policies import DownloadPolicy, StorePolicy, UploadPolicy
 from storage.kv import SqlKeyValueStore
 from storage.timer_services import SqlCronJobs, SqlTimers
 from workers.chats.messages import SqlMessages
+from workers.chats.records import SqlRecords
 from workers.jobs.downloads import SqlDownloads
 from workers.jobs.service import SqlJobs
 from workers.parts import Parts
 from workers.plugins.policies import core_config, package_policy
-from workers.plugins.records import SqlRecords
 
 __all__ = ["runtime_of"]
 
@@ -29,7 +29,8 @@ def runtime_of(parts: Parts) -> runtime.Runtime:
         timers=SqlTimers(parts.database),
         cron_jobs=SqlCronJobs(parts.database, on_fire=parts.firings.fire),
         jobs=SqlJobs(parts.database, parts.background, parts.publisher),
-        records=SqlRecords(parts.database),
+        records=SqlRecords(parts.database, parts.publisher),
+        intake=parts.intake,
         download_claims=SqlDownloads(
             parts.leases,
             parts.background,

@@ -24,6 +24,10 @@ _EPILOG = """\
 examples:
   nekro send group_1 'What is on today?'
   nekro send group_1 'What is on today?' --user-id ada --wait
+  nekro send onebot_v11-group_1 'See you tomorrow' --overheard --channel-name Friends
+
+A chat key such as onebot_v11-group_1 names adapter, channel and kind of channel. Options state them for
+other keys; they are recorded.
 
 Prints the message's id; with --wait, the agent's answers once its turn has ended. Where no system runs,
 one is started for the turn, which needs a language model, and --wait is implied. A turn that failed or was
@@ -41,6 +45,11 @@ class Args:
     user_id: str
     user_name: str | None
     wait: bool
+    overheard: bool
+    adapter: str | None
+    channel_id: str | None
+    channel_type: str | None
+    channel_name: str | None
     json: bool
 
 
@@ -54,6 +63,19 @@ def register(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--user-name", metavar="NAME", help="name of the sender (default: the user id)")
     parser.add_argument("--wait", action="store_true", help="wait for the end of the turn")
+    parser.add_argument(
+        "--overheard",
+        action="store_true",
+        help="the message is not to the agent (is_tome is 0); it starts a turn only if a plugin demands one",
+    )
+    parser.add_argument("--adapter", metavar="KEY", help="adapter of the chat (default: from the chat key)")
+    parser.add_argument(
+        "--channel-id", metavar="ID", help="channel within the adapter (default: from the chat key)"
+    )
+    parser.add_argument(
+        "--channel-type", choices=("group", "private"), help="kind of channel (default: from the chat key)"
+    )
+    parser.add_argument("--channel-name", metavar="NAME", help="name of the channel, as prompts show it")
     add_json(parser)
 
 
@@ -73,7 +95,15 @@ def run(args: Args, deps: Deps) -> int:
         ) as (system, services):
             before = await last_sequence(services.database, args.chat_key)
             message_id = await services.receive_message(
-                args.chat_key, args.text, user_id=args.user_id, user_name=args.user_name or args.user_id
+                args.chat_key,
+                args.text,
+                user_id=args.user_id,
+                user_name=args.user_name or args.user_id,
+                is_tome=not args.overheard,
+                adapter_key=args.adapter,
+                channel_id=args.channel_id,
+                channel_type=args.channel_type,
+                channel_name=args.channel_name,
             )
             if message_id is None:
                 raise UsageError(f"a plugin's hook blocks messages of {args.user_id}; nothing was recorded")

@@ -2,51 +2,82 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, Self
 
 from nekro_agent import runtime
-from nekro_agent.models.base import MAX_ROWS, QueryModel
+from nekro_agent.models.base import MAX_ROWS, QueryModel, stable_id
+from nekro_agent.records import PluginValue
+from nekro_agent.store import PluginStore
 
 __all__ = ["DBPluginData"]
 
 
 class DBPluginData(QueryModel):
-    """One stored value."""
+    """One stored value; there is one per plugin, chat, user and key, so creating it again replaces it."""
 
+    _changeable = frozenset(("data_value",))
+
+    id: int = 0
     plugin_key: str
-    target_chat_key: str
-    target_user_id: str
     data_key: str
     data_value: str
+    target_chat_key: str = ""
+    target_user_id: str = ""
+    create_time: datetime | None = None
+    update_time: datetime | None = None
 
     @classmethod
     async def _load(cls, equal: dict[str, Any]) -> list[Self]:
-        values = (
-            await runtime.current()
-            .service("records")
-            .plugin_values(
-                plugin_key=equal.get("plugin_key"),
-                store_key=equal.get("data_key"),
-                chat_key=equal.get("target_chat_key"),
-                limit=MAX_ROWS,
-            )
+        records = runtime.current().service("records")
+        values = await records.plugin_values(
+            plugin_key=equal.get("plugin_key"),
+            store_key=equal.get("data_key"),
+            chat_key=equal.get("target_chat_key"),
+            limit=MAX_ROWS,
         )
-        return [
-            cls(
-                plugin_key=value.plugin_key,
-                target_chat_key=value.chat_key,
-                target_user_id=value.user_key,
-                data_key=value.store_key,
-                data_value=value.value,
-            )
-            for value in values
-        ]
+        return [cls._of(value) for value in values]
 
-    async def delete(self) -> None:
-        """Delete this value."""
-        await runtime.current().store.delete(
+    @classmethod
+    def _of(cls, value: PluginValue) -> Self:
+        return cls._row(
+            id=stable_id(value.plugin_key, value.chat_key, value.user_key, value.store_key),
+            plugin_key=value.plugin_key,
+            data_key=value.store_key,
+            data_value=value.value,
+            target_chat_key=value.chat_key,
+            target_user_id=value.user_key,
+            create_time=value.created_at,
+            update_time=value.updated_at,
+        )
+
+    async def _insert(self) -> Self:
+        await self._write()
+        return await type(self).get(**self._address())
+
+    async def _update(self, changes: dict[str, Any]) -> None:
+        await self._write()
+
+    async def _write(self) -> None:
+        await PluginStore(self.plugin_key).set(
+            chat_key=self.target_chat_key,
+            user_key=self.target_user_id,
+            store_key=self.data_key,
+            value=self.data_value,
+        )
+
+    async def _remove(self) -> bool:
+        return await runtime.current().store.delete(
             self.plugin_key,
             chat_key=self.target_chat_key,
             user_key=self.target_user_id,
             store_key=self.data_key,
         )
+
+    def _address(self) -> dict[str, str]:
+        return {
+            "plugin_key": self.plugin_key,
+            "data_key": self.data_key,
+            "target_chat_key": self.target_chat_key,
+            "target_user_id": self.target_user_id,
+        }

@@ -2,47 +2,103 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, Self
 
+from pydantic import Field
+
 from nekro_agent import runtime
-from nekro_agent.models.base import MAX_ROWS, QueryModel
-from nekro_agent.ports import MessageKind
+from nekro_agent.models.base import MAX_ROWS, QueryModel, aware
+from nekro_agent.records import UserInfo
+from nekro_agent.shared_clock import shared_time
 
 __all__ = ["DBUser"]
 
+_CONTENT = ("username", "perm_level", "ban_until", "prevent_trigger_until", "ext_data")
+
 
 class DBUser(QueryModel):
-    """A person with recorded messages; there are no accounts here, so permissions are the lowest."""
+    """A person who has written in a chat of an adapter.
 
-    platform_userid: str
-    adapter_key: str = ""
+    Messages of a banned person, or of one whose triggering is prevented, are recorded and start no turn.
+    There are no accounts here: ``perm_level`` is for plugins, and nobody has a password.
+    """
+
+    _changeable = frozenset(_CONTENT)
+
+    id: int = 0
     username: str = ""
+    password: str = ""
+    adapter_key: str = ""
+    platform_userid: str
     perm_level: int = 0
+    login_time: datetime | None = None
+    #: None means not banned. A time without zone is UTC.
+    ban_until: datetime | None = None
+    #: None means no restriction. A time without zone is UTC.
+    prevent_trigger_until: datetime | None = None
+    ext_data: Any = Field(default_factory=dict)
+    create_time: datetime | None = None
+    update_time: datetime | None = None
 
     @property
     def user_id(self) -> str:
         """The same as ``platform_userid``."""
         return self.platform_userid
 
+    @property
+    def unique_id(self) -> str:
+        """Adapter and platform id."""
+        return f"{self.adapter_key}:{self.platform_userid}"
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the person is not banned at present."""
+        return self.ban_until is None or shared_time() > aware(self.ban_until)
+
+    @property
+    def is_prevent_trigger(self) -> bool:
+        """Whether messages of the person start no turn at present."""
+        return self.prevent_trigger_until is not None and shared_time() < aware(self.prevent_trigger_until)
+
     @classmethod
     async def get_by_union_id(cls, adapter_key: str, platform_userid: str) -> Self | None:
-        """Return a person of a platform, or None."""
+        """Return a person of an adapter, or of any if it is empty; None if there is none."""
         conditions = {"adapter_key": adapter_key} if adapter_key else {}
         return await cls.get_or_none(platform_userid=platform_userid, **conditions)
 
     @classmethod
     async def _load(cls, equal: dict[str, Any]) -> list[Self]:
         records = runtime.current().service("records")
-        users: dict[tuple[str, str], Self] = {}
-        for row in await records.messages(chat_key=None, since=None, limit=MAX_ROWS):
-            if row.kind is MessageKind.USER and row.sender_id:
-                key = (row.adapter_key or "", row.sender_id)
-                users.setdefault(
-                    key,
-                    cls(
-                        platform_userid=row.sender_id,
-                        adapter_key=row.adapter_key or "",
-                        username=row.sender_name or "",
-                    ),
-                )
-        return list(users.values())
+        wanted = equal.get("platform_userid")
+        rows = await records.users(platform_userid=None if wanted is None else str(wanted), limit=MAX_ROWS)
+        return [cls._of(row) for row in rows]
+
+    @classmethod
+    def _of(cls, row: UserInfo) -> Self:
+        return cls._row(
+            id=row.id,
+            username=row.username,
+            adapter_key=row.adapter_key,
+            platform_userid=row.platform_userid,
+            perm_level=row.perm_level,
+            login_time=row.created_at,
+            ban_until=row.ban_until,
+            prevent_trigger_until=row.prevent_trigger_until,
+            ext_data={} if row.ext_data is None else row.ext_data,
+            create_time=row.created_at,
+            update_time=row.updated_at,
+        )
+
+    async def _insert(self) -> Self:
+        changes = {name: aware(getattr(self, name)) for name in _CONTENT if name in self.model_fields_set}
+        records = runtime.current().service("records")
+        return self._of(await records.change_user(self.adapter_key, self.platform_userid, changes))
+
+    async def _update(self, changes: dict[str, Any]) -> None:
+        values = {name: aware(value) for name, value in changes.items()}
+        records = runtime.current().service("records")
+        await records.change_user(self.adapter_key, self.platform_userid, values)
+
+    async def _remove(self) -> bool:
+        return await runtime.current().service("records").delete_user(self.id)

@@ -107,6 +107,25 @@ class Query(Generic[T]):
             raise NotFoundError(f"{self._name}: no row matches {self._conditions}")
         return row
 
+    async def get_or_none(self) -> T | None:
+        """Return the first row, or None."""
+        return await self.first()
+
+    async def update(self, **values: Any) -> int:
+        """Set fields of the rows; returns their number.
+
+        Raises:
+            InvalidValueError: a field does not exist, or cannot be changed by plugins.
+        """
+        for name in values:
+            self._checked_field(name)
+        rows: list[Any] = list(await self._run())
+        for row in rows:
+            for name, value in values.items():
+                setattr(row, name, value)
+            await row.save()
+        return len(rows)
+
     async def count(self) -> int:
         """Return the number of rows."""
         return len(await self._run())
@@ -121,12 +140,9 @@ class Query(Generic[T]):
         Raises:
             InvalidValueError: rows of this model cannot be deleted.
         """
-        rows = await self._run()
+        rows: list[Any] = list(await self._run())
         for row in rows:
-            remove = getattr(row, "delete", None)
-            if remove is None:
-                raise InvalidValueError(f"{self._name}: rows cannot be deleted by plugins")
-            await remove()
+            await row.delete()
         return len(rows)
 
     async def values(self, *names: str) -> list[dict[str, Any]]:
@@ -191,6 +207,8 @@ class Query(Generic[T]):
 def _meets(row: object, name: str, wanted: Any) -> bool:
     field, _, lookup = name.partition("__")
     value = getattr(row, field)
+    if isinstance(value, str) and type(wanted) is int:
+        wanted = str(wanted)  # plugins pass ids as numbers too, such as sender_id=-1
     if not lookup:
         return bool(value == wanted)
     if value is None and lookup not in ("isnull", "not_isnull", "not", "in", "not_in"):

@@ -7,13 +7,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from nekro_agent.errors import InvalidValueError
+from nekro_agent.execution import greenlets as bridge
 from nekro_agent.schemas.call_context import CallContext, WebhookRequest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from nekro_agent.models.db_chat_channel import DBChatChannel
-    from nekro_agent.models.db_preset import DefaultPreset
+    from nekro_agent.models.db_preset import DBPreset, DefaultPreset
     from nekro_agent.models.db_user import DBUser
     from nekro_agent.policies import CoreConfig
 
@@ -45,9 +46,17 @@ class AgentCtx(CallContext):
 
     @property
     def db_chat_channel(self) -> DBChatChannel:
-        """The chat as the model that plugins query."""
+        """The chat as the model that plugins query; read anew at each access.
+
+        In a task or thread of the plugin's own it has only what this context contains; there, use
+        ``await DBChatChannel.get_channel(…)``.
+        """
         from nekro_agent.models.db_chat_channel import DBChatChannel
 
+        if bridge.can_wait():
+            found = bridge.wait(DBChatChannel.get_or_none(chat_key=self.chat_key))
+            if found is not None:
+                return found
         return DBChatChannel(
             chat_key=self.chat_key,
             adapter_key=self.adapter_key or "",
@@ -59,12 +68,20 @@ class AgentCtx(CallContext):
 
     @property
     def db_user(self) -> DBUser | None:
-        """The triggering user as the model that plugins query; None if there is none."""
+        """The triggering user as the model that plugins query; None if there is none.
+
+        Read as ``db_chat_channel``; there, use ``await DBUser.get_by_union_id(…)``.
+        """
         from nekro_agent.models.db_user import DBUser
 
-        if self.from_platform_userid is None:
+        user_id, adapter_key = self.from_platform_userid, self.adapter_key or ""
+        if user_id is None:
             return None
-        return DBUser(platform_userid=self.from_platform_userid, adapter_key=self.adapter_key or "")
+        if bridge.can_wait():
+            found = bridge.wait(DBUser.get_or_none(platform_userid=user_id, adapter_key=adapter_key))
+            if found is not None:
+                return found
+        return DBUser(platform_userid=user_id, adapter_key=adapter_key)
 
     async def send_text(self, content: str, *, record: bool = True) -> None:
         """Send a text to this chat."""
@@ -157,27 +174,29 @@ class AgentCtx(CallContext):
             "send through _ctx.send_text, _ctx.send_image or _ctx.send_file"
         )
 
-    async def current_preset(self) -> DefaultPreset:
-        """Return the agent's persona."""
+    async def current_preset(self) -> DefaultPreset | DBPreset:
+        """Return the agent's persona in this chat."""
+        from nekro_agent.models.db_chat_channel import DBChatChannel
+
+        return await (await DBChatChannel.get_channel(self.chat_key)).get_preset()
+
+    async def get_preset_by_id(self, preset_id: int) -> DefaultPreset | DBPreset | None:
+        """Return a stored persona; -1 is the configured one. None if there is no such persona."""
+        from nekro_agent.models.db_preset import DBPreset, DefaultPreset
+
+        return DefaultPreset.current() if preset_id == -1 else await DBPreset.get_or_none(id=preset_id)
+
+    async def get_effective_preset_by_id(self, preset_id: int) -> DefaultPreset | DBPreset:
+        """Return a stored persona, or the configured one if there is no such persona."""
         from nekro_agent.models.db_preset import DefaultPreset
 
-        return DefaultPreset.current()
+        return await self.get_preset_by_id(preset_id) or DefaultPreset.current()
 
-    async def get_preset_by_id(self, preset_id: int) -> DefaultPreset | None:
-        """Return the configured persona for its id -1, None for any other id: no others are stored."""
-        return await self.current_preset() if preset_id == -1 else None
+    async def set_preset(self, preset_id: int | None) -> str:
+        """Choose the agent's persona in this chat; see ``DBChatChannel.set_preset``."""
+        from nekro_agent.models.db_chat_channel import DBChatChannel
 
-    async def get_effective_preset_by_id(self, preset_id: int) -> DefaultPreset:
-        """Return the effective persona, which is always the configured one."""
-        return await self.current_preset()
-
-    def set_preset(self, preset_id: int) -> NoReturn:
-        """Raise an error: personas are configured, not stored.
-
-        Raises:
-            InvalidValueError: always.
-        """
-        raise InvalidValueError(f"preset {preset_id} cannot be set: the persona is NEKRO_AGENT__PERSONA")
+        return await (await DBChatChannel.get_channel(self.chat_key)).set_preset(preset_id)
 
     def __await__(self) -> Generator[Any, None, Self]:
         """Return the context itself, because one factory is a coroutine only in some API versions."""

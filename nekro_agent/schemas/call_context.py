@@ -76,10 +76,16 @@ class CallContext(BaseModel):
             chat_key: None only for webhooks, which belong to no chat.
             container_key: None derives the chat's own.
             user_id: platform id of the user that triggered the turn; None or "" if there is none.
+            adapter_key: None takes what the chat key says, as for ``channel_id`` and ``channel_type``.
             on_progress: receives the arguments of ``report_progress``.
         """
         if container_key is None and chat_key:
             container_key = layout.default_container_key(chat_key)
+        if chat_key and (adapter_key is None or channel_id is None or channel_type is None):
+            derived = layout.channel_of(chat_key)
+            adapter_key = derived.adapter_key if adapter_key is None else adapter_key
+            channel_id = derived.channel_id if channel_id is None else channel_id
+            channel_type = derived.channel_type if channel_type is None else channel_type
         # Copying and filling in directly takes half the time of validation, and the values are our own.
         ctx: Self = _blank(cls).__copy__()
         ctx.__dict__.update(

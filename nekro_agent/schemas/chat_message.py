@@ -1,4 +1,4 @@
-"""The message that ``on_user_message`` hooks receive."""
+"""The message that ``on_user_message`` hooks receive, and the segments of its content."""
 
 from __future__ import annotations
 
@@ -7,7 +7,23 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["ChatMessage", "ChatType"]
+from nekro_agent.errors import InvalidValueError
+from nekro_agent.layout import channel_of
+from nekro_agent.shared_clock import shared_now
+
+__all__ = [
+    "ChatMessage",
+    "ChatMessageSegment",
+    "ChatMessageSegmentAt",
+    "ChatMessageSegmentFile",
+    "ChatMessageSegmentForward",
+    "ChatMessageSegmentImage",
+    "ChatMessageSegmentJsonCard",
+    "ChatMessageSegmentType",
+    "ChatType",
+    "segment_from_dict",
+    "segments_from_list",
+]
 
 
 class ChatType(StrEnum):
@@ -20,11 +36,103 @@ class ChatType(StrEnum):
     @classmethod
     def from_chat_key(cls, chat_key: str) -> ChatType:
         """Derive it from a key such as ``onebot_v11-group_123``."""
-        lowered = chat_key.lower()
-        for kind in (cls.GROUP, cls.PRIVATE):
-            if kind.value in lowered:
-                return kind
-        return cls.UNKNOWN
+        return cls.of(channel_of(chat_key).channel_type)
+
+    @classmethod
+    def of(cls, channel_type: str | None) -> ChatType:
+        """Return the type of a recorded word; UNKNOWN for None and other words."""
+        return cls(channel_type) if channel_type in (cls.GROUP, cls.PRIVATE) else cls.UNKNOWN
+
+
+class ChatMessageSegmentType(StrEnum):
+    """Kind of a segment."""
+
+    TEXT = "text"
+    IMAGE = "image"
+    VOICE = "voice"
+    VIDEO = "video"
+    FILE = "file"
+    REFERENCE = "reference"
+    AT = "at"
+    JSON_CARD = "json_card"
+    FORWARD = "forward"
+
+
+class ChatMessageSegment(BaseModel):
+    """One part of a message; this class itself is a text."""
+
+    model_config = ConfigDict(extra="allow", use_enum_values=True)
+
+    type: ChatMessageSegmentType
+    text: str = ""
+
+
+class ChatMessageSegmentAt(ChatMessageSegment):
+    """A mention of a person."""
+
+    target_platform_userid: str = ""
+    target_nickname: str = ""
+
+
+class ChatMessageSegmentFile(ChatMessageSegment):
+    """A file; ``local_path`` is its path on this host, None where it is not known."""
+
+    file_name: str
+    local_path: str | None = None
+    remote_url: str | None = None
+
+
+class ChatMessageSegmentImage(ChatMessageSegmentFile):
+    """An image."""
+
+
+class ChatMessageSegmentForward(ChatMessageSegment):
+    """Forwarded messages."""
+
+    forward_content: list[dict[str, Any]] = Field(default_factory=list)
+
+
+class ChatMessageSegmentJsonCard(ChatMessageSegment):
+    """A card of the platform."""
+
+    json_data: dict[str, Any] = Field(default_factory=dict)
+    card_title: str | None = None
+    card_desc: str | None = None
+    card_icon: str | None = None
+    card_preview: str | None = None
+    card_url: str | None = None
+    share_from_nick: str | None = None
+
+
+_SEGMENTS: dict[ChatMessageSegmentType, type[ChatMessageSegment]] = {
+    ChatMessageSegmentType.AT: ChatMessageSegmentAt,
+    ChatMessageSegmentType.FILE: ChatMessageSegmentFile,
+    ChatMessageSegmentType.FORWARD: ChatMessageSegmentForward,
+    ChatMessageSegmentType.IMAGE: ChatMessageSegmentImage,
+    ChatMessageSegmentType.JSON_CARD: ChatMessageSegmentJsonCard,
+}
+
+
+def segment_from_dict(data: dict[str, Any]) -> ChatMessageSegment:
+    """Return the segment that a dictionary describes.
+
+    Raises:
+        InvalidValueError: its ``type`` is missing or unknown, or another value is invalid.
+    """
+    try:
+        kind = ChatMessageSegmentType(data["type"])
+        return _SEGMENTS.get(kind, ChatMessageSegment).model_validate(data)
+    except (KeyError, TypeError, ValueError) as exc:
+        raise InvalidValueError(f"a message segment is invalid: {exc}") from exc
+
+
+def segments_from_list(data: list[dict[str, Any]]) -> list[ChatMessageSegment]:
+    """Return the segments that dictionaries describe.
+
+    Raises:
+        InvalidValueError: as for :func:`segment_from_dict`.
+    """
+    return [segment_from_dict(item) for item in data]
 
 
 class ChatMessage(BaseModel):
@@ -40,6 +148,7 @@ class ChatMessage(BaseModel):
     platform_userid: str = ""
     adapter_key: str = ""
     chat_type: ChatType = ChatType.UNKNOWN
+    #: 1 if the message is to the agent, 0 if people talk to each other.
     is_tome: int = 0
     is_recalled: bool = False
     content_text: str = ""
@@ -48,6 +157,16 @@ class ChatMessage(BaseModel):
     ext_data: dict[str, Any] = Field(default_factory=dict)
     #: Seconds since the epoch.
     send_timestamp: int = 0
+
+    @classmethod
+    def create_empty(cls, chat_key: str) -> ChatMessage:
+        """Return a message without content."""
+        return cls(chat_key=chat_key, send_timestamp=int(shared_now()))
+
+    def is_empty(self) -> bool:
+        """Whether it has neither sender nor content."""
+        own = (self.message_id, self.sender_id, self.sender_name, self.content_text, self.content_data)
+        return not any(own)
 
     @property
     def is_self(self) -> bool:

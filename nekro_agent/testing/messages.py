@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any
 
-from nekro_agent.ports import MessageKind, OutgoingMessage, StoredMessage
+from nekro_agent.ports import MessageKind, OutgoingMessage
+from nekro_agent.records import StoredMessage
 
 __all__ = ["InMemoryMessages"]
 
@@ -20,6 +23,8 @@ class InMemoryMessages:
     history: list[StoredMessage] = field(default_factory=list)
     #: Chats whose agent was triggered, in order.
     triggered: list[str] = field(default_factory=list)
+    #: Messages recorded so far, deleted ones included.
+    count: int = 0
 
     async def send(self, message: OutgoingMessage) -> str:
         """Record a message of the agent."""
@@ -46,17 +51,21 @@ class InMemoryMessages:
         *,
         sender_id: str | None = None,
         sender_name: str | None = None,
+        message_id: str | None = None,
+        data: Mapping[str, Any] | None = None,
     ) -> str:
         """Record a message, for example one of a person; returns its id."""
+        self.count += 1
         message = StoredMessage(
-            sequence=len(self.history) + 1,
-            id=f"m{len(self.history) + 1}",
+            sequence=self.count,
+            id=message_id or f"m{self.count}",
             chat_key=chat_key,
             kind=kind,
             sender_id=sender_id,
             sender_name=sender_name,
             text=text,
             created_at=datetime.now(UTC),
+            data=data,
         )
         self.history.append(message)
         return message.id

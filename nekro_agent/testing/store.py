@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nekro_agent.ports import PluginValue
+from nekro_agent.records import PluginValue
 
 __all__ = ["InMemoryStore"]
 

@@ -86,9 +86,9 @@ class InMemoryCronJobs:
         """Delete a job; True if there was one."""
         return self._jobs.pop(job_id, None) is not None
 
-    async def of_chat(self, chat_key: str) -> list[CronJob]:
-        """Return the chat's jobs, oldest first."""
-        return [job for job in self._jobs.values() if job.chat_key == chat_key]
+    async def of_chat(self, chat_key: str | None) -> list[CronJob]:
+        """Return the jobs of a chat, or of all chats if it is None, oldest first."""
+        return [job for job in self._jobs.values() if chat_key in (None, job.chat_key)]
 
     async def run_now(self, job_id: str) -> bool:
         """Fire once."""

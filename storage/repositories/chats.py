@@ -7,6 +7,7 @@ from typing import Final
 from sqlalchemy import Executable, Integer, bindparam, func, select, update
 
 from nekro_agent.errors import FencedError, NotFoundError
+from nekro_agent.layout import channel_of
 from nekro_agent.ports import ChatInfo
 from storage.clock import now
 from storage.driver.statements import FixedStatement
@@ -50,7 +51,8 @@ class ChatRepository(Repository):
     ) -> ChatInfo:
         """Return the chat, created with a random container key when it is new.
 
-        A field that is not None replaces the stored value; None keeps it. Concurrent calls for a
+        A field that is not None replaces the stored value; None keeps it, and a new chat takes what its
+        key says (``nekro_agent.layout.channel_of``). Concurrent calls for a
         new chat get the same container key.
         """
         known = {
@@ -62,10 +64,23 @@ class ChatRepository(Repository):
         chat = await self.find(chat_key)
         if chat is not None and all(value in (None, getattr(chat, name)) for name, value in known.items()):
             return chat
+        stated = {name: value for name, value in known.items() if value is not None}
         new = insert(self._dialect, ChatRow).values(
-            chat_key=chat_key, container_key=f"sandbox_{new_id()}", created_at=now(), **known
+            {
+                "chat_key": chat_key,
+                "container_key": f"sandbox_{new_id()}",
+                "created_at": now(),
+                "channel_name": None,
+                **channel_of(chat_key)._asdict(),
+                **stated,
+            }
         )
-        kept = {name: func.coalesce(new.excluded[name], getattr(ChatRow, name)) for name in _KNOWN}
+        kept = {
+            name: new.excluded[name]
+            if name in stated
+            else func.coalesce(getattr(ChatRow, name), new.excluded[name])
+            for name in _KNOWN
+        }
         statement = new.on_conflict_do_update(index_elements=[ChatRow.chat_key], set_=kept)
         return found(await self._one_or_none(ChatInfo, statement.returning(ChatRow)), "chat", chat_key)
 
@@ -98,7 +113,9 @@ class ChatRepository(Repository):
             .where(MessageRow.chat_key == chat_key)
             .scalar_subquery()
         )
-        await self._count(update(ChatRow).where(ChatRow.chat_key == chat_key).values(history_after=newest))
+        await self._count(
+            update(ChatRow).where(ChatRow.chat_key == chat_key).values(history_after=newest, reset_at=now())
+        )
 
     async def lock(self, chat_key: str, *, create: bool = False) -> None:
         """Lock the chat's row against other writers until this transaction ends.

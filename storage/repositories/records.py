@@ -1,26 +1,55 @@
-"""Read-only queries across chats and plugins, as plugins of Nekro Agent make them through its models."""
+"""Rows as plugins of Nekro Agent query and change them through its models."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
+from typing import Any, Final
 
-from sqlalchemy import select
+from sqlalchemy import Delete, Executable, Update, bindparam, delete, select, update
 
-from nekro_agent.ports import ChatInfo, PluginValue, StoredMessage
-from storage.models import ChatRow, MessageRow, PluginValueRow
-from storage.repositories.base import Repository
+from nekro_agent.errors import InvalidValueError
+from nekro_agent.ports import ChatInfo
+from nekro_agent.records import PluginValue, PresetInfo, StoredMessage, UserInfo
+from storage.clock import now
+from storage.driver.statements import FixedStatement
+from storage.models import ChatRow, MessageRow, PluginValueRow, PresetRow, UserRow
+from storage.repositories.base import Repository, found
+from storage.repositories.chats import ChatRepository
+from storage.upsert import insert
 
 __all__ = ["RecordRepository"]
 
+#: Columns that plugins may change.
+_CHAT_COLUMNS: Final = frozenset(
+    ("adapter_key", "channel_id", "channel_name", "channel_type", "preset_id", "is_active", "observe_mode")
+)
+_MESSAGE_COLUMNS: Final = frozenset(("text", "sender_name", "data"))
+_USER_COLUMNS: Final = frozenset(("username", "perm_level", "ban_until", "prevent_trigger_until", "ext_data"))
+_PRESET_COLUMNS: Final = frozenset(
+    (
+        "name",
+        "title",
+        "avatar",
+        "content",
+        "description",
+        "tags",
+        "author",
+        "remote_id",
+        "on_shared",
+        "ext_data",
+    )
+)
+
 
 class RecordRepository(Repository):
-    """The read-only queries of ``nekro_agent.ports.Records``."""
+    """The statements of ``nekro_agent.records.Records``."""
 
     async def messages(
         self, *, chat_key: str | None, since: datetime | None, limit: int
     ) -> list[StoredMessage]:
         """Return the newest messages, newest first; a filter of None matches all."""
-        statement = select(MessageRow, ChatRow.adapter_key).join(
+        statement = select(MessageRow, ChatRow.adapter_key, ChatRow.channel_type).join(
             ChatRow, ChatRow.chat_key == MessageRow.chat_key
         )
         if chat_key is not None:
@@ -28,6 +57,27 @@ class RecordRepository(Repository):
         if since is not None:
             statement = statement.where(MessageRow.created_at >= since)
         return await self._all(StoredMessage, statement.order_by(MessageRow.sequence.desc()).limit(limit))
+
+    async def change_message(self, message_id: str, changes: Mapping[str, Any]) -> bool:
+        """Change a message; False when there is none."""
+        values = _checked("message", changes, _MESSAGE_COLUMNS)
+        statement = update(MessageRow).where(MessageRow.id == message_id).values(**values)
+        return await self._revise(message_id, statement)
+
+    async def delete_message(self, message_id: str) -> bool:
+        """Delete a message; False when there is none."""
+        return await self._revise(message_id, delete(MessageRow).where(MessageRow.id == message_id))
+
+    async def _revise(self, message_id: str, statement: Update | Delete) -> bool:
+        chat_key = await self._scalar(select(MessageRow.chat_key).where(MessageRow.id == message_id))
+        if chat_key is None:
+            return False
+        await ChatRepository(self._connection).lock(chat_key)
+        if not await self._count(statement):
+            return False
+        revised = {"history_revision": ChatRow.history_revision + 1}
+        await self._count(update(ChatRow).where(ChatRow.chat_key == chat_key).values(**revised))
+        return True
 
     async def chats(self, *, chat_key: str | None, limit: int) -> list[ChatInfo]:
         """Return chats, newest first; a filter of None matches all."""
@@ -37,10 +87,19 @@ class RecordRepository(Repository):
         newest = statement.order_by(ChatRow.created_at.desc(), ChatRow.chat_key).limit(limit)
         return await self._all(ChatInfo, newest)
 
+    async def change_chat(self, chat_key: str, changes: Mapping[str, Any]) -> ChatInfo:
+        """Change a chat, which is created when there is none."""
+        values = _checked("chat", changes, _CHAT_COLUMNS)
+        chats = ChatRepository(self._connection)
+        await chats.lock(chat_key, create=True)
+        if values:
+            await self._count(update(ChatRow).where(ChatRow.chat_key == chat_key).values(**values))
+        return await chats.get(chat_key)
+
     async def plugin_values(
         self, *, plugin_key: str | None, store_key: str | None, chat_key: str | None, limit: int
     ) -> list[PluginValue]:
-        """Return stored values, oldest first; a filter of None matches all."""
+        """Return stored values, oldest first; a filter of None matches everything."""
         statement = select(PluginValueRow)
         if plugin_key is not None:
             statement = statement.where(PluginValueRow.plugin_key == plugin_key)
@@ -50,3 +109,87 @@ class RecordRepository(Repository):
             statement = statement.where(PluginValueRow.chat_key == chat_key)
         oldest = statement.order_by(PluginValueRow.created_at, PluginValueRow.digest).limit(limit)
         return await self._all(PluginValue, oldest)
+
+    async def users(self, *, platform_userid: str | None, limit: int) -> list[UserInfo]:
+        """Return users, oldest first; a filter of None matches all."""
+        statement = select(UserRow)
+        if platform_userid is not None:
+            statement = statement.where(UserRow.platform_userid == platform_userid)
+        return await self._all(UserInfo, statement.order_by(UserRow.id).limit(limit))
+
+    async def find_user(self, adapter_key: str, platform_userid: str) -> UserInfo | None:
+        """Return the user, or None."""
+        values = {"of_adapter": adapter_key, "of_user": platform_userid}
+        return await self._one_or_none(UserInfo, _user_statement, values)
+
+    async def change_user(
+        self, adapter_key: str, platform_userid: str, changes: Mapping[str, Any]
+    ) -> UserInfo:
+        """Change a user, who is added when there is none."""
+        values = _checked("user", changes, _USER_COLUMNS)
+        new = insert(self._dialect, UserRow).values(
+            **{"username": "", "perm_level": 0, **values},
+            adapter_key=adapter_key,
+            platform_userid=platform_userid,
+            created_at=now(),
+            updated_at=now(),
+        )
+        statement = new.on_conflict_do_update(
+            index_elements=[UserRow.platform_userid, UserRow.adapter_key],
+            set_={**{name: new.excluded[name] for name in values}, "updated_at": new.excluded.updated_at},
+        )
+        return found(await self._one_or_none(UserInfo, statement.returning(UserRow)), "user", platform_userid)
+
+    async def see_user(self, adapter_key: str, platform_userid: str, *, username: str) -> UserInfo:
+        """Return the user, with this name from now on."""
+        user = await self.find_user(adapter_key, platform_userid)
+        if user is not None and user.username == username:
+            return user
+        return await self.change_user(adapter_key, platform_userid, {"username": username})
+
+    async def delete_user(self, user_id: int) -> bool:
+        """Delete a user; False when there is none."""
+        return await self._count(delete(UserRow).where(UserRow.id == user_id)) > 0
+
+    async def presets(self, *, preset_id: int | None, limit: int) -> list[PresetInfo]:
+        """Return presets, oldest first; a filter of None matches all."""
+        statement = select(PresetRow)
+        if preset_id is not None:
+            statement = statement.where(PresetRow.id == preset_id)
+        return await self._all(PresetInfo, statement.order_by(PresetRow.id).limit(limit))
+
+    async def add_preset(self, values: Mapping[str, Any]) -> PresetInfo:
+        """Add a preset."""
+        given = _checked("preset", values, _PRESET_COLUMNS)
+        statement = (
+            insert(self._dialect, PresetRow)
+            .values(**given, created_at=now(), updated_at=now())
+            .returning(PresetRow)
+        )
+        return found(await self._one_or_none(PresetInfo, statement), "preset", str(given.get("name")))
+
+    async def change_preset(self, preset_id: int, changes: Mapping[str, Any]) -> bool:
+        """Change a preset; False when there is none."""
+        values = _checked("preset", changes, _PRESET_COLUMNS)
+        statement = update(PresetRow).where(PresetRow.id == preset_id)
+        return await self._count(statement.values(**values, updated_at=now())) > 0
+
+    async def delete_preset(self, preset_id: int) -> bool:
+        """Delete a preset; False when there is none."""
+        return await self._count(delete(PresetRow).where(PresetRow.id == preset_id)) > 0
+
+
+def _checked(noun: str, changes: Mapping[str, Any], allowed: frozenset[str]) -> dict[str, Any]:
+    unknown = sorted(changes.keys() - allowed)
+    if unknown:
+        raise InvalidValueError(
+            f"{unknown[0]} of a {noun} cannot be changed; plugins may change {', '.join(sorted(allowed))}"
+        )
+    return dict(changes)
+
+
+@FixedStatement
+def _user_statement(_dialect: str) -> Executable:
+    return select(UserRow).where(
+        UserRow.platform_userid == bindparam("of_user"), UserRow.adapter_key == bindparam("of_adapter")
+    )

@@ -40,6 +40,8 @@ TABLES = (
     "timers",
     "cron_jobs",
     "chats",
+    "users",
+    "presets",
 )
 FOLDERS = ("plugins", "configs", "uploads", "sandboxes")
 

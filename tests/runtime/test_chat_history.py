@@ -34,6 +34,16 @@ async def say_much(tx: Transaction) -> None:
         await say(tx, f"much {number}")
 
 
+async def delete_one(tx: Transaction) -> None:
+    for message in (await tx.messages.newest("c", limit=MOST))[:2]:
+        await tx.records.delete_message(message.id)
+
+
+async def change_one(tx: Transaction) -> None:
+    for message in (await tx.messages.newest("c", limit=MOST))[:1]:
+        await tx.records.change_message(message.id, {"text": message.text + "!"})
+
+
 async def nothing(tx: Transaction) -> None:
     pass
 
@@ -44,6 +54,8 @@ CHANGES: list[Callable[[Transaction], Awaitable[object]]] = [
     lambda tx: tx.chats.reset("c"),
     lambda tx: tx.messages.clear("c"),
     say_much,
+    delete_one,
+    change_one,
     nothing,
 ]
 
@@ -53,11 +65,13 @@ async def test_incremental_reads_equal_a_complete_read(database: Database, seed:
     chance = random.Random(seed)
     history = ChatHistory("c", most=MOST)
     for _ in range(40):
-        for change in chance.choices(CHANGES, weights=[8, 2, 1, 1, 1, 2], k=chance.randint(0, 3)):
+        for change in chance.choices(CHANGES, weights=[8, 2, 1, 1, 1, 1, 1, 2], k=chance.randint(0, 3)):
             async with database.begin() as tx:
                 await change(tx)
         async with database.read() as tx:
-            assert await history.read(tx) == await ChatHistory("c", most=MOST).read(tx)
+            revision = (await tx.chats.get("c")).history_revision
+            cached = await history.read(tx, revision=revision)
+            assert cached == await ChatHistory("c", most=MOST).read(tx, revision=revision)
 
 
 async def test_a_round_rereads_the_last_message_and_no_older_one(
@@ -67,7 +81,7 @@ async def test_a_round_rereads_the_last_message_and_no_older_one(
     async with database.begin() as tx:
         for number in range(60):
             await say(tx, f"{number}")
-        before = await history.read(tx)
+        before = await history.read(tx, revision=0)
         last = (await tx.messages.newest("c", limit=1))[0]
         await say(tx, "new")
         assert [message.text for message in await tx.messages.newest("c", limit=9, since=last.sequence)] == [
@@ -75,7 +89,7 @@ async def test_a_round_rereads_the_last_message_and_no_older_one(
             "new",
         ]
         asked = watch_statements(tx)
-        after = await history.read(tx)
+        after = await history.read(tx, revision=0)
     assert [message.text for message in after] == [*(message.text for message in before), "new"]
     assert len(asked) == 1
     assert str(last.sequence) in str(asked[0][1])

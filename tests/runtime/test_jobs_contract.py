@@ -25,8 +25,8 @@ from nekro_agent.testing import InMemoryRuntime
 from storage.files.areas import DataAreas
 from storage.kv import SqlKeyValueStore
 from workers.chats.messages import SqlMessages
+from workers.chats.records import SqlRecords
 from workers.jobs.service import SqlJobs
-from workers.plugins.records import SqlRecords
 from workers.pools.background import BackgroundLoop
 
 
@@ -73,7 +73,7 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         messages=SqlMessages(database, recorder),
         areas=DataAreas(tmp_path),
         jobs=SqlJobs(database, background, recorder),
-        records=SqlRecords(database),
+        records=SqlRecords(database, recorder),
     )
     with runtime.bound(services):
         yield world

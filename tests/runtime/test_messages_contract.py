@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from runtime_bench import RecordingPublisher, emptied
 
-from nekro_agent.ports import MessageKind, Messages, OutgoingMessage, Records
+from nekro_agent.ports import MessageKind, Messages, OutgoingMessage
+from nekro_agent.records import Records
 from nekro_agent.testing import InMemoryRuntime
 from storage.engine import Database
 from workers.chats.messages import SqlMessages
-from workers.plugins.records import SqlRecords
+from workers.chats.records import SqlRecords
 from workers.rounds.chat_history import ChatHistory
 
 
@@ -41,7 +42,7 @@ async def port(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         return
     database = await emptied(request.getfixturevalue("migrated")(request.param), tmp_path)
     recorder = RecordingPublisher()
-    yield Port(SqlMessages(database, recorder), SqlRecords(database), lambda: recorder.rounds)
+    yield Port(SqlMessages(database, recorder), SqlRecords(database, recorder), lambda: recorder.rounds)
     recorder.close()
     await database.dispose()
 
@@ -109,7 +110,7 @@ async def test_model_does_not_see_unrecorded_messages(
     await messages.send(OutgoingMessage(chat_key="a", text="for both"))
     async with database.read() as tx:
         rows = await tx.messages.newest("a", limit=10)
-        history = await ChatHistory("a", most=10).read(tx)
+        history = await ChatHistory("a", most=10).read(tx, revision=0)
     assert [row.text for row in rows] == [
         "for people",
         "for both",

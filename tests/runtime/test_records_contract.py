@@ -11,11 +11,12 @@ import pytest
 from runtime_bench import RecordingPublisher, emptied
 
 from broker_config.settings import StoreSettings
-from nekro_agent.ports import KeyValueStore, MessageKind, Messages, OutgoingMessage, Records
+from nekro_agent.ports import KeyValueStore, MessageKind, Messages, OutgoingMessage
+from nekro_agent.records import Records
 from nekro_agent.testing import InMemoryRuntime
 from storage.kv import SqlKeyValueStore
 from workers.chats.messages import SqlMessages
-from workers.plugins.records import SqlRecords
+from workers.chats.records import SqlRecords
 
 
 @dataclass
@@ -34,7 +35,9 @@ async def services(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
     database = await emptied(request.getfixturevalue("migrated")(request.param), tmp_path)
     recorder = RecordingPublisher()
     yield Services(
-        SqlRecords(database), SqlMessages(database, recorder), SqlKeyValueStore(database, StoreSettings())
+        SqlRecords(database, recorder),
+        SqlMessages(database, recorder),
+        SqlKeyValueStore(database, StoreSettings()),
     )
     recorder.close()
     await database.dispose()

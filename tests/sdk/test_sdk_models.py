@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from file_server import FileServer
 
 from nekro_agent.core.config import config
 from nekro_agent.errors import InvalidValueError, LLMError, NotFoundError
-from nekro_agent.models.db_chat_channel import DBChatChannel, DefaultPreset
+from nekro_agent.models.db_chat_channel import ChannelStatus, DBChatChannel, DefaultPreset
 from nekro_agent.models.db_chat_message import DBChatMessage
 from nekro_agent.models.db_plugin_data import DBPluginData
 from nekro_agent.models.db_preset import DBPreset
@@ -22,6 +23,7 @@ from nekro_agent.plugin import NekroPlugin
 from nekro_agent.policies import CoreConfig, ModelConfigGroup
 from nekro_agent.ports import ChatInfo, MessageKind
 from nekro_agent.schemas.agent_ctx import AgentCtx
+from nekro_agent.schemas.chat_message import ChatMessageSegmentAt, ChatMessageSegmentImage, ChatType
 from nekro_agent.services.agent.creator import ContentSegment, OpenAIChatMessage
 from nekro_agent.services.agent.openai import gen_openai_chat_response, gen_openai_embeddings
 from nekro_agent.testing import InMemoryRuntime
@@ -76,8 +78,16 @@ async def test_invalid_queries_are_named(history: InMemoryRuntime) -> None:
         DBChatMessage.filter().order_by("-colour")
     with pytest.raises(NotFoundError):
         await DBChatMessage.get(id=99)
-    with pytest.raises(InvalidValueError, match="cannot be deleted"):
-        await DBChatMessage.filter(id=1).delete()
+    with pytest.raises(InvalidValueError, match="no field 'colour'"):
+        await DBChatMessage.filter(id=1).update(colour=1)
+    with pytest.raises(InvalidValueError, match="no field 'colour'"):
+        await DBPreset.create(name="x", colour=1)
+    row = await DBChatMessage.get(id=1)
+    row.chat_key = "elsewhere"
+    with pytest.raises(
+        InvalidValueError, match=r"chat_key cannot be changed here; plugins may change content"
+    ):
+        await row.save()
 
 
 async def test_chats_users_and_presets_are_found(history: InMemoryRuntime) -> None:
@@ -95,6 +105,7 @@ async def test_chats_users_and_presets_are_found(history: InMemoryRuntime) -> No
     preset = await channel.get_preset()
     assert isinstance(preset, DefaultPreset) and preset.name == "Agent"
     assert await DBPreset.filter(name="x").all() == []
+    await history.records.change_user("", "u1", {"username": "name1"})
     user = await DBUser.get_by_union_id(adapter_key="", platform_userid="u1")
     assert user is not None and (user.username, user.user_id) == ("name1", "u1")
     assert await DBUser.get_by_union_id(adapter_key="discord", platform_userid="u1") is None
@@ -102,10 +113,146 @@ async def test_chats_users_and_presets_are_found(history: InMemoryRuntime) -> No
     assert (ctx.chat_key, ctx.channel_type, ctx.adapter_key) == ("group", "group", "onebot_v11")
     assert ctx.db_chat_channel.channel_id == "1" and ctx.db_user is None
     assert (await ctx.current_preset()).id == -1
-    for call in (ctx.get_onebot_v11_bot, lambda: ctx.set_preset(3)):
-        with pytest.raises(InvalidValueError):
-            await call()
+    with pytest.raises(InvalidValueError):
+        ctx.get_onebot_v11_bot()
+    with pytest.raises(InvalidValueError, match="no preset 3"):
+        await ctx.set_preset(3)
     assert await ctx.get_bound_workspace() is None
+
+
+async def test_people_are_rows_that_plugins_change(world: InMemoryRuntime) -> None:
+    made = await DBUser.create(adapter_key="onebot_v11", platform_userid="7", username="Ada")
+    assert made.id and (made.unique_id, made.is_active, made.is_prevent_trigger) == (
+        "onebot_v11:7",
+        True,
+        False,
+    )
+    made.ban_until = datetime(2999, 1, 1)  # without a zone, as plugins write it
+    await made.save(update_fields=["ban_until"])
+    found = await DBUser.get(id=made.id)
+    assert found.ban_until == datetime(2999, 1, 1, tzinfo=UTC) and not found.is_active
+    assert await DBUser.filter(platform_userid=7).update(ban_until=None, ext_data={"level": 2}) == 1
+    again, is_new = await DBUser.get_or_create(adapter_key="onebot_v11", platform_userid="7")
+    assert (is_new, again.is_active, again.ext_data) == (False, True, {"level": 2})
+    assert again.username == "Ada"
+    _, is_new = await DBUser.update_or_create({"username": "Bob"}, adapter_key="x", platform_userid="8")
+    assert is_new and await DBUser.exists(username="Bob")
+    await again.delete()
+    assert await DBUser.get_or_none(id=made.id) is None
+
+
+async def test_a_changed_row_keeps_what_others_changed_meanwhile(world: InMemoryRuntime) -> None:
+    await DBUser.create(platform_userid="7", username="Ada")
+    mine, theirs = await DBUser.get(platform_userid="7"), await DBUser.get(platform_userid="7")
+    theirs.perm_level = 3
+    await theirs.save()
+    mine.username = "Eve"
+    await mine.save()
+    assert (await DBUser.get(platform_userid="7")).perm_level == 3
+
+
+async def test_channels_have_a_status_and_a_preset(history: InMemoryRuntime) -> None:
+    channel = await DBChatChannel.get_channel("onebot_v11-group_5")
+    assert (channel.adapter_key, channel.channel_id, channel.channel_type) == (
+        "onebot_v11",
+        "group_5",
+        "group",
+    )
+    assert channel.id == (await DBChatChannel.get_channel("onebot_v11-group_5")).id > 0
+    assert channel.channel_status is ChannelStatus.ACTIVE
+    await channel.set_channel_status("observe")
+    stored = await DBChatChannel.get(chat_key="onebot_v11-group_5")
+    assert (stored.is_active, stored.observe_mode) == (True, True)
+    await stored.set_active(False)
+    assert (await DBChatChannel.get(id=channel.id)).channel_status is ChannelStatus.DISABLED
+    with pytest.raises(ValueError, match="sleeping"):
+        await stored.set_channel_status("sleeping")
+
+    preset = await DBPreset.create(name="Pirate", content="You are a pirate.", tags="sea")
+    assert "Pirate" in await stored.set_preset(preset.id)
+    assert (await (await DBChatChannel.get_channel(stored.chat_key)).get_preset()).content == preset.content
+    preset.content = "You are a captain."
+    await preset.save()
+    ctx = await AgentCtx.create_by_chat_key(stored.chat_key)
+    assert (await ctx.current_preset()).content == "You are a captain."
+    found = await ctx.get_preset_by_id(preset.id)
+    assert found is not None and found.name == "Pirate" and await ctx.get_preset_by_id(99) is None
+    assert (await ctx.get_effective_preset_by_id(99)).id == -1
+    await preset.delete()
+    assert (await ctx.current_preset()).id == -1
+    await ctx.set_preset(-1)
+    assert (await DBChatChannel.get_channel(stored.chat_key)).preset_id is None
+    assert (await stored.get_effective_config()).AI_CHAT_CONTEXT_MAX_LENGTH == 32
+
+    made = await DBChatChannel.get_or_create("discord", "42", ChatType.GROUP, "Friends")
+    assert (made.chat_key, made.chat_type, await made.get_channel_name()) == (
+        "discord-42",
+        ChatType.GROUP,
+        "Friends",
+    )
+    before = made.conversation_start_time
+    await made.reset_channel()
+    assert (await DBChatChannel.get_channel("discord-42")).conversation_start_time > before
+
+
+async def test_messages_have_content_and_are_deleted(world: InMemoryRuntime) -> None:
+    content = [
+        {"type": "text", "text": "look "},
+        {"type": "at", "text": "@Ada", "target_platform_userid": "7", "target_nickname": "Ada"},
+        {"type": "image", "text": "", "file_name": "a.png"},
+    ]
+    row = await DBChatMessage.create(
+        chat_key="onebot_v11-private_1",
+        sender_id="7",
+        sender_name="Ada",
+        platform_userid="7",
+        is_tome=1,
+        content_text="look @Ada",
+        content_data=json.dumps(content),
+        ext_data=json.dumps({"ref_msg_id": "m0"}),
+        message_id="77",
+    )
+    assert (row.message_id, row.chat_type, row.adapter_key, row.is_tome) == ("77", "private", "onebot_v11", 1)
+    assert not row.is_system and row.ext_data_obj.ref_msg_id == "m0"
+    text, mention, image = row.parse_content_data()
+    assert isinstance(mention, ChatMessageSegmentAt) and mention.target_platform_userid == "7"
+    assert isinstance(image, ChatMessageSegmentImage) and image.local_path is not None
+    assert Path(image.local_path) == world.areas.uploads_dir("onebot_v11-private_1") / "a.png"
+    assert (text.type, text.text) == ("text", "look ")
+    assert 'Ada": look @Ada' in row.parse_chat_history_prompt("code", ref_mode=True)
+    row.is_recalled, row.content_text = True, "gone"
+    await row.save()
+    assert (await DBChatMessage.get(id=row.id)).is_recalled
+    assert await DBChatMessage.filter(sender_id=7, chat_type="private").count() == 1
+    agent = await DBChatMessage.create(chat_key="onebot_v11-private_1", sender_id="-1", content_text="hi")
+    assert await DBChatMessage.filter(sender_id=-1).first() == agent
+    note = await DBChatMessage.create(
+        chat_key="onebot_v11-private_1", sender_id="-1", sender_name="SYSTEM", content_text="note"
+    )
+    assert note.is_system and note.parse_content_data() == []
+    await row.delete()
+    assert [m.content_text for m in await DBChatMessage.filter(chat_key="onebot_v11-private_1")] == [
+        "note",
+        "hi",
+    ]
+    agent.content_data = "{"
+    with pytest.raises(InvalidValueError, match="not JSON"):
+        agent.parse_content_data()
+
+
+async def test_stored_values_are_created_and_changed(world: InMemoryRuntime, plugin: NekroPlugin) -> None:
+    row = await DBPluginData.create(
+        plugin_key=plugin.key, data_key="k", data_value="1", target_chat_key="c", target_user_id="u"
+    )
+    assert row.id > 0 and await plugin.store.get(chat_key="c", user_key="u", store_key="k") == "1"
+    row.data_value = "2"
+    await row.save()
+    assert await plugin.store.get(chat_key="c", user_key="u", store_key="k") == "2"
+    assert (await DBPluginData.get(id=row.id)).data_value == "2"
+    same, is_new = await DBPluginData.update_or_create(
+        {"data_value": "3"}, plugin_key=plugin.key, data_key="k", target_chat_key="c", target_user_id="u"
+    )
+    assert not is_new and same.data_value == "3"
 
 
 async def test_stored_values_are_found_and_deleted(world: InMemoryRuntime, plugin: NekroPlugin) -> None:
@@ -202,10 +349,12 @@ async def test_a_plugin_calls_a_model(plugin: NekroPlugin, file_server: FileServ
         assert (response.response_content, response.token_consumption) == ("hi", 3)
         vector = await gen_openai_embeddings(model="m", input="x", base_url=found.BASE_URL, dimensions=2)
         assert vector == [0.5, 0.25]
-        with pytest.raises(KeyError, match=r"no model group .none. .there are: default"):
-            config.get_model_group_info("none")
-        with pytest.raises(AttributeError, match=r"core\.config has no QDRANT_URL: this system"):
-            _ = config.QDRANT_URL  # type: ignore[attr-defined]
+        with pytest.raises(
+            KeyError, match=r"no model group 'a_b'; .*NEKRO_MODEL_GROUPS__A_B__MODEL.*: default"
+        ):
+            config.get_model_group_info("a_b")
+        with pytest.raises(AttributeError, match=r"core\.config has no REDIS_URL: this system"):
+            _ = config.REDIS_URL  # type: ignore[attr-defined]
         with pytest.raises(LLMError, match="model m at"):
             await gen_openai_chat_response(model="m", messages=[], base_url=file_server.base + "/none")
 

@@ -299,7 +299,8 @@ class CallClaims:
             segments=envelope.segments,
         )
         later = _answer_goes_first(envelope.type, invocation)
-        return (await request_round(transaction, self._publisher, request, later=later)).id
+        requested = await request_round(transaction, self._publisher, request, later=later)
+        return requested.id if requested else None
 
 
 async def _is_round_stopped(transaction: Transaction, invocation: Invocation) -> bool:

@@ -106,6 +106,7 @@ class CommandDesk:
             InvalidValueError: no question is open.
             CallTimeoutError, BrokerUnavailableError, OutcomeUnknownError: as for calls of methods.
         """
+        who = who.model_copy(update={"adapter_key": who.adapter_key or chat.adapter_key or ""})
         question = await self._take_question(chat.chat_key, who.user_id)
         if not line.lstrip().startswith("/"):
             if question is None:

@@ -44,15 +44,18 @@ async def append_message(
 
 async def request_round(
     transaction: Transaction, publisher: EventPublisher, request: RoundRequest, *, later: bool = False
-) -> Round:
+) -> Round | None:
     """Request a round, once per trigger, and announce that the chat has one.
 
-    The chat is created if it has no row.
+    The chat is created if it has no row. Returns None, without a round, if the round would begin a turn in
+    a chat where the agent starts none (``ChatInfo.starts_turns``); follow-up rounds are not affected.
 
     Args:
         later: announce in the background; the caller does not wait for it.
     """
     await transaction.chats.lock(request.chat_key, create=True)
+    if request.number == 1 and not (await transaction.chats.get(request.chat_key)).starts_turns:
+        return None
     round_, _ = await transaction.rounds.request(request)
     transaction.after_commit(lambda: publisher.round_requested(request.chat_key, later=later))
     return round_

@@ -22,9 +22,18 @@ class ChatHistory:
         self._most = most
         #: By sequence, oldest first; None for messages that no prompt shows.
         self._known: dict[int, HistoryMessage | None] = {}
+        self._revision = 0
 
-    async def read(self, transaction: Transaction) -> list[HistoryMessage]:
-        """Return the newest messages in their current state, oldest first."""
+    async def read(self, transaction: Transaction, *, revision: int) -> list[HistoryMessage]:
+        """Return the newest messages in their current state, oldest first.
+
+        Args:
+            revision: ``ChatInfo.history_revision``; another one than before means that known messages
+                were changed or deleted.
+        """
+        if revision != self._revision:
+            self._known.clear()
+            self._revision = revision
         last = next(reversed(self._known), 0)
         rows = await transaction.messages.newest(self._chat_key, limit=self._most, since=last)
         # The last known message is returned again, unless the chat was reset or many messages are new.
@@ -39,9 +48,9 @@ class ChatHistory:
 
 
 def _shown(message: Message) -> HistoryMessage | None:
-    """Return what the model sees of a message; None for one with ``record=False``, shown to people only."""
+    """Return what the model sees of a message; None for a recalled one and one with ``record=False``."""
     data = message.data or {}
-    if data.get("hidden"):
+    if data.get("hidden") or data.get("is_recalled"):
         return None
     path = data.get("file_path")
     return HistoryMessage(

@@ -13,6 +13,7 @@ from agent.model import HistoryMessage
 from nekro_agent.ports import ChatInfo
 from storage.engine import Database
 from storage.repositories.rounds import ClaimedRound, Round
+from storage.transaction import Transaction
 from workers.calls.dispatch import CallRecord
 from workers.rounds.chat_history import ChatHistory
 from workers.rounds.turns import Turn
@@ -25,6 +26,8 @@ class RoundPast:
     """Everything that precedes a round."""
 
     chat: ChatInfo
+    #: The persona that is chosen for the chat; None means that of the settings.
+    persona: str | None
     messages: Sequence[HistoryMessage]
     turn: Turn
 
@@ -40,8 +43,6 @@ class ChatView:
         """
         self._chat_key = chat_key
         self._history = ChatHistory(chat_key, most=most_messages)
-        #: As read when the drain began. Names of the chat may change meanwhile; nothing depends on them.
-        self._chat: ChatInfo | None = None
         self._turn: Turn | None = None
         self._last: tuple[Round, Sequence[CallRecord]] | None = None
 
@@ -53,8 +54,16 @@ class ChatView:
         """Return what came before a round that was just started."""
         turn = self._turn.then(*self._last, claimed) if self._turn and self._last else None
         async with database.read() as transaction:
-            chat = self._chat or await transaction.chats.get(self._chat_key)
-            messages = await self._history.read(transaction)
+            chat = await transaction.chats.get(self._chat_key)
+            messages = await self._history.read(transaction, revision=chat.history_revision)
             turn = turn or await Turn.read(transaction, claimed)
-        self._chat, self._turn, self._last = chat, turn, None
-        return RoundPast(chat=chat, messages=messages, turn=turn)
+            persona = await _persona(transaction, chat)
+        self._turn, self._last = turn, None
+        return RoundPast(chat=chat, persona=persona, messages=messages, turn=turn)
+
+
+async def _persona(transaction: Transaction, chat: ChatInfo) -> str | None:
+    if chat.preset_id is None:
+        return None
+    chosen = await transaction.records.presets(preset_id=chat.preset_id, limit=1)
+    return chosen[0].content if chosen else None

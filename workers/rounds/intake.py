@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any
 
 from broker_config.settings import AgentSettings
 from codec.wire import new_id
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.execution.hooks import PluginHost
-from nekro_agent.ports import ChatInfo, MessageKind
-from nekro_agent.schemas.chat_message import ChatMessage, ChatType
+from nekro_agent.ports import ChatInfo, IncomingMessage, MessageKind
+from nekro_agent.schemas.chat_message import (
+    ChatMessage,
+    ChatMessageSegment,
+    ChatMessageSegmentType,
+    ChatType,
+    segments_from_list,
+)
 from nekro_agent.schemas.signal import MsgSignal
-from nekro_agent.shared_clock import shared_now
+from nekro_agent.shared_clock import shared_now, shared_time
 from storage.engine import Database
 from storage.repositories.messages import NewMessage
 from storage.repositories.rounds import RoundRequest
 from storage.states import TriggerKind
+from storage.transaction import Transaction
 from workers.chats.publisher import EventPublisher
 from workers.chats.writer import append_message, request_round
 from workers.rounds.runs import context_of
 from workers.rounds.stop import RoundStopper, StoppedRounds
 
 __all__ = ["MessageIntake"]
-
-_WAKING: Final = (MsgSignal.CONTINUE, MsgSignal.FORCE_TRIGGER)
 
 
 class MessageIntake:
@@ -43,44 +48,26 @@ class MessageIntake:
         self._stopper = stopper
         self._debounce_seconds = settings.debounce_seconds
 
-    async def receive(
-        self, chat_key: str, text: str, *, user_id: str, user_name: str, file_path: str | None = None
-    ) -> str | None:
-        """Receive a person's message; returns its id, None when a plugin's hook blocked it.
-
-        Args:
-            file_path: sandbox path of a file that belongs to the message.
-        """
-        chat = await self._chat(chat_key)
+    async def receive(self, message: IncomingMessage) -> str | None:
+        """Receive a person's message; returns its id, None when a plugin's hook blocked it."""
+        chat = await self._known(message)
         message_id = new_id()
         signal = await self._host.user_message(
-            context_of(chat, user_id=user_id),
-            ChatMessage(
-                chat_key=chat_key,
-                message_id=message_id,
-                sender_id=user_id,
-                sender_name=user_name,
-                sender_nickname=user_name,
-                platform_userid=user_id,
-                adapter_key=chat.adapter_key or "",
-                chat_type=ChatType.from_chat_key(chat_key),
-                is_tome=1,
-                content_text=text,
-                send_timestamp=int(shared_now()),
-            ),
+            context_of(chat, user_id=message.user_id), _for_hooks(message, chat, message_id)
         )
         if signal is MsgSignal.BLOCK_ALL:
             return None
         new = NewMessage(
-            chat_key=chat_key,
+            chat_key=message.chat_key,
             kind=MessageKind.USER,
             id=message_id,
-            text=text,
-            sender_id=user_id,
-            sender_name=user_name,
-            data=None if file_path is None else {"file_path": file_path},
+            text=message.text,
+            sender_id=message.user_id,
+            sender_name=message.user_name,
+            data=_data(message),
         )
-        await self._record(new, wake=signal in _WAKING)
+        wakes = signal is MsgSignal.FORCE_TRIGGER or (signal is MsgSignal.CONTINUE and message.is_tome)
+        await self._record(new, adapter_key=chat.adapter_key or "", wakes=wakes)
         return message_id
 
     async def reset(self, chat: ChatInfo) -> StoppedRounds:
@@ -97,14 +84,27 @@ class MessageIntake:
         await self._host.channel_reset(context_of(chat, user_id=None))
         return stopped
 
-    async def _chat(self, chat_key: str) -> ChatInfo:
+    async def _known(self, message: IncomingMessage) -> ChatInfo:
+        """Record the chat and the person of a message; returns the chat."""
         async with self._database.begin() as transaction:
-            return await transaction.chats.ensure(chat_key)
+            chat = await transaction.chats.ensure(
+                message.chat_key,
+                adapter_key=message.adapter_key,
+                channel_id=message.channel_id,
+                channel_name=message.channel_name,
+                channel_type=message.channel_type,
+            )
+            if message.user_id:
+                await transaction.records.see_user(
+                    chat.adapter_key or "", message.user_id, username=message.user_name
+                )
+        return chat
 
-    async def _record(self, new: NewMessage, *, wake: bool) -> None:
+    async def _record(self, new: NewMessage, *, adapter_key: str, wakes: bool) -> None:
         async with self._database.begin() as transaction:
             row = await append_message(transaction, self._publisher, new)
-            if wake:
+            # Read here and not before the hooks, because a hook may have banned the person.
+            if wakes and await _may_trigger(transaction, adapter_key, new.sender_id):
                 request = RoundRequest(
                     chat_key=new.chat_key,
                     trigger_kind=TriggerKind.MESSAGE,
@@ -113,3 +113,41 @@ class MessageIntake:
                     delay_seconds=self._debounce_seconds,
                 )
                 await request_round(transaction, self._publisher, request)
+
+
+async def _may_trigger(transaction: Transaction, adapter_key: str, user_id: str | None) -> bool:
+    user = await transaction.records.find_user(adapter_key, user_id) if user_id else None
+    return user is None or user.may_trigger(shared_time())
+
+
+def _for_hooks(message: IncomingMessage, chat: ChatInfo, message_id: str) -> ChatMessage:
+    return ChatMessage(
+        chat_key=message.chat_key,
+        message_id=message.platform_message_id or message_id,
+        sender_id=message.user_id,
+        sender_name=message.user_name,
+        sender_nickname=message.nickname or message.user_name,
+        platform_userid=message.user_id,
+        adapter_key=chat.adapter_key or "",
+        chat_type=ChatType.of(chat.channel_type),
+        is_tome=int(message.is_tome),
+        content_text=message.text,
+        content_data=segments_from_list([dict(segment) for segment in message.content_data])
+        or [ChatMessageSegment(type=ChatMessageSegmentType.TEXT, text=message.text)],
+        raw_cq_code=message.raw_cq_code,
+        ext_data=dict(message.ext_data),
+        send_timestamp=int(shared_now()),
+    )
+
+
+def _data(message: IncomingMessage) -> dict[str, Any]:
+    """What the row keeps besides its columns: only what differs from the defaults."""
+    data = {
+        "sender_nickname": message.nickname,
+        "message_id": message.platform_message_id,
+        "content_data": [dict(segment) for segment in message.content_data],
+        "ext_data": dict(message.ext_data),
+        "raw_cq_code": message.raw_cq_code,
+        "file_path": message.file_path,
+    }
+    return {"is_tome": int(message.is_tome), **{name: value for name, value in data.items() if value}}
