@@ -10,12 +10,14 @@ from datetime import UTC, datetime
 from typing import Final, Literal
 
 from nekro_agent import cron, runtime
-from nekro_agent.errors import ConflictError, InvalidValueError, NotFoundError
-from nekro_agent.ports import CronJob, WorkdayMode
+from nekro_agent.errors import ConflictError, InvalidValueError
+from nekro_agent.models.db_recurring_timer_job import DBRecurringTimerJob
+from nekro_agent.ports import CronJob
 from nekro_agent.shared_clock import shared_time
 
 __all__ = [
     "CronJob",
+    "DBRecurringTimerJob",
     "create_cron_job",
     "delete_job",
     "get_job",
@@ -41,7 +43,7 @@ async def create_cron_job(
     timezone: str,
     workday_mode: str = "none",
     title: str | None = None,
-) -> CronJob:
+) -> DBRecurringTimerJob:
     """Create a recurring timer; it survives restarts.
 
     Args:
@@ -55,7 +57,7 @@ async def create_cron_job(
     if not chat_key:
         raise InvalidValueError("create_cron_job: chat_key is empty")
     now = shared_time()
-    mode = _checked_mode(workday_mode)
+    mode = cron.checked_mode(workday_mode)
     expression = cron.checked_expression(cron_expr)
     for length in _ID_LENGTHS:
         job = CronJob(
@@ -72,7 +74,7 @@ async def create_cron_job(
             updated_at=now,
         )
         if await runtime.current().service("cron_jobs").add(job):
-            return job
+            return DBRecurringTimerJob.of(job)
     raise ConflictError("no free id for a recurring timer was found; try again")
 
 
@@ -84,12 +86,11 @@ async def update_job(
     timezone: str | None = None,
     workday_mode: str | None = None,
     title: str | None = None,
-) -> CronJob:
+) -> DBRecurringTimerJob:
     """Change a job; None leaves a value unchanged. A paused job stays paused.
 
     Raises:
-        NotFoundError: there is no such job.
-        InvalidValueError: a value is wrong.
+        InvalidValueError: there is no such job, or a value is wrong.
     """
 
     def changed(job: CronJob) -> CronJob:
@@ -98,16 +99,20 @@ async def update_job(
             cron_expr=job.cron_expr if cron_expr is None else cron.checked_expression(cron_expr),
             event_desc=job.event_desc if event_desc is None else event_desc,
             timezone=job.timezone if timezone is None else timezone,
-            workday_mode=job.workday_mode if workday_mode is None else _checked_mode(workday_mode),
+            workday_mode=job.workday_mode if workday_mode is None else cron.checked_mode(workday_mode),
             title=job.title if title is None else title,
         )
 
-    return await _change(job_id, lambda job: _scheduled(changed(job), paused=job.next_fire_at is None))
+    return await _change(job_id, lambda job: cron.scheduled(changed(job), paused=job.next_fire_at is None))
 
 
-async def get_job(job_id: str) -> CronJob | None:
-    """Return a job, or None."""
-    return await runtime.current().service("cron_jobs").get(job_id)
+async def get_job(job_id: str) -> DBRecurringTimerJob:
+    """Return a job.
+
+    Raises:
+        InvalidValueError: there is no such job.
+    """
+    return DBRecurringTimerJob.of(await _found(job_id))
 
 
 async def delete_job(job_id: str) -> bool:
@@ -115,54 +120,70 @@ async def delete_job(job_id: str) -> bool:
     return await runtime.current().service("cron_jobs").delete(job_id)
 
 
-async def pause_job(job_id: str) -> CronJob:
+async def pause_job(job_id: str) -> DBRecurringTimerJob:
     """Stop a job from firing until it is resumed.
 
     Raises:
-        NotFoundError: there is no such job.
+        InvalidValueError: there is no such job.
     """
-    return await _change(job_id, lambda job: _scheduled(job, paused=True))
+    return await _change(job_id, lambda job: cron.scheduled(job, paused=True))
 
 
-async def resume_job(job_id: str) -> CronJob:
+async def resume_job(job_id: str) -> DBRecurringTimerJob:
     """Let a paused job fire again from its next due time.
 
     Raises:
-        NotFoundError: there is no such job.
+        InvalidValueError: there is no such job.
     """
-    return await _change(job_id, lambda job: _scheduled(job, paused=False))
+    return await _change(job_id, lambda job: cron.scheduled(job, paused=False))
 
 
 async def run_now(job_id: str) -> bool:
-    """Fire a job once, independently of its schedule; False if there is none."""
-    return await runtime.current().service("cron_jobs").run_now(job_id)
+    """Fire a job once, independently of its schedule; False if it is paused.
+
+    Raises:
+        InvalidValueError: there is no such job.
+    """
+    job = await _found(job_id)
+    if job.next_fire_at is None:
+        return False
+    return await runtime.current().service("cron_jobs").run_now(job.job_id)
 
 
-async def list_jobs(chat_key: str, status: Literal["active", "paused", ""] | None = None) -> list[CronJob]:
-    """Return a chat's jobs, oldest first; only those of ``status`` if it is given."""
-    jobs = await runtime.current().service("cron_jobs").of_chat(chat_key)
-    return [job for job in jobs if not status or job.status == status]
+async def list_jobs(
+    chat_key: str, status: Literal["active", "paused", ""] | None = None, limit: int = 50
+) -> list[DBRecurringTimerJob]:
+    """Return a chat's jobs, the last changed first; only those of ``status`` if it is given.
+
+    Args:
+        limit: at most so many.
+    """
+    jobs = await DBRecurringTimerJob.filter(chat_key=chat_key).order_by("-update_time")
+    return [job for job in jobs if not status or job.status == status][: max(0, limit)]
 
 
 async def get_job_summary(
     chat_key: str, upcoming_limit: int = 5, recent_limit: int = 5
-) -> tuple[int, int, list[CronJob], list[CronJob]]:
+) -> tuple[int, int, list[DBRecurringTimerJob], list[DBRecurringTimerJob]]:
     """Return the numbers of active and paused jobs, the jobs due next, and those that fired last."""
-    jobs = await list_jobs(chat_key)
-    active = [job for job in jobs if job.next_fire_at is not None]
+    jobs = await DBRecurringTimerJob.filter(chat_key=chat_key)
+    active = [job for job in jobs if job.next_run_at is not None]
     upcoming = sorted(active, key=lambda job: _moment(job.next_fire_at))
     fired = [job for job in jobs if job.last_fired_at is not None]
     recent = sorted(fired, key=lambda job: _moment(job.last_fired_at), reverse=True)
     return len(active), len(jobs) - len(active), upcoming[:upcoming_limit], recent[:recent_limit]
 
 
-def get_job_id(job: CronJob) -> str:
+def get_job_id(job: DBRecurringTimerJob) -> str:
     """Return the id of a job."""
     return job.job_id
 
 
-def validate_cron_expr(cron_expr: str) -> str:
+def validate_cron_expr(cron_expr: str, base_dt: datetime | None = None) -> str:
     """Return the expression in normalised form.
+
+    Args:
+        base_dt: accepted for compatibility; whether an expression is valid depends on no time.
 
     Raises:
         InvalidValueError: it is invalid.
@@ -180,33 +201,18 @@ def validate_timezone(timezone: str) -> str:
     return timezone
 
 
-async def _change(job_id: str, change: Callable[[CronJob], CronJob]) -> CronJob:
-    jobs = runtime.current().service("cron_jobs")
-    job = await jobs.get(job_id)
+async def _found(job_id: str) -> CronJob:
+    job = await runtime.current().service("cron_jobs").get(job_id.strip())
     if job is None:
-        raise NotFoundError(f"there is no recurring timer {job_id!r}")
-    new = change(job)
-    if not await jobs.replace(new):
-        raise NotFoundError(f"there is no recurring timer {job_id!r} any more")
-    return new
+        raise InvalidValueError(f"there is no recurring timer {job_id!r}; list_jobs(chat_key) lists them")
+    return job
 
 
-def _scheduled(job: CronJob, *, paused: bool) -> CronJob:
-    now = shared_time()
-    due = (
-        None
-        if paused
-        else cron.next_fire(job.cron_expr, timezone=job.timezone, workday_mode=job.workday_mode, after=now)
-    )
-    return dataclasses.replace(job, next_fire_at=due, updated_at=now)
-
-
-def _checked_mode(mode: str) -> WorkdayMode:
-    try:
-        return WorkdayMode(mode or "none")
-    except ValueError:
-        choices = ", ".join(WorkdayMode)
-        raise InvalidValueError(f"workday_mode {mode!r} does not exist; use one of {choices}") from None
+async def _change(job_id: str, change: Callable[[CronJob], CronJob]) -> DBRecurringTimerJob:
+    new = change(await _found(job_id))
+    if not await runtime.current().service("cron_jobs").replace(new):
+        raise InvalidValueError(f"there is no recurring timer {job_id!r} any more")
+    return DBRecurringTimerJob.of(new)
 
 
 def _moment(value: datetime | None) -> datetime:

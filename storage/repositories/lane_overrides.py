@@ -97,7 +97,7 @@ class PluginStateRepository(Repository):
                 "revision": PluginStateRow.revision + 1,
                 "changed_at": new.excluded.changed_at,
             },
-            where=PluginStateRow.is_enabled,
+            where=PluginStateRow.is_enabled.is_(True),
         ).returning(PluginStateRow.plugin_key)
         return await self._scalar(upsert) is not None
 

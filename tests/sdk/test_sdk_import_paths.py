@@ -28,19 +28,26 @@ PATHS = {
     "nekro_agent.services.plugin.task": "task TaskCtl AsyncTaskHandle TaskSignal",
     "nekro_agent.api.schemas": "AgentCtx ChatMessage ChatType",
     "nekro_agent.schemas.agent_ctx": "AgentCtx",
-    "nekro_agent.schemas.chat_message": "ChatMessage ChatType",
+    "nekro_agent.schemas.chat_message": (
+        "ChatMessage ChatType ChatMessageSegment ChatMessageSegmentType ChatMessageSegmentAt "
+        "ChatMessageSegmentFile ChatMessageSegmentImage segment_from_dict segments_from_list"
+    ),
+    "nekro_agent.schemas.agent_message": "AgentMessageSegment AgentMessageSegmentType",
     "nekro_agent.schemas.signal": "MsgSignal",
     "nekro_agent.schemas.i18n": "i18n_text get_text SupportedLang I18nDict",
     "nekro_agent.api.i18n": "i18n_text get_text SupportedLang I18nDict",
     "nekro_agent.api.signal": "MsgSignal",
-    "nekro_agent.api.core": "logger config ModelConfigGroup CoreConfig get_sub_logger",
+    "nekro_agent.api.core": (
+        "logger config ModelConfigGroup CoreConfig get_sub_logger get_qdrant_client get_qdrant_config"
+    ),
+    "nekro_agent.core.vector_db": "get_qdrant_client get_qdrant_config QdrantConfig",
     "nekro_agent.core": "logger config",
     "nekro_agent.core.logger": "logger get_sub_logger",
     "nekro_agent.core.config": "config ModelConfigGroup USER_UPLOAD_DIR SANDBOX_SHARED_HOST_DIR",
     "nekro_agent.core.core_utils": "ExtraField ConfigBase",
     "nekro_agent.core.os_env": "OsEnv USER_UPLOAD_DIR SANDBOX_SHARED_HOST_DIR DATA_DIR",
     "nekro_agent.api.message": "send_text send_image send_file download_from_url push_system ChatMessage",
-    "nekro_agent.services.message_service": "message_service",
+    "nekro_agent.services.message_service": "message_service MessageService",
     "nekro_agent.services.message": "message",
     "nekro_agent.services.message.message": "send_text send_file",
     "nekro_agent.services.message.message_service": "message_service",
@@ -54,10 +61,14 @@ PATHS = {
         "download_file download_file_from_bytes limited_text_output calculate_text_similarity "
         "calculate_file_md5 copy_to_upload_dir"
     ),
+    "nekro_agent.tools.message_id": "normalize_ref_msg_id",
+    "nekro_agent.tools.at_markup": "neutralize_at_all_markup normalize_malformed_at_markup",
+    "nekro_agent.tools.image_utils": "process_image_data_url",
     "nekro_agent.downloads.download": "fetch",
     "nekro_agent.services.agent.creator": "ContentSegment OpenAIChatMessage",
     "nekro_agent.services.agent.openai": "gen_openai_chat_response gen_openai_embeddings OpenAIResponse",
-    "nekro_agent.models.db_chat_channel": "DBChatChannel DefaultPreset",
+    "nekro_agent.models.db_chat_channel": "DBChatChannel ChannelStatus DefaultPreset",
+    "nekro_agent.models.db_recurring_timer_job": "DBRecurringTimerJob",
     "nekro_agent.models.db_chat_message": "DBChatMessage",
     "nekro_agent.models.db_user": "DBUser",
     "nekro_agent.models.db_preset": "DBPreset",
@@ -77,11 +88,10 @@ PATHS = {
 
 #: Names without a counterpart; they import in plugins and raise when used.
 PLACEHOLDERS = [
-    "nekro_agent.api.context", "nekro_agent.api.user", "nekro_agent.api.core.get_qdrant_client",
-    "nekro_agent.api.core.get_qdrant_config", "nekro_agent.services.plugin.collector.plugin_collector",
+    "nekro_agent.api.context", "nekro_agent.api.user",
+    "nekro_agent.services.plugin.collector.plugin_collector",
     "nekro_agent.adapters.onebot_v11.core.bot.get_bot", "nekro_agent.core.bot.get_bot",
     "nekro_agent.services.festival_service.festival_service", "nekro_agent.tools.image_utils.anything",
-    "nekro_agent.tools.at_markup.anything", "nekro_agent.tools.message_id.anything",
 ]  # fmt: skip
 
 

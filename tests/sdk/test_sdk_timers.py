@@ -12,8 +12,9 @@ from waiting import WAIT_SECONDS
 
 from nekro_agent import cron
 from nekro_agent.api import recurring_timer, timer
-from nekro_agent.errors import InvalidValueError, NotFoundError
+from nekro_agent.errors import InvalidValueError
 from nekro_agent.methods import SandboxMethodType
+from nekro_agent.models.db_recurring_timer_job import DBRecurringTimerJob
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.ports import WorkdayMode
 from nekro_agent.schemas.agent_ctx import AgentCtx
@@ -90,10 +91,52 @@ async def test_a_recurring_timer_is_changed_paused_resumed_and_deleted(world: In
     assert world.messages.triggered == [CHAT]
     assert await recurring_timer.delete_job(job_id) is True
     assert await recurring_timer.delete_job(job_id) is False
-    assert await recurring_timer.run_now(job_id) is False
-    assert await recurring_timer.get_job(job_id) is None
-    with pytest.raises(NotFoundError, match="no recurring timer"):
-        await recurring_timer.pause_job(job_id)
+    for change in (recurring_timer.run_now, recurring_timer.get_job, recurring_timer.pause_job):
+        with pytest.raises(ValueError, match="no recurring timer"):
+            await change(job_id)
+
+
+async def test_recurring_timers_are_listed_last_changed_first_up_to_a_limit(world: InMemoryRuntime) -> None:
+    jobs = [
+        await recurring_timer.create_cron_job(CHAT, "0 9 * * *", f"job {n}", "UTC", title=f"t{n}")
+        for n in range(4)
+    ]
+    await recurring_timer.update_job(jobs[1].job_id, event_desc="changed")
+    assert [job.event_desc for job in await recurring_timer.list_jobs(CHAT, limit=2)] == ["changed", "job 3"]
+    assert len(await recurring_timer.list_jobs(CHAT)) == 4
+    await recurring_timer.pause_job(jobs[2].job_id)
+    assert await recurring_timer.run_now(jobs[2].job_id) is False
+    (paused,) = await recurring_timer.list_jobs(chat_key=CHAT, status="paused", limit=10)
+    assert (paused.job_id, paused.next_run_at, paused.misfire_policy) == (jobs[2].job_id, None, "fire_once")
+
+
+async def test_a_recurring_timer_is_a_row_that_plugins_change(world: InMemoryRuntime) -> None:
+    made = await recurring_timer.create_cron_job(CHAT, "0 9 * * *", "morning", "UTC")
+    row = await DBRecurringTimerJob.get(job_id=made.job_id)
+    assert (row.chat_key, row.status, row.last_run_at) == (CHAT, "active", None)
+    row.cron_expr, row.title = "30  10 * * *", "later"
+    await row.save()
+    again = await recurring_timer.get_job(made.job_id)
+    assert (again.cron_expr, again.title) == ("30 10 * * *", "later")
+    assert again.next_run_at is not None and (again.next_run_at.hour, again.next_run_at.minute) == (10, 30)
+    row.status = "paused"
+    await row.save()
+    assert await DBRecurringTimerJob.filter(chat_key=CHAT, status="paused").count() == 1
+    row.cron_expr = "never"
+    with pytest.raises(InvalidValueError, match="not valid"):
+        await row.save()
+    await row.delete()
+    assert await DBRecurringTimerJob.filter(chat_key=CHAT).exists() is False
+    with pytest.raises(InvalidValueError, match="create_cron_job"):
+        await DBRecurringTimerJob.create(
+            job_id="abcd",
+            chat_key=CHAT,
+            event_desc="x",
+            cron_expr="* * * * *",
+            timezone="UTC",
+            create_time=made.create_time,
+            update_time=made.update_time,
+        )
 
 
 @pytest.mark.parametrize(
