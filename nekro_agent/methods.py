@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
-__all__ = ["Lane", "SandboxMethod", "SandboxMethodType"]
+__all__ = ["OWN_NAMES", "Lane", "SandboxMethod", "SandboxMethodType"]
+
+#: Names that the sandbox gives the code itself; a method of such a name has no bare name in the code.
+OWN_NAMES: Final = frozenset({"_ck", "MethodError", "dynamic_importer"})
 
 
 class SandboxMethodType(StrEnum):

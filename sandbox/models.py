@@ -19,7 +19,6 @@ __all__ = [
     "ARGUMENT_ERROR",
     "GONE_SECONDS",
     "HOST_TOKEN_PREFIX",
-    "OWN_NAMES",
     "STOPS",
     "Dispatch",
     "Limit",
@@ -40,8 +39,6 @@ ARGUMENT_ERROR = "ArgumentError"
 GONE_SECONDS: Final = 10.0
 #: Begins the tokens of what the host itself serves. A plugin's token is an identifier, so it differs.
 HOST_TOKEN_PREFIX: Final = "host:"  # noqa: S105 - a name, not a secret
-#: Names that the sandbox gives the code itself; a method of such a name has no bare name in the code.
-OWN_NAMES: Final = frozenset({"_ck", "MethodError", "dynamic_importer"})
 
 
 class StopType(IntEnum):

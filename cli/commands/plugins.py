@@ -100,7 +100,7 @@ def describe(record: PluginRecord) -> dict[str, Any]:
 def _list(args: Args, deps: Deps) -> int:
     settings = deps.load_settings()
     catalogue = load_catalogue(settings)
-    disabled = run_async(_disabled(settings))
+    disabled = run_async(_disabled(settings)) if _has_database(settings) else set()
     for plugin in catalogue.loaded.plugins:
         plugin.set_enabled(plugin.is_enabled and plugin.key not in disabled)
     listed = [describe(record) for record in catalogue.loaded.records]
@@ -148,6 +148,14 @@ async def _record(settings: Settings, key: str, *, is_enabled: bool) -> bool:
             return await transaction.plugin_states.set(key, is_enabled=is_enabled)
     finally:
         await database.dispose()
+
+
+def _has_database(settings: Settings) -> bool:
+    """Whether there may be a database; connecting to a missing SQLite file would create it."""
+    from storage.driver.urls import database_url
+
+    url = database_url(settings.database, settings.data_dir)
+    return url.drivername != "sqlite" or Path(url.database or "").exists()
 
 
 async def _disabled(settings: Settings) -> set[str]:

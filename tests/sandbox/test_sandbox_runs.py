@@ -19,9 +19,9 @@ from sandbox_lab import Lab, host_processes, lab, method
 from waiting import WAIT_SECONDS
 
 from nekro_agent.errors import SandboxError
+from nekro_agent.methods import OWN_NAMES
 from sandbox import Limit, Returned, StopType
 from sandbox.drivers.bwrap import BwrapDriver
-from sandbox.models import OWN_NAMES
 
 
 async def test_code_that_ends_is_normal(box: Lab) -> None:

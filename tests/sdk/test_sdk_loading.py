@@ -279,6 +279,7 @@ def test_json_of_commands_is_not_mixed_with_what_plugins_print(tmp_path: Path) -
         command, capture_output=True, text=True, env={**os.environ, **environment}, check=True, timeout=50
     )
     assert isinstance(json.loads(done.stdout), list)
+    assert not (tmp_path / "data" / "nekro.db").exists()
 
 
 def test_missing_names_of_exceptions_can_be_caught_and_raised(load: Load, folder: Path) -> None:

@@ -220,6 +220,81 @@ async def test_a_version_that_cannot_be_used_changes_nothing(fleet: Fleet, todo:
     assert "failing cleanup" in todo.journal()
 
 
+PINNED = """
+plugin.pinned = True
+
+@plugin.mount_init_method()
+async def count():
+    note("init")
+    async def tick():
+        try:
+            while True:
+                note("tick")
+                await asyncio.sleep(0.02)
+        finally:
+            note("cancelled")
+    asyncio.create_task(tick())
+"""
+JOBS = """
+from nekro_agent.api.plugin import TaskCtl, task
+
+@plugin.mount_async_task("work")
+async def work(handle, name):
+    note("works")
+    while not (journal.parent / name).exists():
+        await asyncio.sleep(0.02)
+    note("worked")
+    yield TaskCtl.success("done")
+
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "begin")
+async def begin(ctx, name: str) -> str:
+    \"\"\"Start a job.\"\"\"
+    await task.start("work", name, ctx.chat_key, plugin, name)
+    return "begun"
+"""
+
+
+async def test_a_pinned_plugin_is_reloaded_in_its_owner_and_its_loop_exists_once(
+    fleet: Fleet, todo: Todo
+) -> None:
+    todo.write("old", PINNED)
+    fleet.start("methods", "methods")
+    await eventually(lambda: "old tick" in todo.journal())
+    async with opened(fleet) as services:
+        assert await call(services, "version") == "old old"
+        todo.write("new", PINNED)
+        await until(services, "new new")
+        await eventually(lambda: "new tick" in todo.journal() and "old cleanup" in todo.journal())
+    journal = todo.journal()
+    assert "old tick" not in journal[journal.index("new init") :]
+    assert (journal.count("new init"), journal.count("old cancelled"), journal.count("old cleanup")) == (
+        1,
+        1,
+        1,
+    )
+
+
+async def test_a_running_job_ends_on_its_version_and_the_next_one_runs_on_the_new(
+    fleet: Fleet, todo: Todo
+) -> None:
+    todo.write("old", JOBS)
+    fleet.start("methods", "long")
+    async with opened(fleet) as services:
+        await call(services, "begin", "first")
+        await eventually(lambda: "old works" in todo.journal())
+        todo.write("new", JOBS)
+        await eventually(lambda: todo.journal().count("new init") == 2)
+        await until(services, "new new")
+        await eventually(lambda: "old cleanup" in todo.journal())
+        await call(services, "begin", "second")
+        await eventually(lambda: "new works" in todo.journal())
+        assert todo.journal().count("old cleanup") == 1  # in the methods worker
+        for name in ("first", "second"):
+            (todo.data_dir / name).touch()
+        await eventually(lambda: {"old worked", "new worked"} <= set(todo.journal()))
+        await eventually(lambda: todo.journal().count("old cleanup") == 2)
+
+
 async def test_a_worker_whose_plugins_fail_serves_the_others(fleet: Fleet, todo: Todo) -> None:
     (worker,) = fleet.start("methods")
     for reason in (

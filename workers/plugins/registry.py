@@ -13,11 +13,10 @@ from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError, MethodDisabledError, MethodNotFoundError
 from nekro_agent.execution.invoke import run_callable
 from nekro_agent.execution.signatures import describe
-from nekro_agent.methods import Lane, SandboxMethod, SandboxMethodType
+from nekro_agent.methods import OWN_NAMES, Lane, SandboxMethod, SandboxMethodType
 from nekro_agent.mounts import LANE_ATTRIBUTE, REPEATABLE_ATTRIBUTE
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.schemas.agent_ctx import AgentCtx
-from sandbox.models import OWN_NAMES
 
 __all__ = ["MethodEntry", "Registry"]
 
