@@ -248,6 +248,7 @@ class Parts:
             is_fallback=self.role != Lane.PINNED.value,
             refresh=self.marks.refresh,
             consume=consume,
+            tell_start=self.states.tell_start,
         )
         return self._pinned_owner
 

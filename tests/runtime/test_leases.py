@@ -18,7 +18,7 @@ from waiting import WAIT_SECONDS, eventually
 
 from broker_config.settings import AgentSettings, DatabaseSettings
 from nekro_agent.errors import FencedError, StorageUnavailableError
-from nekro_agent.execution.hooks import PluginHost
+from nekro_agent.execution.hooks import HookFailure, PluginHost
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.shared_clock import elapsed_seconds
 from storage.engine import Database
@@ -333,6 +333,9 @@ async def test_pinned_plugins_are_acquired_after_an_unexpected_error(
         if tries == 1:
             raise RuntimeError("unexpected")
 
+    async def tell_start(_: NekroPlugin) -> list[HookFailure]:
+        return []
+
     owner = PinnedOwner(
         leases=LeaseKeeper(database, background),
         host=PluginHost([plugin]),
@@ -342,6 +345,7 @@ async def test_pinned_plugins_are_acquired_after_an_unexpected_error(
         is_fallback=False,
         refresh=refresh,
         consume=consumed.append,
+        tell_start=tell_start,
     )
     owner.start()
     await eventually(lambda: bool(consumed), what="the queue to be served")

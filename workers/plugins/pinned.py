@@ -21,7 +21,7 @@ from loguru import logger
 from broker_config.topology import lane_queue
 from broker_config.urls import is_redis
 from nekro_agent.durations import CLOSE_STEP_SECONDS
-from nekro_agent.execution.hooks import PluginHost
+from nekro_agent.execution.hooks import HookFailure, PluginHost
 from nekro_agent.methods import Lane
 from nekro_agent.plugin import NekroPlugin
 from workers.leases.keeper import HeldLease, LeaseKeeper
@@ -62,10 +62,12 @@ class PinnedOwner:
         is_fallback: bool,
         refresh: Callable[[], Awaitable[None]],
         consume: Callable[[str], None],
+        tell_start: Callable[[NekroPlugin], Awaitable[list[HookFailure]]],
     ) -> None:
         """Create the competitor.
 
         Args:
+            tell_start: runs the ``on_enabled`` hooks of a plugin.
             refresh: updates ``lanes``.
             is_fallback: do not compete while a process of lane ``pinned`` exists.
             consume: starts serving a plugin's queue.
@@ -78,6 +80,7 @@ class PinnedOwner:
         self._is_fallback = is_fallback
         self._refresh = refresh
         self._consume = consume
+        self._tell_start = tell_start
         self._held: dict[str, HeldLease] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -151,7 +154,7 @@ class PinnedOwner:
 
     async def _adopt(self, plugin: NekroPlugin) -> None:
         """Run init and ``on_enabled`` here, then serve the plugin's calls, which thus find it initialised."""
-        for failure in [*await self._host.start_plugin(plugin), *await self._host.tell_state(plugin)]:
+        for failure in [*await self._host.start_plugin(plugin), *await self._tell_start(plugin)]:
             # It keeps its methods, like a plugin that is not pinned.
             logger.bind(plugin=plugin.key, error=failure.error).error("pinned_plugin_init_failed")
         self._consume(str(lane_queue(Lane.METHODS, plugin.key).name))

@@ -91,13 +91,20 @@ class PluginStates:
         )
         if others:
             return []
-        decisions = await self._decisions()
         failures: list[HookFailure] = []
         for plugin in self._host.plugins:
             if plugin.is_enabled and not self._lanes.is_pinned(plugin.key):
-                failures += await self._host.tell_state(plugin)
-                if plugin.key in decisions:
-                    await self._announced(decisions[plugin.key])
+                failures += await self.tell_start(plugin)
+        return failures
+
+    async def tell_start(self, plugin: NekroPlugin) -> list[HookFailure]:
+        """Run the ``on_enabled`` hooks of a plugin that was started here for the fleet."""
+        if not state_hooks(plugin):
+            return []
+        failures = await self._host.tell_state(plugin)
+        decision = (await self._decisions()).get(plugin.key)
+        if decision is not None:
+            await self._announced(decision)
         return failures
 
     def start(self) -> None:
