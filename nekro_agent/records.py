@@ -26,7 +26,10 @@ class StoredMessage:
     sender_name: str | None
     text: str
     created_at: datetime
-    #: ``is_tome``, ``content_data``, ``ext_data``, ``is_recalled``, ``raw_cq_code``, and the attached file.
+    #: Plain JSON values besides the columns, where they differ from the defaults: ``is_tome`` (1 for people's
+    #: messages), ``content_data``, ``ext_data``, ``is_recalled``, ``raw_cq_code``, ``message_id`` and
+    #: ``sender_nickname`` of the platform, the attached file, and ``is_posted``: a message of the agent that
+    #: its plugin has posted to the platform itself, so that a connector does not post it again.
     data: Mapping[str, Any] | None = None
     #: Of the chat; from its key where nothing is recorded, as in ``ChatInfo``.
     adapter_key: str | None = None

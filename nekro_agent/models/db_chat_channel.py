@@ -173,7 +173,8 @@ class DBChatChannel(QueryModel):
             is_active=chat.is_active,
             observe_mode=chat.observe_mode,
             preset_id=chat.preset_id,
-            conversation_start_time=chat.reset_at or created,
+            # Whole seconds, as those of messages: nothing precedes the chat's first message.
+            conversation_start_time=chat.reset_at or created.replace(microsecond=0),
             create_time=created,
             update_time=chat.reset_at or created,
             **_texts(chat.adapter_key, chat.channel_id, chat.channel_type, chat.channel_name),

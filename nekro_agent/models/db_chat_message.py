@@ -140,7 +140,7 @@ class DBChatMessage(QueryModel):
             platform_userid=row.sender_id or sender_id,
             sender_name=name,
             sender_nickname=data.get("sender_nickname") or name,
-            is_tome=int(data.get("is_tome", 0)),
+            is_tome=int(data.get("is_tome", row.kind is MessageKind.USER)),
             is_recalled=bool(data.get("is_recalled", False)),
             content_text=row.text,
             content_data=json.dumps(content, ensure_ascii=False),
@@ -162,6 +162,8 @@ class DBChatMessage(QueryModel):
         given = self.model_fields_set
         data = self._data({name: getattr(self, name) for name in _DATA if name in given})
         data |= {name: getattr(self, name) for name in ("message_id", "sender_nickname") if name in given}
+        if kind is MessageKind.USER:
+            data["is_tome"] = self.is_tome
         if kind is MessageKind.ASSISTANT:
             data["is_posted"] = True  # the plugin records what people have seen already
         row = (

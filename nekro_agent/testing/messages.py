@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from nekro_agent.ports import MessageKind, OutgoingMessage
+from nekro_agent.ports import IncomingMessage, MessageKind, OutgoingMessage
 from nekro_agent.records import StoredMessage
 
 __all__ = ["InMemoryMessages"]
@@ -15,7 +15,7 @@ __all__ = ["InMemoryMessages"]
 
 @dataclass(kw_only=True)
 class InMemoryMessages:
-    """Implements ``Messages``."""
+    """Implements ``Messages`` and ``Intake``."""
 
     #: Messages that plugins sent, in order.
     sent: list[OutgoingMessage] = field(default_factory=list)
@@ -42,6 +42,19 @@ class InMemoryMessages:
     async def wake(self, chat_key: str) -> None:
         """Record that the chat's agent was triggered."""
         self.triggered.append(chat_key)
+
+    async def receive(self, message: IncomingMessage) -> str | None:
+        """Record a message of a person, without hooks; implements ``Intake``."""
+        if message.is_tome:
+            self.triggered.append(message.chat_key)
+        return self.add(
+            message.chat_key,
+            MessageKind.USER,
+            message.text,
+            sender_id=message.user_id,
+            sender_name=message.user_name,
+            data={"is_tome": int(message.is_tome), "content_data": list(message.content_data)},
+        )
 
     def add(
         self,

@@ -70,6 +70,7 @@ class InMemoryRuntime:
             cron_jobs=self.cron_jobs,
             jobs=self.jobs,
             records=self.records,
+            intake=self.messages,
             hooks=self.host,
             store_policy=store_policy or StorePolicy(),
             downloads=downloads or DownloadPolicy(),

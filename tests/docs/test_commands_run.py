@@ -674,6 +674,9 @@ EXPECTED = {
     ),
     "nekro send group_1 'What is on today?'": Expected(out=f"^{HEX}$"),
     "nekro send group_1 'What is on today?' --user-id ada --wait": Expected(out="^Today: rain in Tokyo$"),
+    "nekro send onebot_v11-group_1 'See you tomorrow' --overheard --channel-name Friends": Expected(
+        out=f"^{HEX}$"
+    ),
     "nekro history cli": Expected(out=r"cli-user: What is on today\?\n.*Today: rain in Tokyo"),
     "nekro history cli --trace": Expected(out=r"Today: rain in Tokyo(?s:.*)scripted(?s:.*)forecast"),
     "nekro history CHAT --trace": Expected(

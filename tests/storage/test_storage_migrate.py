@@ -14,7 +14,7 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import inspect
+from sqlalchemy import Connection, inspect, text
 
 import storage
 from broker_config.settings import DatabaseSettings
@@ -155,8 +155,8 @@ def test_upgrades_only_add(path: Path) -> None:
     called = {node.attr for node in ast.walk(step) if isinstance(node, ast.Attribute)}
     assert called.isdisjoint(REMOVES)
     columns = [node for node in ast.walk(step) if getattr(node, "attr", "") == "add_column"]
-    text = ast.unparse(step)
-    assert not columns or "nullable=True" in text or "server_default" in text
+    code = ast.unparse(step)
+    assert not columns or "nullable=True" in code or "server_default" in code
 
 
 async def test_processes_that_start_concurrently_migrate_once(
@@ -173,3 +173,62 @@ async def test_processes_that_start_concurrently_migrate_once(
     codes = await asyncio.gather(*(asyncio.to_thread(process.wait, 50) for process in processes))
     assert codes == [0, 0, 0]
     assert (await check(database_settings, tmp_path)).migrated
+
+
+async def test_older_chats_get_their_channels_and_those_who_wrote_become_users(
+    database_settings: DatabaseSettings, tmp_path: Path
+) -> None:
+    with locked(database_settings, tmp_path) as connection:
+        command.upgrade(configuration(connection), "0004")
+        add_as_an_older_release(connection, "onebot_v11-group_1", "o\ufdd00000d-private_2", "demo")
+        add_as_an_older_release(connection, "support/7", adapter="onebot_v11")
+        for number, (chat, name) in enumerate(
+            [("onebot_v11-group_1", "Ada"), ("support/7", "Ada L."), ("demo", "Ada"), ("demo", None)]
+        ):
+            connection.execute(
+                text(
+                    "INSERT INTO messages (id, chat_key, kind, sender_id, sender_name, text, created_at) "
+                    "VALUES (:id, :chat, :kind, :sender, :name, 'hi', CURRENT_TIMESTAMP)"
+                ),
+                {
+                    "id": f"m{number}",
+                    "chat": chat,
+                    "kind": "user" if name else "assistant",
+                    "sender": "u1" if name else None,
+                    "name": name,
+                },
+            )
+    await upgrade(database_settings, tmp_path)
+    database = Database(database_settings, tmp_path)
+    with locked(database_settings, tmp_path) as connection:
+        rows = connection.execute(
+            text("SELECT chat_key, adapter_key, channel_id, channel_type, is_active FROM chats")
+        ).all()
+        add_as_an_older_release(connection, "discord-group:9")  # it still runs beside this one
+    assert {tuple(row) for row in rows} == {
+        ("demo", None, None, None, True),
+        ("o\ufdd00000d-private_2", None, None, None, True),
+        ("onebot_v11-group_1", "onebot_v11", "group_1", "group", True),
+        ("support/7", "onebot_v11", None, None, True),
+    }
+    async with database.begin() as transaction:
+        users = await transaction.records.users(platform_userid="u1", limit=9)
+        later = await transaction.chats.get("discord-group:9")
+        listed = await transaction.records.chats(chat_key="discord-group:9", limit=1)
+        ensured = await transaction.chats.ensure("discord-group:9", channel_name="Friends")
+    await database.dispose()
+    assert [(user.adapter_key, user.username) for user in users] == [("", "Ada"), ("onebot_v11", "Ada L.")]
+    assert (later.adapter_key, later.channel_id, later.channel_type) == ("discord", "group:9", "group")
+    assert listed == [later] and later.starts_turns and later.preset_id is None
+    assert (ensured.adapter_key, ensured.channel_name) == ("discord", "Friends")
+
+
+def add_as_an_older_release(connection: Connection, *chat_keys: str, adapter: str | None = None) -> None:
+    for key in chat_keys:
+        connection.execute(
+            text(
+                "INSERT INTO chats (chat_key, container_key, adapter_key, created_at, history_after, fence) "
+                "VALUES (:key, :key, :adapter, CURRENT_TIMESTAMP, 0, 0)"
+            ),
+            {"key": key, "adapter": adapter},
+        )

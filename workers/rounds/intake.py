@@ -140,9 +140,10 @@ def _for_hooks(message: IncomingMessage, chat: ChatInfo, message_id: str) -> Cha
     )
 
 
-def _data(message: IncomingMessage) -> dict[str, Any]:
+def _data(message: IncomingMessage) -> dict[str, Any] | None:
     """What the row keeps besides its columns: only what differs from the defaults."""
     data = {
+        "is_tome": None if message.is_tome else 0,
         "sender_nickname": message.nickname,
         "message_id": message.platform_message_id,
         "content_data": [dict(segment) for segment in message.content_data],
@@ -150,4 +151,4 @@ def _data(message: IncomingMessage) -> dict[str, Any]:
         "raw_cq_code": message.raw_cq_code,
         "file_path": message.file_path,
     }
-    return {"is_tome": int(message.is_tome), **{name: value for name, value in data.items() if value}}
+    return {name: value for name, value in data.items() if value or value == 0} or None
