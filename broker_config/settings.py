@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import SettingsError as SourceError
 
 from broker_config.model_groups import ModelGroups, group_variables
 from broker_config.removed_settings import REMOVED_SETTINGS
@@ -552,6 +553,8 @@ class Settings(BaseSettings):
             settings = cls(_env_file=env_file, **overrides)
         except ValidationError as exc:
             raise SettingsError(_explain(exc)) from exc
+        except SourceError as exc:  # the only setting that is JSON; the cause does not contain the text
+            raise SettingsError(f"NEKRO_MODEL_GROUPS is not valid JSON: {exc.__cause__}") from None
         _check_endpoints(settings)
         return settings.model_copy(update={"data_dir": settings.data_dir.expanduser().absolute()})
 

@@ -66,7 +66,10 @@ async def get_qdrant_client() -> Any:
     address = (config.QDRANT_URL, config.QDRANT_API_KEY)
     known = _clients.setdefault(loop, {})
     if address not in known:
-        known[address] = AsyncQdrantClient(url=address[0], api_key=address[1] or None)
+        # The check of versions runs on a thread of its own and only logs.
+        known[address] = AsyncQdrantClient(
+            url=address[0], api_key=address[1] or None, check_compatibility=False
+        )
     return known[address]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, PrivateAttr
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.models.query import Query
@@ -25,6 +25,9 @@ class QueryModel(BaseModel):
     ``save`` writes the fields that were changed since the row was read, and no others, so that two
     processes that change different fields of a row do not undo each other's changes.
     """
+
+    # Plugins pass ids as numbers too, such as ``sender_id=-1``.
+    model_config = ConfigDict(coerce_numbers_to_str=True)
 
     _extra_fields: ClassVar[tuple[str, ...]] = ()
     #: Fields that plugins may change.
@@ -114,7 +117,12 @@ class QueryModel(BaseModel):
         unknown = sorted(values.keys() - cls.model_fields.keys())
         if unknown:
             raise InvalidValueError(f"{cls.__name__} has no field {unknown[0]!r} here")
-        return await cls(**values)._insert()
+        try:
+            row = cls(**values)
+        except ValidationError as exc:
+            faults = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in exc.errors())
+            raise InvalidValueError(f"{cls.__name__}: {faults}") from exc
+        return await row._insert()
 
     @classmethod
     async def get_or_create(

@@ -185,7 +185,8 @@ class DBChatChannel(QueryModel):
         return cls._row(id=stable_id(chat_key), chat_key=chat_key, **_texts(*channel_of(chat_key), None))
 
     async def _insert(self) -> Self:
-        return self._of(await self._change({name: getattr(self, name) for name in self._given()}))
+        given = {name: getattr(self, name) for name in _COLUMNS if name in self.model_fields_set}
+        return self._of(await self._change({name: value for name, value in given.items() if value != ""}))
 
     async def _update(self, changes: dict[str, Any]) -> None:
         restarts = changes.pop("conversation_start_time", None) is not None
@@ -197,9 +198,6 @@ class DBChatChannel(QueryModel):
         # Plugins write "" for what is not known, and the tables NULL.
         values = {name: None if value == "" else value for name, value in changes.items()}
         return await runtime.current().service("records").change_chat(self.chat_key, values)
-
-    def _given(self) -> set[str]:
-        return self.model_fields_set & set(_COLUMNS)
 
 
 def _texts(

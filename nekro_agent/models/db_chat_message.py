@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import PurePosixPath
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr
+from pydantic import BaseModel, ConfigDict, PrivateAttr, field_validator
 
 from nekro_agent import runtime
 from nekro_agent.errors import InvalidValueError
@@ -68,6 +68,12 @@ class DBChatMessage(QueryModel):
     send_timestamp: int = 0
     create_time: datetime | None = None
     update_time: datetime | None = None
+
+    @field_validator("content_data", "ext_data", mode="before")
+    @classmethod
+    def _as_json(cls, value: Any) -> Any:
+        """Accept the values themselves, which some plugins pass instead of JSON texts."""
+        return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value
 
     #: Id of the row; ``message_id`` may be the platform's.
     _row_id: str = PrivateAttr("")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.layout import channel_of
@@ -157,6 +157,12 @@ class ChatMessage(BaseModel):
     ext_data: dict[str, Any] = Field(default_factory=dict)
     #: Seconds since the epoch.
     send_timestamp: int = 0
+
+    @field_validator("content_data")
+    @classmethod
+    def _as_segments(cls, value: list[Any]) -> list[Any]:
+        """Build segments from their JSON form, in which messages cross to other processes."""
+        return [segment_from_dict(item) if isinstance(item, dict) else item for item in value]
 
     @classmethod
     def create_empty(cls, chat_key: str) -> ChatMessage:

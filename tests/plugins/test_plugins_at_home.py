@@ -193,7 +193,8 @@ async def test_vectors_are_stored_in_the_embedded_database_by_several_processes(
     other = Worker(home_system.settings, tmp_path / "other.log", lane="methods", concurrency=None)
     try:
         other.wait_ready()
-        await asyncio.gather(*(world.call("vectors", number) for number in range(1, 7)))
+        await world.call("vectors", 1)  # creates the collection
+        await asyncio.gather(*(world.call("vectors", number) for number in range(2, 7)))
         found = (await world.call("vectors", 7)).value
     finally:
         other.stop()

@@ -23,7 +23,12 @@ from nekro_agent.plugin import NekroPlugin
 from nekro_agent.policies import CoreConfig, ModelConfigGroup
 from nekro_agent.ports import ChatInfo, MessageKind
 from nekro_agent.schemas.agent_ctx import AgentCtx
-from nekro_agent.schemas.chat_message import ChatMessageSegmentAt, ChatMessageSegmentImage, ChatType
+from nekro_agent.schemas.chat_message import (
+    ChatMessage,
+    ChatMessageSegmentAt,
+    ChatMessageSegmentImage,
+    ChatType,
+)
 from nekro_agent.services.agent.creator import ContentSegment, OpenAIChatMessage
 from nekro_agent.services.agent.openai import gen_openai_chat_response, gen_openai_embeddings
 from nekro_agent.testing import InMemoryRuntime
@@ -224,7 +229,9 @@ async def test_messages_have_content_and_are_deleted(world: InMemoryRuntime) -> 
     await row.save()
     assert (await DBChatMessage.get(id=row.id)).is_recalled
     assert await DBChatMessage.filter(sender_id=7, chat_type="private").count() == 1
-    agent = await DBChatMessage.create(chat_key="onebot_v11-private_1", sender_id="-1", content_text="hi")
+    agent = await DBChatMessage.create(
+        chat_key="onebot_v11-private_1", sender_id=-1, content_text="hi", content_data=[], ext_data={}
+    )
     assert await DBChatMessage.filter(sender_id=-1).first() == agent
     note = await DBChatMessage.create(
         chat_key="onebot_v11-private_1", sender_id="-1", sender_name="SYSTEM", content_text="note"
@@ -235,6 +242,8 @@ async def test_messages_have_content_and_are_deleted(world: InMemoryRuntime) -> 
         "note",
         "hi",
     ]
+    with pytest.raises(InvalidValueError, match="DBChatMessage: chat_key: Field required"):
+        await DBChatMessage.create(content_text="hi")
     agent.content_data = "{"
     with pytest.raises(InvalidValueError, match="not JSON"):
         agent.parse_content_data()
@@ -376,3 +385,14 @@ async def test_helpers_of_the_reference_api_work(
     assert common_util.limited_text_output("abcdefghij", 7, "…") == "abc…hij"
     assert common_util.calculate_text_similarity("abc", "abc") == 1.0
     assert common_util.calculate_text_similarity("abc", "abc", min_length=4) == 0.0
+
+
+def test_segments_of_a_message_survive_the_way_to_another_process() -> None:
+    content = [{"type": "at", "text": "@Ada", "target_platform_userid": "7"}, {"type": "voice", "text": "…"}]
+    message = ChatMessage(chat_key="onebot_v11-group_1", content_data=content)
+    again = ChatMessage.model_validate(message.model_dump(mode="json"))
+    mention, voice = again.content_data
+    assert isinstance(mention, ChatMessageSegmentAt) and mention.target_platform_userid == "7"
+    assert (voice.type, again.is_empty(), ChatMessage.create_empty("c").is_empty()) == ("voice", False, True)
+    with pytest.raises(ValueError, match="song"):
+        ChatMessage(chat_key="c", content_data=[{"type": "song"}])

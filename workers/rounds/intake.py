@@ -14,7 +14,6 @@ from nekro_agent.schemas.chat_message import (
     ChatMessageSegment,
     ChatMessageSegmentType,
     ChatType,
-    segments_from_list,
 )
 from nekro_agent.schemas.signal import MsgSignal
 from nekro_agent.shared_clock import shared_now, shared_time
@@ -132,7 +131,7 @@ def _for_hooks(message: IncomingMessage, chat: ChatInfo, message_id: str) -> Cha
         chat_type=ChatType.of(chat.channel_type),
         is_tome=int(message.is_tome),
         content_text=message.text,
-        content_data=segments_from_list([dict(segment) for segment in message.content_data])
+        content_data=[dict(segment) for segment in message.content_data]
         or [ChatMessageSegment(type=ChatMessageSegmentType.TEXT, text=message.text)],
         raw_cq_code=message.raw_cq_code,
         ext_data=dict(message.ext_data),

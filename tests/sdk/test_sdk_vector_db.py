@@ -1,0 +1,94 @@
+"""The Qdrant client of plugins: a server of the settings, or the embedded database."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+from file_server import FileServer
+
+from nekro_agent.api.core import get_qdrant_client, get_qdrant_config
+from nekro_agent.errors import PackageInstallError
+from nekro_agent.policies import CoreConfig
+from nekro_agent.testing import InMemoryRuntime
+
+#: Adds one point to the database of a data root, in a process of its own.
+ADD = """
+import asyncio, sys
+from pathlib import Path
+from qdrant_client import models
+from nekro_agent import runtime
+from nekro_agent.core.vector_db import get_qdrant_client
+async def add(number):
+    client = await get_qdrant_client()
+    await client.upsert("notes", [models.PointStruct(id=number, vector=[1.0, number / 10])])
+runtime.prepare(data_dir=Path(sys.argv[1]))
+asyncio.run(add(int(sys.argv[2])))
+"""
+
+
+# The client warns of a key without TLS.
+@pytest.mark.filterwarnings("ignore::UserWarning")
+async def test_the_client_connects_to_the_server_of_the_settings(
+    file_server: FileServer, tmp_path: Path
+) -> None:
+    pytest.importorskip("qdrant_client", reason="qdrant-client is not installed")
+
+    def collections(handler: BaseHTTPRequestHandler) -> None:
+        body = json.dumps(
+            {"result": {"collections": [{"name": "notes"}]}, "status": "ok", "time": 0}
+        ).encode()
+        handler.send_response(200)
+        handler.send_header("Content-Type", "application/json")
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    file_server.answer_with("/collections", collections)
+    core = CoreConfig(QDRANT_URL=file_server.base, QDRANT_API_KEY="q-key")
+    async with InMemoryRuntime(data_dir=tmp_path, core=core):
+        config = get_qdrant_config()
+        assert (config.url, config.api_key) == (file_server.base, "q-key") and "q-key" not in repr(config)
+        client = await get_qdrant_client()
+        assert client is await get_qdrant_client()
+        found = await client.get_collections()
+        await client.close()
+    assert [item.name for item in found.collections] == ["notes"]
+    assert file_server.headers[-1]["api-key"] == "q-key"
+    assert not (tmp_path / "qdrant").exists()
+
+
+async def test_processes_use_the_embedded_database_in_turns(tmp_path: Path) -> None:
+    models = pytest.importorskip("qdrant_client.models", reason="qdrant-client is not installed")
+    async with InMemoryRuntime(data_dir=tmp_path):
+        assert get_qdrant_config().url == ""
+        client = await get_qdrant_client()
+        vectors = models.VectorParams(size=2, distance=models.Distance.COSINE)
+        assert await client.create_collection("notes", vectors_config=vectors)
+        others = [
+            subprocess.Popen([sys.executable, "-c", ADD, str(tmp_path), str(number)]) for number in (1, 2)
+        ]
+        await client.upsert("notes", [models.PointStruct(id=3, vector=[1.0, 0.0], payload={"text": "mine"})])
+        assert [await asyncio.to_thread(other.wait, 50) for other in others] == [0, 0]
+        assert (await client.count("notes")).count == 3
+        (nearest,) = (await client.query_points("notes", query=[1.0, 0.0], limit=1)).points
+        assert (nearest.id, nearest.payload) == (3, {"text": "mine"})
+        with pytest.raises(AttributeError, match="no method 'fly'"):
+            _ = client.fly
+        with pytest.raises(ValueError, match="missing"):
+            await client.count("missing")
+        await client.close()
+
+
+async def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "qdrant_client", None)
+    async with InMemoryRuntime(data_dir=tmp_path):
+        with pytest.raises(PackageInstallError, match=r"pip install 'nekro-workers\[qdrant\]'"):
+            await get_qdrant_client()
