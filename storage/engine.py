@@ -19,8 +19,9 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from broker_config.settings import DatabaseSettings
 from nekro_agent.durations import CLOSE_STEP_SECONDS
@@ -29,9 +30,13 @@ from runtime.completion import complete
 from storage.driver.connection import Connection, DriverConnection
 from storage.driver.pool import Pool, limited
 from storage.driver.sqlite import SqlitePool
-from storage.driver.statements import SingleStatement, dialect_of
-from storage.driver.urls import database_url
+from storage.driver.urls import database_url, libpq_url, sqlite_path
 from storage.transaction import Transaction
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL
+
+    from storage.driver.statements import SingleStatement
 
 __all__ = ["Database"]
 
@@ -54,9 +59,11 @@ class Database:
         Raises:
             SettingsError: the URL does not name PostgreSQL or a SQLite file.
         """
-        self.url = database_url(settings, data_dir)
         self.settings = settings
-        self._dialect = dialect_of(self.url.drivername)
+        self._data_dir = data_dir
+        self._file = sqlite_path(settings, data_dir)
+        if self._file is None and libpq_url(settings) is None and self.url.get_backend_name() == "sqlite":
+            self._file = Path(self.url.database or "")
         self._lock = threading.Lock()
         self._pools: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Pool[Any]] = (
             weakref.WeakKeyDictionary()
@@ -64,10 +71,19 @@ class Database:
         #: Tasks inside a write transaction.
         self._writing: set[asyncio.Task[object] | None] = set()
 
+    @cached_property
+    def url(self) -> URL:
+        """The URL as SQLAlchemy has it."""
+        return database_url(self.settings, self._data_dir)
+
     @property
     def is_sqlite(self) -> bool:
         """Whether the database is a SQLite file (otherwise PostgreSQL)."""
-        return self.url.get_backend_name() == "sqlite"
+        return self._file is not None
+
+    @property
+    def _backend(self) -> str:
+        return "sqlite" if self.is_sqlite else "postgresql+psycopg"
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[Transaction]:
@@ -84,7 +100,7 @@ class Database:
         """
         async with self._writer() as connection:
             await connection.begin()
-            transaction = Transaction(Connection(connection, self._dialect))
+            transaction = Transaction(Connection(connection, self._backend))
             try:
                 async with limited(self.settings.transaction_timeout_seconds):
                     yield transaction
@@ -103,7 +119,7 @@ class Database:
         For writes of one statement: it saves the round trips of BEGIN and COMMIT.
         """
         async with self._writer() as connection, limited(self.settings.transaction_timeout_seconds):
-            yield Transaction(Connection(connection, self._dialect))
+            yield Transaction(Connection(connection, self._backend))
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[Transaction]:
@@ -113,7 +129,7 @@ class Database:
         """
         reader = self._pool().reader()
         async with reader as connection, limited(self.settings.transaction_timeout_seconds):
-            yield Transaction(Connection(connection, self._dialect))
+            yield Transaction(Connection(connection, self._backend))
 
     async def run(self, statement: SingleStatement, values: Mapping[str, Any]) -> Any:
         """Run one statement as a transaction of its own.
@@ -127,7 +143,9 @@ class Database:
         """
         if statement.writes:
             self._refuse_second_writer()
-        compiled = statement.compiled(self._dialect)
+        from storage.driver.statements import dialect_of
+
+        compiled = statement.compiled(dialect_of(self._backend))
         parameters = compiled.parameters(values)
         rows, _ = await self._pool().run(compiled.sql, parameters, writes=statement.writes)
         return compiled.rows(rows[:1])[0][0] if rows else None
@@ -166,12 +184,12 @@ class Database:
         return pool
 
     def _new_pool(self) -> Pool[Any]:
-        if self.is_sqlite:
-            return SqlitePool(self.url, self.settings)
+        if self._file is not None:
+            return SqlitePool(self._file, self.settings)
         # A process that uses SQLite need not load psycopg.
         from storage.driver.postgresql import postgres_pool
 
-        return postgres_pool(self.url, self.settings)
+        return postgres_pool(self.settings, self._data_dir)
 
     @asynccontextmanager
     async def _writer(self) -> AsyncIterator[DriverConnection]:

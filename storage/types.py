@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -13,17 +12,13 @@ from sqlalchemy import DateTime, Dialect, Text
 from sqlalchemy.types import TypeDecorator
 
 from nekro_agent.errors import InvalidValueError
+from storage.escaped_text import escaped, unescaped
 
 __all__ = ["MAX_KEY_BYTES", "FaithfulText", "JsonText", "KeyText", "StateText", "UtcDateTime"]
 
 #: Maximum length of a text in an indexed column. PostgreSQL limits an index entry, which has up to two of
 #: them, to 2,700 bytes.
 MAX_KEY_BYTES: Final = 1250
-
-#: A noncharacter that Unicode reserves for use inside programs; it marks an escape in `FaithfulText`.
-_ESCAPE: Final = "\ufdd0"
-_TO_ESCAPE: Final = re.compile(f"[\0\ud800-\udfff{_ESCAPE}]")
-_ESCAPED: Final = re.compile(f"{_ESCAPE}([0-9a-f]{{4}})")
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -65,9 +60,7 @@ class FaithfulText(TypeDecorator[str]):
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         """Escape."""
-        if value is None or (value.isascii() and "\0" not in value):  # a fast check that most values pass
-            return value
-        return _TO_ESCAPE.sub(lambda match: f"{_ESCAPE}{ord(match[0]):04x}", value)
+        return None if value is None else escaped(value)
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[str | None], str | None]:
         """Return the function that undoes the escape; SQLAlchemy's wrapper would take longer than it."""
@@ -75,9 +68,7 @@ class FaithfulText(TypeDecorator[str]):
 
 
 def _unescaped(value: str | None) -> str | None:
-    if value is None or _ESCAPE not in value:
-        return value
-    return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), value)
+    return None if value is None else unescaped(value)
 
 
 class KeyText(FaithfulText):

@@ -1,26 +1,35 @@
 """Blocking engines of SQLAlchemy, and what they share with the connections of event loops.
 
 Migrations need SQLAlchemy's own engines, and so do plugins' synchronous requests for paths. This module
-does not import psycopg, so that a process that uses SQLite need not load it.
+does not import psycopg, so that a process that uses SQLite need not load it, nor SQLAlchemy, which a command
+that only reads does not need.
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Final
-
-from sqlalchemy import URL, Engine, create_engine, event
-from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.pool import NullPool, QueuePool
+from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import CONNECT_SECONDS, DatabaseSettings
 from nekro_agent.errors import StorageUnavailableError
 from nekro_agent.files.private_files import make_directory
 from storage.driver.errors import install
 
-__all__ = ["ANSWER_SECONDS", "blocking_engine", "configure", "connect_arguments", "make_file"]
+if TYPE_CHECKING:
+    from sqlalchemy import URL, Engine
+    from sqlalchemy.engine.interfaces import DBAPIConnection
+
+__all__ = [
+    "ANSWER_SECONDS",
+    "blocking_engine",
+    "configure",
+    "connect_arguments",
+    "has_one_server",
+    "make_file",
+]
 
 #: Time limit of connecting to a single server, and of a ping.
 ANSWER_SECONDS: Final = 5
@@ -31,13 +40,16 @@ _WAL_LIMIT_BYTES: Final = 32 << 20
 
 def blocking_engine(url: URL, settings: DatabaseSettings, *, pooled: bool = False) -> Engine:
     """Build a blocking engine: without a pool for migrations, with one for repeated reading."""
+    from sqlalchemy import create_engine, event
+    from sqlalchemy.pool import NullPool, QueuePool
+
     is_sqlite = url.get_backend_name() == "sqlite"
     if is_sqlite:
         make_file(Path(url.database or ""))
         # The pool lends a connection to one thread at a time.
         arguments: dict[str, Any] = {"check_same_thread": False}
     else:
-        arguments = connect_arguments(url, settings)
+        arguments = connect_arguments(url.query, settings, is_one_server=has_one_server(url))
         if not pooled:
             # Migrations have no time limit on their statements, because a large table may need long.
             arguments.pop("options", None)
@@ -94,10 +106,12 @@ def _cannot_open(path: Path, reason: str | None) -> StorageUnavailableError:
     )
 
 
-def connect_arguments(url: URL, settings: DatabaseSettings) -> dict[str, Any]:
-    """Return the arguments of psycopg that the URL does not contain."""
+def connect_arguments(
+    given: Collection[str], settings: DatabaseSettings, *, is_one_server: bool
+) -> dict[str, Any]:
+    """Return the arguments of psycopg that the URL's parameters do not contain; ``given`` are their names."""
     arguments: dict[str, Any] = {
-        "connect_timeout": ANSWER_SECONDS if _has_one_server(url) else int(CONNECT_SECONDS),
+        "connect_timeout": ANSWER_SECONDS if is_one_server else int(CONNECT_SECONDS),
         # Of several servers, use the primary; refuse a single server that was demoted.
         "target_session_attrs": "read-write",
         "application_name": _APPLICATION_NAME,
@@ -105,13 +119,14 @@ def connect_arguments(url: URL, settings: DatabaseSettings) -> dict[str, Any]:
         "keepalives_interval": 5,
         "keepalives_count": 3,
     }
-    if "options" not in url.query:
+    if "options" not in given:
         # A worker that hangs inside a transaction must not hold its row locks forever.
         limit = int(settings.transaction_timeout_seconds * 1000)
         arguments["options"] = f"-c statement_timeout={limit} -c idle_in_transaction_session_timeout={limit}"
-    return {name: value for name, value in arguments.items() if name not in url.query}
+    return {name: value for name, value in arguments.items() if name not in given}
 
 
-def _has_one_server(url: URL) -> bool:
+def has_one_server(url: URL) -> bool:
+    """Whether a URL names one server, not several of which one is the primary."""
     hosts = url.query.get("host", ())
     return not isinstance(hosts, tuple) and "," not in hosts

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from sqlalchemy import Dialect, Executable
+from storage.driver.values import Parameters, Row
 
-from storage.driver.statements import FixedStatement, Parameters, Row, prepared
+if TYPE_CHECKING:
+    from sqlalchemy import Dialect, Executable
+
+    from storage.driver.statements import FixedStatement
 
 __all__ = ["Connection", "DriverConnection", "DriverRows", "Rows"]
 
@@ -118,14 +121,28 @@ class Rows:
 class Connection:
     """Runs the statements of one transaction; do not construct it directly."""
 
-    __slots__ = ("dialect", "driver", "locked_chats")
+    __slots__ = ("_backend", "driver", "locked_chats")
 
-    def __init__(self, driver: DriverConnection, dialect: Dialect) -> None:
+    def __init__(self, driver: DriverConnection, backend: str) -> None:
+        """Create it; ``backend`` is that of ``storage.driver.statements.dialect_of``."""
         self.driver = driver
-        self.dialect = dialect
+        self._backend = backend
         #: Chats whose rows the transaction has locked, with the lease's fencing token or None. It saves the
         #: round trip of locking a row again.
         self.locked_chats: dict[str, int | None] = {}
+
+    @property
+    def dialect(self) -> Dialect:
+        """SQLAlchemy's dialect of the database."""
+        # Imported at the first statement of SQLAlchemy: a command that runs texts only does without it.
+        from storage.driver.statements import dialect_of
+
+        return dialect_of(self._backend)
+
+    @property
+    def is_sqlite(self) -> bool:
+        """Whether the database is SQLite (otherwise PostgreSQL)."""
+        return self._backend == "sqlite"
 
     async def execute(
         self, statement: Executable | FixedStatement, values: Mapping[str, Any] | None = None
@@ -137,6 +154,8 @@ class Connection:
             ConflictError: a row violates a constraint.
             InvalidValueError: a column type refuses a value.
         """
+        from storage.driver.statements import FixedStatement, prepared
+
         compiled, sql, parameters = prepared(statement, values or {}, self.dialect)
         is_short = isinstance(statement, FixedStatement)
         rows, rowcount = await self.driver.execute(sql, parameters, is_short=is_short)

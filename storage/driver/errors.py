@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from typing import Final
-
-from sqlalchemy import Engine, event
-from sqlalchemy.engine import ExceptionContext
+from typing import TYPE_CHECKING, Final
 
 from nekro_agent.errors import ConflictError, NekroError, StorageError, StorageUnavailableError
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+    from sqlalchemy.engine import ExceptionContext
 
 __all__ = ["install", "is_busy", "is_refusal", "translated"]
 
@@ -53,6 +54,7 @@ def translated(error: BaseException) -> NekroError:
 
 def install(engine: Engine) -> None:
     """Make an engine raise our error, ``from`` the driver's, for every error of its driver."""
+    from sqlalchemy import event
 
     @event.listens_for(engine, "handle_error")
     def translate(context: ExceptionContext) -> BaseException | None:

@@ -15,7 +15,7 @@ from nekro_agent.durations import CLOSE_STEP_SECONDS, FRESH_SECONDS, POLL_SECOND
 from nekro_agent.errors import StorageUnavailableError
 from storage.driver.connection import DriverConnection, DriverRows
 from storage.driver.gate import Gate
-from storage.driver.statements import Parameters
+from storage.driver.values import Parameters
 
 __all__ = ["Pool", "connection_gate", "limited"]
 

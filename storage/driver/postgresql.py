@@ -6,30 +6,31 @@ import asyncio
 import os
 import socket
 from collections.abc import Awaitable
+from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import parse_qsl, urlsplit
 
 import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
-from sqlalchemy import URL
 
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import StorageUnavailableError
-from storage.driver.blocking import ANSWER_SECONDS, connect_arguments
+from storage.driver.blocking import ANSWER_SECONDS, connect_arguments, has_one_server
 from storage.driver.connection import DriverRows
 from storage.driver.errors import translated
 from storage.driver.pool import Pool, connection_gate
-from storage.driver.statements import Parameters, dialect_of
+from storage.driver.urls import database_url, libpq_url
+from storage.driver.values import Parameters
 
 __all__ = ["PostgresConnection", "postgres_pool"]
 
 T = TypeVar("T")
 
 
-def postgres_pool(url: URL, settings: DatabaseSettings) -> Pool[PostgresConnection]:
+def postgres_pool(settings: DatabaseSettings, data_dir: Path) -> Pool[PostgresConnection]:
     """Return the pool of an event loop; nothing is opened."""
-    _, of_url = dialect_of(url.drivername).create_connect_args(url)
-    arguments = {**of_url, **connect_arguments(url, settings)}
+    arguments = _arguments(settings, data_dir)
 
     async def connect() -> PostgresConnection:
         try:
@@ -42,6 +43,22 @@ def postgres_pool(url: URL, settings: DatabaseSettings) -> Pool[PostgresConnecti
         connection_gate(settings.pool_size, settings),
         cut_later=lambda connection: connection.cut_later(settings.transaction_timeout_seconds),
     )
+
+
+def _arguments(settings: DatabaseSettings, data_dir: Path) -> dict[str, Any]:
+    conninfo = libpq_url(settings)
+    if conninfo is not None:
+        parts = urlsplit(conninfo)
+        given = {name for name, _ in parse_qsl(parts.query, keep_blank_values=True)}
+        return {
+            "conninfo": conninfo,
+            **connect_arguments(given, settings, is_one_server="," not in parts.netloc),
+        }
+    from storage.driver.statements import dialect_of
+
+    url = database_url(settings, data_dir)
+    _, of_url = dialect_of(url.drivername).create_connect_args(url)
+    return {**of_url, **connect_arguments(url.query, settings, is_one_server=has_one_server(url))}
 
 
 class PostgresConnection:

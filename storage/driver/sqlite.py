@@ -13,8 +13,6 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final
 
-from sqlalchemy import URL
-
 from broker_config.settings import DatabaseSettings
 from runtime.completion import complete
 from storage.driver.blocking import configure, make_file
@@ -23,7 +21,7 @@ from storage.driver.errors import translated
 from storage.driver.gate import Gate
 from storage.driver.pool import Pool, connection_gate
 from storage.driver.sqlite_connection import SqliteConnection
-from storage.driver.statements import Parameters
+from storage.driver.values import Parameters
 
 __all__ = ["SqlitePool"]
 
@@ -34,11 +32,11 @@ _MOST_READERS: Final = 4
 class SqlitePool(Pool[SqliteConnection]):
     """The connections of an event loop: a pool of readers, and one writer behind a gate."""
 
-    def __init__(self, url: URL, settings: DatabaseSettings) -> None:
+    def __init__(self, path: Path, settings: DatabaseSettings) -> None:
         super().__init__(
             self._connect_to_file, connection_gate(min(_MOST_READERS, settings.pool_size), settings)
         )
-        self._path = Path(url.database or "")
+        self._path = path
         self._settings = settings
         seconds = settings.pool_timeout_seconds
         error = (

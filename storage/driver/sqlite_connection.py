@@ -23,7 +23,7 @@ from nekro_agent.durations import CLOSE_STEP_SECONDS
 from runtime.completion import outlast
 from storage.driver.connection import DriverRows
 from storage.driver.errors import is_busy, translated
-from storage.driver.statements import Parameters
+from storage.driver.values import Parameters
 
 __all__ = ["SqliteConnection"]
 

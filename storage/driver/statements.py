@@ -17,20 +17,15 @@ from sqlalchemy.sql.expression import ClauseElement, ReturnsRows
 from sqlalchemy.sql.schema import ScalarElementColumnDefault
 from sqlalchemy.types import TypeEngine
 
+from storage.driver.values import Parameters, Row
+
 __all__ = [
     "DriverStatement",
     "FixedStatement",
-    "Parameters",
-    "Row",
     "SingleStatement",
     "dialect_of",
     "prepared",
 ]
-
-#: The values of one row, in the order of the statement's columns.
-Row = tuple[Any, ...]
-#: Values in the form that a driver accepts: by position or by name.
-Parameters = tuple[Any, ...] | dict[str, Any]
 
 _Processor = Callable[[Any], Any]
 

@@ -2,23 +2,56 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, urlencode, urlsplit
-
-from sqlalchemy import URL, make_url
-from sqlalchemy.exc import ArgumentError as MalformedUrlError
 
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import SettingsError
 
-__all__ = ["SQLITE_FILE_NAME", "database_url"]
+if TYPE_CHECKING:
+    from sqlalchemy import URL
+
+__all__ = ["SQLITE_FILE_NAME", "database_url", "exists", "libpq_url", "sqlite_path"]
 
 #: Name of the SQLite file in the data directory when no URL is set.
 SQLITE_FILE_NAME: Final = "nekro.db"
 
 _VARIABLE: Final = "NEKRO_DATABASE__URL"
 _POSTGRESQL: Final = frozenset({"postgresql", "postgres", "postgresql+psycopg"})
+#: A SQLite URL that needs no further check.
+_PLAIN_SQLITE: Final = re.compile(r"sqlite:///(?!file:|:memory:)([^?#]+)")
+
+
+def sqlite_path(settings: DatabaseSettings, data_dir: Path) -> Path | None:
+    """Return the file of the URL if it plainly names a SQLite file; None: ask ``database_url``."""
+    if settings.url is None:
+        return data_dir.absolute() / SQLITE_FILE_NAME
+    plain = _PLAIN_SQLITE.fullmatch(settings.url)
+    return None if plain is None else Path(plain[1]).expanduser().absolute()
+
+
+def exists(settings: DatabaseSettings, data_dir: Path) -> bool:
+    """Whether the database may exist: False for a SQLite file that only connecting would create."""
+    file = sqlite_path(settings, data_dir)
+    return file is None or file.exists()
+
+
+def libpq_url(settings: DatabaseSettings) -> str | None:
+    """Return the URL in the form of libpq if it plainly names a PostgreSQL; None: ask ``database_url``.
+
+    SQLAlchemy reads some URLs differently: with ``@`` in a password, or hosts among the parameters.
+    """
+    try:
+        parts = urlsplit(settings.url or "")
+        _ = None if "," in parts.netloc else parts.port
+    except ValueError:
+        return None
+    names = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
+    if parts.scheme not in _POSTGRESQL or parts.netloc.count("@") > 1 or "host" in names:
+        return None
+    return parts._replace(scheme="postgresql").geturl()
 
 
 def database_url(settings: DatabaseSettings, data_dir: Path) -> URL:
@@ -28,6 +61,9 @@ def database_url(settings: DatabaseSettings, data_dir: Path) -> URL:
         SettingsError: the URL is malformed, or names another database or driver or an
             in-memory SQLite database, which connections cannot share.
     """
+    from sqlalchemy import URL, make_url
+    from sqlalchemy.exc import ArgumentError as MalformedUrlError
+
     if settings.url is None:
         return URL.create("sqlite", database=str(data_dir.absolute() / SQLITE_FILE_NAME))
     try:
@@ -72,5 +108,4 @@ def _sqlite(url: URL) -> URL:
         raise SettingsError(
             f"{_VARIABLE}: SQLite takes no URL parameters, got {', '.join(sorted(url.query))}"
         )
-    path = str(Path(url.database).expanduser().absolute())
-    return URL.create("sqlite", database=path)
+    return url.set(database=str(Path(url.database).expanduser().absolute()))

@@ -19,7 +19,8 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from nekro_agent.errors import NotFoundError
 from storage.driver.connection import Connection, Rows
-from storage.driver.statements import FixedStatement, Row
+from storage.driver.statements import FixedStatement
+from storage.driver.values import Row
 
 __all__ = ["Repository", "chosen_once", "found", "is_one_of", "new_id"]
 

@@ -1,0 +1,27 @@
+"""Escapes characters that databases do not accept in texts; see ``storage.types.FaithfulText``."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+__all__ = ["escaped", "unescaped"]
+
+#: A noncharacter that Unicode reserves for use inside programs; it marks an escape.
+_ESCAPE: Final = "\ufdd0"
+_TO_ESCAPE: Final = re.compile(f"[\0\ud800-\udfff{_ESCAPE}]")
+_ESCAPED: Final = re.compile(f"{_ESCAPE}([0-9a-f]{{4}})")
+
+
+def escaped(value: str) -> str:
+    """Escape a text for the database."""
+    if value.isascii() and "\0" not in value:  # a fast check that most values pass
+        return value
+    return _TO_ESCAPE.sub(lambda match: f"{_ESCAPE}{ord(match[0]):04x}", value)
+
+
+def unescaped(value: str) -> str:
+    """Undo ``escaped``."""
+    if _ESCAPE not in value:
+        return value
+    return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), value)
