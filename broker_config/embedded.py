@@ -6,6 +6,10 @@ Unix socket, and the last one stops it.
 
 from __future__ import annotations
 
+from broker_config.redis_library import redis
+
+# isort: split
+
 import fcntl
 import hashlib
 import os
@@ -22,7 +26,6 @@ from pathlib import Path
 from typing import IO, Final
 from urllib.parse import quote
 
-import redis
 from pydantic import SecretStr
 from redis.backoff import NoBackoff
 from redis.retry import Retry

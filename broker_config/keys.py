@@ -31,7 +31,7 @@ import re
 from dataclasses import dataclass
 from typing import Final, TypeGuard
 
-__all__ = ["ABANDONED_SECONDS", "Keys", "is_caller_id"]
+__all__ = ["ABANDONED_SECONDS", "Keys", "is_caller_id", "pinned_queue"]
 
 #: How long the queue of a watcher is kept after the watcher died or lost its connection.
 ABANDONED_SECONDS: Final = 120
@@ -53,6 +53,11 @@ MAX_REFUSED_BYTES: Final = 16_384
 _CALLER_ID = re.compile(r"[0-9a-f]{32}")
 
 
+def pinned_queue(plugin_key: str) -> str:
+    """Return the name of a pinned plugin's queue."""
+    return f"pinned.{plugin_key}"
+
+
 def is_caller_id(value: object) -> TypeGuard[str]:
     """Whether a ``reply_to`` has the format of a ``MethodCaller`` id; nothing else becomes part of a key."""
     return isinstance(value, str) and _CALLER_ID.fullmatch(value) is not None
@@ -67,6 +72,10 @@ class Keys:
     def reply(self, caller_id: str) -> str:
         """Channel on the results' Redis to which one caller subscribes."""
         return f"{self.prefix}reply:{caller_id}"
+
+    def result(self, task_id: str) -> str:
+        """String with the result record of a task, on the results' Redis; Celery's own key."""
+        return f"{self.prefix}celery-task-meta-{task_id}"
 
     @property
     def dead(self) -> str:

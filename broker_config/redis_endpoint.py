@@ -8,6 +8,10 @@ host name to another server, and Sentinel returns another address. TLS errors na
 
 from __future__ import annotations
 
+from broker_config.redis_library import redis
+
+# isort: split
+
 import asyncio
 import re
 import ssl
@@ -16,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import redis
 import redis.asyncio
 import redis.asyncio.connection as of_loop
 from redis.asyncio.retry import Retry as LoopRetry

@@ -15,6 +15,7 @@ from uuid import uuid4
 from kombu.entity import Exchange, Queue
 from kombu.exceptions import ChannelError
 
+from broker_config.keys import pinned_queue
 from nekro_agent.methods import Lane
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def lane_queue(lane: Lane, plugin_key: str | None = None, *, quorum: bool = Fals
         plugin_key: ``author.module`` of a pinned plugin: its queue is ``pinned.<plugin key>``.
         quorum: declare a RabbitMQ quorum queue; Redis ignores it.
     """
-    name = lane.value if plugin_key is None else f"pinned.{plugin_key}"
+    name = lane.value if plugin_key is None else pinned_queue(plugin_key)
     arguments = {"x-queue-type": "quorum"} if quorum else None
     if plugin_key is None and lane is Lane.ROUNDS:
         return Queue(

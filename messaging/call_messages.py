@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from celery import Celery
-
+from codec.seal import Seal
 from codec.wire import Invocation, Signer
+from messaging.delivery.task_messages import TaskMessage, signed_message
 from nekro_agent.durations import GRACE_SECONDS
 from nekro_agent.errors import MessageRefusedError
 from nekro_agent.shared_clock import shared_time
+
+if TYPE_CHECKING:
+    from broker_config.app import NekroApp
 
 __all__ = ["CallMessage"]
 
@@ -58,13 +61,18 @@ class CallMessage:
         times = {"issued_at": now, "deadline": now + timedelta(seconds=timeout_seconds)}
         return cls.of(invocation.model_copy(update=times), signer=signer, lane=lane, reply_to=None)
 
-    def build(self, app: Celery) -> Any:
+    def build(self, app: NekroApp) -> TaskMessage:
+        """Build Celery's message with the application's seal; see ``sealed``."""
+        return self.sealed(app.task_seal)
+
+    def sealed(self, seal: Seal) -> TaskMessage:
         """Build Celery's message, with the time limits that remain now.
 
         It does not use Celery's ``expires``, because the worker's handler checks the signed deadline.
         """
         remaining = max(0.0, self.invocation.remaining_seconds())
-        return app.amqp.signed_task(
+        return signed_message(
+            seal,
             self.invocation.call_id,
             self.invocation.method,
             [self.body],

@@ -13,9 +13,8 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from celery import Celery, states
 from pydantic import ValidationError
 from redis import RedisError
 
@@ -23,6 +22,7 @@ from broker_config.embedded import resolve_signing_key
 from broker_config.keys import Keys
 from broker_config.settings import Settings
 from codec import plain_json
+from codec.seal import TASK, Seal
 from codec.wire import Envelope, Invocation, Signer, new_id, refuse_version
 from messaging.call_messages import CallMessage
 from messaging.failures import failure_from_record
@@ -37,7 +37,6 @@ from messaging.publishing import (
 from messaging.redis.epochs import Place
 from messaging.redis.link import RedisLink
 from messaging.redis.subscription import Subscription
-from messaging.revocations import revoke
 from messaging.shares import ChatShares
 from messaging.tracing import span, trace_headers
 from nekro_agent.durations import CLOSE_STEP_SECONDS, FRESH_SECONDS, REFRESH_SECONDS
@@ -55,12 +54,20 @@ from nekro_agent.errors import (
 from nekro_agent.methods import Lane
 from runtime.deadlines import Limits
 
+if TYPE_CHECKING:
+    from celery import Celery
+
 __all__ = ["CallFate", "CallLedger", "MethodCaller", "RecordUnknownError"]
 
 #: Result keys read with one command.
 REREAD_KEYS: Final = 100
 #: Time that a message takes on a worker's loop before its arguments are decoded, per character.
 SECONDS_PER_CHAR: Final = 1e-8
+
+_LANES: Final = frozenset(lane.value for lane in Lane)
+#: Celery's states of a task that has ended.
+_SUCCESS: Final = "SUCCESS"
+_READY: Final = frozenset((_SUCCESS, "FAILURE", "REVOKED"))
 
 logger = logging.getLogger(__name__)
 
@@ -166,8 +173,18 @@ class _Patience:
 class MethodCaller:
     """Calls methods over the broker; ``start`` and ``close`` it on the loop that uses it."""
 
-    def __init__(self, app: Celery, settings: Settings, *, ledger: CallLedger | None = None) -> None:
-        self._app = app
+    def __init__(
+        self, app: Celery | Callable[[], Celery], settings: Settings, *, ledger: CallLedger | None = None
+    ) -> None:
+        """Create a caller.
+
+        Args:
+            app: the application, or a function that builds it: on Redis only revocations need it, and
+                importing Celery takes longer than a call.
+        """
+        self._make_app = app if callable(app) else lambda: app
+        self._seal = Seal(resolve_signing_key(settings), purpose=TASK)
+        self._keys = Keys(prefix=settings.broker.key_prefix)
         self._ledger = ledger
         self._settings = settings
         self._signer = Signer.from_text(resolve_signing_key(settings).get_secret_value())
@@ -187,8 +204,7 @@ class MethodCaller:
         """Start listening for results. Redis need not be reachable yet; the tasks retry."""
         if self._tasks:
             return
-        self._publisher = make_publisher(self._app, self._settings.broker)
-        self._queues = self._app.amqp.queues
+        self._publisher = make_publisher(self._make_app, self._settings.broker)
         self._limits = Limits()
         url = self._settings.results.url or self._settings.broker.url
         self._reader = RedisLink(self._settings.broker, url)
@@ -280,7 +296,7 @@ class MethodCaller:
             raise RuntimeError("MethodCaller.call before start or after close")
         if call_id in self._pending:
             raise MessageRefusedError(f"call {call_id} is already in progress")
-        queue = self._queues[str(lane)].name
+        queue = _queue_of(lane)
         remaining = invocation.remaining_seconds()
         if remaining <= 0:
             raise CallTimeoutError(f"{invocation.method}: the deadline of call {call_id} has passed")
@@ -340,7 +356,7 @@ class MethodCaller:
         """
         if self._publisher is None:
             raise RuntimeError("MethodCaller.send before start or after close")
-        queue = self._queues[str(lane)].name
+        queue = _queue_of(lane)
         message = CallMessage.of(invocation, signer=self._signer, lane=queue, reply_to=None)
         pending = _Pending(message=message, since=time.monotonic(), is_awaited=False)
         with span("publish", {"lane": queue, "call_id": invocation.call_id}, kind="producer"):
@@ -363,7 +379,13 @@ class MethodCaller:
         """
         await self._withdraw(call_id)
         loop = asyncio.get_running_loop()
-        sending = loop.run_in_executor(None, lambda: revoke(self._app, [call_id], terminate=terminate))
+
+        def send() -> None:
+            from messaging.revocations import revoke
+
+            revoke(self._make_app(), [call_id], terminate=terminate)
+
+        sending = loop.run_in_executor(None, send)
         try:
             async with asyncio.timeout(PUBLISH_SECONDS):
                 await sending
@@ -387,7 +409,7 @@ class MethodCaller:
 
     async def _put(self, pending: _Pending) -> Place | None:
         assert self._publisher is not None  # noqa: S101 - checked by the callers
-        task = pending.message.build(self._app)
+        task = pending.message.sealed(self._seal)
         task.headers.update(pending.trace)
         # The claim makes a second copy of a recorded call harmless.
         return await self._publisher.send(task, queue=pending.message.lane, may_repeat=pending.is_recorded)
@@ -439,7 +461,7 @@ class MethodCaller:
 
     async def _confirmed(self, pending: _Pending, answer: dict[str, Any]) -> dict[str, Any]:
         """Compare a failure with the call's row, and prevent the call from being sent again later."""
-        if not pending.is_recorded or answer["status"] == states.SUCCESS:
+        if not pending.is_recorded or answer["status"] == _SUCCESS:
             return answer
         error, invocation = failure_from_record(answer), pending.message.invocation
         # A worker that reports a timeout did not start the call, and no other worker starts it any more.
@@ -499,9 +521,8 @@ class MethodCaller:
             RedisError, OSError: Redis does not answer.
         """
         assert self._reader is not None  # noqa: S101 - set while the tasks run
-        key_of = self._app.backend.get_key_for_task
         for start in range(0, len(calls), REREAD_KEYS):
-            keys = [key_of(call_id) for call_id in calls[start : start + REREAD_KEYS]]
+            keys = [self._keys.result(call_id) for call_id in calls[start : start + REREAD_KEYS]]
             for raw in await self._reader.execute("MGET", *keys):
                 if raw is not None:
                     self._on_announced(raw)
@@ -552,7 +573,7 @@ class MethodCaller:
             return
         if "status" not in record:
             self._read_soon([call_id])
-        elif record["status"] in states.READY_STATES:
+        elif record["status"] in _READY:
             self._pending.pop(call_id).settle(record)
 
 
@@ -564,9 +585,21 @@ async def _end(tasks: set[asyncio.Task[None]]) -> None:
         await asyncio.wait(pending, timeout=0.1)
 
 
+def _queue_of(lane: Lane | str) -> str:
+    """Return the queue of a lane, or of a pinned plugin.
+
+    Raises:
+        KeyError: there is no such lane.
+    """
+    name = str(lane)
+    if name not in _LANES and not name.startswith(f"{Lane.PINNED.value}."):
+        raise KeyError(name)
+    return name
+
+
 def _returned(outcome: dict[str, Any]) -> dict[str, Any]:
     """Return the record that a worker stores for a call that returned."""
-    return {"status": states.SUCCESS, "result": outcome}
+    return {"status": _SUCCESS, "result": outcome}
 
 
 def _as_documented(error: NekroError) -> NekroError:
@@ -584,7 +617,7 @@ def _in_doubt(invocation: Invocation) -> OutcomeUnknownError:
 
 
 def _envelope(invocation: Invocation, record: Mapping[str, Any]) -> Envelope:
-    if record["status"] != states.SUCCESS:
+    if record["status"] != _SUCCESS:
         raise failure_from_record(record)
     answer = record.get("result")
     if isinstance(answer, dict) and "version" in answer:

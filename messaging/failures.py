@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from celery import states
-
 from nekro_agent import errors
 from nekro_agent.errors import (
     CallCancelledError,
@@ -67,7 +65,7 @@ def _error(record: Mapping[str, Any]) -> NekroError:
     result = record.get("result")
     named = result if isinstance(result, Mapping) else {}
     name, module, detail = _unwrapped(named)
-    if record.get("status") == states.REVOKED:
+    if record.get("status") == "REVOKED":
         return CallCancelledError("the call was cancelled")
     if module in _CELERY_MODULES and name in _CELERYS:
         cls, message = _CELERYS[name]

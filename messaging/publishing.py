@@ -10,17 +10,14 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from uuid import uuid4
 
 import redis
-from celery import Celery
-from kombu.exceptions import OperationalError
 from redis import RedisError
 
 from broker_config.keys import Keys
 from broker_config.settings import BrokerSettings
-from broker_config.topology import count_waiting
 from broker_config.urls import is_redis, without_password
 from codec import plain_json
 from messaging.delivery.offers import HAND
@@ -30,6 +27,9 @@ from messaging.redis.subscription import MAX_PUBLISHED_BYTES
 from nekro_agent.durations import FRESH_SECONDS, POLL_SECONDS
 from nekro_agent.errors import BrokerUnavailableError, OverloadedError
 from runtime.deadlines import Limits
+
+if TYPE_CHECKING:
+    from celery import Celery
 
 __all__ = [
     "KombuPublisher",
@@ -71,7 +71,7 @@ class PublishUnknownError(BrokerUnavailableError):
 
 
 class Publisher(Protocol):
-    """Publishes messages of Celery's protocol 2, as ``app.amqp.signed_task`` builds them."""
+    """Publishes messages of Celery's protocol 2, as ``messaging.delivery.task_messages`` builds them."""
 
     async def send(self, message: Any, *, queue: str, may_repeat: bool) -> Place | None:
         """Add a message to a queue; returns its place, or None for durable brokers.
@@ -100,12 +100,16 @@ class Publisher(Protocol):
         ...
 
 
-def make_publisher(app: Celery, settings: BrokerSettings) -> Publisher:
-    """Return the fastest publisher for the broker: pipelines for Redis, otherwise kombu on a thread."""
+def make_publisher(app: Callable[[], Celery], settings: BrokerSettings) -> Publisher:
+    """Return the fastest publisher for the broker: pipelines for Redis, otherwise kombu on a thread.
+
+    Args:
+        app: returns the application, which Redis does not need.
+    """
     assert settings.url is not None  # noqa: S101 - checked when the app was built
     if is_redis(settings.url):
         return PipelinePublisher(settings)
-    return KombuPublisher(app, settings)
+    return KombuPublisher(app(), settings)
 
 
 def unavailable(url: str | None, exc: BaseException, *, is_sent: bool = False) -> BrokerUnavailableError:
@@ -290,6 +294,8 @@ class KombuPublisher:
 
     async def send(self, message: Any, *, queue: str, may_repeat: bool) -> Place | None:
         """Add a message to a queue; see ``Publisher``. kombu itself retries by its policy."""
+        from kombu.exceptions import OperationalError
+
         ticket = _Ticket()
         loop = asyncio.get_running_loop()
         sending = loop.run_in_executor(self._executor, self._publish, message, queue, ticket)
@@ -333,6 +339,8 @@ class KombuPublisher:
 
     def _make_room(self, queue: str) -> None:
         """Check the length of a queue, querying the broker once a second or when the queue may be full."""
+        from broker_config.topology import count_waiting
+
         room, now = self._rooms.setdefault(queue, _Room()), time.monotonic()
         if self._longest and (room.left <= 0 or now - room.asked_at > FRESH_SECONDS):
             waiting = count_waiting(self._app.amqp.queues[queue], self._producer.channel)

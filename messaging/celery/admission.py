@@ -11,22 +11,19 @@ verifies, so they are not hashed twice.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from broker_config.keys import is_caller_id
 from broker_config.topology import AGENT_EVENTS
 from codec.seal import Seal
+from messaging.delivery.task_messages import HIDDEN, SIGNATURE_HEADER, signed_fields
 from messaging.delivery.transport import DELIVERIES_HEADER
 from nekro_agent.errors import MessageRefusedError
 from nekro_agent.methods import Lane
 
-__all__ = ["HIDDEN", "MAX_ID_CHARS", "SIGNATURE_HEADER", "admit", "delivered_from", "signed_fields"]
+__all__ = ["MAX_ID_CHARS", "admit", "delivered_from"]
 
-SIGNATURE_HEADER: Final = "x-nekro-signature"
-#: Placeholder for arguments in places where Celery would show them.
-HIDDEN: Final = "(hidden)"
 #: More than our own and Celery's ids ever have.
 MAX_ID_CHARS: Final = 255
 #: Headers that are kept: the delivery counts of the transports (ours, RabbitMQ's), the signature, which a
@@ -35,38 +32,6 @@ _PASSED_ON: Final = (DELIVERIES_HEADER, "x-delivery-count", SIGNATURE_HEADER, "t
 _MAX_PASSED_CHARS: Final = 512
 #: Celery's names for work that follows a task. All of it must be empty.
 _EMBED: Final = frozenset(("callbacks", "errbacks", "chain", "chord"))
-
-_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
-
-
-def signed_fields(headers: Mapping[str, Any], *, queue: str, reply_to: str, args: Sequence[Any]) -> list[str]:
-    """Return the fields of a task message that its signature covers.
-
-    Args:
-        headers: with ``task``, ``id`` and ``timelimit``.
-        queue: name of the queue that the message is for.
-        reply_to: id of the waiting caller; empty when no caller waits for the result.
-
-    Raises:
-        TypeError, ValueError: the arguments are not plain JSON.
-    """
-    return [
-        str(headers["task"]),
-        str(headers["id"]),
-        queue,
-        reply_to,
-        repr(headers["timelimit"]),
-        _content(args),
-    ]
-
-
-def _content(args: Sequence[Any]) -> str:
-    if len(args) == 1 and type(args[0]) is dict:
-        body = args[0]
-        signature = body.get("signature")
-        if len(body) == 2 and type(signature) is str and "invocation" in body:
-            return f"invocation {signature}"
-    return f"arguments {_canonical(args)}"
 
 
 def delivered_from(message: Any) -> str:

@@ -1,9 +1,7 @@
 """Signed task messages, and tasks whose arguments and results do not appear in logs and events.
 
-Every task message of the application is built here, with the signature that ``messaging.celery.admission``
-verifies. Its body is a signed invocation that contains chat data. Celery copies a representation of it to
-the message's headers, and from there to events (Flower), log lines and ``inspect`` replies; here each of
-these copies is a placeholder.
+``messaging.delivery.task_messages`` builds the messages. Their body is a signed invocation that contains chat
+data; each copy of it that Celery shows is a placeholder.
 """
 
 from __future__ import annotations
@@ -12,13 +10,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from celery import Task
-from celery.app.amqp import AMQP, task_message
+from celery.app.amqp import AMQP
 from celery.utils.saferepr import saferepr
 from celery.worker.request import Request
 
-from broker_config.keys import is_caller_id
-from messaging.celery.admission import HIDDEN, SIGNATURE_HEADER, signed_fields
 from messaging.delivery.connection import ClaimConnection
+from messaging.delivery.task_messages import signed_message
 from messaging.delivery.transport import ClaimChannel
 
 if TYPE_CHECKING:
@@ -52,30 +49,17 @@ class PrivateAMQP(AMQP):  # type: ignore[misc]
         time_limit: float | None = None,
         soft_time_limit: float | None = None,
     ) -> Any:
-        """Build a task message, signed for one queue.
-
-        Args:
-            args: plain JSON data.
-            reply_to: id of the waiting ``MethodCaller``; None, or any other string, means that none waits.
-            time_limit: in seconds, as the soft limit; None means the task's own limit.
-
-        Raises:
-            TypeError, ValueError: the arguments are not plain JSON.
-        """
-        caller = reply_to if is_caller_id(reply_to) else ""
-        headers = {
-            "lang": "py",
-            "task": name,
-            "id": task_id,
-            "timelimit": [time_limit, soft_time_limit],
-            "argsrepr": HIDDEN,
-            "kwargsrepr": HIDDEN,
-        }
-        headers[SIGNATURE_HEADER] = self.app.task_seal.sign(
-            signed_fields(headers, queue=queue, reply_to=caller, args=args)
+        """Build a task message; see ``messaging.delivery.task_messages.signed_message``."""
+        return signed_message(
+            self.app.task_seal,
+            task_id,
+            name,
+            args,
+            queue=queue,
+            reply_to=reply_to,
+            time_limit=time_limit,
+            soft_time_limit=soft_time_limit,
         )
-        properties = {"correlation_id": task_id, "reply_to": caller}
-        return task_message(headers=headers, properties=properties, body=(args, {}, {}), sent_event=None)
 
     def as_task_v2(
         self,

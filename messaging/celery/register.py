@@ -147,10 +147,7 @@ USES: Final = (
             "tests/pool/test_fast_path.py::test_unsupported_message_options_are_refused_by_the_sender",
             "tests/pool/test_pool_jobs.py::test_events_cover_every_task_without_its_arguments",
         ),
-        imports=(
-            "celery.app.amqp:AMQP celery.app.amqp:task_message celery.utils.saferepr:saferepr "
-            "celery.worker.request:Request"
-        ),
+        imports=("celery.app.amqp:AMQP celery.utils.saferepr:saferepr celery.worker.request:Request"),
         private="_decoded_cache _raw",
         classes=(
             Subclass(

@@ -15,7 +15,7 @@ from broker_config.app import (
     create_app,
 )
 from broker_config.settings import Settings
-from messaging.celery.private_tasks import HIDDEN
+from messaging.delivery.task_messages import HIDDEN
 from nekro_agent.errors import SettingsError
 
 MakeSettings = Callable[..., Settings]
