@@ -262,7 +262,7 @@ async def _calls(
         until: ends it before ``seconds``.
     """
     took: list[float] = []
-    entry, chat = services.registry.find("probe"), await services.chat("bench")
+    entry, chat = await services.find_method("probe"), await services.chat("bench")
     arguments = encode_arguments((1, "text"), {})
 
     async def one(due: float) -> None:

@@ -73,7 +73,7 @@ async def _call(services: Services, method: str, arguments: Any, chat_key: str) 
     from workers.calls.dispatch import CallScope
 
     await services.dispatcher.invoke(
-        services.registry.find(f"bench.weigh.{method}"),
+        await services.find_method(f"bench.weigh.{method}"),
         arguments,
         CallScope(chat=await services.chat(chat_key), user_id=None),
         call_id=new_id(),

@@ -46,7 +46,7 @@ async def _burst(services: Services, calls: int, seconds: float) -> float:
     from codec.wire import new_id
     from workers.calls.dispatch import CallScope
 
-    entry = services.registry.find(_METHOD)
+    entry = await services.find_method(_METHOD)
     scope = CallScope(chat=await services.chat(_CHAT), user_id=None)
 
     async def call() -> None:

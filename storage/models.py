@@ -48,6 +48,7 @@ __all__ = [
     "LeaseRow",
     "MessageRow",
     "MethodMarkRow",
+    "PluginSnapshotRow",
     "PluginStateRow",
     "PluginValueRow",
     "PresetRow",
@@ -55,6 +56,8 @@ __all__ = [
     "TimerRow",
     "UploadAreaRow",
     "UserRow",
+    "WorkerPluginRow",
+    "WorkerRow",
 ]
 
 _Sequence = BigInteger().with_variant(Integer, "sqlite")
@@ -472,3 +475,46 @@ class UploadAreaRow(Base):
     chat_name: Mapped[str] = mapped_column(primary_key=True)
     directory: Mapped[str] = mapped_column(unique=True)
     created_at: Mapped[datetime]
+
+
+class WorkerRow(LeaseColumns, Base):
+    """A worker process, which serves the plugins of its ``WorkerPluginRow``s while it renews its lease.
+
+    A worker that stops releases its lease. The rows of workers without a lease are deleted when another
+    worker publishes, so those of the last workers stay: they are the last published catalogue.
+    """
+
+    __tablename__ = "workers"
+
+    id: Mapped[str] = mapped_column(KeyText(), primary_key=True)
+    #: Celery's ``<name>@<host>``, or role, host and process id.
+    name: Mapped[str]
+    lane: Mapped[str]
+    host: Mapped[str]
+    pid: Mapped[int]
+    started_at: Mapped[datetime]
+
+
+class PluginSnapshotRow(Base):
+    """What workers serve of one version of a plugin; a row never changes."""
+
+    __tablename__ = "plugin_snapshots"
+
+    #: SHA-256 of ``entry``, in hexadecimal.
+    digest: Mapped[str] = mapped_column(KeyText(), primary_key=True)
+    plugin_key: Mapped[str]
+    #: JSON of ``workers.catalogue.entries.PluginEntry``.
+    entry: Mapped[str]
+    #: When a worker served it first.
+    published_at: Mapped[datetime]
+
+
+class WorkerPluginRow(Base):
+    """A plugin that a worker serves; deleted with its worker."""
+
+    __tablename__ = "worker_plugins"
+
+    worker_id: Mapped[str] = mapped_column(KeyText(), primary_key=True)
+    #: Position in the order in which the worker loaded its plugins.
+    position: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    digest: Mapped[str] = mapped_column(KeyText(), index=True)

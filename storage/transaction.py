@@ -4,29 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from loguru import logger
 
 from storage.driver.connection import Connection
-from storage.repositories.call_progress import CallProgressRepository
-from storage.repositories.calls import CallRepository
-from storage.repositories.chats import ChatRepository
-from storage.repositories.detached_calls import DetachedCallRepository
-from storage.repositories.downloads import DownloadRepository
-from storage.repositories.job_signals import JobSignalRepository
-from storage.repositories.jobs import JobRepository
-from storage.repositories.lane_overrides import MethodMarkRepository, PluginStateRepository
-from storage.repositories.leases import LeaseRepository
-from storage.repositories.messages import MessageRepository
-from storage.repositories.records import RecordRepository
-from storage.repositories.rounds import RoundRepository
-from storage.repositories.timers import CronJobRepository, TimerRepository
+
+if TYPE_CHECKING:
+    from storage.publications import CatalogueRepository
+    from storage.repositories.call_progress import CallProgressRepository
+    from storage.repositories.calls import CallRepository
+    from storage.repositories.chats import ChatRepository
+    from storage.repositories.detached_calls import DetachedCallRepository
+    from storage.repositories.downloads import DownloadRepository
+    from storage.repositories.job_signals import JobSignalRepository
+    from storage.repositories.jobs import JobRepository
+    from storage.repositories.lane_overrides import MethodMarkRepository, PluginStateRepository
+    from storage.repositories.leases import LeaseRepository
+    from storage.repositories.messages import MessageRepository
+    from storage.repositories.records import RecordRepository
+    from storage.repositories.rounds import RoundRepository
+    from storage.repositories.timers import CronJobRepository, TimerRepository
 
 __all__ = ["Repositories", "Transaction"]
 
 
 class Repositories:
-    """All repositories on one connection."""
+    """All repositories on one connection; each is imported at its first use, with SQLAlchemy."""
 
     def __init__(self, connection: Connection) -> None:
         self._runner = connection
@@ -34,76 +38,113 @@ class Repositories:
     @cached_property
     def call_progress(self) -> CallProgressRepository:
         """Progress of calls, stored as jobs."""
+        from storage.repositories.call_progress import CallProgressRepository
+
         return CallProgressRepository(self._runner)
 
     @cached_property
     def calls(self) -> CallRepository:
         """Calls of plugin methods."""
+        from storage.repositories.calls import CallRepository
+
         return CallRepository(self._runner)
+
+    @cached_property
+    def catalogue(self) -> CatalogueRepository:
+        """Workers and the plugins that they serve."""
+        from storage.publications import CatalogueRepository
+
+        return CatalogueRepository(self._runner)
 
     @cached_property
     def chats(self) -> ChatRepository:
         """Chats and the leases on them."""
+        from storage.repositories.chats import ChatRepository
+
         return ChatRepository(self._runner)
 
     @cached_property
     def cron_jobs(self) -> CronJobRepository:
         """Recurring timers."""
+        from storage.repositories.timers import CronJobRepository
+
         return CronJobRepository(self._runner)
 
     @cached_property
     def detached_calls(self) -> DetachedCallRepository:
         """Calls whose callers no longer wait."""
+        from storage.repositories.detached_calls import DetachedCallRepository
+
         return DetachedCallRepository(self._runner)
 
     @cached_property
     def downloads(self) -> DownloadRepository:
         """Downloads by target."""
+        from storage.repositories.downloads import DownloadRepository
+
         return DownloadRepository(self._runner)
 
     @cached_property
     def jobs(self) -> JobRepository:
         """Background jobs."""
+        from storage.repositories.jobs import JobRepository
+
         return JobRepository(self._runner)
 
     @cached_property
     def job_signals(self) -> JobSignalRepository:
         """Signals of background jobs, and the waits for them."""
+        from storage.repositories.job_signals import JobSignalRepository
+
         return JobSignalRepository(self._runner)
 
     @cached_property
     def leases(self) -> LeaseRepository:
         """Leases by name."""
+        from storage.repositories.leases import LeaseRepository
+
         return LeaseRepository(self._runner)
 
     @cached_property
     def marks(self) -> MethodMarkRepository:
         """Lane overrides of methods."""
+        from storage.repositories.lane_overrides import MethodMarkRepository
+
         return MethodMarkRepository(self._runner)
 
     @cached_property
     def messages(self) -> MessageRepository:
         """Messages of chats."""
+        from storage.repositories.messages import MessageRepository
+
         return MessageRepository(self._runner)
 
     @cached_property
     def plugin_states(self) -> PluginStateRepository:
         """Operators' decisions which plugins are enabled."""
+        from storage.repositories.lane_overrides import PluginStateRepository
+
         return PluginStateRepository(self._runner)
 
     @cached_property
     def records(self) -> RecordRepository:
         """Queries across chats and plugins."""
+        from storage.repositories.records import RecordRepository
+
         return RecordRepository(self._runner)
 
     @cached_property
     def rounds(self) -> RoundRepository:
         """Rounds of the LLM."""
+        from storage.repositories.rounds import RoundRepository
+
         return RoundRepository(self._runner)
 
     @cached_property
     def timers(self) -> TimerRepository:
         """One-time timers."""
+        from storage.repositories.timers import TimerRepository
+
         return TimerRepository(self._runner)
 
 

@@ -21,7 +21,36 @@ from waiting import WAIT_SECONDS
 from broker_config.settings import Settings
 from cli.environment import environment_of
 from cli.services.system import migrate
+from nekro_agent import runtime
+from nekro_agent.plugin import NekroPlugin
 from workers.composition import Services
+from workers.plugins.loader import LoadedPlugins, load_plugins
+from workers.plugins.policies import package_policy
+from workers.sdk_runtime import runtime_of
+
+
+def imported(services: Services) -> LoadedPlugins:
+    """Import the plugins of a caller's settings into this process, with the SDK on the caller's services.
+
+    For tests that use a plugin's objects beside the workers: its store, its directory, its jobs.
+    """
+    if services._loaded is None:
+        plugins = services.settings.plugins
+        services._loaded = load_plugins(
+            plugins.dirs,
+            disabled=plugins.disabled,
+            shipped=plugins.load_shipped,
+            data_dir=services.settings.data_dir,
+            packages=package_policy(plugins),
+        )
+        runtime.bind(runtime_of(services))
+    return services._loaded
+
+
+def plugin_of(services: Services, key: str) -> NekroPlugin:
+    """A plugin of ``imported``."""
+    (plugin,) = [plugin for plugin in imported(services).plugins if plugin.key == key]
+    return plugin
 
 
 class Worker:

@@ -3,52 +3,67 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from functools import partial
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from broker_config.app import create_app
 from broker_config.embedded import make_data_dir, resolve_settings
 from broker_config.settings import Settings
 from codec.values import encode_arguments
 from codec.wire import Envelope
 from messaging.calls import MethodCaller
-from nekro_agent import runtime
-from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
-from nekro_agent.durations import CLOSE_STEP_SECONDS
+from nekro_agent.durations import CLOSE_STEP_SECONDS, FRESH_SECONDS
 from nekro_agent.errors import StorageError
 from nekro_agent.methods import Lane
 from nekro_agent.ports import ChatInfo, IncomingMessage
 from runtime.greenlet_bridge import LEAST_SECONDS, Cleanup, Closing, close_all
+from storage.caller_reads import find_chat
 from storage.engine import Database
-from storage.schema import require_schema
 from workers.calls.records import CallRecords
-from workers.parts import Parts
-from workers.plugins.initialisation import start_plugins
-from workers.plugins.loader import load_plugins
-from workers.plugins.policies import package_policy
-from workers.plugins.registry import Registry
-from workers.rounds.runs import CodeReport
-from workers.rounds.stop import StoppedRounds
-from workers.sdk_runtime import runtime_of
+from workers.catalogue.arguments import refuse_unfit
+from workers.catalogue.fleet import FleetCatalogue
+from workers.catalogue.registry import Registry
+from workers.parts import CALLER, Parts
 
-__all__ = ["CodeReport", "Services"]
+if TYPE_CHECKING:
+    from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
+    from nekro_agent.schemas.agent_ctx import AgentCtx
+    from workers.catalogue.entries import MethodEntry, PluginEntry
+    from workers.rounds.runs import CodeReport
+    from workers.rounds.stop import StoppedRounds
+
+__all__ = ["CALLER", "Services"]
 
 
 class Services(Parts):
     """The services of one process; call ``load``, then ``start`` on the event loop that will use them."""
 
+    #: What the fleet served at the last reading; None in workers.
+    _fleet: FleetCatalogue | None = None
+    _read_at: float = 0.0
+
     @classmethod
     def load(cls, settings: Settings, *, role: str) -> Services:
-        """Load plugins and build what needs no event loop; opens no connection.
+        """Build what needs no event loop; opens no connection. A worker imports its plugins here.
+
+        Args:
+            role: the lane of a worker, or ``CALLER``.
 
         Raises:
             SettingsError: a setting is wrong or the signing key cannot be read.
         """
         settings = resolve_settings(settings)
         make_data_dir(settings)
+        database = Database(settings.database, settings.data_dir)
+        if role == CALLER:
+            services = cls(settings=settings, role=role, registry=Registry(), database=database)
+            services.registry = Registry(collect=services._collected)
+            return services
+        from workers.plugins.loader import load_plugins
+        from workers.plugins.policies import package_policy
+        from workers.plugins.registry import LoadedRegistry
+
         loaded = load_plugins(
             settings.plugins.dirs,
             disabled=settings.plugins.disabled,
@@ -56,52 +71,108 @@ class Services(Parts):
             data_dir=settings.data_dir,
             packages=package_policy(settings.plugins),
         )
-        lane = role if role in list(Lane) else None
         return cls(
             settings=settings,
             role=role,
-            loaded=loaded,
-            registry=Registry(loaded.plugins, long_methods=settings.workers.long_methods),
-            database=Database(settings.database, settings.data_dir),
-            app=create_app(settings, lane=lane),
+            registry=LoadedRegistry(loaded.plugins, long_methods=settings.workers.long_methods),
+            database=database,
+            _loaded=loaded,
         )
 
     async def start(self) -> None:
-        """Bind the SDK's runtime and, in workers, run the plugins' init hooks.
+        """Start what this process's role needs.
 
-        Also starts the listener for results of calls in a command or a rounds worker.
+        A worker binds the SDK's runtime, runs the plugins' init hooks and publishes what it serves; a caller
+        reads what the fleet serves. Callers and rounds workers listen for results of calls.
 
         Raises:
             StorageUnavailableError: the database does not answer or is not migrated.
         """
-        if self.role == "cli":  # a command needs the database only where it uses it
-            with contextlib.suppress(StorageError):
-                await self.clocks.compare()
+        if self.is_worker:
+            await self._start_worker()
         else:
-            await require_schema(self.database)
-            await self.clocks.compare()
-            self.clocks.start()
+            await self._start_caller()
+        logger.bind(role=self.role, methods=len(self.registry)).debug("services_started")
+
+    async def _start_caller(self) -> None:
+        try:
+            if not self.database.is_sqlite:  # SQLite uses the clock of this host
+                from storage.database_clock import follow_database_clock
+
+                await follow_database_clock(self.database)
+            await self.read_catalogue()
+        except StorageError:
+            from storage.schema import require_schema
+
+            await require_schema(self.database)  # says what is wrong if the database is not migrated
+            raise
+        await self._start_calling()
+
+    async def _collected(
+        self, plugin: PluginEntry, own: list[MethodEntry], ctx: AgentCtx
+    ) -> list[MethodEntry]:
+        """Let a worker run the hook that selects the methods of a chat's code."""
+        from workers.calls.fleet_hooks import FleetHooks
+
+        return await FleetHooks(self.registry, self.caller, self.plugin_tasks).collected(plugin, own, ctx)
+
+    async def _start_worker(self) -> None:
+        from nekro_agent import runtime
+        from storage.schema import require_schema
+        from workers.plugins.initialisation import start_plugins
+        from workers.sdk_runtime import runtime_of
+
+        await require_schema(self.database)
+        await self.clocks.compare()
+        self.clocks.start()
         runtime.bind(runtime_of(self))
-        if self.role in (Lane.ROUNDS.value, "cli"):
-            ledger = CallRecords(self.database, self.registry)
-            self._caller = MethodCaller(self.app, self.settings, ledger=ledger)
-            await self._caller.start()
+        if self.role == Lane.ROUNDS.value:
+            await self._start_calling()
         if self.watchdog is not None:
             self.watchdog.start()
-        if self.role != "cli":
-            await start_plugins(
-                self.host,
-                self.loaded,
-                self.leases,
-                owner=self.node,
-                lanes=self.lanes,
-                marks=self.marks,
-                states=self.states,
-            )
-            self.states.start()
-            if self.settings.plugins.reload:
-                self.reloader.start()
-        logger.bind(role=self.role, methods=len(self.registry)).debug("services_started")
+        await start_plugins(
+            self.host,
+            self.loaded,
+            self.leases,
+            owner=self.node,
+            lanes=self.lanes,
+            marks=self.marks,
+            states=self.states,
+        )
+        self.states.start()
+        if self.settings.plugins.reload:
+            self.reloader.start()
+        await self.publisher_of_catalogue.start()
+
+    async def _start_calling(self) -> None:
+        ledger = CallRecords(self.database, self.registry)
+        self._caller = MethodCaller(lambda: self.app, self.settings, ledger=ledger)
+        await self._caller.start()
+
+    async def read_catalogue(self) -> FleetCatalogue:
+        """Read what the fleet serves, and use it from now on.
+
+        Raises:
+            StorageUnavailableError: the database does not answer.
+        """
+        self._read_at = time.monotonic()
+        catalogue = await self.catalogue.read()
+        if catalogue is not self._fleet:
+            self._fleet = catalogue
+            self.registry.replace(catalogue.plugins)
+            self.declare_pinned_plugins(self.lanes)
+        return catalogue
+
+    async def refresh(self) -> None:
+        """Read the lane overrides, and in callers the catalogue, if they were not read within a second."""
+        await super().refresh()
+        is_fresh = time.monotonic() - self._read_at < FRESH_SECONDS
+        if self.is_worker or (is_fresh and self._fleet is not None and self._fleet.is_live):
+            return
+        try:
+            await self.read_catalogue()
+        except StorageError as exc:  # what was read before stays in use
+            logger.bind(error=str(exc)).warning("catalogue_not_read")
 
     async def close(self) -> None:
         """Stop what ``start`` started; safe to call after a partial start."""
@@ -110,36 +181,58 @@ class Services(Parts):
     def closings(self) -> list[Closing]:
         """The cleanup steps, in order."""
         steps: list[tuple[str, Cleanup, float]] = [
+            ("catalogue", self._leave_catalogue, CLOSE_STEP_SECONDS),
             ("plugin states", self._stop_states, CLOSE_STEP_SECONDS),
-            ("plugins", self._stop_plugins, self.host.cleanup_seconds + LEAST_SECONDS),
+            ("plugins", self._stop_plugins, self.settings.workers.cleanup_seconds + LEAST_SECONDS),
             ("sandboxes", self._close_sandboxes, 3 * CLOSE_STEP_SECONDS),
             ("caller", self._close_caller, CLOSE_STEP_SECONDS),
-            ("remote hooks", self.remote_hooks.close, CLOSE_STEP_SECONDS),
+            ("remote hooks", self._close_remote_hooks, CLOSE_STEP_SECONDS),
             # On threads, because each of these blocks.
-            ("background loop", partial(asyncio.to_thread, self.background.close), 3 * CLOSE_STEP_SECONDS),
-            ("announcer", partial(asyncio.to_thread, self.announcer.close), CLOSE_STEP_SECONDS),
-            ("publisher", partial(asyncio.to_thread, self.publisher.close), CLOSE_STEP_SECONDS),
+            ("background loop", self._closing("background"), 3 * CLOSE_STEP_SECONDS),
+            ("announcer", self._closing("announcer"), CLOSE_STEP_SECONDS),
+            ("publisher", self._closing("publisher"), CLOSE_STEP_SECONDS),
             ("database", self.database.dispose, 3 * CLOSE_STEP_SECONDS),
-            ("upload areas", partial(asyncio.to_thread, self.upload_areas.dispose), CLOSE_STEP_SECONDS),
+            ("upload areas", self._closing("upload_areas", "dispose"), CLOSE_STEP_SECONDS),
             ("runtime", self._unbind, CLOSE_STEP_SECONDS),
         ]
         return [Closing(what=what, cleanup=cleanup, seconds=seconds) for what, cleanup, seconds in steps]
 
+    def _closing(self, part: str, method: str = "close") -> Cleanup:
+        """Return the cleanup of a part that blocks; nothing is done for one that was never built."""
+
+        async def close() -> None:
+            built = self.__dict__.get(part)
+            if built is not None:
+                await asyncio.to_thread(getattr(built, method))
+
+        return close
+
     async def _unbind(self) -> None:
-        runtime.unbind()
+        if self.is_worker:
+            from nekro_agent import runtime
+
+            runtime.unbind()
+
+    async def _leave_catalogue(self) -> None:
+        if "publisher_of_catalogue" in self.__dict__:
+            await self.publisher_of_catalogue.close()
+
+    async def _close_remote_hooks(self) -> None:
+        if "remote_hooks" in self.__dict__:
+            await self.remote_hooks.close()
 
     async def _stop_states(self) -> None:
-        if self.role != "cli":
+        if self.is_worker:
             await self.states.close()
             if self.settings.plugins.reload:
                 await self.reloader.close()
 
     async def _stop_plugins(self) -> None:
-        if self.role != "cli":
+        if self.is_worker:
             await self.host.stop()
 
     async def _close_sandboxes(self) -> None:
-        if self.watchdog is not None:
+        if self.is_worker and self.watchdog is not None:
             self.watchdog.stop()
         if self._sandboxes is not None:
             await self._sandboxes.close()
@@ -148,11 +241,22 @@ class Services(Parts):
         if self._caller is not None:
             await self._caller.close()
 
+    async def find_method(self, name: str) -> MethodEntry:
+        """Return the method of a full name, function name or alias, as the fleet serves it now.
+
+        Raises:
+            MethodNotFoundError, MethodDisabledError: as from ``Registry.find``.
+        """
+        await self.refresh()
+        if name not in self.registry and not self.is_worker:
+            await self.read_catalogue()  # a worker may have published it within the last second
+        return self.registry.find(name)
+
     async def chat(self, chat_key: str) -> ChatInfo:
         """Return a chat's row, created if it is new."""
         # Nearly every chat exists, and a read waits for no writer.
         async with self.database.read() as transaction:
-            known = await transaction.chats.find(chat_key)
+            known = await find_chat(transaction.connection, chat_key)
         if known is not None:
             return known
         async with self.database.begin() as transaction:
@@ -178,7 +282,8 @@ class Services(Parts):
             MethodNotFoundError, MethodDisabledError, ArgumentError, MethodFailedError,
                 CallTimeoutError, BrokerUnavailableError: as their names say.
         """
-        entry = self.registry.find(method)
+        entry = await self.find_method(method)
+        refuse_unfit(entry, len(args), kwargs)
         chat = await self.chat(chat_key)
         return await self.dispatcher.invoke_once(
             entry,

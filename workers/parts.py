@@ -1,69 +1,72 @@
 """The services of one process, each built from the settings at first use.
 
-This is the composition root: only here are implementations chosen.
+This is the composition root: only here are implementations chosen. Each is imported where it is built,
+because a command needs few of them, and importing all would take longer than a call.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import TYPE_CHECKING
-
-from celery import Celery
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
 
 from broker_config.embedded import resolve_signing_key
 from broker_config.settings import Settings
-from codec.wire import Signer
-from messaging.calls import MethodCaller
-from nekro_agent.commands.table import CommandTable
+from broker_config.urls import is_redis
 from nekro_agent.errors import RuntimeNotBoundError
-from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.methods import Lane
-from runtime.redaction import Redactor
-from storage.engine import Database
-from storage.files.areas import DataAreas
-from storage.files.upload_areas import UploadAreas
-from storage.kv import SqlKeyValueStore
-from workers.calls.claims import CallClaims
-from workers.calls.commands import CommandDesk, CommandLines
-from workers.calls.detached import CallDetacher, CallEnds
-from workers.calls.dispatch import Dispatcher
-from workers.calls.handler import CallHandler
-from workers.calls.methods import MethodTargets
-from workers.calls.plugin_tasks import PluginTasks
-from workers.calls.progress import CallReports, ProgressAnnouncer
-from workers.calls.records import CallSweep
-from workers.calls.remote_hooks import ForwardedHooks, HookForwarder
-from workers.chats.publisher import EventPublisher
-from workers.jobs.downloads import DownloadSweep
-from workers.jobs.runner import JobRunner
-from workers.jobs.running import RunningJobs
-from workers.leases.keeper import LeaseKeeper
-from workers.ops.clock_watch import ClockWatch
-from workers.ops.sweeper import Sweeper
-from workers.ops.sweeps import JobSweep, RetentionSweep, TimerFirings, TimerSweep, UploadSweep
-from workers.ops.watch_sweep import WatchSweep
-from workers.plugins.lane_overrides import MethodMarks
-from workers.plugins.lanes import LaneChooser
-from workers.plugins.loader import LoadedPlugins
-from workers.plugins.loop_watchdog import LoopWatchdog
-from workers.plugins.pinned import PinnedOwner, declare_pinned
-from workers.plugins.registry import Registry
-from workers.plugins.reload import PluginReloader
-from workers.plugins.states import PluginStates
-from workers.pools.background import BackgroundLoop
-from workers.rounds.intake import MessageIntake
-from workers.rounds.ledger import RoundLedger
-from workers.rounds.runs import CodeRuns
-from workers.rounds.stop import RoundStopper
+from workers.catalogue.registry import Registry
 
 if TYPE_CHECKING:
+    from broker_config.app import NekroApp
+    from codec.wire import Signer
+    from messaging.calls import MethodCaller
+    from nekro_agent.commands.table import CommandTable
+    from nekro_agent.execution.hooks import PluginHost
+    from runtime.redaction import Redactor
     from sandbox.manager import SandboxManager
+    from storage.engine import Database
+    from storage.files.areas import DataAreas
+    from storage.files.upload_areas import UploadAreas
+    from workers.calls.claims import CallClaims
+    from workers.calls.commands import CommandDesk, CommandLines
+    from workers.calls.detached import CallDetacher
+    from workers.calls.dispatch import Dispatcher
+    from workers.calls.fleet_hooks import MessageHooks
+    from workers.calls.handler import CallHandler
+    from workers.calls.methods import MethodTargets
+    from workers.calls.plugin_tasks import PluginTasks
+    from workers.calls.progress import ProgressAnnouncer
+    from workers.calls.remote_hooks import ForwardedHooks, HookForwarder
+    from workers.catalogue.fleet import CatalogueReader
+    from workers.chats.publisher import EventPublisher
+    from workers.jobs.runner import JobRunner
+    from workers.leases.keeper import LeaseKeeper
+    from workers.ops.clock_watch import ClockWatch
+    from workers.ops.sweeper import Sweeper
+    from workers.ops.sweeps import TimerFirings
+    from workers.plugins.lane_overrides import MethodMarks
+    from workers.plugins.lanes import LaneChooser
+    from workers.plugins.loader import LoadedPlugins
+    from workers.plugins.loop_watchdog import LoopWatchdog
+    from workers.plugins.pinned import PinnedOwner
+    from workers.plugins.publication import CataloguePublisher
+    from workers.plugins.registry import LoadedRegistry
+    from workers.plugins.reload import PluginReloader
+    from workers.plugins.states import PluginStates
+    from workers.pools.background import BackgroundLoop
+    from workers.rounds.intake import MessageIntake
+    from workers.rounds.ledger import RoundLedger
+    from workers.rounds.runs import CodeRuns
+    from workers.rounds.stop import RoundStopper
 
-__all__ = ["Parts"]
+__all__ = ["CALLER", "Parts"]
+
+#: Role of a process that calls methods and imports no plugin: a command.
+CALLER: Final = "cli"
 
 
 @dataclass(kw_only=True)
@@ -72,12 +75,13 @@ class Parts:
 
     #: With every URL resolved.
     settings: Settings
-    #: ``"cli"`` or the lane that the process serves.
+    #: ``CALLER`` or the lane that the process serves.
     role: str
-    loaded: LoadedPlugins
+    #: In callers it is empty until they have read the catalogue.
     registry: Registry
     database: Database
-    app: Celery
+    #: What a worker imported; None in callers, which import no plugin.
+    _loaded: LoadedPlugins | None = None
     _caller: MethodCaller | None = None
     _sandboxes: SandboxManager | None = None
     _pinned_owner: PinnedOwner | None = None
@@ -85,13 +89,94 @@ class Parts:
     on_new_methods: Callable[[], None] = lambda: None
 
     @cached_property
+    def app(self) -> NekroApp:
+        """The Celery application."""
+        from broker_config.app import create_app
+
+        return create_app(self.settings, lane=self.role if self.is_worker else None)
+
+    @cached_property
     def node(self) -> str:
         """Name of this process in rows and logs: role, host and process id."""
         return f"{self.role}@{socket.gethostname()}:{os.getpid()}"
 
+    @property
+    def is_worker(self) -> bool:
+        """Whether this process imports plugins; callers read the catalogue instead."""
+        return self.role != CALLER
+
+    @property
+    def loaded(self) -> LoadedPlugins:
+        """The imported plugins.
+
+        Raises:
+            RuntimeNotBoundError: this process is no worker.
+        """
+        if self._loaded is None:
+            raise RuntimeNotBoundError(f"a process of role {self.role} imports no plugins")
+        return self._loaded
+
+    @property
+    def loaded_registry(self) -> LoadedRegistry:
+        """The registry of the imported plugins.
+
+        Raises:
+            RuntimeNotBoundError: this process is no worker.
+        """
+        from workers.plugins.registry import LoadedRegistry
+
+        if not isinstance(self.registry, LoadedRegistry):
+            raise RuntimeNotBoundError(f"a process of role {self.role} imports no plugins")
+        return self.registry
+
+    @cached_property
+    def catalogue(self) -> CatalogueReader:
+        """Reads what the fleet serves."""
+        from workers.catalogue.fleet import CatalogueReader
+
+        return CatalogueReader(self.database)
+
+    @cached_property
+    def publisher_of_catalogue(self) -> CataloguePublisher:
+        """Publishes what this worker serves."""
+        from workers.plugins.publication import CataloguePublisher
+
+        return CataloguePublisher(
+            self.database,
+            self.background,
+            self.leases,
+            loaded=self.loaded,
+            registry=self.loaded_registry,
+            name=self.node,
+            lane=self.role,
+            lease_seconds=self.settings.agent.lease_seconds,
+        )
+
+    @cached_property
+    def hooks(self) -> MessageHooks:
+        """The hooks of messages and resets: here in a worker, else on the workers."""
+        from workers.calls.fleet_hooks import FleetHooks
+
+        if self.is_worker:
+            return self.host
+        return FleetHooks(self.registry, self.caller, self.plugin_tasks)
+
+    @property
+    def caller(self) -> MethodCaller:
+        """Sends calls.
+
+        Raises:
+            RuntimeNotBoundError: this process does not call methods, or has not started.
+        """
+        if self._caller is None:
+            raise RuntimeNotBoundError(f"a process of role {self.role} does not call methods")
+        return self._caller
+
     @cached_property
     def host(self) -> PluginHost:
         """The plugins' lifecycle and hooks."""
+        from nekro_agent.execution.hooks import PluginHost
+
         return PluginHost(
             self.loaded.plugins,
             remote=self.remote_hooks,
@@ -101,9 +186,12 @@ class Parts:
     @cached_property
     def remote_hooks(self) -> HookForwarder:
         """Forwards hooks of pinned plugins to their owners."""
+        from messaging.calls import MethodCaller
+        from workers.calls.remote_hooks import HookForwarder
+
         return HookForwarder(
             background=self.background,
-            make_caller=lambda: MethodCaller(self.app, self.settings),
+            make_caller=lambda: MethodCaller(lambda: self.app, self.settings),
             tasks=self.plugin_tasks,
             lives_here=lambda key: self._queue_of_home(key) is None,
         )
@@ -111,59 +199,82 @@ class Parts:
     @cached_property
     def forwarded_hooks(self) -> ForwardedHooks:
         """Runs hooks of the pinned plugins that this process owns."""
-        return ForwardedHooks(self.host, home_of=self._queue_of_home)
+        from workers.calls.remote_hooks import ForwardedHooks
+
+        return ForwardedHooks(self.host, self.loaded_registry, home_of=self._queue_of_home)
 
     @cached_property
     def plugin_tasks(self) -> PluginTasks:
         """Sends commands and hooks to the processes of their plugins."""
+        from workers.calls.plugin_tasks import PluginTasks
+
         return PluginTasks(
-            self.lanes, refresh_lanes=self.marks.refresh, return_bytes=self.settings.sandbox.return_bytes
+            self.lanes, refresh_lanes=self.refresh, return_bytes=self.settings.sandbox.return_bytes
         )
 
     @cached_property
     def areas(self) -> DataAreas:
         """Directories of chats, sandboxes and plugins."""
+        from storage.files.areas import DataAreas
+
         return DataAreas(self.settings.data_dir, uploads=self.upload_areas)
 
     @cached_property
     def upload_areas(self) -> UploadAreas:
         """Names of the chats' upload directories."""
+        from storage.files.upload_areas import UploadAreas
+
         key = resolve_signing_key(self.settings).get_secret_value()
         return UploadAreas(self.settings.database, self.settings.data_dir, key=key)
 
     @cached_property
     def publisher(self) -> EventPublisher:
         """Publishes to ``agent.events``."""
+        from workers.chats.publisher import EventPublisher
+
         return EventPublisher(self.app)
 
     @cached_property
     def background(self) -> BackgroundLoop:
         """An event loop that runs no plugin code."""
+        from workers.pools.background import BackgroundLoop
+
         return BackgroundLoop(self.database)
 
     @cached_property
     def leases(self) -> LeaseKeeper:
         """Renews the leases that this process holds on rows."""
+        from workers.leases.keeper import LeaseKeeper
+
         return LeaseKeeper(self.database, self.background)
 
     @cached_property
     def clocks(self) -> ClockWatch:
         """Keeps the shared time correct."""
+        from workers.ops.clock_watch import ClockWatch
+
         return ClockWatch(self.database, self.settings.broker, self.background)
 
     @cached_property
     def announcer(self) -> ProgressAnnouncer:
         """Publishes the progress of running work to Celery."""
+        from workers.calls.progress import ProgressAnnouncer
+
         return ProgressAnnouncer(self.app)
 
     @cached_property
     def firings(self) -> TimerFirings:
         """The effects of a timer's firing."""
+        from workers.ops.sweeps import TimerFirings
+
         return TimerFirings(self.publisher, debounce_seconds=self.settings.agent.debounce_seconds)
 
     @cached_property
     def job_runner(self) -> JobRunner:
         """Executes background jobs on a worker of lane ``long``."""
+        from workers.jobs.runner import JobRunner
+        from workers.jobs.running import RunningJobs
+
         running = RunningJobs(
             self.leases,
             self.background,
@@ -181,31 +292,58 @@ class Parts:
     @cached_property
     def signer(self) -> Signer:
         """Signs and verifies invocations."""
+        from codec.wire import Signer
+
         return Signer.from_text(resolve_signing_key(self.settings).get_secret_value())
 
     @cached_property
     def redactor(self) -> Redactor:
         """Removes secrets and host paths from texts that leave the host."""
+        from runtime.redaction import Redactor
+
         key = resolve_signing_key(self.settings).get_secret_value()
         return Redactor((*self.settings.secret_values(), key), host_paths=(self.settings.data_dir,))
 
     @cached_property
     def lanes(self) -> LaneChooser:
         """Chooses the lane of each method's calls."""
-        declared = {plugin.key for plugin in self.loaded.plugins if plugin.pinned}
+        from workers.plugins.lanes import LaneChooser
+
+        chooser = LaneChooser()
+        self.declare_pinned_plugins(chooser)
+        return chooser
+
+    def declare_pinned_plugins(self, chooser: LaneChooser) -> None:
+        """Let calls of plugins that are pinned by their declaration or by settings use their queues."""
+        declared = {plugin.key for plugin in self.registry.plugins if plugin.pinned}
         declared |= set(self.settings.workers.pinned_plugins)
-        declare_pinned(self.app, declared)
-        return LaneChooser(pinned_plugins=declared)
+        self._declare_queues(declared)
+        chooser.declare(declared)
+
+    def _declare_queues(self, plugin_keys: Iterable[str]) -> None:
+        """Declare the queues of pinned plugins; a caller that publishes to Redis itself needs none."""
+        from workers.plugins.lanes import declare_pinned
+
+        keys = list(plugin_keys)
+        if keys and (self.is_worker or not is_redis(self.settings.broker.url or "")):
+            declare_pinned(self.app, keys)
 
     @cached_property
     def marks(self) -> MethodMarks:
         """Lane overrides (marks) set by the watchdog or an operator."""
-        declare = partial(declare_pinned, self.app)
-        return MethodMarks(self.database, self.background, self.lanes, on_pinned=declare)
+        from workers.plugins.lane_overrides import MethodMarks
+
+        return MethodMarks(self.database, lambda: self.background, self.lanes, on_pinned=self._declare_queues)
+
+    async def refresh(self) -> None:
+        """Read the lane overrides, and in callers the catalogue, if they were not read within a second."""
+        await self.marks.refresh()
 
     @cached_property
     def states(self) -> PluginStates:
         """Applies operators' decisions which plugins are enabled."""
+        from workers.plugins.states import PluginStates
+
         return PluginStates(
             self.host,
             self.leases,
@@ -221,6 +359,8 @@ class Parts:
     @cached_property
     def reloader(self) -> PluginReloader:
         """Reloads plugins whose files change."""
+        from workers.plugins.reload import PluginReloader
+
         return PluginReloader(
             self.loaded,
             self.host,
@@ -233,12 +373,14 @@ class Parts:
 
     def plugins_changed(self) -> None:
         """Offer what the plugins of the host have now."""
-        self.registry.refresh(self.host.plugins)
+        self.loaded_registry.serve(self.host.plugins)
         self.commands.refresh(self.host.plugins)
         self.on_new_methods()
 
     def pinned_owner(self, *, consume: Callable[[str], None]) -> PinnedOwner:
         """Build the competitor for pinned plugins; ``consume`` starts serving a queue."""
+        from workers.plugins.pinned import PinnedOwner
+
         self._pinned_owner = PinnedOwner(
             leases=self.leases,
             host=self.host,
@@ -261,19 +403,26 @@ class Parts:
     @cached_property
     def watchdog(self) -> LoopWatchdog | None:
         """Watches the loop that runs methods; None where each call has a thread or no methods run."""
-        if self.role in (Lane.LONG.value, Lane.ROUNDS.value, "cli"):
+        from workers.plugins.loop_watchdog import LoopWatchdog
+
+        if self.role in (Lane.LONG.value, Lane.ROUNDS.value, CALLER):
             return None
         return LoopWatchdog(on_block=self.marks.record, give_up_seconds=self.settings.agent.lease_seconds)
 
     @cached_property
     def claims(self) -> CallClaims:
         """Claims and outcomes of calls with an effect."""
+        from workers.calls.claims import CallClaims
+
         lease_seconds = self.settings.agent.lease_seconds
         return CallClaims(self.leases, self.publisher, self.host, lease_seconds=lease_seconds)
 
     @cached_property
     def call_handler(self) -> CallHandler:
         """Handles calls on a worker."""
+        from workers.calls.detached import CallEnds
+        from workers.calls.handler import CallHandler
+
         return CallHandler(
             signer=self.signer,
             claims=self.claims,
@@ -286,8 +435,11 @@ class Parts:
     @cached_property
     def methods(self) -> MethodTargets:
         """The methods that calls run."""
+        from workers.calls.methods import MethodTargets
+        from workers.calls.progress import CallReports
+
         return MethodTargets(
-            registry=self.registry,
+            registry=self.loaded_registry,
             reports=CallReports(self.database, self.background, self.announcer, worker_name=self.node),
             home_of=self._queue_of_home,
             watchdog=self.watchdog,
@@ -296,11 +448,15 @@ class Parts:
     @cached_property
     def commands(self) -> CommandTable:
         """The plugins' commands."""
+        from nekro_agent.commands.table import CommandTable
+
         return CommandTable(self.loaded.plugins)
 
     @cached_property
     def command_lines(self) -> CommandLines:
         """The command lines that calls run."""
+        from workers.calls.commands import CommandLines
+
         return CommandLines(self.commands, self.redactor, return_bytes=self.settings.sandbox.return_bytes)
 
     @cached_property
@@ -310,14 +466,22 @@ class Parts:
         Raises:
             RuntimeNotBoundError: this process does not call methods, or has not started.
         """
-        if self._caller is None:
-            raise RuntimeNotBoundError(f"a process of role {self.role} sends no commands")
+        from storage.kv import SqlKeyValueStore
+        from workers.calls.commands import CommandDesk
+
         return CommandDesk(
-            table=self.commands,
-            caller=self._caller,
+            registry=self.registry,
+            caller=self.caller,
             tasks=self.plugin_tasks,
             store=SqlKeyValueStore(self.database, self.settings.store),
         )
+
+    @cached_property
+    def detacher(self) -> CallDetacher:
+        """Writes calls whose callers stop waiting."""
+        from workers.calls.detached import CallDetacher
+
+        return CallDetacher(self.database)
 
     @cached_property
     def dispatcher(self) -> Dispatcher:
@@ -326,30 +490,36 @@ class Parts:
         Raises:
             RuntimeNotBoundError: this process does not call methods, or has not started.
         """
-        if self._caller is None:
-            raise RuntimeNotBoundError(f"a process of role {self.role} does not call methods")
+        from workers.calls.dispatch import Dispatcher
+
         return Dispatcher(
-            self._caller,
+            self.caller,
             self.registry,
             self.lanes,
             self.settings.workers,
-            refresh=self.marks.refresh,
-            detacher=CallDetacher(self.database),
+            refresh=self.refresh,
+            detacher=lambda: self.detacher,
         )
 
     @cached_property
     def runs(self) -> CodeRuns:
         """Runs code that calls methods in sandboxes."""
+        from workers.rounds.runs import CodeRuns
+
         return CodeRuns(self.dispatcher, self.registry, self.sandboxes)
 
     @cached_property
     def intake(self) -> MessageIntake:
         """Receives messages from people."""
-        return MessageIntake(self.database, self.publisher, self.host, self.stopper, self.settings.agent)
+        from workers.rounds.intake import MessageIntake
+
+        return MessageIntake(self.database, self.publisher, self.hooks, self.stopper, self.settings.agent)
 
     @cached_property
     def ledger(self) -> RoundLedger:
         """Records the states of rounds."""
+        from workers.rounds.ledger import RoundLedger
+
         return RoundLedger(
             self.database,
             self.publisher,
@@ -361,10 +531,18 @@ class Parts:
     @cached_property
     def stopper(self) -> RoundStopper:
         """Stops the rounds of a chat."""
+        from workers.rounds.stop import RoundStopper
+
         return RoundStopper(self.leases, self.ledger, owner=self.node)
 
     def sweeper(self) -> Sweeper:
         """Build the sweeper; every worker has one, and a lease lets one sweep at a time."""
+        from workers.calls.records import CallSweep
+        from workers.jobs.downloads import DownloadSweep
+        from workers.ops.sweeper import Sweeper
+        from workers.ops.sweeps import JobSweep, RetentionSweep, TimerSweep, UploadSweep
+        from workers.ops.watch_sweep import WatchSweep
+
         return Sweeper(
             self.database,
             self.leases,

@@ -144,7 +144,7 @@ class BridgeClient(_ServicesClient):
     async def begin(self) -> None:
         from workers.calls.dispatch import CallScope
 
-        self._entry = self._services.registry.find(_METHOD)
+        self._entry = await self._services.find_method(_METHOD)
         self._scope = CallScope(chat=await self._services.chat(_CHAT), user_id=None)
         self._return_bytes = self._services.settings.sandbox.return_bytes
 

@@ -92,7 +92,7 @@ class Caller:
         """Prepare the chats."""
         from workers.calls.dispatch import CallScope
 
-        self._entry = self.services.registry.find("bench.linger.linger")
+        self._entry = await self.services.find_method("bench.linger.linger")
         self._scopes = [
             CallScope(chat=await self.services.chat(f"chat-{number}"), user_id=None)
             for number in range(CHATS)

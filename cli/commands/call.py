@@ -76,7 +76,7 @@ def run(args: Args, deps: Deps) -> int:
     async def work() -> int:
         async with open_services(settings, command="call", lanes=CALL_LANES, output=deps.output) as opened:
             _, services = opened
-            lane = services.lanes.lane_of(services.registry.find(args.method))
+            lane = services.lanes.lane_of(await services.find_method(args.method))
             call = services.invoke(
                 args.method,
                 positional,
@@ -85,7 +85,7 @@ def run(args: Args, deps: Deps) -> int:
                 user_id=args.user_id,
                 timeout_seconds=args.timeout,
             )
-            envelope = await awaited_with_workers(call, services.app, lane=lane)
+            envelope = await awaited_with_workers(call, lambda: services.app, lane=lane)
         limit = settings.sandbox.return_bytes
         _print(envelope, value_of(envelope, max_bytes=limit), args, deps)
         return 0

@@ -78,7 +78,12 @@ def run(args: Args, deps: Deps) -> int:
     if args.save is not None and not args.save.is_dir():
         raise UsageError(f"--save: {args.save} is not a folder")
     opening = open_services(
-        settings, command="chat", lanes=ROUND_LANES, output=deps.output, before_start=require_model
+        settings,
+        command="chat",
+        lanes=ROUND_LANES,
+        output=deps.output,
+        before_start=require_model,
+        needs_workers=False,
     )
     reader = LineReader(deps.output, settings.data_dir / "chat_history")
     with closing(reader), opened_beside(opening) as beside:

@@ -12,7 +12,7 @@ from cli.output import PartialError, one_line
 from cli.running import run_async
 from cli.services.presence import awaited_with_workers
 from cli.services.system import CALL_LANES, open_services
-from cli.views.catalogue import load_catalogue
+from cli.views.catalogue import load_catalogue, say_what_is_listed
 from nekro_agent.errors import MethodFailedError, UsageError
 from nekro_agent.methods import Lane
 
@@ -96,7 +96,7 @@ async def _send(chat: str, line: str, args: Args, deps: Deps) -> list[CommandRes
     async with open_services(settings, command="command", lanes=CALL_LANES, output=deps.output) as opened:
         services = opened[1]
         work = services.run_command(line, who=_context(chat, args), timeout_seconds=args.timeout)
-        return await awaited_with_workers(work, services.app, lane=Lane.METHODS.value)
+        return await awaited_with_workers(work, lambda: services.app, lane=Lane.METHODS.value)
 
 
 def _context(chat: str, args: Args) -> CommandExecutionContext:
@@ -137,18 +137,19 @@ def _texts(response: CommandResponse) -> list[str]:
 
 
 def _list(args: Args, deps: Deps) -> int:
-    from nekro_agent.commands.table import CommandTable
+    from workers.catalogue.commands import listed_commands
 
+    catalogue = load_catalogue(deps.load_settings())
     listed = [
         {
-            "name": entry.command.name,
+            "name": entry.name,
             "full_name": entry.full_name,
-            "aliases": list(entry.command.aliases),
-            "permission": entry.command.permission.value,
-            "usage": entry.command.usage,
-            "description": entry.command.description,
+            "aliases": list(entry.aliases),
+            "permission": entry.permission,
+            "usage": entry.usage,
+            "description": entry.description,
         }
-        for entry in CommandTable(load_catalogue(deps.load_settings()).loaded.plugins)
+        for entry in listed_commands(catalogue.registry)
     ]
     if args.json:
         deps.output.json(listed)
@@ -158,4 +159,5 @@ def _list(args: Args, deps: Deps) -> int:
             for c in listed
         ]
         deps.output.table(("COMMAND", "PERMISSION", "USAGE", "FULL NAME"), rows)
+    say_what_is_listed(catalogue, deps.output)
     return ExitCode.OK

@@ -13,7 +13,8 @@ from cli.services.system import CALL_LANES, ROUND_LANES, open_services
 from nekro_agent.errors import LLMError
 
 if TYPE_CHECKING:
-    from workers.composition import CodeReport, Services
+    from workers.composition import Services
+    from workers.rounds.runs import CodeReport
 
 __all__ = ["Args", "register", "run"]
 

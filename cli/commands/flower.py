@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import importlib.util
 import os
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cli.command import Deps, add_supervisor_fd, port_number
 from cli.exit_codes import ExitCode
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from broker_config.settings import Settings
 
 __all__ = ["Args", "flower_arguments", "register", "run"]
+
+#: How often Flower looks for methods that workers have published since.
+_METHODS_SECONDS: Final = 5.0
 
 _EPILOG = """\
 examples:
@@ -108,19 +112,36 @@ def run(args: Args, deps: Deps) -> int:
     settings = resolve_settings(settings)
     follow_shared_time(settings)  # workers refuse commands whose time is far from theirs
     app = create_app(settings)
-    _know_methods(app, settings)
+    _follow_methods(app, settings)
     guard_hosts((args.address, *args.allow_host))
     app.start(argv=arguments)
     return 0
 
 
-def _know_methods(app: NekroApp, settings: Settings) -> None:
-    """Register every method by name: Flower sets limits only of tasks that its process has registered."""
-    from broker_config.app import checked_task_options
-    from cli.views.catalogue import load_catalogue
+def _follow_methods(app: NekroApp, settings: Settings) -> None:
+    """Register every method by name, now and when workers publish more.
 
-    for entry in load_catalogue(settings).registry:
-        app.task(**checked_task_options(name=entry.task, typing=False, shared=False))(_runs_elsewhere)
+    Flower sets limits only of tasks that its process has registered.
+    """
+    import threading
+    import time
+
+    from broker_config.app import checked_task_options
+    from cli.views.catalogue import published
+
+    def register() -> None:
+        fleet = asyncio.run(published(settings))
+        for plugin in fleet.plugins if fleet is not None else ():
+            for task in {entry.task for entry in plugin.methods} - app.tasks.keys():
+                app.task(**checked_task_options(name=task, typing=False, shared=False))(_runs_elsewhere)
+
+    def follow() -> None:
+        while True:
+            time.sleep(_METHODS_SECONDS)
+            register()
+
+    register()
+    threading.Thread(target=follow, name="nekro-methods", daemon=True).start()
 
 
 def _runs_elsewhere(*_: object) -> None:

@@ -10,13 +10,15 @@ from broker_config.settings import Settings
 from cli.command import Deps, add_json
 from cli.output import one_line
 from cli.running import run_async
-from cli.views.catalogue import load_catalogue
-from nekro_agent.errors import StorageUnavailableError, UsageError
+from cli.views.catalogue import Catalogue, load_catalogue, say_what_is_listed
+from nekro_agent.errors import StorageError, UsageError
 from nekro_agent.methods import Lane
+from storage.driver.urls import exists
 
 if TYPE_CHECKING:
-    from storage.repositories.lane_overrides import MethodMark
-    from workers.plugins.registry import MethodEntry, Registry
+    from storage.caller_reads import LaneOverride
+    from workers.catalogue.entries import MethodEntry
+    from workers.catalogue.registry import Registry
 
 __all__ = ["Args", "register", "run"]
 
@@ -67,35 +69,38 @@ def register(parser: argparse.ArgumentParser) -> None:
 def run(args: Args, deps: Deps) -> int:
     """List the methods that code may call, or override the lane of one."""
     settings = deps.load_settings()
-    registry = load_catalogue(settings).registry
+    catalogue = load_catalogue(settings)
+    registry = catalogue.registry
     match args.words:
         case []:
-            return _list(registry, "", args, deps, settings)
+            return _list(catalogue, "", args, deps, settings)
         case ["pin", name, lane]:
             return run_async(_pin(settings, registry, name, lane, deps))
         case ["unpin", name]:
             return run_async(_unpin(settings, registry, name, deps))
         case [text] if text not in ("pin", "unpin"):
-            return _list(registry, text, args, deps, settings)
+            return _list(catalogue, text, args, deps, settings)
     raise UsageError(
         "write `nekro methods [TEXT]`, `nekro methods pin METHOD methods|long` or `… unpin METHOD`"
     )
 
 
-def _list(registry: Registry, text: str, args: Args, deps: Deps, settings: Settings) -> int:
+def _list(catalogue: Catalogue, text: str, args: Args, deps: Deps, settings: Settings) -> int:
     marks = run_async(_marks(settings))
-    declared = settings.workers.pinned_plugins
+    pinned = {plugin.key for plugin in catalogue.plugins if plugin.pinned}
+    pinned |= {*settings.workers.pinned_plugins, *marks}
     listed = [
         describe(
             entry,
-            marks.get(entry.plugin.key) or marks.get(entry.task),
-            pinned=entry.plugin.pinned or entry.plugin.key in declared or entry.plugin.key in marks,
+            marks.get(entry.plugin_key) or marks.get(entry.task),
+            pinned=entry.plugin_key in pinned,
         )
-        for entry in registry.enabled()
+        for entry in catalogue.registry.enabled()
         if text in entry.task
     ]
     if args.json:
         deps.output.json(listed)
+        say_what_is_listed(catalogue, deps.output)
         return 0
     rows = [
         (
@@ -112,39 +117,38 @@ def _list(registry: Registry, text: str, args: Args, deps: Deps, settings: Setti
     for method in listed:
         if "lane_reason" in method:
             deps.output.words(f"{method['task']} runs in lane {method['lane']}: {method['lane_reason']}")
-    for warning in registry.warnings:
-        deps.output.words(f"warning: {warning}")
+    say_what_is_listed(catalogue, deps.output)
     return 0
 
 
-def describe(entry: MethodEntry, mark: MethodMark | None = None, *, pinned: bool = False) -> dict[str, Any]:
+def describe(entry: MethodEntry, mark: LaneOverride | None = None, *, pinned: bool = False) -> dict[str, Any]:
     """Return one method as ``--json`` prints it."""
-    lane = mark.lane if mark is not None else entry.lane
+    lane = mark.lane if mark is not None else entry.lane.value
     described = {
         "name": entry.name,
         "task": entry.task,
-        "plugin": entry.plugin.key,
+        "plugin": entry.plugin_key,
         "type": entry.type.value,
-        "lane": f"pinned.{entry.plugin.key}" if pinned else lane.value,
+        "lane": f"pinned.{entry.plugin_key}" if pinned else lane,
         "signature": entry.signature,
         "doc": entry.doc,
     }
-    return described if mark is None else described | {"lane_reason": f"{mark.reason} ({mark.source.value})"}
+    return described if mark is None else described | {"lane_reason": f"{mark.reason} ({mark.source})"}
 
 
-async def _marks(settings: Settings) -> dict[str, MethodMark]:
+async def _marks(settings: Settings) -> dict[str, LaneOverride]:
     """Return the lane overrides by method or plugin; none when the database has not been created."""
-    from storage.engine import Database
-    from storage.migrate import require_migrated
-
-    try:
-        await require_migrated(settings.database, settings.data_dir)
-    except StorageUnavailableError:
+    if not exists(settings.database, settings.data_dir):
         return {}
+    from storage.caller_reads import lane_overrides
+    from storage.engine import Database
+
     database = Database(settings.database, settings.data_dir)
     try:
         async with database.read() as transaction:
-            return {mark.method: mark for mark in await transaction.marks.all()}
+            return await lane_overrides(transaction.connection)
+    except StorageError:
+        return {}
     finally:
         await database.dispose()
 

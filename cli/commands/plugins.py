@@ -14,11 +14,12 @@ from cli.exit_codes import ExitCode
 from cli.plugin_template import write_plugin
 from cli.purge import find_data, purge
 from cli.running import run_async
-from cli.views.catalogue import load_catalogue
+from cli.views.catalogue import load_catalogue, say_what_is_listed
 from nekro_agent.errors import StorageError, UsageError
+from storage.driver.urls import exists
 
 if TYPE_CHECKING:
-    from workers.plugins.loader import PluginRecord
+    from workers.catalogue.entries import PluginEntry
 
 __all__ = ["Args", "register", "run"]
 
@@ -28,6 +29,7 @@ examples:
   nekro plugins list --json
   nekro plugins disable Ada.weather
   nekro plugins enable Ada.weather
+  nekro plugins --load
   nekro plugins new weather --dir my_plugins
   nekro plugins purge you.weather
 
@@ -38,7 +40,9 @@ plugin's on_disabled or on_enabled hooks run once. A plugin that NEKRO_PLUGINS__
 data directory and its configuration; it asks first, or needs --yes. Stop the workers before, as they may
 store data again; `purge` does not remove the plugin's code.
 
-`list` ends with exit code 5 when a plugin failed to load; the other plugins still work.
+`list` shows what the workers serve, and which of them run other files than the others. Without a worker it
+shows what the last ones served, or, if no broker is set, imports the plugins of this host as `--load` does.
+It ends with exit code 5 when a plugin failed to load; the other plugins still work.
 `--json` prints a list of {key, status, path, version, error, placeholders}; status is ok, degraded (it uses
 names that do not exist here: `placeholders`), failed or disabled.
 """
@@ -52,6 +56,7 @@ class Args:
     name: str | None
     dir: Path
     yes: bool
+    load: bool
     json: bool
 
 
@@ -71,6 +76,11 @@ def register(parser: argparse.ArgumentParser) -> None:
         "--dir", type=Path, default=Path(), metavar="DIR", help="new: folder to write to (default: .)"
     )
     parser.add_argument("--yes", action="store_true", help="purge: delete without asking")
+    parser.add_argument(
+        "--load",
+        action="store_true",
+        help="list: import the plugins that the settings of this host name, whatever the workers run",
+    )
     add_json(parser)
 
 
@@ -85,25 +95,25 @@ def run(args: Args, deps: Deps) -> int:
     return _list(args, deps)
 
 
-def describe(record: PluginRecord) -> dict[str, Any]:
+def describe(plugin: PluginEntry) -> dict[str, Any]:
     """Return one plugin as ``--json`` prints it."""
     return {
-        "key": record.key,
-        "status": record.status.value,
-        "path": record.path,
-        "version": record.version,
-        "error": record.error,
-        "placeholders": record.placeholders,
+        "key": plugin.key,
+        "status": plugin.status.value,
+        "path": plugin.path,
+        "version": plugin.version,
+        "error": plugin.error,
+        "placeholders": list(plugin.placeholders),
     }
 
 
 def _list(args: Args, deps: Deps) -> int:
     settings = deps.load_settings()
-    catalogue = load_catalogue(settings)
-    disabled = run_async(_disabled(settings)) if _has_database(settings) else set()
-    for plugin in catalogue.loaded.plugins:
-        plugin.set_enabled(plugin.is_enabled and plugin.key not in disabled)
-    listed = [describe(record) for record in catalogue.loaded.records]
+    catalogue = load_catalogue(settings, of_this_host=args.load)
+    listed = [describe(plugin) for plugin in catalogue.plugins]
+    if not catalogue.is_live and exists(settings.database, settings.data_dir):
+        disabled = run_async(_disabled(settings))
+        listed = [p | ({"status": "disabled"} if p["key"] in disabled else {}) for p in listed]
     if args.json:
         deps.output.json(listed)
     else:
@@ -112,8 +122,7 @@ def _list(args: Args, deps: Deps) -> int:
             for p in listed
         ]
         deps.output.table(("KEY", "STATUS", "VERSION", "WHAT IS WRONG", "PATH"), rows)
-    for warning in (*catalogue.loaded.warnings, *catalogue.registry.warnings):
-        deps.output.words(f"warning: {warning}")
+    say_what_is_listed(catalogue, deps.output)
     return ExitCode.PLUGIN if any(plugin["status"] == "failed" for plugin in listed) else ExitCode.OK
 
 
@@ -121,7 +130,7 @@ def _decide(args: Args, deps: Deps, *, is_enabled: bool) -> int:
     if not args.name:
         raise UsageError(f"name the plugin: `nekro plugins {args.action} author.module`")
     settings = deps.load_settings()
-    known = [plugin.key for plugin in load_catalogue(settings).loaded.plugins]
+    known = [plugin.key for plugin in load_catalogue(settings).plugins]
     if args.name not in known:
         near = difflib.get_close_matches(args.name, known, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else "`nekro plugins` lists all plugins"
@@ -148,14 +157,6 @@ async def _record(settings: Settings, key: str, *, is_enabled: bool) -> bool:
             return await transaction.plugin_states.set(key, is_enabled=is_enabled)
     finally:
         await database.dispose()
-
-
-def _has_database(settings: Settings) -> bool:
-    """Whether there may be a database; connecting to a missing SQLite file would create it."""
-    from storage.driver.urls import database_url
-
-    url = database_url(settings.database, settings.data_dir)
-    return url.drivername != "sqlite" or Path(url.database or "").exists()
 
 
 async def _disabled(settings: Settings) -> set[str]:

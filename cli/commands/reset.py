@@ -38,8 +38,10 @@ def run(args: Args, deps: Deps) -> int:
     settings = deps.load_settings()
 
     async def work() -> int:
-        async with open_services(settings, command="reset", lanes=CALL_LANES, output=deps.output) as opened:
-            await opened[1].reset_chat(args.chat_key)
+        async with open_services(
+            settings, command="reset", lanes=CALL_LANES, output=deps.output, needs_workers=False
+        ) as (_, services):
+            await services.reset_chat(args.chat_key)
         deps.output.words(f"chat {args.chat_key} was reset")
         return 0
 

@@ -92,6 +92,7 @@ def run(args: Args, deps: Deps) -> int:
             lanes=ROUND_LANES,
             output=deps.output,
             before_start=require_model,
+            needs_workers=False,
         ) as (system, services):
             before = await last_sequence(services.database, args.chat_key)
             message_id = await services.receive_message(

@@ -237,15 +237,22 @@ def _sandbox_limit(limit: Enforcement) -> Check:
 
 def _plugins(settings: Settings) -> Check:
     from cli.views.catalogue import load_catalogue
-    from workers.plugins.loader import PluginStatus
+    from workers.catalogue.entries import PluginStatus
 
     catalogue = load_catalogue(settings)
-    records = catalogue.loaded.records
-    failed = [record for record in records if record.status is PluginStatus.FAILED]
-    detail = f"{len(records) - len(failed)} loaded with {len(catalogue.registry.enabled())} methods"
+    failed = [plugin for plugin in catalogue.plugins if plugin.status is PluginStatus.FAILED]
+    loaded = len(catalogue.plugins) - len(failed)
+    detail = f"{loaded} loaded with {len(catalogue.registry.enabled())} methods"
+    if catalogue.note:
+        detail += f" ({catalogue.note})"
     if not failed:
-        return Check(name="plugins", verdict=Verdict.OK, detail=detail)
-    faults = "; ".join(f"{record.key}: {record.error}" for record in failed)
+        return Check(
+            name="plugins",
+            verdict=Verdict.WARNING if catalogue.differences else Verdict.OK,
+            detail="; ".join([detail, *catalogue.differences]),
+            fix="restart the workers that run older files" if catalogue.differences else "",
+        )
+    faults = "; ".join(f"{plugin.key}: {plugin.error}" for plugin in failed)
     return Check(
         name="plugins",
         verdict=Verdict.FAILED,

@@ -1,21 +1,24 @@
-"""Check that the broker answers and that a lane has a worker, for commands that use an existing fleet."""
+"""Check that the broker answers and that workers are there, for commands that use an existing fleet."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import Final, TypeVar
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from celery import Celery
-from kombu.connection import Connection
-
-from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.settings import Settings
 from broker_config.urls import is_redis, without_password
-from messaging.queue_figures import lane_workers
+from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import BrokerUnavailableError, ServiceError, SettingsError
+from nekro_agent.methods import Lane
 
-__all__ = ["awaited_with_workers", "require_broker"]
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from workers.catalogue.fleet import FleetCatalogue
+
+__all__ = ["awaited_with_workers", "require_broker", "require_workers"]
 
 T = TypeVar("T")
 
@@ -23,6 +26,8 @@ T = TypeVar("T")
 _PATIENCE_SECONDS: Final = 2.0
 #: Inspections before a lane counts as unserved: a worker that was just started needs some seconds.
 _QUESTIONS: Final = 3
+#: How long a fleet counts as started while no worker has published; as long as those inspections take.
+_PUBLISHED_SECONDS: Final = 10.0
 
 
 def require_broker(settings: Settings) -> None:
@@ -35,9 +40,13 @@ def require_broker(settings: Settings) -> None:
     limit = settings.broker.connect_seconds
     try:
         if is_redis(url):
+            from broker_config.redis_endpoint import RedisEndpoint
+
             with RedisEndpoint(settings.broker, url).client() as client:
                 client.ping()
             return
+        from kombu.connection import Connection
+
         with Connection(url, connect_timeout=limit) as connection:
             connection.ensure_connection(max_retries=1, interval_start=0, timeout=limit)
     except SettingsError:
@@ -48,7 +57,28 @@ def require_broker(settings: Settings) -> None:
         ) from exc
 
 
-async def awaited_with_workers(work: Awaitable[T], app: Celery, *, lane: str) -> T:
+async def require_workers(read: Callable[[], Awaitable[FleetCatalogue]]) -> None:
+    """Return when a worker is live in the catalogue; one that was just started needs some seconds.
+
+    Args:
+        read: reads the catalogue.
+
+    Raises:
+        ServiceError: none is.
+        StorageUnavailableError: the database does not answer.
+    """
+    give_up_at = time.monotonic() + _PUBLISHED_SECONDS
+    while not (await read()).is_live:
+        if time.monotonic() > give_up_at:
+            raise ServiceError(_unserved(Lane.METHODS.value))
+        await asyncio.sleep(REFRESH_SECONDS)
+
+
+def _unserved(lane: str) -> str:
+    return f"no worker serves lane {lane}; start `nekro worker --lane {lane}` or `nekro up`"
+
+
+async def awaited_with_workers(work: Awaitable[T], app: Callable[[], Celery], *, lane: str) -> T:
     """Await ``work``, unless no worker serves its lane.
 
     Raises:
@@ -58,10 +88,16 @@ async def awaited_with_workers(work: Awaitable[T], app: Celery, *, lane: str) ->
     try:
         for _ in range(_QUESTIONS):
             done, _ = await asyncio.wait([task], timeout=_PATIENCE_SECONDS)
-            if done or lane in await asyncio.to_thread(lane_workers, app):
+            if done or lane in await asyncio.to_thread(_served_lanes, app):
                 return await task
-        raise ServiceError(f"no worker serves lane {lane}; start `nekro worker --lane {lane}` or `nekro up`")
+        raise ServiceError(_unserved(lane))
     finally:
         if not task.done():
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+def _served_lanes(app: Callable[[], Celery]) -> Iterable[str]:
+    from messaging.queue_figures import lane_workers
+
+    return lane_workers(app())

@@ -15,7 +15,7 @@ from broker_config.settings import Settings
 from cli.environment import environment_of
 from cli.output import Output
 from cli.services.ownership import Ownership, RunningSystem, WorkerEntry
-from cli.services.presence import require_broker
+from cli.services.presence import require_broker, require_workers
 from cli.services.process import START_SECONDS, ChildProcess, ChildSpec, worker_spec
 from messaging.tracing import traced
 from nekro_agent.durations import CLOSE_STEP_SECONDS
@@ -73,21 +73,31 @@ async def open_services(
     lanes: Sequence[Lane],
     output: Output,
     before_start: Callable[[Settings], None] | None = None,
+    needs_workers: bool = True,
 ) -> AsyncIterator[tuple[System, Services]]:
-    """Open a system, as ``open_system``, and this process's services; plugins load while workers start."""
-    from workers.composition import Services
+    """Open a system, as ``open_system``, and this process's services, which know what the workers serve.
+
+    Args:
+        needs_workers: wait for a live worker; otherwise the last published catalogue suffices.
+
+    Raises:
+        ServiceError: no worker is live, besides the errors of ``open_system``.
+    """
+    from workers.composition import CALLER, Services
 
     async with open_system(
         settings, command=command, lanes=lanes, output=output, before_start=before_start
     ) as system:
-        services = Services.load(system.settings, role="cli")
-        failed = [record.key for record in services.loaded.records if record.error is not None]
-        if failed:
-            output.words(f"not loaded: {', '.join(failed)}; `nekro plugins` shows the errors")
+        services = Services.load(system.settings, role=CALLER)
         await system.ready()
         with traced(system.settings.tracing, role=command, node=services.node):
-            await services.start()
             try:
+                await services.start()
+                if needs_workers:
+                    await require_workers(services.read_catalogue)
+                failed = [plugin.key for plugin in services.registry.plugins if plugin.error is not None]
+                if failed:
+                    output.words(f"not loaded: {', '.join(failed)}; `nekro plugins` shows the errors")
                 yield system, services
             finally:
                 await services.close()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 
 from nekro_agent.commands.arguments import Parameter, parameters_of, parse
 from nekro_agent.commands.ctl import CmdCtl
+from nekro_agent.commands.names import CommandNames, Named
 from nekro_agent.commands.registration import Command
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
 from nekro_agent.core.logger import get_sub_logger
@@ -41,15 +41,25 @@ class CommandTable:
 
     def __init__(self, plugins: Iterable[NekroPlugin]) -> None:
         """Index the commands of plugins, in the order in which they were loaded."""
-        self._entries: list[CommandEntry] = []
-        self._by_name: dict[str, CommandEntry] = {}
-        self.warnings: list[str] = []
-        for plugin in plugins:
-            for command in plugin.commands:
-                entry = CommandEntry(plugin=plugin, command=command, parameters=parameters_of(command.func))
-                self._entries.append(entry)
-                for name in (entry.full_name, command.name, *command.aliases):
-                    self._claim(name, entry)
+        self._entries = [
+            CommandEntry(plugin=plugin, command=command, parameters=parameters_of(command.func))
+            for plugin in plugins
+            for command in plugin.commands
+        ]
+        plugin_of = {entry.plugin.key: entry.plugin for entry in self._entries}
+        self._names = CommandNames(
+            [
+                Named(
+                    entry=entry,
+                    plugin_key=entry.plugin.key,
+                    name=entry.command.name,
+                    aliases=tuple(entry.command.aliases),
+                )
+                for entry in self._entries
+            ],
+            is_enabled=lambda key: plugin_of[key].is_enabled,
+        )
+        self.warnings = self._names.warnings
 
     def __iter__(self) -> Iterator[CommandEntry]:
         """Iterate over the commands that are listed."""
@@ -65,13 +75,7 @@ class CommandTable:
         Raises:
             InvalidValueError: there is none; the message suggests similar names.
         """
-        entry = self._by_name.get(name.removeprefix("/"))
-        if entry is None or not entry.plugin.is_enabled:
-            known = [name for name, entry in self._by_name.items() if entry.plugin.is_enabled]
-            near = difflib.get_close_matches(name.removeprefix("/"), known, n=3)
-            hint = f"; did you mean {' or '.join(near)}?" if near else ""
-            raise InvalidValueError(f"there is no command {name!r}{hint}")
-        return entry
+        return self._names.find(name)
 
     async def run(self, line: str, context: CommandExecutionContext) -> AsyncIterator[CommandResponse]:
         """Run ``/name arguments`` and yield the responses; the last one is final.
@@ -100,16 +104,6 @@ class CommandTable:
             yield CmdCtl.failed(f"{type(exc).__name__}: {exc}".rstrip(": "))
             return
         yield CmdCtl.success()
-
-    def _claim(self, name: str, entry: CommandEntry) -> None:
-        owner = self._by_name.setdefault(name, entry)
-        if owner is not entry:
-            text = (
-                f"command {name} of {entry.plugin.key} is shadowed by {owner.plugin.key}'s; "
-                f"call it as {entry.full_name}"
-            )
-            self.warnings.append(text)
-            _log.warning(text)
 
 
 async def _responses(

@@ -20,7 +20,7 @@ from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.schemas.chat_message import ChatMessage
 from nekro_agent.schemas.signal import MsgSignal, merge_signals
 
-__all__ = ["HookFailure", "InjectedPrompt", "PluginHost", "RemoteHooks", "state_hooks"]
+__all__ = ["HookFailure", "InjectedPrompt", "PluginHost", "RemoteHooks", "signal_of", "state_hooks"]
 
 _log = get_sub_logger("hooks")
 #: How long plugins may delay a prompt or a message with one kind of hook; a hook in another process has half
@@ -169,12 +169,12 @@ class PluginHost:
     async def user_message(self, ctx: AgentCtx, message: ChatMessage) -> MsgSignal:
         """Pass an incoming message to every plugin and return their merged answer."""
         ran = [await self._show(p, "user_message", ctx, message) for p in self._enabled()]
-        return merge_signals(_signal(answer) for answer, _ in ran)
+        return merge_signals(signal_of(answer) for answer, _ in ran)
 
     async def system_message(self, ctx: AgentCtx, text: str) -> MsgSignal:
         """Pass a system message to every plugin and return their merged answer."""
         ran = [await self._show(p, "system_message", ctx, text) for p in self._enabled()]
-        return merge_signals(_signal(answer) for answer, _ in ran)
+        return merge_signals(signal_of(answer) for answer, _ in ran)
 
     async def on_system_message(self, chat_key: str, text: str) -> bool:
         """Run the system message hooks; True if the message must be dropped (BLOCK_ALL)."""
@@ -304,7 +304,7 @@ async def _complete_config(plugin: NekroPlugin) -> None:
         _log.error(f"{plugin.key}: the configuration file cannot be completed: {exc}")
 
 
-def _signal(answer: Any) -> MsgSignal | None:
+def signal_of(answer: Any) -> MsgSignal | None:
     """Convert a hook's answer to a signal; None if it is not one, which counts as CONTINUE."""
     try:
         return None if answer is None or isinstance(answer, bool) else MsgSignal(answer)

@@ -52,7 +52,7 @@ async def invoke(services: Services, method: str, *args: Any, call_id: str, seco
     """Call under a given id, as a round does."""
     scope = CallScope(chat=await services.chat(CHAT), user_id=None, wakes_agent=True)
     return await services.dispatcher.invoke(
-        services.registry.find(method),
+        await services.find_method(method),
         encode_arguments(args, {}),
         scope,
         call_id=call_id,

@@ -30,7 +30,7 @@ MakeChaos = Callable[..., Fleet]
 async def work(services: Services, scope: CallScope, *args: Any, seconds: float) -> Envelope:
     """Call ``work`` for an existing chat, so that thousands of calls contend for the queue, not its row."""
     return await services.dispatcher.invoke(
-        services.registry.find("work"),
+        await services.find_method("work"),
         encode_arguments(args, {}),
         scope,
         call_id=new_id(),

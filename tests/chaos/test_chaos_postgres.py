@@ -69,7 +69,7 @@ class Load:
         name, method = (f"E{number}", "effect") if number % 10 else (f"T{number}", "work")
         self.sent.append(name)
         outcome = self._services.dispatcher.invoke(
-            self._services.registry.find(method),
+            await self._services.find_method(method),
             encode_arguments((name, 0.05), {}),
             scope,
             call_id=new_id(),

@@ -52,7 +52,7 @@ class Load:
         name, method = (f"T{number}", "work") if number % 10 else (f"E{number}", "effect")
         self.sent_at[name] = time.monotonic()
         outcome = self._services.dispatcher.invoke(
-            self._services.registry.find(method),
+            await self._services.find_method(method),
             encode_arguments((name,), {}),
             self._scopes[number % len(self._scopes)],
             call_id=new_id(),

@@ -28,7 +28,7 @@ async def test_a_call_without_a_serving_worker_is_given_up(
 
     try:
         with pytest.raises(ServiceError, match="nekro worker --lane methods"):
-            await presence.awaited_with_workers(never(), app, lane="methods")
+            await presence.awaited_with_workers(never(), lambda: app, lane="methods")
     finally:
         app.close()
     assert cancelled.is_set()
@@ -45,14 +45,14 @@ async def test_a_worker_that_starts_later_is_waited_for(
         questions += 1
         return {} if questions == 1 else {"methods": 1}
 
-    monkeypatch.setattr(presence, "lane_workers", ask)
+    monkeypatch.setattr(presence, "_served_lanes", ask)
 
     async def answered_when_it_is_there() -> int:
         while questions < 2:
             await asyncio.sleep(0.01)
         return 7
 
-    assert await presence.awaited_with_workers(answered_when_it_is_there(), app, lane="methods") == 7
+    assert await presence.awaited_with_workers(answered_when_it_is_there(), lambda: app, lane="methods") == 7
     app.close()
 
 
@@ -63,7 +63,7 @@ async def test_a_call_that_is_answered_at_once_returns_its_value(
         return 7
 
     app = create_app(make_settings())
-    assert await presence.awaited_with_workers(value(), app, lane="methods") == 7
+    assert await presence.awaited_with_workers(value(), lambda: app, lane="methods") == 7
 
 
 def test_an_unreachable_broker_is_named(make_settings: Callable[..., Settings]) -> None:

@@ -738,6 +738,7 @@ EXPECTED = {
         err=r"^Ada\.weather runs in lane pinned from now on$", **PINS
     ),
     "nekro plugins": Expected(out=r"^Ada\.weather +ok "),
+    "nekro plugins --load": Expected(out=r"^Ada\.weather +ok "),
     "nekro plugins list --json": Expected(out='"key": "Ada.weather"'),
     "nekro plugins disable Ada.weather": Expected(
         err=r"^Ada\.weather: disabled on all workers within a second$", **PINS

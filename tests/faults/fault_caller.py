@@ -95,7 +95,7 @@ class Caller:
                 plan.chat_key, f"please do R{plan.call_id}", user_id="u", user_name="U"
             )
         envelope = await self._services.dispatcher.invoke(
-            self._services.registry.find(plan.kind.value),
+            await self._services.find_method(plan.kind.value),
             encode_arguments((plan.call_id, plan.work_seconds), {}),
             await self._scope(plan.chat_key),
             call_id=plan.call_id,

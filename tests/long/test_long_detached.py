@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from waiting import WAIT_SECONDS, eventually
+from worker_fleet import plugin_of
 
 from codec.values import decode_value
 from nekro_agent.ports import JobState
@@ -56,7 +57,7 @@ async def run(services: Services, code: str, chat: str) -> CodeReport:
 
 
 async def let_go(services: Services, name: str) -> None:
-    (plugin,) = [plugin for plugin in services.loaded.plugins if plugin.key == "tests.hauler"]
+    plugin = plugin_of(services, "tests.hauler")
     await plugin.store.set(store_key=f"go {name}", value="1")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from range_server import RangeServer, Serve
 from waiting import WAIT_SECONDS, eventually
+from worker_fleet import plugin_of
 
 from nekro_agent.ports import JobState
 from workers.composition import Services
@@ -36,7 +37,7 @@ async def services(fleet: Any) -> AsyncIterator[Services]:
 
 
 def models(services: Services) -> Path:
-    (plugin,) = [plugin for plugin in services.loaded.plugins if plugin.key == "nekro.model_store"]
+    plugin = plugin_of(services, "nekro.model_store")
     return plugin.get_plugin_data_dir() / "models"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from range_server import Content, Serve
+from worker_fleet import plugin_of
 
 from nekro_agent import runtime
 from nekro_agent.downloads.download import fetch
@@ -65,7 +66,7 @@ async def test_a_call_of_nine_visibility_timeouts_runs_once(fleet: Any) -> None:
         await services.run_code(
             "haul('slowly')", chat_key="vt", user_id=None, follow_up=True, file_name="vt.py"
         )
-        (plugin,) = [plugin for plugin in services.loaded.plugins if plugin.key == "tests.hauler"]
+        plugin = plugin_of(services, "tests.hauler")
         await asyncio.sleep(JOB_SECONDS)
         await plugin.store.set(store_key="go slowly", value="1")
         async with asyncio.timeout(60):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from waiting import WAIT_SECONDS, eventually
+from worker_fleet import plugin_of
 
 from cli.environment import environment_of
 from nekro_agent.errors import CallTimeoutError, OutcomeUnknownError
@@ -61,7 +62,7 @@ async def logged(log: Path, words: str) -> None:
 async def test_a_process_with_a_blocked_loop_ends_and_its_other_calls_are_answered(
     up: Path, services: Services
 ) -> None:
-    (plugin,) = [plugin for plugin in services.loaded.plugins if plugin.key == "tests.hauler"]
+    plugin = plugin_of(services, "tests.hauler")
     journal = plugin.get_plugin_data_dir() / "journal.txt"
 
     def invoke(name: str, *args: Any, seconds: float = WAIT_SECONDS) -> asyncio.Task[Any]:

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 from waiting import WAIT_SECONDS, eventually
+from worker_fleet import imported, plugin_of
 
 from codec.values import encode_arguments
 from codec.wire import Envelope, new_id
+from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.methods import Lane
 from workers.calls import remote_hooks
 from workers.calls.dispatch import CallScope, invocation_of
@@ -59,8 +61,14 @@ async def call(services: Services, name: str) -> list[int]:
     return value
 
 
+def host_of(services: Services) -> PluginHost:
+    """The hooks as a process that has imported the plugins runs them."""
+    imported(services)
+    return services.host
+
+
 def journal(services: Services) -> list[list[str]]:
-    (plugin,) = [plugin for plugin in services.loaded.plugins if plugin.key == "tests.counter"]
+    plugin = plugin_of(services, "tests.counter")
     path = plugin.get_plugin_data_dir() / "journal.txt"
     return [line.split() for line in path.read_text().splitlines()]
 
@@ -114,7 +122,7 @@ async def test_calls_from_processes_that_do_not_know_the_pin_reach_its_owner(
 ) -> None:
     fleet.start("methods", "methods", concurrency=20)
     owner = (await call(services, "bump"))[1]
-    entry = services.registry.find("bump")
+    entry = await services.find_method("bump")
     scope = CallScope(chat=await services.chat("p"), user_id=None)
     calls = [
         services._caller.call(  # the dispatcher has read the pin
@@ -144,10 +152,10 @@ async def test_hooks_of_a_pinned_plugin_run_in_its_owner(fleet: Any, services: S
     assert await send("break"), "a hook that raises blocks nothing"
 
     ctx = context_of(await services.chat(chat), user_id="u1")
-    (prompt,) = await services.host.injected_prompts(ctx)
+    (prompt,) = await host_of(services).injected_prompts(ctx)
     assert prompt.text == f"{chat} for u1: ['Ada: hello', 'Ada: some spam'] in {owner}"
-    (hooked,) = [plugin for plugin in services.loaded.plugins if plugin.key == "tests.hooked"]
-    assert await services.host.inject(hooked, ctx) == prompt.text, "as a round asks for it"
+    hooked = plugin_of(services, "tests.hooked")
+    assert await host_of(services).inject(hooked, ctx) == prompt.text, "as a round asks for it"
 
     # System messages come from every process, including the owner.
     speakers = set()
@@ -162,7 +170,7 @@ async def test_hooks_of_a_pinned_plugin_run_in_its_owner(fleet: Any, services: S
     assert {message.text for message in messages} == {"hello", "break", "news of x"}
 
     await services.reset_chat(chat)
-    (prompt,) = await services.host.injected_prompts(ctx)
+    (prompt,) = await host_of(services).injected_prompts(ctx)
     assert f"['reset of {chat}']" in prompt.text
 
 
@@ -175,6 +183,9 @@ async def test_a_hook_whose_owner_does_not_answer_is_skipped(
     try:
         chat = f"h-{new_id()}"
         assert await services.receive_message(chat, "some spam", user_id="u1", user_name="Ada")
-        assert await services.host.injected_prompts(context_of(await services.chat(chat), user_id=None)) == []
+        assert (
+            await host_of(services).injected_prompts(context_of(await services.chat(chat), user_id=None))
+            == []
+        )
     finally:
         await services.close()

@@ -12,14 +12,15 @@ import pytest
 
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.plugin import NekroPlugin
+from workers.catalogue.entries import MethodEntry
 from workers.plugins.loop_watchdog import Blocking, LoopWatchdog
-from workers.plugins.registry import MethodEntry, Registry
+from workers.plugins.registry import LoadedRegistry
 
 
 def entry_of(function: Callable[..., Any]) -> MethodEntry:
     plugin = NekroPlugin("W", "watched", "", "1", "tests", "")
     plugin.mount_sandbox_method(SandboxMethodType.TOOL, "x", "")(function)
-    (entry,) = Registry([plugin])
+    (entry,) = LoadedRegistry([plugin])
     return entry
 
 

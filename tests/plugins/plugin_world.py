@@ -23,7 +23,7 @@ from nekro_agent.ports import MessageKind
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.testing import InMemoryRuntime
 from workers.plugins.loader import LoadedPlugins, load_plugins, unload_plugins
-from workers.plugins.registry import Registry
+from workers.plugins.registry import LoadedRegistry
 
 __all__ = ["AUTHORED", "CHAT", "USER", "FileServer", "MemoryWorld", "StartWorld", "World", "uploads_dir"]
 
@@ -40,7 +40,7 @@ class World(Protocol):
     data_dir: Path
     #: The plugins as loaded in this process.
     loaded: LoadedPlugins
-    registry: Registry
+    registry: LoadedRegistry
 
     async def call(
         self, name: str, /, *args: Any, chat_key: str = CHAT, user_id: str | None = USER, **kwargs: Any
@@ -97,7 +97,7 @@ class MemoryWorld:
     def __init__(self, loaded: LoadedPlugins, data_dir: Path) -> None:
         self.data_dir = data_dir
         self.loaded = loaded
-        self.registry = Registry(loaded.plugins)
+        self.registry = LoadedRegistry(loaded.plugins)
         self.runtime = InMemoryRuntime(
             *loaded.plugins,
             data_dir=data_dir,

@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy
 from plugin_world import CHAT, USER
 from waiting import WAIT_SECONDS
-from worker_fleet import Worker
+from worker_fleet import Worker, imported
 
 from broker_config.settings import DatabaseSettings, Settings
 from codec.values import decode_value, encode_arguments
@@ -140,7 +140,7 @@ class QueueWorld:
         self.data_dir = system.settings.data_dir
         self._system = system
         self._services = services
-        self.loaded = services.loaded
+        self.loaded = imported(services)
         self.registry = services.registry
 
     @classmethod
@@ -154,7 +154,9 @@ class QueueWorld:
             yield cls(system, services)
         finally:
             await services.close()
-            unload_plugins(services.loaded)
+            if services._loaded is not None:
+                unload_plugins(services._loaded)
+            runtime.unbind()
             runtime.prepare(data_dir=None)
 
     async def call(

@@ -14,6 +14,7 @@ from waiting import WAIT_SECONDS
 
 from broker_config.settings import DatabaseSettings, Settings
 from nekro_agent.errors import SandboxUnavailableError
+from nekro_agent.methods import Lane
 from storage.migrate import upgrade
 from storage.models import Base
 from workers.composition import Services
@@ -59,7 +60,7 @@ async def open_bench(
         database = rounds_database(kind).model_dump() | groups.pop("database", {})
         values = {"plugins": {"dirs": (PLUGINS,)}, "agent": {"lease_seconds": 30}, **groups}
         settings = make_settings(database=database, **values)
-        services = Services.load(settings, role="cli")
+        services = Services.load(settings, role=Lane.ROUNDS.value)
         opened.append(services)
         async with services.database.begin() as tx:
             for table in reversed(Base.metadata.sorted_tables):

@@ -39,7 +39,7 @@ class Process:
         self.loaded = LoadedPlugins([])
         self.failures: list[str] = []
         self._lanes = LaneChooser()
-        self._marks = MethodMarks(database, background, self._lanes, on_pinned=lambda _: None)
+        self._marks = MethodMarks(database, lambda: background, self._lanes, on_pinned=lambda _: None)
         self._leases = LeaseKeeper(database, background)
         self.states = PluginStates(
             self.host,

@@ -23,8 +23,9 @@ from nekro_agent.schemas.agent_ctx import AgentCtx
 from storage.engine import Database
 from storage.repositories.jobs import Job
 from workers.calls.progress import CallReports, ProgressAnnouncer
+from workers.catalogue.entries import MethodEntry
 from workers.jobs.service import SqlJobs
-from workers.plugins.registry import MethodEntry, Registry
+from workers.plugins.registry import LoadedRegistry
 from workers.pools.background import BackgroundLoop
 
 
@@ -57,7 +58,7 @@ def entry() -> MethodEntry:
     async def fetch(_ctx: AgentCtx) -> None:
         """Fetch."""
 
-    return next(iter(Registry([plugin])))
+    return next(iter(LoadedRegistry([plugin])))
 
 
 def invocation() -> Invocation:

@@ -12,7 +12,7 @@ from nekro_agent.mounts import long_running
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from workers.plugins.lanes import LaneChooser
-from workers.plugins.registry import Registry
+from workers.plugins.registry import LoadedRegistry
 
 TOOL = SandboxMethodType.TOOL
 
@@ -31,7 +31,7 @@ def plugin_with(*names: str, author: str = "Ada", labels: dict[str, str] | None 
 
 
 def test_a_method_is_found_by_full_name_function_name_and_label() -> None:
-    registry = Registry([plugin_with("query", labels={"query": "ask_weather"})])
+    registry = LoadedRegistry([plugin_with("query", labels={"query": "ask_weather"})])
     entry = registry.find("query")
     assert entry.task == "Ada.m_query.query"
     assert registry.find("Ada.m_query.query") is entry and registry.find("ask_weather") is entry
@@ -47,9 +47,9 @@ def test_a_method_is_found_by_full_name_function_name_and_label() -> None:
 
 def test_of_two_equal_names_the_first_loaded_has_precedence_and_both_stay_callable() -> None:
     first, second = plugin_with("same", author="Ada"), plugin_with("same", author="Bob")
-    registry = Registry([first, second])
-    assert registry.find("same").plugin is first
-    assert registry.find("Bob.m_same.same").plugin is second
+    registry = LoadedRegistry([first, second])
+    assert registry.find("same").plugin_key == first.key
+    assert registry.find("Bob.m_same.same").plugin_key == second.key
     (warning,) = registry.warnings
     assert "the bare name calls Ada.m_same.same, the other is callable as Bob.m_same.same" in warning
     assert registry.bare_names(registry.find("Bob.m_same.same")) == []
@@ -58,13 +58,13 @@ def test_of_two_equal_names_the_first_loaded_has_precedence_and_both_stay_callab
 def test_a_function_name_has_precedence_over_a_label() -> None:
     labelled = plugin_with("other", author="Ada", labels={"other": "same"})
     named = plugin_with("same", author="Bob")
-    registry = Registry([labelled, named])
-    assert registry.find("same").plugin is named
+    registry = LoadedRegistry([labelled, named])
+    assert registry.find("same").plugin_key == named.key
     assert registry.bare_names(registry.find("other")) == ["other"]
 
 
 def test_labels_that_are_not_free_identifiers_are_not_names() -> None:
-    registry = Registry([plugin_with("a", "b", labels={"a": "class", "b": "two words"})])
+    registry = LoadedRegistry([plugin_with("a", "b", labels={"a": "class", "b": "two words"})])
     assert registry.warnings == []
     for label in ("class", "two words"):
         with pytest.raises(MethodNotFoundError):
@@ -72,7 +72,7 @@ def test_labels_that_are_not_free_identifiers_are_not_names() -> None:
 
 
 def test_an_unknown_name_comes_with_a_suggestion() -> None:
-    registry = Registry([plugin_with("query_weather")])
+    registry = LoadedRegistry([plugin_with("query_weather")])
     with pytest.raises(MethodNotFoundError, match=r"'query_wether'; did you mean query_weather"):
         registry.find("query_wether")
     with pytest.raises(MethodNotFoundError, match="`nekro methods` lists every method"):
@@ -82,12 +82,14 @@ def test_an_unknown_name_comes_with_a_suggestion() -> None:
 async def test_a_disabled_plugin_offers_nothing_and_reserves_no_name() -> None:
     off, on = plugin_with("same", author="Ada"), plugin_with("same", author="Bob")
     off.set_enabled(False)
-    registry = Registry([off, on])
-    assert registry.find("same").plugin is on
+    registry = LoadedRegistry([off, on])
+    assert registry.find("same").plugin_key == on.key
     with pytest.raises(MethodDisabledError, match=r"Ada\.m_same is disabled; `nekro plugins enable Ada"):
         registry.find("Ada.m_same.same")
-    assert [entry.plugin for entry in registry.enabled()] == [on]
-    assert [entry.plugin for entry in await registry.available(AgentCtx.for_call(chat_key="c"))] == [on]
+    assert [entry.plugin_key for entry in registry.enabled()] == [on.key]
+    assert [entry.plugin_key for entry in await registry.available(AgentCtx.for_call(chat_key="c"))] == [
+        on.key
+    ]
 
 
 def test_a_lane_is_set_by_the_decorator_argument_or_pattern() -> None:
@@ -111,24 +113,24 @@ def test_a_lane_is_set_by_the_decorator_argument_or_pattern() -> None:
     async def pattern(ctx: AgentCtx) -> None:
         """Doc."""
 
-    registry = Registry([plugin], long_methods=["Ada.lanes.patt*"])
+    registry = LoadedRegistry([plugin], long_methods=["Ada.lanes.patt*"])
     assert {entry.lane for entry in registry} == {Lane.LONG}
-    assert Registry([plugin]).find("pattern").lane is Lane.METHODS
+    assert LoadedRegistry([plugin]).find("pattern").lane is Lane.METHODS
 
 
 def test_an_override_moves_a_method_or_pins_its_plugin_until_it_is_removed() -> None:
-    first, second = (entry for name in ("one", "two") for entry in Registry([plugin_with(name)]))
-    lanes = LaneChooser(pinned_plugins=[second.plugin.key])
+    first, second = (entry for name in ("one", "two") for entry in LoadedRegistry([plugin_with(name)]))
+    lanes = LaneChooser(pinned_plugins=[second.plugin_key])
     queues = [lanes.lane_of(first), lanes.lane_of(second)]
-    assert queues == ["methods", f"pinned.{second.plugin.key}"]
+    assert queues == ["methods", f"pinned.{second.plugin_key}"]
     lanes.update_marks({first.task: "long"})
     assert [lanes.lane_of(first), lanes.lane_of(second)] == ["long", queues[1]]
-    lanes.update_marks({first.plugin.key: "pinned"})
-    assert lanes.is_pinned(first.plugin.key) and lanes.is_pinned(second.plugin.key)
-    assert lanes.lane_of(first) == lanes.lane_of_plugin(first.plugin.key) == f"pinned.{first.plugin.key}"
+    lanes.update_marks({first.plugin_key: "pinned"})
+    assert lanes.is_pinned(first.plugin_key) and lanes.is_pinned(second.plugin_key)
+    assert lanes.lane_of(first) == lanes.lane_of_plugin(first.plugin_key) == f"pinned.{first.plugin_key}"
     lanes.update_marks({})
     assert [lanes.lane_of(first), lanes.lane_of(second)] == queues
-    assert not lanes.is_pinned(first.plugin.key)
+    assert not lanes.is_pinned(first.plugin_key)
 
 
 @pytest.mark.parametrize("arguments", [{"method_type": "tol"}, {"method_type": TOOL, "lane": "fast"}])
@@ -149,7 +151,7 @@ async def test_a_chat_sees_the_methods_chosen_by_the_collect_hook() -> None:
             return [lambda ctx: None]
         return [one, SandboxMethod(method_type=TOOL, name="", description="", func=three)]
 
-    registry = Registry([plugin])
+    registry = LoadedRegistry([plugin])
 
     async def seen(chat_key: str) -> list[str]:
         return [entry.name for entry in await registry.available(AgentCtx.for_call(chat_key=chat_key))]
@@ -184,7 +186,7 @@ def test_signatures_are_shown_as_written() -> None:
     async def nothing() -> None:
         """Doc."""
 
-    signatures = {entry.name: entry.signature for entry in Registry([plugin])}
+    signatures = {entry.name: entry.signature for entry in LoadedRegistry([plugin])}
     assert signatures == {
         "everything": (
             "(a: list[dict[str, int]], b: Any = ..., *rest: int, key: str | None = None, **more: Any)"

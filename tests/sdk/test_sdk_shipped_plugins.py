@@ -14,7 +14,7 @@ from nekro_agent.methods import Lane
 from nekro_agent.ports import MessageKind
 from nekro_agent.testing import InMemoryRuntime
 from workers.plugins.loader import PluginStatus, load_plugins
-from workers.plugins.registry import Registry
+from workers.plugins.registry import LoadedRegistry
 
 
 def all_shipped() -> list:
@@ -24,7 +24,7 @@ def all_shipped() -> list:
 
 
 def test_shipped_plugins_are_in_the_catalogue_with_their_signatures() -> None:
-    registry = Registry(all_shipped())
+    registry = LoadedRegistry(all_shipped())
     assert registry.find("send_msg_text").task == "nekro.basic.send_msg_text"
     assert registry.find("nekro.notes.save_note").signature == (
         "(note_id: str, title: str, content: str, tags: str = '') -> str"

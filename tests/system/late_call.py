@@ -18,7 +18,7 @@ from workers.composition import Services
 
 async def check_refusal(services: Services, *, chat_key: str, deadline: datetime) -> None:
     """Send a call of ``journal`` with an expired deadline; it is refused and does not start."""
-    entry = services.registry.find("journal")
+    entry = await services.find_method("journal")
     scope = CallScope(chat=await services.chat(chat_key), user_id=None)
     late = invocation_of(entry, encode_arguments((-7,), {}), scope, call_id=new_id(), deadline=deadline)
     signer = Signer.from_text(resolve_signing_key(services.settings).get_secret_value())

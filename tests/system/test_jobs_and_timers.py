@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from waiting import WAIT_SECONDS, eventually
+from worker_fleet import plugin_of
 
 from nekro_agent.api import timer
 from nekro_agent.api.plugin import NekroPlugin, TaskCtl, TaskSignal, task
@@ -62,14 +63,13 @@ async def services(fleet: Any) -> AsyncIterator[Services]:
     await services.close()
 
 
-def plugin_of(services: Services) -> NekroPlugin:
-    (plugin,) = [plugin for plugin in services.loaded.plugins if plugin.key == "tests.errands"]
-    return plugin
+def errands_of(services: Services) -> NekroPlugin:
+    return plugin_of(services, "tests.errands")
 
 
 def journal(services: Services, name: str) -> list[list[str]]:
     """Journal lines of jobs with that name: the words of each, without the name."""
-    path = plugin_of(services).get_plugin_data_dir() / "journal.txt"
+    path = errands_of(services).get_plugin_data_dir() / "journal.txt"
     lines = path.read_text().splitlines() if path.exists() else []
     return [line.split()[1:] for line in lines if line.split()[0] == name]
 
@@ -100,7 +100,7 @@ async def kill_worker_of(fleet: Any, services: Services, name: str) -> None:
 
 async def test_job_whose_worker_is_killed_is_restarted_and_ends_once(fleet: Any, services: Services) -> None:
     terminals: list[TaskCtl] = []
-    handle = await task.start("walk", "killed", "jobs", plugin_of(services), 2, on_terminal=terminals.append)
+    handle = await task.start("walk", "killed", "jobs", errands_of(services), 2, on_terminal=terminals.append)
     await kill_worker_of(fleet, services, "killed")
 
     async def second_start() -> bool:
@@ -125,7 +125,7 @@ async def test_job_whose_worker_is_killed_is_restarted_and_ends_once(fleet: Any,
 
 @pytest.mark.slow
 async def test_job_much_longer_than_the_visibility_timeout_runs_once(fleet: Any, services: Services) -> None:
-    handle = await task.start("walk", "long", "jobs", plugin_of(services), 1)
+    handle = await task.start("walk", "long", "jobs", errands_of(services), 1)
     await worker_of(fleet, services, "long")
     await asyncio.sleep(4 * VISIBILITY_SECONDS)
     handle.notify("go 0")
@@ -139,7 +139,7 @@ async def test_job_much_longer_than_the_visibility_timeout_runs_once(fleet: Any,
 
 
 async def test_job_of_a_stopped_worker_continues_on_another(fleet: Any, services: Services) -> None:
-    handle = await task.start("walk", "moved", "jobs", plugin_of(services), 1)
+    handle = await task.start("walk", "moved", "jobs", errands_of(services), 1)
     worker = await worker_of(fleet, services, "moved")
     assert await asyncio.to_thread(worker.stop) == 0
 
@@ -161,7 +161,7 @@ async def test_job_of_a_stopped_worker_continues_on_another(fleet: Any, services
 async def test_job_that_must_not_restart_fails_with_its_worker_and_wakes_the_agent(
     fleet: Any, services: Services
 ) -> None:
-    await task.start("pay", "once", "payments", plugin_of(services))
+    await task.start("pay", "once", "payments", errands_of(services))
     await kill_worker_of(fleet, services, "once")
 
     async def answered() -> bool:
@@ -218,7 +218,7 @@ async def test_progress_of_a_call_is_a_row_among_the_jobs(fleet: Any, services: 
     job = await eventually(row, what=fleet.waiting_for("the row"))
     assert (job.state, job.percent, job.message) == (JobState.RUNNING, 42, "fetching")
     assert not any(key.startswith("fetch_slowly") for key in task.get_running_tasks())
-    await plugin_of(services).store.set(store_key="enough", value="1")
+    await errands_of(services).store.set(store_key="enough", value="1")
     envelope = await call
     assert envelope.call_id == job.id
 

@@ -187,7 +187,7 @@ async def test_fleet_metrics_count_messages_in_lanes_without_workers(observed: O
     await services.start()
     try:
         await services.receive_message("waiting", "hello", user_id="u", user_name="U")
-        entry = services.registry.find("add")
+        entry = await services.find_method("add")
         arguments = encode_arguments((1, 2), {})
         chat = await services.chat(CHAT)
         waiting = asyncio.create_task(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from waiting import WAIT_SECONDS
-from worker_fleet import Worker
+from worker_fleet import Worker, plugin_of
 
 from codec.values import decode_value
 from nekro_agent.api.plugin import task
@@ -182,7 +182,7 @@ async def test_a_rolling_restart_of_every_worker_fails_no_call_and_repeats_none(
     load = Load(services, CALLERS, *CHATS)
     running = asyncio.create_task(load.run())
     try:
-        (plugin,) = [plugin for plugin in services.loaded.plugins if plugin.key == "tests.rolling"]
+        plugin = plugin_of(services, "tests.rolling")
         job = await task.start("trek", "far", "load", plugin)
         for old in workers:
             await load.go_on(50)

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
 from nekro_agent.api.schemas import AgentCtx
 from nekro_agent.errors import MethodFailedError
 from runtime.redaction import Redactor
 from workers.calls.failures import explained, redacted
-from workers.plugins.registry import MethodEntry, Registry
 
 REDACTOR = Redactor(["hunter22"])
 
 
-@pytest.fixture
-def entry() -> MethodEntry:
-    plugin = NekroPlugin("P", "p", "", "1", "tests", "")
-
-    @plugin.mount_sandbox_method(SandboxMethodType.TOOL, "f")
-    async def f(_ctx: AgentCtx, count: int, ratio: float = 1.0, name: str = "") -> None:
-        """Do nothing."""
-
-    return Registry([plugin]).find("f")
+async def method(_ctx: AgentCtx, count: int, ratio: float = 1.0, name: str = "") -> None:
+    """Do nothing."""
 
 
 def test_an_ordinary_exception_is_unchanged() -> None:
@@ -51,16 +42,16 @@ def test_a_secret_in_a_cause_is_replaced_because_tracebacks_show_it(explicit: bo
     assert shown.__cause__ is None and shown.__context__ is None
 
 
-def test_a_type_error_names_the_arguments_of_unexpected_types(entry: MethodEntry) -> None:
-    shown = explained(TypeError("unsupported operand"), entry, ["3"], {"name": 7})
+def test_a_type_error_names_the_arguments_of_unexpected_types() -> None:
+    shown = explained(TypeError("unsupported operand"), method, ["3"], {"name": 7})
     assert str(shown) == (
         "TypeError: unsupported operand (argument count is str, the signature says int; "
         "argument name is int, the signature says str)"
     )
 
 
-def test_matching_arguments_and_other_errors_get_no_hint(entry: MethodEntry) -> None:
+def test_matching_arguments_and_other_errors_get_no_hint() -> None:
     own = TypeError("inside")
-    assert explained(own, entry, [3], {"ratio": 2}) is own
+    assert explained(own, method, [3], {"ratio": 2}) is own
     key = KeyError("x")
-    assert explained(key, entry, ["3"], {}) is key
+    assert explained(key, method, ["3"], {}) is key

@@ -24,7 +24,7 @@ from nekro_agent.schemas.chat_message import ChatMessage, ChatType
 from storage.migrate import upgrade
 from workers.calls.handler import FindTarget
 from workers.composition import Services
-from workers.plugins.registry import Registry
+from workers.plugins.registry import LoadedRegistry
 
 KEY = "test-signing-key"
 METHOD = "tests.p.length"
@@ -64,7 +64,7 @@ async def services(make_settings: Callable[..., Settings], signer: NotingSigner)
 
     await upgrade(settings.database, settings.data_dir)
     services = Services.load(settings, role="methods")
-    services.registry, services.host, services.signer = Registry([plugin]), PluginHost([plugin]), signer
+    services.registry, services.host, services.signer = LoadedRegistry([plugin]), PluginHost([plugin]), signer
     return services
 
 

@@ -32,6 +32,9 @@ from nekro_agent.shared_clock import shared_time
 from runtime.redaction import Redactor
 from workers.calls.handler import CallTarget, OnStep, TaskSubject
 from workers.calls.plugin_tasks import PluginTasks
+from workers.catalogue.commands import command_names
+from workers.catalogue.entries import CommandEntry
+from workers.catalogue.registry import Registry
 
 __all__ = ["CommandDesk", "CommandLines"]
 
@@ -87,9 +90,9 @@ class CommandDesk:
     """Receives command lines and answers, and sends them to a worker."""
 
     def __init__(
-        self, *, table: CommandTable, caller: MethodCaller, tasks: PluginTasks, store: KeyValueStore
+        self, *, registry: Registry, caller: MethodCaller, tasks: PluginTasks, store: KeyValueStore
     ) -> None:
-        self._table = table
+        self._registry = registry
         self._caller = caller
         self._tasks = tasks
         self._store = store
@@ -128,7 +131,7 @@ class CommandDesk:
     ) -> list[CommandResponse]:
         await self._tasks.refresh()
         try:
-            plugin_key = self._table.find(line.split()[0]).plugin.key
+            plugin_key = self._find(line).plugin_key
         except InvalidValueError as exc:
             return [CmdCtl.failed(str(exc))]
         responses = await self._tasks.run(
@@ -166,9 +169,12 @@ class CommandDesk:
 
     def _callback(self, name: str, line: str) -> str:
         """Return the callback's full name if the plugin of the command has it, else the name as given."""
-        plugin = self._table.find(line.split()[0]).plugin
-        own = f"{plugin.key}:{name}"
-        return own if any(command.name == name for command in plugin.commands) else name
+        key = self._find(line).plugin_key
+        plugin = next(plugin for plugin in self._registry.plugins if plugin.key == key)
+        return f"{key}:{name}" if any(command.name == name for command in plugin.commands) else name
+
+    def _find(self, line: str) -> CommandEntry:
+        return command_names(self._registry).find(line.split()[0])
 
 
 def _as_list(value: object) -> list[Any]:

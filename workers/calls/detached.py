@@ -12,15 +12,12 @@ from typing import Any, Final, Protocol
 
 from loguru import logger
 
-from broker_config.settings import WorkerSettings
-from codec.values import encode_value
 from codec.wire import Invocation
 from nekro_agent.durations import GRACE_SECONDS
 from nekro_agent.errors import FencedError, StorageError
 from nekro_agent.methods import Lane, SandboxMethodType
 from nekro_agent.ports import JobState, MessageKind
 from runtime.metrics import metrics
-from sandbox.models import STOPS, Raised, Returned, Stopped, StubResult
 from storage.engine import Database
 from storage.repositories.call_progress import CallProgress
 from storage.repositories.calls import Call, CallRequest
@@ -28,9 +25,9 @@ from storage.repositories.messages import NewMessage
 from storage.repositories.rounds import RoundRequest
 from storage.states import CallState, TriggerKind
 from storage.transaction import Transaction
+from workers.catalogue.entries import MethodEntry
 from workers.chats.publisher import EventPublisher
 from workers.chats.writer import append_message, request_round
-from workers.plugins.registry import MethodEntry
 
 __all__ = [
     "CallDetacher",
@@ -39,8 +36,6 @@ __all__ = [
     "end_job",
     "longest_seconds",
     "settle",
-    "still_running",
-    "wait_seconds",
 ]
 
 _TEXT_CHARS: Final = 4000
@@ -74,34 +69,9 @@ class CallSubject(Protocol):
         ...
 
 
-def wait_seconds(entry: MethodEntry, *, lane: str, settings: WorkerSettings) -> float:
-    """How long code waits for a call before the call is detached; 0 for effects of lane ``long``."""
-    if lane == Lane.LONG.value and entry.type is not SandboxMethodType.TOOL:
-        return 0.0
-    return settings.wait_seconds
-
-
 def longest_seconds(invocation: Invocation) -> float:
     """How long a call may still run, and its outcome be recorded, after which its worker counts as dead."""
     return max(invocation.remaining_seconds(), 0) + 3 * GRACE_SECONDS
-
-
-def still_running(entry: MethodEntry, call_id: str) -> StubResult:
-    """Return the result that code gets when its call is detached."""
-    stop = STOPS.get(entry.type)
-    if stop is not None:
-        return Stopped(stop=stop)
-    if entry.type is SandboxMethodType.BEHAVIOR:
-        text = (
-            f"{entry.name} is still running, as job {call_id}. Its result will appear in this chat when it "
-            "is done; do not call it again."
-        )
-        return Returned(value=encode_value(text, max_bytes=1 << 16))
-    return Raised(
-        error_type="StillRunning",
-        message=f"{entry.name} has no value yet: it continues as job {call_id}. Its value will appear in "
-        "this chat when it is done, and you will be asked again; do not call it again.",
-    )
 
 
 class CallDetacher:
@@ -125,7 +95,7 @@ class CallDetacher:
                     CallProgress(
                         call_id=call.id,
                         method=entry.name,
-                        plugin_key=entry.plugin.key,
+                        plugin_key=entry.plugin_key,
                         chat_key=call.chat_key,
                         worker=call.worker or "",
                         percent=0,

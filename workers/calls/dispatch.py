@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
@@ -41,9 +41,14 @@ from sandbox.models import (
     StubMethod,
     StubResult,
 )
-from workers.calls.detached import CallDetacher, still_running, wait_seconds
+from workers.calls.patience import still_running, wait_seconds
+from workers.catalogue.arguments import refuse_unfit_text
+from workers.catalogue.entries import MethodEntry
+from workers.catalogue.registry import Registry
 from workers.plugins.lanes import LaneChooser
-from workers.plugins.registry import MethodEntry, Registry
+
+if TYPE_CHECKING:
+    from workers.calls.detached import CallDetacher
 
 __all__ = ["CallRecord", "CallScope", "Dispatcher", "RunCalls", "invocation_of"]
 
@@ -138,12 +143,13 @@ class Dispatcher:
         settings: WorkerSettings,
         *,
         refresh: Callable[[], Awaitable[None]],
-        detacher: CallDetacher,
+        detacher: Callable[[], CallDetacher],
     ) -> None:
         """Create a dispatcher.
 
         Args:
             refresh: updates ``lanes``; awaited before each call, so it must usually be a no-op.
+            detacher: returns the writer of calls whose callers stop waiting; called at the first of them.
         """
         self._caller = caller
         self._registry = registry
@@ -207,12 +213,12 @@ class Dispatcher:
         )
         if patience == 0:
             # The row comes first: it guarantees a report to the chat even if the message is lost.
-            await self._detacher.detach(entry, invocation, lane=lane)
+            await self._detacher().detach(entry, invocation, lane=lane)
             await self._send_detached(invocation, lane)
             return None
 
         async def leave() -> bool:
-            row = await self._detacher.detach(entry, invocation, lane=lane)
+            row = await self._detacher().detach(entry, invocation, lane=lane)
             return row.finished_at is None
 
         return await self._caller.call_patiently(invocation, lane=lane, seconds=patience, leave=leave)
@@ -225,7 +231,7 @@ class Dispatcher:
             logger.bind(call_id=call_id, error=str(exc)).warning("call_sent_unconfirmed")
         except (BrokerError, StorageError):
             try:
-                await self._detacher.withdraw(call_id)
+                await self._detacher().withdraw(call_id)
             except StorageError as exc:  # the call will not run, and the sweep ends its job
                 logger.bind(call_id=call_id, error=str(exc)).warning("call_not_withdrawn")
             raise
@@ -295,8 +301,10 @@ class RunCalls:
     async def _carry(self, entry: MethodEntry, call: StubCall, lane: str, part: Span) -> StubResult:
         record = self._recorder(entry, call.call_id, lane)
         try:
+            arguments = arguments_text(call.arguments)
+            refuse_unfit_text(entry, arguments)
             envelope = await self._dispatcher.invoke_patiently(
-                entry, arguments_text(call.arguments), self._scope, call_id=call.call_id, lane=lane
+                entry, arguments, self._scope, call_id=call.call_id, lane=lane
             )
         except NekroError as exc:
             raised = _raised(exc)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nekro_agent.errors import MethodFailedError, NekroError
 from nekro_agent.execution.author_frames import AuthorFrame, author_frames, source_folder
 from nekro_agent.placeholders import OWN_PACKAGES
 from runtime.redaction import Redactor
-from workers.plugins.registry import MethodEntry
 
 __all__ = ["explained", "places_in_plugin", "redacted"]
 
@@ -29,9 +28,11 @@ def redacted(exc: Exception, redactor: Redactor) -> Exception:
     return MethodFailedError(type(exc).__name__, redactor(str(exc)))
 
 
-def places_in_plugin(exc: Exception, entry: MethodEntry, redactor: Redactor) -> tuple[AuthorFrame, ...]:
+def places_in_plugin(
+    exc: Exception, function: Callable[..., Any], redactor: Redactor
+) -> tuple[AuthorFrame, ...]:
     """Return the frames of the plugin's own source that an exception of a method passed, innermost last."""
-    folder = source_folder(inspect.unwrap(entry.method.func).__module__)
+    folder = source_folder(inspect.unwrap(function).__module__)
     return () if folder is None else author_frames(exc, folder, own=OWN_PACKAGES, hide=redactor)
 
 
@@ -47,7 +48,7 @@ def _chain(exc: BaseException) -> list[BaseException]:
 
 
 def explained(
-    exc: Exception, entry: MethodEntry, args: Sequence[Any], kwargs: Mapping[str, Any]
+    exc: Exception, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Exception:
     """Add to an exception which arguments do not have the type that the signature names.
 
@@ -56,14 +57,13 @@ def explained(
     """
     if isinstance(exc, NekroError) or not isinstance(exc, TypeError | AttributeError | ValueError):
         return exc
-    wrong = _mismatches(entry, args, kwargs)
+    wrong = _mismatches(function, args, kwargs)
     if not wrong:
         return exc
     return MethodFailedError(type(exc).__name__, f"{exc} ({'; '.join(wrong)})")
 
 
-def _mismatches(entry: MethodEntry, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
-    function = entry.method.func
+def _mismatches(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
     try:
         bound = inspect.signature(function).bind(None, *args, **kwargs)
         hints = typing.get_type_hints(function)

@@ -15,7 +15,7 @@ from workers.calls.failures import explained, places_in_plugin
 from workers.calls.handler import CallTarget, OnStep, context_of_call
 from workers.calls.progress import CallReports
 from workers.plugins.loop_watchdog import LoopWatchdog
-from workers.plugins.registry import MethodEntry, Registry
+from workers.plugins.registry import LoadedMethod, LoadedRegistry
 
 __all__ = ["MethodTargets"]
 
@@ -26,7 +26,7 @@ class MethodTargets:
     def __init__(
         self,
         *,
-        registry: Registry,
+        registry: LoadedRegistry,
         reports: CallReports,
         home_of: Callable[[str], str | None],
         watchdog: LoopWatchdog | None = None,
@@ -36,7 +36,7 @@ class MethodTargets:
         Args:
             home_of: the queue of a plugin that another process owns; None if this process may run it.
         """
-        self._registry = registry
+        self.registry = registry
         self.reports = reports
         self.home_of = home_of
         self.watchdog = watchdog
@@ -47,37 +47,34 @@ class MethodTargets:
         Raises:
             MethodNotFoundError, MethodDisabledError: as their names say.
         """
-        return _Method(self._registry.find(invocation.method), self)
-
-    def current(self, entry: MethodEntry) -> MethodEntry:
-        """Return the newest version of a method."""
-        return self._registry.current(entry)
+        return _Method(self.registry.loaded(self.registry.find(invocation.method)), self)
 
 
 class _Method(CallTarget):
     """One method, and the services of the process that runs it."""
 
-    def __init__(self, entry: MethodEntry, targets: MethodTargets) -> None:
-        self._entry, self._targets = entry, targets
-        self.subject = entry
-        self.is_claimed = entry.type is not SandboxMethodType.TOOL
+    def __init__(self, loaded: LoadedMethod, targets: MethodTargets) -> None:
+        self._loaded, self._targets = loaded, targets
+        self.subject = loaded.entry
+        self.is_claimed = loaded.entry.type is not SandboxMethodType.TOOL
 
     def home(self, arguments: Arguments) -> str | None:
-        return self._targets.home_of(self._entry.plugin.key)
+        return self._targets.home_of(self.subject.plugin_key)
 
     async def run(self, invocation: Invocation, arguments: Arguments, on_step: OnStep) -> Outcome:
         # The plugin may have been reloaded since the call was found.
-        entry, watchdog = self._targets.current(self._entry), self._targets.watchdog
-        entry.plugin.refresh_config()
-        with using(entry.plugin), self._targets.reports.following(entry, invocation) as on_progress:
+        loaded, watchdog = self._targets.registry.newest(self._loaded), self._targets.watchdog
+        entry = loaded.entry
+        loaded.plugin.refresh_config()
+        with using(loaded.plugin), self._targets.reports.following(entry, invocation) as on_progress:
             ctx = context_of_call(
                 invocation,
-                plugin_key=entry.plugin.key,
+                plugin_key=entry.plugin_key,
                 call_id=invocation.call_id,
                 round_id=invocation.round_id,
                 on_progress=on_progress,
             )
-            work = call_method(entry.method, ctx, *arguments)
+            work = call_method(loaded.method, ctx, *arguments)
             if watchdog is None:
                 return await work
             return await watchdog.follow(
@@ -85,7 +82,7 @@ class _Method(CallTarget):
             )
 
     def explained(self, error: Exception, arguments: Arguments) -> Exception:
-        return explained(error, self._entry, *arguments)
+        return explained(error, self._loaded.method.func, *arguments)
 
     def places(self, error: Exception, redactor: Redactor) -> tuple[AuthorFrame, ...]:
-        return places_in_plugin(error, self._entry, redactor)
+        return places_in_plugin(error, self._loaded.method.func, redactor)

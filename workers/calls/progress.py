@@ -23,7 +23,7 @@ from nekro_agent.ports import JobState
 from storage.engine import Database
 from storage.repositories.call_progress import CallProgress
 from workers.calls.detached import longest_seconds
-from workers.plugins.registry import MethodEntry
+from workers.catalogue.entries import MethodEntry
 from workers.pools.background import BackgroundLoop
 
 __all__ = ["CallReports", "ProgressAnnouncer"]
@@ -104,7 +104,7 @@ class _Following:
         self._newest = CallProgress(
             call_id=invocation.call_id,
             method=entry.name,
-            plugin_key=entry.plugin.key,
+            plugin_key=entry.plugin_key,
             chat_key=invocation.chat_key,
             worker=self._reports.worker_name,
             percent=round(percent),

@@ -10,11 +10,10 @@ import asyncio
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from loguru import logger
 
-from codec.wire import Signer
 from messaging.call_messages import CallMessage
 from messaging.calls import CallFate, RecordUnknownError
 from messaging.publishing import PUBLISH_SECONDS
@@ -27,12 +26,14 @@ from nekro_agent.errors import (
 )
 from nekro_agent.methods import SandboxMethodType
 from storage.driver.errors import is_refusal
-from storage.engine import Database
-from storage.repositories.calls import Call, CallRequest
 from storage.states import CallState
-from workers.calls.claims import error_of
-from workers.chats.publisher import EventPublisher
-from workers.plugins.registry import Registry
+
+if TYPE_CHECKING:
+    from codec.wire import Signer
+    from storage.engine import Database
+    from storage.repositories.calls import Call, CallRequest
+    from workers.catalogue.registry import Registry
+    from workers.chats.publisher import EventPublisher
 
 __all__ = ["CallRecords", "CallSweep"]
 
@@ -99,6 +100,8 @@ class CallRecords:
             return CallFate(is_running=True)
         if call.state is CallState.DONE and call.outcome is not None:
             return CallFate(outcome=call.outcome)
+        from workers.calls.claims import error_of
+
         return CallFate(error=error_of(call))
 
     async def withdraw(self, call_id: str) -> None:
@@ -107,6 +110,9 @@ class CallRecords:
             await transaction.calls.cancel(call_id, reason=WITHDRAWN)
 
     def _request(self, message: CallMessage) -> CallRequest:
+        # With SQLAlchemy, which a command that calls a TOOL method need not import.
+        from storage.repositories.calls import CallRequest
+
         invocation = message.invocation
         return CallRequest(
             id=invocation.call_id,

@@ -1,9 +1,9 @@
-"""Hooks of pinned plugins: forwarded from the process of the event to the process of the plugin.
+"""Hooks that run in another process: forwarded from the process of the event to that of the plugin.
 
 Only the owner of a pinned plugin has run its init, and the state that its hooks use (caches,
 sessions, loops) exists only there. Prompts, messages and resets are therefore forwarded through the
 plugin's queue, like calls of its methods. The wait is short: without an answer the hook is skipped,
-with a warning.
+with a warning. Processes that import no plugin forward every hook (``workers.calls.fleet_hooks``).
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.schemas.chat_message import ChatMessage
 from workers.calls.handler import CallTarget, OnStep, TaskSubject, context_of_call
 from workers.calls.plugin_tasks import PluginTasks
+from workers.plugins.registry import LoadedRegistry
 from workers.pools.background import BackgroundLoop
 
-__all__ = ["ForwardedHooks", "HookForwarder"]
+__all__ = ["ForwardedHooks", "HookForwarder", "run_on_worker"]
 
 
 class HookForwarder:
@@ -81,39 +82,62 @@ class HookForwarder:
         if self._caller is None:
             self._caller = self._make_caller()
             await self._caller.start()
-        plain = [arg.model_dump(mode="json") if isinstance(arg, ChatMessage) else arg for arg in args]
-        chat = ChatInfo(
-            chat_key=ctx.chat_key,
-            container_key=ctx.container_key or "",
-            adapter_key=ctx.adapter_key,
-            channel_id=ctx.channel_id,
-            channel_name=ctx.channel_name,
-            channel_type=ctx.channel_type,
+        return await run_on_worker(
+            self._caller, self._tasks, plugin_key, hook, ctx, args, seconds=self._wait_seconds
         )
-        return await self._tasks.run(
-            self._caller,
-            HOOK_TASK,
-            (plugin_key, hook, plain),
-            plugin_key=plugin_key,
-            chat=chat,
-            user_id=ctx.from_user_id,
-            timeout_seconds=self._wait_seconds,
-        )
+
+
+async def run_on_worker(
+    caller: MethodCaller,
+    tasks: PluginTasks,
+    plugin_key: str,
+    hook: str,
+    ctx: AgentCtx,
+    args: tuple[Any, ...],
+    *,
+    seconds: float,
+) -> object:
+    """Run a hook in a process that may run the plugin; returns its text, signal or methods.
+
+    Raises:
+        The errors of ``PluginTasks.run``.
+    """
+    plain = [arg.model_dump(mode="json") if isinstance(arg, ChatMessage) else arg for arg in args]
+    chat = ChatInfo(
+        chat_key=ctx.chat_key,
+        container_key=ctx.container_key or "",
+        adapter_key=ctx.adapter_key,
+        channel_id=ctx.channel_id,
+        channel_name=ctx.channel_name,
+        channel_type=ctx.channel_type,
+    )
+    return await tasks.run(
+        caller,
+        HOOK_TASK,
+        (plugin_key, hook, plain),
+        plugin_key=plugin_key,
+        chat=chat,
+        user_id=ctx.from_user_id,
+        timeout_seconds=seconds,
+    )
 
 
 class ForwardedHooks(CallTarget):
-    """Runs forwarded hooks in the process that owns the plugin."""
+    """Runs forwarded hooks in a process of the plugin."""
 
     subject = TaskSubject(name="hook", plugin_key="", lane=Lane.PINNED)
     is_claimed = False
 
-    def __init__(self, host: PluginHost, *, home_of: Callable[[str], str | None]) -> None:
+    def __init__(
+        self, host: PluginHost, registry: LoadedRegistry, *, home_of: Callable[[str], str | None]
+    ) -> None:
         """Create the target.
 
         Args:
             home_of: the queue of a plugin that another process owns; None if this process may run it.
         """
         self._host = host
+        self._registry = registry
         self._home_of = home_of
 
     def home(self, arguments: Arguments) -> str | None:
@@ -121,8 +145,13 @@ class ForwardedHooks(CallTarget):
         return self._home_of(self._plugin(arguments).key)
 
     async def run(self, invocation: Invocation, arguments: Arguments, on_step: OnStep) -> Outcome:
-        """Run the hook; the value is its text or signal."""
+        """Run the hook; the value is its text or signal, or the full names of the methods that it selects."""
         (_, hook, args), _ = arguments
+        if hook == "collect_methods":
+            own = await self._registry.available(
+                context_of_call(invocation), plugin_key=self._plugin(arguments).key
+            )
+            return Outcome(type=self.subject.type, value=[entry.task for entry in own])
         if hook == "user_message":
             args = [ChatMessage.model_validate(args[0])]
         plugin = self._plugin(arguments)

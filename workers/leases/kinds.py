@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from storage.publications import WORKER_LEASES
 from storage.repositories.calls import CALL_CLAIMS
 from storage.repositories.chats import CHAT_LEASES, ChatRepository
 from storage.repositories.downloads import DOWNLOAD_CLAIMS
@@ -14,7 +15,7 @@ from storage.repositories.jobs import JOB_CLAIMS
 from storage.repositories.leases import NAMED_LEASES, LeaseRepository, LeaseTable
 from storage.transaction import Transaction
 
-__all__ = ["CALL", "CHAT", "DOWNLOAD", "INIT", "JOB", "PINNED", "SERVING", "SWEEP", "LeaseKind"]
+__all__ = ["CALL", "CHAT", "DOWNLOAD", "INIT", "JOB", "PINNED", "SERVING", "SWEEP", "WORKER", "LeaseKind"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,3 +53,5 @@ SERVING: Final = _named_kind(name="serving", is_lost_with_time=False)
 PINNED: Final = _named_kind(name="pinned", is_lost_with_time=True)
 #: The sweep; overlapping sweeps are harmless, because each takes rows exclusively.
 SWEEP: Final = _named_kind(name="sweep", is_lost_with_time=False)
+#: A worker in the catalogue. One that was suspended or cut off renews it afterwards, or enters again.
+WORKER: Final = LeaseKind(name="worker", table=WORKER_LEASES, is_lost_with_time=False)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from loguru import logger
 
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.errors import StorageError
 from nekro_agent.methods import Lane
-from storage.engine import Database
-from workers.plugins.lanes import LaneChooser
-from workers.plugins.loop_watchdog import Blocking
-from workers.pools.background import BackgroundLoop
+from storage.caller_reads import lane_overrides
+
+if TYPE_CHECKING:
+    from storage.engine import Database
+    from workers.plugins.lanes import LaneChooser
+    from workers.plugins.loop_watchdog import Blocking
+    from workers.pools.background import BackgroundLoop
 
 __all__ = ["MethodMarks"]
 
@@ -24,7 +28,7 @@ class MethodMarks:
     def __init__(
         self,
         database: Database,
-        background: BackgroundLoop,
+        background: Callable[[], BackgroundLoop],
         lanes: LaneChooser,
         *,
         on_pinned: Callable[[Iterable[str]], None],
@@ -32,6 +36,7 @@ class MethodMarks:
         """Create the marks.
 
         Args:
+            background: returns the loop for writes; called at the first one, which most callers never do.
             on_pinned: called with the keys of plugins that marks pin, before calls are routed so.
         """
         self._on_pinned = on_pinned
@@ -48,21 +53,22 @@ class MethodMarks:
         self._read_at = now
         try:
             async with self._database.read() as transaction:
-                marks = await transaction.marks.all()
+                overrides = await lane_overrides(transaction.connection)
         except StorageError as exc:
             logger.bind(error=str(exc)).warning("method_marks_not_read")
             return
-        self._on_pinned(mark.method for mark in marks if mark.lane is Lane.PINNED)
-        self._lanes.update_marks({mark.method: mark.lane.value for mark in marks})
+        lanes = {name: override.lane for name, override in overrides.items()}
+        self._on_pinned(name for name, lane in lanes.items() if lane == Lane.PINNED.value)
+        self._lanes.update_marks(lanes)
 
     def record(self, blocking: Blocking) -> None:
         """Route a blocking method's calls to lane ``long`` from now on; thread-safe."""
         entry = blocking.entry
-        log = logger.bind(plugin=entry.plugin.key, method=entry.task, seconds=round(blocking.seconds, 3))
+        log = logger.bind(plugin=entry.plugin_key, method=entry.task, seconds=round(blocking.seconds, 3))
         log.warning(f"method_blocks_event_loop\n{blocking.stack}")
         if self._lanes.lane_of(entry) == Lane.METHODS.value:
             reason = f"blocked an event loop for {blocking.seconds:.1f} s at {blocking.where}"
-            self._background.submit(self._mark(entry.task, reason))
+            self._background().submit(self._mark(entry.task, reason))
 
     async def pin_plugin(self, plugin_key: str, *, reason: str) -> bool:
         """Pin a plugin to one process from now on; False when an operator decided otherwise."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
 
-from broker_config.topology import lane_queue
+from broker_config.keys import pinned_queue
+from broker_config.urls import is_redis
 from nekro_agent.methods import Lane
-from workers.plugins.registry import MethodEntry
+from workers.catalogue.entries import MethodEntry
 
-__all__ = ["LaneChooser"]
+if TYPE_CHECKING:
+    from celery import Celery
+
+__all__ = ["LaneChooser", "declare_pinned"]
 
 
 class LaneChooser:
@@ -26,17 +31,33 @@ class LaneChooser:
 
     def lane_of(self, entry: MethodEntry) -> str:
         """Name of the lane, which is also the name of its queue."""
-        if self.is_pinned(entry.plugin.key):
-            return str(lane_queue(Lane.METHODS, entry.plugin.key).name)
+        if self.is_pinned(entry.plugin_key):
+            return pinned_queue(entry.plugin_key)
         return self._marks.get(entry.task) or entry.lane.value
 
     def lane_of_plugin(self, plugin_key: str) -> str:
         """Name of the lane for a plugin's work other than methods."""
         if self.is_pinned(plugin_key):
-            return str(lane_queue(Lane.METHODS, plugin_key).name)
+            return pinned_queue(plugin_key)
         return Lane.METHODS.value
+
+    def declare(self, plugin_keys: Collection[str]) -> None:
+        """Replace the plugins that are pinned by their own declaration or by settings."""
+        self._declared = frozenset(plugin_keys)
+        self.update_marks(self._marks)
 
     def update_marks(self, marks: Mapping[str, str]) -> None:
         """Replace the marks with those of the database: task name, or key of a pinned plugin, to lane."""
         self._marks = dict(marks)
         self._pinned = self._declared.union(key for key, lane in marks.items() if lane == Lane.PINNED.value)
+
+
+def declare_pinned(app: Celery, plugin_keys: Iterable[str]) -> None:
+    """Let this process send to the queues of pinned plugins."""
+    from broker_config.topology import lane_queue
+
+    quorum = not is_redis(app.nekro_settings.broker.url)
+    for key in plugin_keys:
+        queue = lane_queue(Lane.METHODS, key, quorum=quorum)
+        if queue.name not in app.amqp.queues:
+            app.amqp.queues.add(queue)

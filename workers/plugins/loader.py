@@ -8,7 +8,6 @@ import importlib.metadata
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +15,7 @@ from nekro_agent import placeholders, runtime
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.policies import PackagePolicy
+from workers.catalogue.entries import PluginStatus
 from workers.plugins.discovery import discover
 from workers.plugins.importing import SHIPPED, Imported, import_entry_point, import_plugin
 
@@ -34,17 +34,6 @@ ENTRY_POINT_GROUP: Final = "nekro_agent.plugins"
 _log = get_sub_logger("loader")
 
 
-class PluginStatus(StrEnum):
-    """Result of loading a plugin."""
-
-    OK = "ok"
-    #: It works, except where it uses Nekro Agent names that do not exist here.
-    DEGRADED = "degraded"
-    FAILED = "failed"
-    #: Loaded, but switched off by an operator.
-    DISABLED = "disabled"
-
-
 @dataclass(frozen=True, kw_only=True)
 class PluginRecord:
     """One plugin, or one that failed, as ``nekro plugins`` lists it."""
@@ -57,6 +46,8 @@ class PluginRecord:
     error: str | None
     placeholders: list[str]
     plugin: NekroPlugin | None
+    #: Import name of its module; "" when none was imported.
+    module: str = ""
 
 
 class LoadedPlugins:
@@ -116,6 +107,7 @@ class LoadedPlugins:
             error=error,
             placeholders=names,
             plugin=plugin,
+            module=loaded.module,
         )
 
 

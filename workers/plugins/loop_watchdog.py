@@ -19,7 +19,7 @@ from loguru import logger
 
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from runtime.metrics import metrics
-from workers.plugins.registry import MethodEntry
+from workers.catalogue.entries import MethodEntry
 
 __all__ = ["Blocking", "LoopWatchdog"]
 
@@ -176,7 +176,7 @@ class LoopWatchdog:
 
     def _give_up(self, step: _Step) -> None:
         logger.bind(
-            plugin=step.entry.plugin.key, method=step.entry.task, seconds=time.monotonic() - step.began_at
+            plugin=step.entry.plugin_key, method=step.entry.task, seconds=time.monotonic() - step.began_at
         ).critical("event_loop_lost")
         # The loop cannot run anything else. The process's other deliveries are delivered again
         # elsewhere; this call is not, because its deadline has passed.

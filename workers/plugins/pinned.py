@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
-from celery import Celery
 from loguru import logger
 
 from broker_config.topology import lane_queue
-from broker_config.urls import is_redis
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.execution.hooks import HookFailure, PluginHost
 from nekro_agent.methods import Lane
@@ -29,7 +27,7 @@ from workers.leases.keeping import survived
 from workers.leases.kinds import PINNED
 from workers.plugins.lanes import LaneChooser
 
-__all__ = ["PinnedOwner", "declare_pinned"]
+__all__ = ["PinnedOwner"]
 
 _OWNER_LEASE: Final = "pinned:"
 #: Held by each process of lane ``pinned``; keeps processes of other lanes from competing.
@@ -37,15 +35,6 @@ _PRESENCE_LEASE: Final = "pinned-worker:"
 #: Attempts per lease duration to acquire the plugins that have no owner.
 _ATTEMPTS_PER_LEASE: Final = 4
 _LOST_EXIT: Final = 70
-
-
-def declare_pinned(app: Celery, plugin_keys: Iterable[str]) -> None:
-    """Let this process send to the queues of pinned plugins."""
-    quorum = not is_redis(app.nekro_settings.broker.url)
-    for key in plugin_keys:
-        queue = lane_queue(Lane.METHODS, key, quorum=quorum)
-        if queue.name not in app.amqp.queues:
-            app.amqp.queues.add(queue)
 
 
 class PinnedOwner:

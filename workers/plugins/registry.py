@@ -1,73 +1,45 @@
-"""The catalogue of sandbox methods: every method of every loaded plugin, by name."""
+"""The methods of the plugins that this process has imported: their entries, and their functions."""
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
-import keyword
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import inspect
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from nekro_agent.core.logger import get_sub_logger
-from nekro_agent.errors import InvalidValueError, MethodDisabledError, MethodNotFoundError
+from nekro_agent.errors import InvalidValueError
 from nekro_agent.execution.invoke import run_callable
-from nekro_agent.execution.signatures import describe
-from nekro_agent.methods import OWN_NAMES, Lane, SandboxMethod, SandboxMethodType
+from nekro_agent.execution.signatures import describe, takes_context_second
+from nekro_agent.methods import Lane, SandboxMethod
 from nekro_agent.mounts import LANE_ATTRIBUTE, REPEATABLE_ATTRIBUTE
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.schemas.agent_ctx import AgentCtx
+from workers.catalogue.entries import CommandEntry, MethodEntry, Parameter, PluginEntry
+from workers.catalogue.registry import Registry
 
-__all__ = ["MethodEntry", "Registry"]
+__all__ = ["LoadedMethod", "LoadedRegistry"]
 
 _log = get_sub_logger("registry")
+#: Hooks that a plugin may register; ``enabled`` and ``disabled`` are lists of callbacks.
+_HOOKS = (
+    "init", "cleanup", "channel_reset", "user_message", "system_message", "prompt_inject",
+    "collect_methods", "router",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class MethodEntry:
-    """One method as the catalogue lists it."""
+class LoadedMethod:
+    """A method of a plugin that this process has imported."""
 
-    #: The Python function's name, by which sandboxed code calls it.
-    name: str
-    #: ``author.module.function``: Celery task name and unambiguous name.
-    task: str
+    entry: MethodEntry
     plugin: NekroPlugin
+    #: What a call runs.
     method: SandboxMethod
-    #: Parameters and result without the context: ``(city: str) -> str``.
-    signature: str
-    #: Docstring, the LLM's only description; None means that the prompt does not list the method.
-    doc: str | None
-    lane: Lane
-
-    @property
-    def plugin_key(self) -> str:
-        """Key of the plugin that owns it."""
-        return self.plugin.key
-
-    @property
-    def type(self) -> SandboxMethodType:
-        """Determines what happens to the result."""
-        return self.method.method_type
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether a call may run again after its worker died during it."""
-        return bool(getattr(self.method.func, REPEATABLE_ATTRIBUTE, False))
-
-    @property
-    def enabled(self) -> bool:
-        """Whether it may be called."""
-        return self.plugin.is_enabled
 
 
-class Registry:
-    """Methods by full name, by bare name, and by registered label.
-
-    Bare names are assigned in this order; a method without one stays callable by its full name:
-    function names before labels; among equal function names the plugin that was loaded first
-    (shipped plugins, then ``NEKRO_PLUGINS__DIRS`` in order, then entry points; by file name within
-    a folder). A label is an alias only if it is an identifier and no function has that name.
-    """
+class LoadedRegistry(Registry):
+    """The registry of a worker; only its methods can be run in this process."""
 
     def __init__(self, plugins: Iterable[NekroPlugin], *, long_methods: Sequence[str] = ()) -> None:
         """Index the plugins' methods.
@@ -76,159 +48,138 @@ class Registry:
             plugins: in the order in which they were loaded.
             long_methods: patterns of full names (``author.module.*``) that run in lane ``long``.
         """
-        self.plugins = list(plugins)
-        self._long_methods = long_methods
-        self.warnings: list[str] = []
-        self._by_task: dict[str, MethodEntry] = {}
-        self._by_name: dict[str, MethodEntry] = {}
-        # Disabled plugins come last, so that they do not take a bare name from an enabled method.
-        for plugin in sorted(self.plugins, key=lambda plugin: not plugin.is_enabled):
-            for method in plugin.sandbox_methods:
-                entry = _entry(plugin, method, long_methods)
-                self._by_task[entry.task] = entry
-                self._claim(entry.name, entry)
-        for entry in list(self._by_task.values()):
-            self._claim_label(entry)
-        self._bare_names: dict[str, list[str]] = {}
-        for name, owner in self._by_name.items():
-            if name in OWN_NAMES:
-                self._warn(f"{owner.task} is callable by this full name only: code has its own {name}")
-            else:
-                self._bare_names.setdefault(owner.task, []).append(name)
+        super().__init__(collect=self._selected)
+        self._long_methods = tuple(long_methods)
+        self._loaded = {plugin.key: plugin for plugin in plugins}
+        self._methods: dict[str, LoadedMethod] = {}
+        self.replace([self._entry(plugin) for plugin in self._loaded.values()])
 
-    def refresh(self, plugins: Iterable[NekroPlugin]) -> None:
-        """List these plugins from now on: others, new versions, or the same after a change of their state."""
+    def serve(self, plugins: Iterable[NekroPlugin]) -> None:
+        """Serve these plugins from now on: others, new versions, or the same in another state."""
+        fresh = vars(LoadedRegistry(plugins, long_methods=self._long_methods))
         # In one step, because other threads call `find` meanwhile.
-        vars(self).update(vars(Registry(plugins, long_methods=self._long_methods)))
+        vars(self).update({name: value for name, value in fresh.items() if name != "_collect"})
 
-    def current(self, entry: MethodEntry) -> MethodEntry:
-        """Return the entry by which a call that found ``entry`` runs: that of the newest version.
+    def loaded(self, entry: MethodEntry) -> LoadedMethod:
+        """Return what a call of ``entry`` runs."""
+        return self._methods[entry.task]
 
-        A method that the newest version lacks, or has with another type, runs as it was.
+    def newest(self, method: LoadedMethod) -> LoadedMethod:
+        """Return the newest version of a method.
+
+        A method that the newest version of its plugin lacks, or has with another type, stays as it was.
         """
-        newest = self._by_task.get(entry.task, entry)
-        return newest if newest.type is entry.type else entry
+        newest = self._methods.get(method.entry.task, method)
+        return newest if newest.entry.type is method.entry.type else method
 
-    def __iter__(self) -> Iterator[MethodEntry]:
-        return iter(self._by_task.values())
+    def is_enabled(self, plugin_key: str) -> bool:
+        """Whether a plugin's methods may be called; always its present state."""
+        plugin = self._loaded.get(plugin_key)
+        return plugin is not None and plugin.is_enabled
 
-    def __len__(self) -> int:
-        return len(self._by_task)
+    def _entry(self, plugin: NekroPlugin) -> PluginEntry:
+        return PluginEntry(
+            key=plugin.key,
+            name=plugin.name,
+            module_name=plugin.module_name,
+            description=plugin.description,
+            version=plugin.version,
+            author=plugin.author,
+            url=plugin.url,
+            adapters=tuple(plugin.support_adapter),
+            enabled=plugin.is_enabled,
+            pinned=plugin.pinned,
+            methods=tuple(self._method(plugin, method) for method in plugin.sandbox_methods),
+            commands=tuple(
+                CommandEntry(
+                    name=command.name,
+                    plugin_key=plugin.key,
+                    aliases=tuple(command.aliases),
+                    permission=command.permission.value,
+                    usage=command.usage,
+                    description=command.description,
+                    internal=command.internal,
+                )
+                for command in plugin.commands
+            ),
+            hooks=tuple(hook for hook in _HOOKS if plugin.hook(hook) is not None),
+            task_types=tuple(plugin.task_types),
+            config_schema=_config_schema(plugin),
+        )
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._by_task or name in self._by_name
-
-    def find(self, name: str) -> MethodEntry:
-        """Return the method of a full name, function name or alias.
-
-        Raises:
-            MethodNotFoundError: there is none; the message suggests similar names.
-            MethodDisabledError: its plugin is disabled.
-        """
-        entry = self._by_task.get(name) or self._by_name.get(name)
-        if entry is None:
-            known = [*self._by_name, *self._by_task]
-            near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
-            hint = f"did you mean {' or '.join(near)}?" if near else "`nekro methods` lists every method"
-            raise MethodNotFoundError(f"no plugin has a method {name!r}; {hint}")
-        if not entry.enabled:
-            raise MethodDisabledError(
-                f"method {entry.task} exists, but plugin {entry.plugin.key} is disabled; "
-                f"`nekro plugins enable {entry.plugin.key}` enables it, unless NEKRO_PLUGINS__DISABLED has it"
-            )
+    def _method(self, plugin: NekroPlugin, method: SandboxMethod) -> MethodEntry:
+        function, name = method.func, method.func.__name__
+        task = f"{plugin.key}.{name}"
+        doc = (function.__doc__ or "").strip() or None
+        if doc is None:
+            _log.warning(f"{task} has no docstring: it is callable, but the prompt does not list it")
+        lane = getattr(function, LANE_ATTRIBUTE, None) or method.lane or Lane.METHODS
+        if any(fnmatch.fnmatchcase(task, pattern) for pattern in self._long_methods):
+            lane = Lane.LONG
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):
+            signature = None
+        entry = MethodEntry(
+            name=name,
+            task=task,
+            plugin_key=plugin.key,
+            label=method.name,
+            type=method.method_type,
+            signature=describe(function),
+            doc=doc,
+            lane=Lane(lane),
+            repeatable=bool(getattr(function, REPEATABLE_ATTRIBUTE, False)),
+            parameters=None if signature is None else _parameters(signature),
+            swapped=None if signature is None else takes_context_second(signature),
+        )
+        self._methods[task] = LoadedMethod(entry=entry, plugin=plugin, method=method)
         return entry
 
-    def bare_names(self, entry: MethodEntry) -> list[str]:
-        """Return the short names of ``entry`` in code: its function name, its alias, both or none."""
-        return self._bare_names.get(entry.task, [])
-
-    def enabled(self) -> list[MethodEntry]:
-        """Return every method that may be called."""
-        return [entry for entry in self if entry.enabled]
-
-    async def available(self, ctx: AgentCtx) -> list[MethodEntry]:
-        """Return the methods of a chat's code: enabled, and selected by ``mount_collect_methods``.
-
-        A ``mount_collect_methods`` hook that fails is logged, and selects all methods of its plugin.
-        """
-        entries: list[MethodEntry] = []
-        enabled = self.enabled()
-        for plugin in self.plugins:
-            own = [entry for entry in enabled if entry.plugin is plugin]
-            collect = plugin.hook("collect_methods")
-            if collect is not None and own:
-                own = await _collected(plugin, collect, own, ctx)
-            entries += own
+    async def _selected(
+        self, plugin: PluginEntry, own: list[MethodEntry], ctx: AgentCtx
+    ) -> list[MethodEntry]:
+        plugin_key = plugin.key
+        loaded = self._loaded[plugin_key]
+        hook = loaded.hook("collect_methods")
+        if hook is None:
+            return own
+        loaded.refresh_config()
+        chosen = await run_callable(hook, ctx.for_plugin(plugin_key))
+        if not isinstance(chosen, list | tuple | set):
+            raise InvalidValueError(
+                f"{plugin_key}: mount_collect_methods must return a list, not {type(chosen).__name__}"
+            )
+        by_func = {self.loaded(entry).method.func: entry for entry in own}
+        entries = []
+        for item in chosen:
+            func = item.func if isinstance(item, SandboxMethod) else item
+            if func not in by_func:
+                name = getattr(func, "__name__", repr(func))
+                raise InvalidValueError(
+                    f"{plugin_key}: mount_collect_methods returned {name}, "
+                    "which is not a mounted method of this plugin"
+                )
+            entries.append(by_func[func])
         return entries
 
-    def _claim(self, name: str, entry: MethodEntry) -> None:
-        winner = self._by_name.setdefault(name, entry)
-        if winner is not entry:
-            self._warn(
-                f"method {name} exists in {winner.plugin.key} and {entry.plugin.key}: the bare name calls "
-                f"{winner.task}, the other is callable as {entry.task}"
-            )
 
-    def _claim_label(self, entry: MethodEntry) -> None:
-        label = entry.method.name
-        if label == entry.name or not label.isidentifier() or keyword.iskeyword(label):
-            return
-        owner = self._by_name.setdefault(label, entry)
-        if owner is not entry:
-            _log.debug(f"label {label} of {entry.task} is not an alias: the name belongs to {owner.task}")
-
-    def _warn(self, text: str) -> None:
-        self.warnings.append(text)
-        _log.warning(text)
-
-
-def _entry(plugin: NekroPlugin, method: SandboxMethod, long_methods: Sequence[str]) -> MethodEntry:
-    name = method.func.__name__
-    task = f"{plugin.key}.{name}"
-    doc = (method.func.__doc__ or "").strip() or None
-    if doc is None:
-        _log.warning(f"{task} has no docstring: it is callable, but the prompt does not list it")
-    lane = getattr(method.func, LANE_ATTRIBUTE, None) or method.lane or Lane.METHODS
-    if any(fnmatch.fnmatchcase(task, pattern) for pattern in long_methods):
-        lane = Lane.LONG
-    return MethodEntry(
-        name=name,
-        task=task,
-        plugin=plugin,
-        method=method,
-        signature=describe(method.func),
-        doc=doc,
-        lane=Lane(lane),
+def _parameters(signature: inspect.Signature) -> tuple[Parameter, ...]:
+    return tuple(
+        Parameter(
+            name=one.name,
+            kind=one.kind.name,
+            is_required=one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD),
+        )
+        for one in signature.parameters.values()
     )
 
 
-async def _collected(
-    plugin: NekroPlugin, collect: Callable[..., Any], own: list[MethodEntry], ctx: AgentCtx
-) -> list[MethodEntry]:
-    plugin.refresh_config()
+def _config_schema(plugin: NekroPlugin) -> dict[str, object] | None:
+    if plugin.config_file is None:
+        return None
     try:
-        chosen = await run_callable(collect, ctx.for_plugin(plugin.key))
-        return _matching(plugin, own, chosen)
-    except Exception as exc:  # plugin code; the other plugins' methods must stay available
-        _log.opt(exception=exc).error(f"{plugin.key}: mount_collect_methods failed; it keeps all methods")
-        return own
-
-
-def _matching(plugin: NekroPlugin, own: list[MethodEntry], chosen: object) -> list[MethodEntry]:
-    """Map what a collect hook returned (functions or ``SandboxMethod``) to entries."""
-    if not isinstance(chosen, list | tuple | set):
-        raise InvalidValueError(
-            f"{plugin.key}: mount_collect_methods must return a list, not {type(chosen).__name__}"
-        )
-    by_func = {entry.method.func: entry for entry in own}
-    entries = []
-    for item in chosen:
-        func = item.func if isinstance(item, SandboxMethod) else item
-        if func not in by_func:
-            name = getattr(func, "__name__", repr(func))
-            raise InvalidValueError(
-                f"{plugin.key}: mount_collect_methods returned {name}, "
-                "which is not a mounted method of this plugin"
-            )
-        entries.append(by_func[func])
-    return entries
+        return plugin.config_file.cls.model_json_schema()
+    except Exception as exc:  # the plugin's own types; everything else of the plugin is usable
+        _log.debug(f"{plugin.key}: its configuration has no JSON schema: {exc}")
+        return None

@@ -15,8 +15,9 @@ from sandbox.models import Dispatch, StubCall, StubResult
 from storage.engine import Database
 from storage.repositories.rounds import ClaimedRound
 from workers.calls.dispatch import CallRecord, CallScope, Dispatcher
+from workers.catalogue.entries import MethodEntry
+from workers.catalogue.registry import Registry
 from workers.leases.keeper import HeldLease
-from workers.plugins.registry import MethodEntry, Registry
 from workers.rounds.chat_view import ChatView
 from workers.rounds.runs import context_of
 
@@ -95,8 +96,8 @@ class RoundInputs:
 
     def _plugin_briefs(self, entries: Sequence[MethodEntry], ctx: AgentCtx) -> list[PluginBrief]:
         briefs = []
-        for plugin in self._registry.plugins:
-            own = [entry for entry in entries if entry.plugin is plugin]
+        for plugin in self._host.plugins:
+            own = [entry for entry in entries if entry.plugin_key == plugin.key]
             inject = partial(self._host.inject, plugin, ctx) if plugin.hook("prompt_inject") else None
             if not plugin.is_enabled or not plugin.serves(ctx.adapter_key) or not (own or inject):
                 continue

@@ -7,7 +7,6 @@ from typing import Any
 from broker_config.settings import AgentSettings
 from codec.wire import new_id
 from nekro_agent.durations import CLOSE_STEP_SECONDS
-from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.ports import ChatInfo, IncomingMessage, MessageKind
 from nekro_agent.schemas.chat_message import (
     ChatMessage,
@@ -22,6 +21,7 @@ from storage.repositories.messages import NewMessage
 from storage.repositories.rounds import RoundRequest
 from storage.states import TriggerKind
 from storage.transaction import Transaction
+from workers.calls.fleet_hooks import MessageHooks
 from workers.chats.publisher import EventPublisher
 from workers.chats.writer import append_message, request_round
 from workers.rounds.runs import context_of
@@ -37,13 +37,13 @@ class MessageIntake:
         self,
         database: Database,
         publisher: EventPublisher,
-        host: PluginHost,
+        hooks: MessageHooks,
         stopper: RoundStopper,
         settings: AgentSettings,
     ) -> None:
         self._database = database
         self._publisher = publisher
-        self._host = host
+        self._hooks = hooks
         self._stopper = stopper
         self._debounce_seconds = settings.debounce_seconds
 
@@ -51,7 +51,7 @@ class MessageIntake:
         """Receive a person's message; returns its id, None when a plugin's hook blocked it."""
         chat = await self._known(message)
         message_id = new_id()
-        signal = await self._host.user_message(
+        signal = await self._hooks.user_message(
             context_of(chat, user_id=message.user_id), _for_hooks(message, chat, message_id)
         )
         if signal is MsgSignal.BLOCK_ALL:
@@ -80,7 +80,7 @@ class MessageIntake:
         )
         async with self._database.begin() as transaction:
             await transaction.chats.reset(chat.chat_key)
-        await self._host.channel_reset(context_of(chat, user_id=None))
+        await self._hooks.channel_reset(context_of(chat, user_id=None))
         return stopped
 
     async def _known(self, message: IncomingMessage) -> ChatInfo:

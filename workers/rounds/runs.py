@@ -13,7 +13,7 @@ from nekro_agent.schemas.agent_ctx import AgentCtx
 from sandbox.models import RunRequest, StopType
 from workers.calls.dispatch import CallScope, Dispatcher
 from workers.calls.story import call_json
-from workers.plugins.registry import Registry
+from workers.catalogue.registry import Registry
 
 if TYPE_CHECKING:
     from sandbox.manager import SandboxManager

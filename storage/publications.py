@@ -1,0 +1,93 @@
+"""Writes the catalogue: live workers and the plugins that they serve; ``storage.caller_reads`` reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import delete, select, update
+
+from storage.caller_reads import Snapshot
+from storage.clock import now, seconds_from_now
+from storage.models import PluginSnapshotRow, WorkerPluginRow, WorkerRow
+from storage.repositories.base import Repository
+from storage.repositories.leases import LeaseTable, is_free
+from storage.upsert import insert
+
+__all__ = ["WORKER_LEASES", "CatalogueRepository", "NewWorker"]
+
+WORKER_LEASES: Final = LeaseTable(
+    key=WorkerRow.id, fence=WorkerRow.fence, is_live=WorkerRow.lease_until.is_not(None)
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewWorker:
+    """A worker process that starts to serve plugins."""
+
+    id: str
+    name: str
+    lane: str
+    host: str
+    pid: int
+
+
+class CatalogueRepository(Repository):
+    """Rows of workers, of what they serve, and of the plugins' versions."""
+
+    async def enter(self, worker: NewWorker, *, lease_seconds: float) -> int:
+        """Add a worker that holds its lease; returns its fencing token. Adding it again renews it."""
+        new = insert(self._dialect, WorkerRow).values(
+            id=worker.id, name=worker.name, lane=worker.lane, host=worker.host, pid=worker.pid,
+            started_at=now(), owner=worker.name, lease_until=seconds_from_now(lease_seconds), fence=1,
+        )  # fmt: skip
+        statement = new.on_conflict_do_update(
+            index_elements=[WorkerRow.id],
+            set_={"lease_until": seconds_from_now(lease_seconds), "fence": WorkerRow.fence + 1},
+        ).returning(WorkerRow.fence)
+        return int(await self._scalar(statement))
+
+    async def leave(self, worker_id: str) -> None:
+        """Release a worker's lease: it is not live any more."""
+        await self._count(update(WorkerRow).where(WorkerRow.id == worker_id).values(lease_until=None))
+
+    async def serve(self, worker_id: str, snapshots: Sequence[Snapshot]) -> None:
+        """Replace what a worker serves; ``snapshots`` are in the order of its plugins."""
+        if self._dialect == "postgresql":
+            # Another worker would otherwise delete a version that it finds unused, while this one links it.
+            await self._connection.exec_driver_sql(
+                "LOCK TABLE plugin_snapshots, worker_plugins IN SHARE ROW EXCLUSIVE MODE"
+            )
+        await self._count(delete(WorkerPluginRow).where(WorkerPluginRow.worker_id == worker_id))
+        if not snapshots:
+            return
+        new = insert(self._dialect, PluginSnapshotRow).values(
+            [
+                {
+                    "digest": one.digest,
+                    "plugin_key": one.plugin_key,
+                    "entry": one.entry,
+                    "published_at": now(),
+                }
+                for one in {one.digest: one for one in snapshots}.values()
+            ]
+        )
+        await self._rows(new.on_conflict_do_nothing(index_elements=[PluginSnapshotRow.digest]))
+        links = [
+            {"worker_id": worker_id, "position": position, "digest": one.digest}
+            for position, one in enumerate(snapshots)
+        ]
+        await self._rows(insert(self._dialect, WorkerPluginRow).values(links))
+
+    async def forget_gone(self) -> int:
+        """Delete workers without a lease, and the versions that no worker serves; returns how many workers.
+
+        Call it only while a worker is live: the rows of the last workers are the last published catalogue.
+        """
+        gone = select(WorkerRow.id).where(is_free(WorkerRow))
+        await self._count(delete(WorkerPluginRow).where(WorkerPluginRow.worker_id.in_(gone)))
+        count = await self._count(delete(WorkerRow).where(is_free(WorkerRow)))
+        served = select(WorkerPluginRow.digest)
+        await self._count(delete(PluginSnapshotRow).where(PluginSnapshotRow.digest.not_in(served)))
+        return count

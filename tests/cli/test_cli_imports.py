@@ -1,0 +1,143 @@
+"""What commands import: no plugin, and no library that they do not need."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from worker_fleet import Fleet, build_fleet
+
+from cli.environment import environment_of
+from cli.main import COMMANDS
+
+#: Runs a command, then writes the names of all imported modules to a file.
+_PROBE = """
+import json, sys
+from cli.main import main
+modules = sys.argv.pop(1)
+try:
+    code = main(sys.argv[1:])
+except SystemExit as exc:
+    code = exc.code
+with open(modules, "w") as file:
+    json.dump(sorted(name for name, module in sys.modules.items() if module is not None), file)
+sys.exit(code)
+"""
+#: Libraries that take long to import, and packages that only workers need.
+HEAVY = (
+    "sqlalchemy", "alembic", "celery", "kombu", "opentelemetry", "jinja2", "httpx", "yaml",
+    "prometheus_client", "psycopg", "plugin_pkgs", "nekro_plugins", "agent", "workers.plugins.loader",
+    "workers.pools", "nekro_agent.plugin", "nekro_agent.schemas.agent_ctx",
+)  # fmt: skip
+PLUGIN = '''
+from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
+
+plugin = NekroPlugin("Light", "light", "", "1", "tests", "")
+
+
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "shine")
+async def shine(_ctx, times: int = 1) -> str:
+    """Shine."""
+    return "*" * times
+
+
+@plugin.mount_command("light", description="Lights up")
+async def light(context):
+    return "on"
+'''
+
+
+def imported_by(arguments: list[str], environ: dict[str, str], directory: Path) -> set[str]:
+    """Run a command in an interpreter of its own; returns the modules that it imported."""
+    modules = directory / "modules.json"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _PROBE, str(modules), *arguments],
+        env=environ, cwd=directory, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, (arguments, done.stderr)
+    return set(json.loads(modules.read_text("utf-8")))
+
+
+def heavy(modules: set[str]) -> list[str]:
+    """The names of ``HEAVY`` that are among the modules."""
+    return [name for name in HEAVY if name in modules or any(m.startswith(f"{name}.") for m in modules)]
+
+
+@pytest.fixture(scope="module")
+def fleet(redis_server: object, tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    """A fleet with one worker that serves the plugin."""
+    directory = tmp_path_factory.mktemp("imports")
+    (directory / "plugins").mkdir()
+    (directory / "plugins" / "light.py").write_text(PLUGIN, "utf-8")
+    plugins = {"dirs": (directory / "plugins",)}
+    url = f"sqlite:///{directory / 'nekro.db'}"
+    built = build_fleet(directory, redis_server.url, url, plugins=plugins)  # type: ignore[attr-defined]
+    built.start("methods")
+    return built
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stopped(fleet: Fleet) -> Iterator[None]:
+    yield
+    fleet.stop()
+
+
+@pytest.fixture
+def run(fleet: Fleet, tmp_path: Path) -> Callable[..., set[str]]:
+    """Run a command on the fleet."""
+    return lambda *arguments: imported_by(list(arguments), environment_of(fleet.settings), tmp_path)
+
+
+def test_help_imports_no_settings_and_no_library(tmp_path: Path) -> None:
+    modules = imported_by(["--help"], {"PATH": ""}, tmp_path)
+    assert heavy(modules) == []
+    assert not {
+        name for name in modules if name.partition(".")[0] in ("pydantic", "redis", "asyncio", "loguru")
+    }
+
+
+@pytest.mark.parametrize("arguments", [("call", "shine", "--json"), ("call", "light.shine", "--args", "[3]")])
+def test_a_call_imports_neither_plugins_nor_sqlalchemy_nor_celery(
+    run: Callable[..., set[str]], arguments: tuple[str, ...]
+) -> None:
+    method = {"light.shine": "tests.light.shine"}.get(arguments[1], arguments[1])
+    run("call", method)  # the chat exists from now on
+    assert heavy(run("call", method, *arguments[2:])) == []
+
+
+@pytest.mark.parametrize("arguments", [("plugins", "--json"), ("methods",), ("command",)])
+def test_lists_import_neither_plugins_nor_a_broker(
+    run: Callable[..., set[str]], arguments: tuple[str, ...]
+) -> None:
+    modules = run(*arguments)
+    assert heavy(modules) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("command", "c", "/light"),
+        ("exec", "code.py", "--no-follow-up"),
+        ("send", "c", "hello"),
+        ("reset", "c"),
+        ("history", "c"),
+        ("jobs",),
+        ("doctor", "--settings"),
+    ],
+)
+def test_no_command_imports_a_plugin_or_the_plugin_loader(
+    run: Callable[..., set[str]], tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    (tmp_path / "code.py").write_text("print(shine())")
+    modules = run(*arguments)
+    assert {"plugin_pkgs", "nekro_plugins", "workers.plugins.loader"}.isdisjoint(modules)
+
+
+def test_every_command_parses_without_plugins_and_sqlalchemy(tmp_path: Path) -> None:
+    for command in COMMANDS:
+        modules = imported_by([command.name, "--help"], {"PATH": ""}, tmp_path)
+        assert {"plugin_pkgs", "workers.plugins.loader", "sqlalchemy"}.isdisjoint(modules), command.name

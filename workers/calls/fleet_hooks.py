@@ -1,0 +1,82 @@
+"""The plugins' hooks and methods for a process that imports no plugin: they run on the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from loguru import logger
+
+from messaging.calls import MethodCaller
+from nekro_agent.errors import NekroError
+from nekro_agent.execution.hooks import HOOK_SECONDS, signal_of
+from nekro_agent.schemas.agent_ctx import AgentCtx
+from nekro_agent.schemas.chat_message import ChatMessage
+from nekro_agent.schemas.signal import MsgSignal, merge_signals
+from workers.calls.plugin_tasks import PluginTasks
+from workers.calls.remote_hooks import run_on_worker
+from workers.catalogue.entries import MethodEntry, PluginEntry
+from workers.catalogue.registry import Registry
+
+__all__ = ["FleetHooks", "MessageHooks"]
+
+
+class MessageHooks(Protocol):
+    """The hooks of messages and resets; ``PluginHost`` runs them here, ``FleetHooks`` on workers."""
+
+    async def user_message(self, ctx: AgentCtx, message: ChatMessage) -> MsgSignal:
+        """Pass an incoming message to every plugin and return their merged answer."""
+        ...
+
+    async def channel_reset(self, ctx: AgentCtx) -> object:
+        """Run the reset hooks for the context's chat."""
+        ...
+
+
+class FleetHooks:
+    """Runs hooks of the plugins of the catalogue on workers, one after another."""
+
+    def __init__(self, registry: Registry, caller: MethodCaller, tasks: PluginTasks) -> None:
+        self._registry = registry
+        self._caller = caller
+        self._tasks = tasks
+
+    async def user_message(self, ctx: AgentCtx, message: ChatMessage) -> MsgSignal:
+        """Pass an incoming message to every plugin that has the hook, and return their merged answer.
+
+        Raises:
+            NekroError: no worker answered for a plugin, which might have blocked the message.
+        """
+        answers = [
+            await self._run(plugin.key, "user_message", ctx, message)
+            for plugin in await self._plugins("user_message")
+        ]
+        return merge_signals(signal_of(answer) for answer in answers)
+
+    async def channel_reset(self, ctx: AgentCtx) -> None:
+        """Run the reset hooks; one that no worker answers is logged."""
+        for plugin in await self._plugins("channel_reset"):
+            try:
+                await self._run(plugin.key, "channel_reset", ctx)
+            except NekroError as exc:
+                logger.bind(plugin=plugin.key, error=str(exc)).warning("reset_hook_not_run")
+
+    async def collected(
+        self, plugin: PluginEntry, own: Sequence[MethodEntry], ctx: AgentCtx
+    ) -> list[MethodEntry]:
+        """Return the methods that a plugin's ``mount_collect_methods`` selects for a chat.
+
+        Raises:
+            NekroError: no worker answered.
+        """
+        chosen = await self._run(plugin.key, "collect_methods", ctx)
+        return [entry for entry in own if isinstance(chosen, list) and entry.task in chosen]
+
+    async def _plugins(self, hook: str) -> Iterable[PluginEntry]:
+        await self._tasks.refresh()
+        return [plugin for plugin in self._registry.plugins if plugin.enabled and hook in plugin.hooks]
+
+    async def _run(self, plugin_key: str, hook: str, ctx: AgentCtx, *args: Any) -> object:
+        return await run_on_worker(
+            self._caller, self._tasks, plugin_key, hook, ctx, args, seconds=HOOK_SECONDS
+        )

@@ -1,0 +1,1 @@
+"""What the workers of a fleet serve: plain data that commands and other callers use instead of plugins."""

@@ -1,0 +1,31 @@
+"""The commands of the catalogue, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nekro_agent.commands.names import CommandNames, Named
+from workers.catalogue.entries import CommandEntry
+from workers.catalogue.registry import Registry
+
+__all__ = ["command_names", "listed_commands"]
+
+
+def command_names(registry: Registry) -> CommandNames[CommandEntry]:
+    """Index the commands of the registry's plugins."""
+    return CommandNames(
+        [
+            Named(entry=one, plugin_key=one.plugin_key, name=one.name, aliases=one.aliases)
+            for one in _commands(registry)
+        ],
+        is_enabled=registry.is_enabled,
+    )
+
+
+def listed_commands(registry: Registry) -> list[CommandEntry]:
+    """Return the commands that users may run."""
+    return [one for one in _commands(registry) if registry.is_enabled(one.plugin_key) and not one.internal]
+
+
+def _commands(registry: Registry) -> Iterable[CommandEntry]:
+    return [command for plugin in registry.plugins for command in plugin.commands]

@@ -1,0 +1,160 @@
+"""Plugins, methods and commands as plain data, as workers publish them and callers read them.
+
+The JSON form is stored in ``plugin_snapshots``. Releases of different ages read it, so a field that is
+added has a default, and unknown fields are ignored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
+from typing import Any
+
+from nekro_agent.methods import Lane, SandboxMethodType
+
+__all__ = ["CommandEntry", "MethodEntry", "Parameter", "PluginEntry", "PluginStatus", "digest_of"]
+
+
+class PluginStatus(StrEnum):
+    """Result of loading a plugin."""
+
+    OK = "ok"
+    #: It works, except where it uses Nekro Agent names that do not exist here.
+    DEGRADED = "degraded"
+    FAILED = "failed"
+    #: Loaded, but switched off by an operator.
+    DISABLED = "disabled"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parameter:
+    """One parameter of a method's function, the context included."""
+
+    name: str
+    #: Name of a member of ``inspect._ParameterKind``.
+    kind: str
+    is_required: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MethodEntry:
+    """One method as the catalogue lists it."""
+
+    #: The Python function's name, by which sandboxed code calls it.
+    name: str
+    #: ``author.module.function``: Celery task name and unambiguous name.
+    task: str
+    plugin_key: str
+    #: Name for people; also an alias if it is an identifier that no function has.
+    label: str
+    #: Determines what happens to the result.
+    type: SandboxMethodType
+    #: Parameters and result without the context: ``(city: str) -> str``.
+    signature: str
+    #: Docstring, the LLM's only description; None means that the prompt does not list the method.
+    doc: str | None
+    lane: Lane
+    #: Whether a call may run again after its worker died during it.
+    repeatable: bool = False
+    #: In order; None when the function cannot be inspected, and then any arguments are sent.
+    parameters: tuple[Parameter, ...] | None = None
+    #: Names of the first two parameters of a function declared as ``(argument, ctx)``; see
+    #: ``nekro_agent.execution.signatures``.
+    swapped: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommandEntry:
+    """One command of a plugin."""
+
+    name: str
+    plugin_key: str
+    aliases: tuple[str, ...] = ()
+    permission: str
+    usage: str = ""
+    description: str = ""
+    #: Not listed; meant as the continuation of another command.
+    internal: bool = False
+
+    @property
+    def full_name(self) -> str:
+        """``<plugin key>:<name>``, which is unique."""
+        return f"{self.plugin_key}:{self.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PluginEntry:
+    """One plugin, or one that failed to load."""
+
+    #: ``author.module``; the file's name if loading failed before the key was known.
+    key: str
+    status: PluginStatus = PluginStatus.OK
+    #: Why it failed; None when it did not.
+    error: str | None = None
+    #: File or folder on the worker's host, or the distribution that provides it.
+    path: str = ""
+    #: SHA-256 of the plugin's files, in hexadecimal; "" when they could not be read.
+    digest: str = ""
+    name: str = ""
+    module_name: str = ""
+    description: str = ""
+    version: str = ""
+    author: str = ""
+    url: str = ""
+    #: Adapters whose chats have access to the methods; empty means all.
+    adapters: tuple[str, ...] = ()
+    #: Whether an operator enabled it.
+    enabled: bool = True
+    #: Whether it declares that it runs in one process of the fleet.
+    pinned: bool = False
+    #: Names that it uses and that do not exist here.
+    placeholders: tuple[str, ...] = ()
+    methods: tuple[MethodEntry, ...] = ()
+    commands: tuple[CommandEntry, ...] = ()
+    #: Hooks that it registered: ``init``, ``user_message``, …
+    hooks: tuple[str, ...] = ()
+    #: Task types of its background jobs.
+    task_types: tuple[str, ...] = ()
+    #: JSON schema of its configuration; None without one.
+    config_schema: dict[str, Any] | None = field(default=None, compare=False)
+
+    def to_json(self) -> str:
+        """Return the stored form; equal entries have equal texts."""
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> PluginEntry:
+        """Read what ``to_json`` of this or another release wrote."""
+        values = _known(cls, json.loads(text))
+        values["status"] = PluginStatus(values.get("status", PluginStatus.OK))
+        values["methods"] = tuple(_method(method) for method in values.get("methods", ()))
+        values["commands"] = tuple(
+            CommandEntry(**{**_known(CommandEntry, command), "aliases": tuple(command.get("aliases", ()))})
+            for command in values.get("commands", ())
+        )
+        for name in ("adapters", "placeholders", "hooks", "task_types"):
+            values[name] = tuple(values.get(name, ()))
+        return cls(**values)
+
+
+def digest_of(text: str) -> str:
+    """Return the digest that identifies a stored entry."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _method(values: Mapping[str, Any]) -> MethodEntry:
+    known = _known(MethodEntry, values)
+    known["type"], known["lane"] = SandboxMethodType(known["type"]), Lane(known["lane"])
+    if known.get("parameters") is not None:
+        known["parameters"] = tuple(Parameter(**_known(Parameter, one)) for one in known["parameters"])
+    if known.get("swapped") is not None:
+        known["swapped"] = tuple(known["swapped"])
+    return MethodEntry(**known)
+
+
+def _known(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop fields that this release does not know."""
+    return {one.name: values[one.name] for one in fields(kind) if one.name in values}

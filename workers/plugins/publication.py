@@ -1,0 +1,145 @@
+"""Publishes what this worker serves to the catalogue, and keeps it published while the worker runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from typing import Final
+
+from loguru import logger
+
+from codec.wire import new_id
+from nekro_agent.durations import REFRESH_SECONDS
+from nekro_agent.errors import StorageError
+from nekro_agent.shared_clock import elapsed_seconds
+from storage.caller_reads import Snapshot
+from storage.engine import Database
+from storage.publications import NewWorker
+from workers.catalogue.entries import digest_of
+from workers.leases.keeper import HeldLease, LeaseKeeper
+from workers.leases.keeping import survived
+from workers.leases.kinds import WORKER
+from workers.plugins.description import entries_of, source_digest
+from workers.plugins.loader import LoadedPlugins, PluginRecord
+from workers.plugins.registry import LoadedRegistry
+from workers.pools.background import BackgroundLoop
+
+__all__ = ["CataloguePublisher"]
+
+#: Looks whether the plugins have changed; a look costs some microseconds per plugin.
+_LOOK_SECONDS: Final = 4 * REFRESH_SECONDS
+
+
+class CataloguePublisher:
+    """Keeps the rows of one worker; ``start`` and ``close`` it on the loop of the services."""
+
+    def __init__(
+        self,
+        database: Database,
+        background: BackgroundLoop,
+        leases: LeaseKeeper,
+        *,
+        loaded: LoadedPlugins,
+        registry: LoadedRegistry,
+        name: str,
+        lane: str,
+        lease_seconds: float,
+    ) -> None:
+        """Create the publisher; nothing is written yet.
+
+        Args:
+            name: how the catalogue names this worker.
+            lease_seconds: how long a worker that died stays in the catalogue.
+        """
+        self._database = database
+        self._background = background
+        self._leases = leases
+        self._loaded = loaded
+        self._registry = registry
+        self._lease_seconds = lease_seconds
+        self._worker = NewWorker(
+            id=new_id(), name=name, lane=lane, host=socket.gethostname(), pid=os.getpid()
+        )
+        self._lease: HeldLease | None = None
+        self._published: object = None
+        self._digests: dict[str, tuple[object, str]] = {}
+        self._is_closed = False
+
+    async def start(self) -> None:
+        """Publish what the worker serves, and publish it again whenever that changes.
+
+        Raises:
+            StorageUnavailableError: the database does not answer.
+        """
+        await self.publish()
+        self._background.submit(self._keep())
+
+    async def close(self) -> None:
+        """Leave the catalogue; if the database does not answer, the worker ages out."""
+        self._is_closed = True
+        if self._lease is None:
+            return
+        self._lease.drop()
+        with survived("worker_not_taken_out_of_the_catalogue"):
+            async with self._database.autocommit() as transaction:
+                await transaction.catalogue.leave(self._worker.id)
+
+    async def publish(self) -> None:
+        """Write what the worker serves now, even if nothing has changed.
+
+        Raises:
+            StorageUnavailableError: the database does not answer; nothing has changed.
+        """
+        state = self._state()
+        snapshots = await asyncio.to_thread(self._snapshots)
+        since = elapsed_seconds()
+        async with self._database.begin() as transaction:
+            fence = await transaction.catalogue.enter(self._worker, lease_seconds=self._lease_seconds)
+            await transaction.catalogue.serve(self._worker.id, snapshots)
+            await transaction.catalogue.forget_gone()
+        if self._lease is not None:
+            self._lease.drop()
+        self._lease = self._leases.hold(
+            WORKER, self._worker.id, fence, seconds=self._lease_seconds, since=since, on_lost=self._forget
+        )
+        self._published = state
+        logger.bind(plugins=len(snapshots)).debug("catalogue_published")
+
+    async def _keep(self) -> None:
+        while not self._is_closed:
+            await asyncio.sleep(_LOOK_SECONDS)
+            if self._is_closed or self._published == self._state():
+                continue
+            try:
+                await self.publish()
+            except StorageError as exc:  # the next look tries again
+                logger.bind(error=str(exc)).warning("catalogue_not_published")
+
+    def _forget(self) -> None:
+        """Let the next look publish again: another process has deleted the rows of this one."""
+        self._published = None
+
+    def _state(self) -> object:
+        """Return what determines the snapshots and may change while the worker runs."""
+        records = [
+            (record.key, record.status, record.error, record.path, tuple(record.placeholders))
+            for record in self._loaded.records
+        ]
+        return records, self._registry.plugins
+
+    def _snapshots(self) -> list[Snapshot]:
+        snapshots = []
+        for entry in entries_of(self._loaded, self._registry, digest=self._digest):
+            text = entry.to_json()
+            snapshots.append(Snapshot(digest=digest_of(text), plugin_key=entry.key, entry=text))
+        return snapshots
+
+    def _digest(self, record: PluginRecord) -> str:
+        """Return the digest of a plugin's files, read once per import: later changes are not loaded."""
+        module = sys.modules.get(record.module)
+        known = self._digests.get(record.path)
+        if known is None or known[0] is not module:
+            known = self._digests[record.path] = (module, source_digest(record))
+        return known[1]
