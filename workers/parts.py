@@ -368,6 +368,7 @@ class Parts:
             self.lanes,
             owner=self.node,
             owns=lambda key: self._queue_of_home(key) is None,
+            is_wanted=self.states.wants,
             on_change=self.plugins_changed,
         )
 

@@ -239,9 +239,9 @@ class PluginHost:
         ]
         return [failure for _, failure in ran if failure]
 
-    def replace(self, old: NekroPlugin, new: NekroPlugin) -> None:
-        """Let a new version of a plugin have the events from now on; the caller starts and stops them."""
-        self.plugins = [new if plugin is old else plugin for plugin in self.plugins]
+    def use(self, plugins: Iterable[NekroPlugin]) -> None:
+        """Let these plugins have the events from now on; the caller starts new ones and stops old ones."""
+        self.plugins = list(plugins)
 
     def _enabled(self) -> list[NekroPlugin]:
         return [plugin for plugin in self.plugins if plugin.is_enabled]

@@ -219,6 +219,11 @@ async def test_a_version_that_cannot_be_used_changes_nothing(fleet: Fleet, todo:
         assert await call(services, "version") == "old old"
         todo.write("good")
         await until(services, "good good")
+        repaired = PLUGIN.format(more="").replace('"todo"', '"ends"').replace("version", "repaired")
+        (todo.path.parent / "ends.py").write_text(repaired)
+        await eventually(lambda: "plugin_reloaded plugin=Ada.ends" in worker.log.read_text())
+    async with opened(fleet) as services:
+        assert await call(services, "repaired") == "good good"
     assert "failing cleanup" in todo.journal()
 
 

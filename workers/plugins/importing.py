@@ -73,8 +73,13 @@ class Imported:
     error: str | None = None
     #: None for an entry point, and for a folder that does not exist.
     source: Source | None = None
-    #: None for shipped plugins and entry points.
+    #: None for shipped plugins, entry points and plugins that failed.
     imports: PluginImports | None = None
+
+    @property
+    def is_shipped(self) -> bool:
+        """Whether it is a module of ``plugin_pkgs``, which changes with a release only."""
+        return self.package.startswith(f"{SHIPPED}.")
 
 
 def import_plugin(source: Source, *, is_shipped: bool = False, is_reload: bool = False) -> Imported:

@@ -9,7 +9,8 @@ them. A version that cannot be imported or initialised changes nothing: the old 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import dataclasses
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 from loguru import logger
@@ -44,16 +45,19 @@ class PluginReloader:
         *,
         owner: str,
         owns: Callable[[str], bool],
+        is_wanted: Callable[[NekroPlugin], Awaitable[bool]],
         on_change: Callable[[], None],
     ) -> None:
         """Create it; ``start`` watches the files.
 
         Args:
             owns: whether this process owns a pinned plugin.
+            is_wanted: whether a plugin is to be enabled.
             on_change: called after a new version replaced an old one.
         """
         self._loaded, self._host, self._leases, self._lanes = loaded, host, leases, lanes
-        self._owner, self._owns, self._on_change = owner, owns, on_change
+        self._owner, self._owns, self._is_wanted = owner, owns, is_wanted
+        self._on_change = on_change
         self._watches: dict[str, SourceWatch] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -69,7 +73,7 @@ class PluginReloader:
 
     async def _watch(self) -> None:
         for imported in self._loaded.found:
-            if imported.imports is not None:
+            if imported.source is not None and not imported.is_shipped:
                 self._watches[imported.path] = SourceWatch(imported)
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
@@ -82,32 +86,40 @@ class PluginReloader:
 
     async def _reload(self, path: str) -> None:
         old = next(imported for imported in self._loaded.found if imported.path == path)
-        if old.plugin is None or old.source is None:
-            return
+        assert old.source is not None  # noqa: S101 - only sources are watched
         new = await asyncio.to_thread(import_plugin, old.source, is_reload=True)
-        if new.plugin is None or new.key != old.key:
-            error = new.error or f"its key is now {new.key}, which needs a restart of the workers"
-            self._refuse(old.plugin, new, error)
+        error = await self._why_unusable(old, new)
+        if error is not None:
+            self._refuse(old, new, error)
             return
-        new.plugin.set_enabled(old.plugin.is_enabled)
-        if new.plugin.is_enabled and self._is_here(old.key):
-            failure = await self._initialise(old.plugin, new.plugin)
-            if failure is not None:
-                self._refuse(old.plugin, new, failure)
-                return
+        assert new.plugin is not None  # noqa: S101 - see above
         self._loaded.replace(old, new)
-        self._host.replace(old.plugin, new.plugin)
+        self._host.use(self._loaded.plugins)
         self._on_change()
         self._watches[path] = SourceWatch(new)
         logger.bind(plugin=new.key, version=new.plugin.version).info("plugin_reloaded")
-        self._begin(self._retire(old, old.plugin))
+        if old.plugin is not None:
+            self._begin(self._retire(old, old.plugin))
+
+    async def _why_unusable(self, old: Imported, new: Imported) -> str | None:
+        """Initialise a new version; returns why it cannot be used, None if it can."""
+        if new.plugin is None:
+            return new.error
+        if old.plugin is None and any(plugin.key == new.key for plugin in self._loaded.plugins):
+            return f"another plugin has the key {new.key}"
+        if old.plugin is not None and new.key != old.key:
+            return f"its key is now {new.key}, which needs a restart of the workers"
+        new.plugin.set_enabled(await self._is_wanted(new.plugin))
+        if not new.plugin.is_enabled or not self._is_here(new.key):
+            return None
+        return await self._initialise(old.plugin, new.plugin)
 
     def _is_here(self, key: str) -> bool:
         return not self._lanes.is_pinned(key) or self._owns(key)
 
-    async def _initialise(self, old: NekroPlugin, new: NekroPlugin) -> str | None:
+    async def _initialise(self, old: NekroPlugin | None, new: NekroPlugin) -> str | None:
         """Run the init of the new version; returns its error."""
-        if self._lanes.is_pinned(old.key):
+        if old is not None and self._lanes.is_pinned(old.key):
             self._host.cancel_tasks(old)  # its loops must exist once
         async with alone(self._leases, owner=self._owner):
             failures = await self._host.start_plugin(new)
@@ -116,12 +128,16 @@ class PluginReloader:
         await self._host.stop_plugin(new)
         return failures[0].text
 
-    def _refuse(self, old: NekroPlugin, new: Imported, error: str) -> None:
+    def _refuse(self, old: Imported, new: Imported, error: str) -> None:
         """Keep the old version, also as the owner of its task types, which importing the new one changed."""
-        old.claim_task_types()
         if new.plugin is not None:
             forget(new)
-        self._loaded.add_error(old.key, f"reload: {error}; version {old.version} is still used")
+        if old.plugin is not None:
+            old.plugin.claim_task_types()
+            error_of_old = f"reload: {error}; version {old.plugin.version} is still used"
+            self._loaded.add_error(old.key, error_of_old)
+        else:
+            self._loaded.replace(old, dataclasses.replace(old, error=error))
         logger.bind(plugin=old.key, error=error).error("plugin_reload_failed")
 
     async def _retire(self, old: Imported, plugin: NekroPlugin) -> None:

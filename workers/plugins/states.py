@@ -129,6 +129,14 @@ class PluginStates:
         async with self._leases.database.read() as transaction:
             return {state.plugin_key: state for state in await transaction.plugin_states.all()}
 
+    async def wants(self, plugin: NekroPlugin) -> bool:
+        """Whether a plugin is to be enabled.
+
+        Raises:
+            StorageUnavailableError: the database does not answer.
+        """
+        return self._is_wanted(plugin, await self._decisions())
+
     def _is_wanted(self, plugin: NekroPlugin, decisions: dict[str, PluginState]) -> bool:
         state = decisions.get(plugin.key)
         return plugin.key not in self._disabled and (state is None or state.is_enabled)
