@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from nekro_agent import runtime
+from nekro_agent import layout, runtime
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
 from nekro_agent.commands.table import CommandTable
 from nekro_agent.errors import MethodNotFoundError
@@ -99,13 +99,17 @@ class InMemoryRuntime:
     def context(
         self, *, chat_key: str = "test-chat", user_id: str | None = "test-user", plugin_key: str | None = None
     ) -> AgentCtx:
-        """Return a context like that of a call of sandboxed code."""
+        """Return a context like that of a call of sandboxed code.
+
+        Adapter and channel are those of the chat key; the adapter is ``test`` where it names none.
+        """
+        channel = layout.channel_of(chat_key)
         return AgentCtx.for_call(
             chat_key=chat_key,
             user_id=user_id,
-            adapter_key="test",
-            channel_id=chat_key,
-            channel_type="private",
+            adapter_key=channel.adapter_key or "test",
+            channel_id=channel.channel_id or chat_key,
+            channel_type=channel.channel_type or "private",
             plugin_key=plugin_key,
             call_id=f"call-{len(self.messages.history)}",
         )

@@ -129,7 +129,9 @@ async def test_prompts_are_injected_for_the_adapters_that_a_plugin_supports() ->
             return f"from {ctx.plugin_key}"
 
     host = PluginHost([everywhere, only_discord])
-    for adapter, texts in [("discord", ["from Ada.p0", "from Ada.p1"]), ("onebot_v11", ["from Ada.p0"])]:
+    both = ["from Ada.p0", "from Ada.p1"]
+    # An unknown adapter has every plugin, in hooks as in prompts.
+    for adapter, texts in [("discord", both), ("onebot_v11", ["from Ada.p0"]), (None, both)]:
         ctx = AgentCtx.for_call(chat_key="c", adapter_key=adapter)
         assert [prompt.text for prompt in await host.injected_prompts(ctx)] == texts
 
