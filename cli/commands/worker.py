@@ -135,8 +135,12 @@ def _report_to(descriptor: int) -> None:
     from celery.signals import worker_ready
 
     from cli.services.process import attach_to_supervisor
+    from messaging.delivery.transport import holder
 
-    say_ready = attach_to_supervisor(descriptor, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    def stop() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    say_ready = attach_to_supervisor(descriptor, stop, holder=holder())
 
     def ready(sender: Any, **_: Any) -> None:
         say_ready(str(sender.hostname))

@@ -89,6 +89,8 @@ class ChildProcess:
         self._channel = channel
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._pump: asyncio.Task[None] | None = None
+        #: Beginning of the tags of a worker's deliveries; "" until it is ready, and for other processes.
+        self.holder = ""
 
     @classmethod
     async def start(
@@ -141,7 +143,9 @@ class ChildProcess:
         if not line:
             code = await self.wait()
             raise ServiceError(self._fault(f"ended with {describe_exit(code)} before it was ready"))
-        return str(json.loads(line)["node"])
+        said = json.loads(line)
+        self.holder = str(said.get("holder", ""))
+        return str(said["node"])
 
     async def wait(self) -> int:
         """Wait for the end and the last line of output; returns the exit code."""
@@ -220,11 +224,16 @@ def describe_exit(code: int) -> str:
     return f"signal {-code}"
 
 
-def attach_to_supervisor(descriptor: int, on_gone: Callable[[], None]) -> Callable[[str], None]:
+def attach_to_supervisor(
+    descriptor: int, on_gone: Callable[[], None], *, holder: str = ""
+) -> Callable[[str], None]:
     """In the child, watch the parent's end of the socket; returns the function that reports readiness.
 
     The returned function takes the node name. ``on_gone`` runs in a thread when the parent has ended or
     closed the socket.
+
+    Args:
+        holder: beginning of the tags of a worker's deliveries.
     """
     import threading
 
@@ -239,7 +248,7 @@ def attach_to_supervisor(descriptor: int, on_gone: Callable[[], None]) -> Callab
 
     def say_ready(node: str) -> None:
         with contextlib.suppress(OSError):
-            channel.sendall(json.dumps({"node": node, "pid": os.getpid()}).encode() + b"\n")
+            channel.sendall(json.dumps({"node": node, "pid": os.getpid(), "holder": holder}).encode() + b"\n")
 
     threading.Thread(target=watch, name="supervisor-watch", daemon=True).start()
     return say_ready

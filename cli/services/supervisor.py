@@ -8,20 +8,24 @@ import signal
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from broker_config.embedded import EmbeddedRedis
 from broker_config.settings import Settings
 from cli.environment import environment_of
 from cli.output import Output
+from cli.services.dead_workers import release_calls
 from cli.services.ownership import Ownership
 from cli.services.process import ChildProcess, ChildSpec, describe_exit
 from cli.services.system import entries, stop_seconds
 from nekro_agent.durations import FRESH_SECONDS
-from nekro_agent.errors import BrokerError, ServiceError
+from nekro_agent.errors import BrokerError, NekroError, ServiceError
 from nekro_agent.methods import Lane
 
 __all__ = ["Backoff", "Supervisor"]
+
+#: Most calls that are named when their worker has ended.
+_MOST_NAMES: Final = 5
 
 
 @dataclass
@@ -142,6 +146,7 @@ class Supervisor:
             code = await self._children[spec.name].wait()
             pause = backoff.after(time.monotonic() - started)
             self._output.words(f"{spec.name} ended with {describe_exit(code)}; restarting in {pause:.1f} s")
+            await self._release_calls(self._children[spec.name], code)
             await asyncio.sleep(pause)
             child = await self._start(spec)
             try:
@@ -153,6 +158,17 @@ class Supervisor:
                 continue
             self._publish()
             self._output.words(f"{spec.name} restarted (process {child.pid})")
+
+    async def _release_calls(self, child: ChildProcess, code: int) -> None:
+        try:
+            calls = (await release_calls(self._settings, child, code)).calls
+        except NekroError as exc:  # their leases expire
+            self._output.words(f"calls of {child.spec.name} are not released: {exc}")
+            return
+        if calls:
+            names = ", ".join(f"{call.task} ({call.call_id})" for call in calls[:_MOST_NAMES])
+            more = f" and {len(calls) - _MOST_NAMES} more" if len(calls) > _MOST_NAMES else ""
+            self._output.words(f"{child.spec.name} ran {names}{more}")
 
     async def _keep_redis(self) -> None:
         redis = EmbeddedRedis(self._settings.data_dir)

@@ -16,10 +16,10 @@ from cli.environment import environment_of
 from cli.output import Output
 from cli.services.ownership import Ownership, RunningSystem, WorkerEntry
 from cli.services.presence import require_broker, require_workers
-from cli.services.process import START_SECONDS, ChildProcess, ChildSpec, worker_spec
+from cli.services.process import START_SECONDS, ChildProcess, ChildSpec, describe_exit, worker_spec
 from messaging.tracing import traced
 from nekro_agent.durations import CLOSE_STEP_SECONDS
-from nekro_agent.errors import ServiceError
+from nekro_agent.errors import NekroError, ServiceError
 from nekro_agent.files.private_files import make_directory, open_private
 from nekro_agent.methods import Lane
 
@@ -148,7 +148,8 @@ async def open_system(
             stack.push_async_callback(_end_ownership, ownership, output)
         system._starting = asyncio.create_task(_become_ready(workers, ownership, command))
         stack.push_async_callback(_abandon, system._starting)
-        yield system
+        async with _watched(workers, system):
+            yield system
 
 
 @contextlib.asynccontextmanager
@@ -262,6 +263,43 @@ async def _become_ready(workers: Sequence[ChildProcess], ownership: Ownership, c
     await asyncio.gather(*(worker.ready() for worker in workers))
     if ownership.is_mine:
         ownership.publish(command=command, workers=entries(workers))
+
+
+@contextlib.asynccontextmanager
+async def _watched(workers: Sequence[ChildProcess], system: System) -> AsyncIterator[None]:
+    """End the block when a worker has ended by itself and the command would wait for it in vain.
+
+    Raises:
+        ServiceError: a worker has ended; the message names its log.
+    """
+    from cli.services.dead_workers import release_calls
+
+    task, died = asyncio.current_task(), list[ServiceError]()
+
+    async def watch(worker: ChildProcess) -> None:
+        assert system._starting is not None and task is not None  # noqa: S101 - set by ``open_system``
+        await asyncio.wait([system._starting])
+        if system._starting.cancelled() or system._starting.exception() is not None:
+            return  # ``ready`` reports it
+        code = await worker.wait()
+        with contextlib.suppress(NekroError):
+            if (await release_calls(system.settings, worker, code)).is_answered:
+                return
+        log = system.settings.data_dir / "logs" / f"{worker.spec.name}.log"
+        died.append(ServiceError(f"{worker.spec.name} ended with {describe_exit(code)}; its log is {log}"))
+        task.cancel()
+
+    watches = [asyncio.create_task(watch(worker)) for worker in workers]
+    try:
+        yield
+    except asyncio.CancelledError:
+        if died and task is not None and task.uncancel() == 0:
+            raise died[0] from None
+        raise
+    finally:
+        for each in watches:
+            each.cancel()
+        await asyncio.gather(*watches, return_exceptions=True)
 
 
 async def _abandon(task: asyncio.Task[None]) -> None:

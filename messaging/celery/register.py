@@ -370,6 +370,14 @@ USES: Final = (
         private="_disconnect_pools _quick_ack",
     ),
     Use(
+        module="messaging.delivery.orphans",
+        why="Answers the caller of a call whose worker has ended, as Celery's tracer reports a failure.",
+        tests=(
+            "tests/cli/test_cli_dead_workers.py::test_the_caller_of_a_call_that_ended_its_worker_hears_so",
+        ),
+        imports="celery.app.task:Context",
+    ),
+    Use(
         module="messaging.delivery.transport",
         why="Claims messages atomically and with leases, where kombu pops and then records them.",
         tests=(

@@ -23,7 +23,7 @@ from uuid import uuid4
 from broker_config.keys import Keys
 from broker_config.settings import BrokerSettings
 from messaging.delivery.offers import HANDOFF_SECONDS, OFFER_PLACE, OFFER_SECONDS, PlaceOffer
-from messaging.delivery.transport import held_keys
+from messaging.delivery.transport import held_keys, holder
 from messaging.redis.link import RedisLink
 from messaging.redis.subscription import Subscription
 
@@ -66,6 +66,7 @@ class Handoff:
             "channel": self._subscription.channel,
             "index": index,
             "held": held,
+            "holder": holder(),
             "seconds": min(HANDOFF_SECONDS, float(channel.visibility_timeout)),
         }
         self._offer: PlaceOffer | None = None

@@ -41,12 +41,14 @@ local function hand(offers, tag, message)
             return false
         end
         local place = cjson.decode(newest[1])
-        local text = tag .. '\\n' .. place.queue .. '\\n' .. message
+        -- ``holder`` is missing in offers of workers of earlier releases.
+        local held = (place.holder or '') .. tag
+        local text = held .. '\\n' .. place.queue .. '\\n' .. message
         local readers = redis.pcall('PUBLISH', place.channel, text)
         if type(readers) == 'number' and readers > 0 then
-            redis.call('ZADD', place.index, now + place.seconds, tag)
+            redis.call('ZADD', place.index, now + place.seconds, held)
             local queue = cjson.encode(place.queue)
-            redis.call('HSET', place.held, tag, '[' .. message .. ', "", ' .. queue .. ']')
+            redis.call('HSET', place.held, held, '[' .. message .. ', "", ' .. queue .. ']')
             return true
         end
     end
@@ -61,5 +63,6 @@ class PlaceOffer:
     #: Sorted set of the queue's offers.
     key: str
     #: JSON of ``channel`` (the worker's), ``queue``, ``index`` and ``held`` (keys under which a held
-    #: message is recorded, see ``messaging.delivery.transport.CLAIM``), ``seconds`` (its first lease).
+    #: message is recorded, see ``messaging.delivery.transport.CLAIM``), ``seconds`` (its first lease),
+    #: ``holder`` (the beginning of its tag).
     text: str

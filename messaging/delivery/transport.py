@@ -20,6 +20,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+from functools import cache
 from itertools import count
 from queue import Empty
 from time import monotonic
@@ -46,6 +48,7 @@ __all__ = [
     "ClaimChannel",
     "ClaimTransport",
     "held_keys",
+    "holder",
     "seen_key",
     "uncompressed",
 ]
@@ -220,6 +223,11 @@ class ClaimQoS(stock.QoS):  # type: ignore[misc]
         with self.channel.conn_or_acquire(client) as connected:
             connected.transaction(restore, self.unacked_key)
 
+    def forget(self, tag: str, client: Any) -> None:
+        """Acknowledge a delivery of another process, which has ended."""
+        with client.pipeline() as pipe:
+            self._remove_from_indices(tag, pipe).execute()
+
     def _put_back(self, record: bytes, pipe: Any, *, leftmost: bool, is_lost: bool) -> None:
         try:
             message, exchange, routing_key = loads(bytes_to_str(record))
@@ -231,6 +239,17 @@ class ClaimQoS(stock.QoS):  # type: ignore[misc]
             raise
         except Exception:  # including RecursionError: one record must not stop every worker at its start
             self.channel.bury(record, pipe)
+
+
+def holder() -> str:
+    """Return the beginning of the tags of this process's deliveries; with it others can find them."""
+    return _holder(os.getpid())
+
+
+@cache
+def _holder(_pid: int) -> str:
+    # By process id, because a forked process must not have its parent's.
+    return f"{uuid4().hex}."
 
 
 def held_keys(channel: Any) -> tuple[str, str]:
@@ -292,7 +311,7 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
         #: Tags that a claim recorded and that ``QoS.append`` has not received yet.
         self.claimed: set[str] = set()
         # A counter, because a random id per tag would cost a system call.
-        self._tags = map(f"{uuid4()}.{{}}".format, count())
+        self._tags = map(f"{holder()}{uuid4()}.{{}}".format, count())
         self._claims_next = True
         self._foreseen: tuple[bytes, dict[str, Any]] | None = None
         self._asked: list[str] = []  # queues of the claim in flight; empty otherwise

@@ -235,6 +235,15 @@ class CallRepository(Repository):
         )
         return await self._update_chosen(chosen, {"published_at": now()})
 
+    async def end_claims(self, worker: str) -> int:
+        """End the claims of a worker that is known to be dead at once; returns how many."""
+        statement = (
+            update(CallRow)
+            .where(CallRow.state == CallState.RUNNING, CallRow.worker == worker, CallRow.lease_until > now())
+            .values(lease_until=now())
+        )
+        return await self._count(statement)
+
     async def sweep_lost(self, *, limit: int) -> list[Call]:
         """End calls whose worker died as UNKNOWN; returns them, so that their chats can be notified."""
         chosen = _open_calls(and_(_is_orphan(), ~CallRow.repeatable), limit)

@@ -85,7 +85,7 @@ async def test_a_caller_refuses_the_same_arguments_as_a_worker_with_the_same_wor
         except ArgumentError as exc:
             refusals.append(str(exc))
     try:
-        await call_method(registry.method_of(entry), AgentCtx.for_call(chat_key="c"), args, kwargs)
+        await call_method(registry.loaded(entry).method, AgentCtx.for_call(chat_key="c"), args, kwargs)
         expected = None
     except ArgumentError as exc:
         expected = str(exc)
