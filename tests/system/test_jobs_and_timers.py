@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from waiting import WAIT_SECONDS, eventually
-from worker_fleet import plugin_of
+from worker_fleet import imported, plugin_of
 
+from nekro_agent import runtime
 from nekro_agent.api import timer
 from nekro_agent.api.plugin import NekroPlugin, TaskCtl, TaskSignal, task
 from nekro_agent.ports import JobState
@@ -59,8 +60,10 @@ def fleet(make_fleet: Callable[..., Any], tmp_path_factory: pytest.TempPathFacto
 async def services(fleet: Any) -> AsyncIterator[Services]:
     services = fleet.services()
     await services.start()
+    imported(services)  # binds the SDK, which the tests use as plugins do
     yield services
     await services.close()
+    runtime.unbind()
 
 
 def errands_of(services: Services) -> NekroPlugin:
