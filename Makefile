@@ -22,7 +22,7 @@ FAST_ONLY := not postgres and not sandbox and not supply_chain and not sdk_typin
 	and not call_outcomes and not processes
 
 .DEFAULT_GOAL := help
-.PHONY: help install bubblewrap libmagic demo test test-fast test-slow chaos faults lint format types bench goals scale bench-sandbox fuzz docs constraints wheel sbom sbom-image compose-test clean
+.PHONY: help install bubblewrap libmagic demo test test-fast test-slow chaos faults lint format types bench goals scale bench-sandbox bench-start-up fuzz docs constraints wheel sbom sbom-image compose-test clean
 
 help: ## List the tasks.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -85,6 +85,9 @@ scale: install ## Measure how calls scale here, and simulate larger fleets (SCAL
 
 bench-sandbox: install ## Measure sandbox starts, cold and warm.
 	$(BIN)/python -m benchmarks.sandbox
+
+bench-start-up: install ## Measure commands and `nekro up` with the shipped plugins and with 70 more (START_UP_ARGS).
+	$(BIN)/python -m benchmarks.start_up $(START_UP_ARGS)
 
 fuzz: install ## Fuzz the argument decoder, the frame reader and the /proc parsers (FUZZ_ARGS="--inputs 5000000").
 	$(BIN)/python tests/codec/fuzz_codec.py $(FUZZ_ARGS)
