@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Args", "flower_arguments", "register", "run"]
 
 #: How often Flower looks for methods that workers have published since.
-_METHODS_SECONDS: Final = 5.0
+_METHODS_SECONDS: Final = 1.0
 
 _EPILOG = """\
 examples:

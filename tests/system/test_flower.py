@@ -13,11 +13,12 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import WAIT_SECONDS
+from waiting import WAIT_SECONDS, eventually
 
 from broker_config.settings import Settings
 from cli.environment import environment_of
@@ -169,7 +170,16 @@ async def test_a_rate_limit_set_in_flower_holds(fleet: Any, flower: Flower) -> N
     names = await flower.until("/api/workers?refresh=1", lambda found: len(found) == 2)
     (worker,) = [name for name in names if name.startswith("methods")]
     limit = {"workername": worker, "ratelimit": "1/h"}
-    said = await asyncio.to_thread(flower.ask, "/api/task/rate-limit/tests.probe.who", limit)
+
+    async def accepted() -> Any:
+        """Flower started before the workers published their methods."""
+        try:
+            return await asyncio.to_thread(flower.ask, "/api/task/rate-limit/tests.probe.who", limit)
+        except urllib.error.HTTPError as exc:
+            assert exc.code == HTTPStatus.NOT_FOUND
+            return None
+
+    said = await eventually(accepted, what="Flower to learn the workers' methods")
     assert "ok" in said["message"] or "new rate limit" in said["message"]
     async with opened(fleet) as services:
         await call(services, "who")
