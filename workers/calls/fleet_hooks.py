@@ -45,12 +45,17 @@ class FleetHooks:
         """Pass an incoming message to every plugin that has the hook, and return their merged answer.
 
         Raises:
-            NekroError: no worker answered for a plugin, which might have blocked the message.
+            NekroError: no worker answered for a plugin that is not pinned; it might have blocked the message.
         """
-        answers = [
-            await self._run(plugin.key, "user_message", ctx, message)
-            for plugin in await self._plugins("user_message")
-        ]
+        answers = []
+        for plugin in await self._plugins("user_message"):
+            try:
+                answers.append(await self._run(plugin.key, "user_message", ctx, message))
+            except NekroError as exc:
+                if not self._tasks.lanes.is_pinned(plugin.key):
+                    raise
+                # Like everywhere: the hook of a pinned plugin whose owner does not answer is left out.
+                logger.bind(plugin=plugin.key, error=str(exc)).warning("pinned_plugin_hook_left_out")
         return merge_signals(signal_of(answer) for answer in answers)
 
     async def channel_reset(self, ctx: AgentCtx) -> None:
