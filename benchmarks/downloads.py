@@ -28,6 +28,7 @@ from typing import Any, Final
 
 from benchmarks.harness.figures import percentile
 from benchmarks.harness.processes import interrupted_by_sigterm
+from benchmarks.harness.served import served
 from codec.values import encode_arguments
 
 __all__ = ["main", "parse"]
@@ -262,7 +263,7 @@ async def _calls(
         until: ends it before ``seconds``.
     """
     took: list[float] = []
-    entry, chat = await services.find_method("probe"), await services.chat("bench")
+    entry, chat = await served(services, "probe"), await services.chat("bench")
     arguments = encode_arguments((1, "text"), {})
 
     async def one(due: float) -> None:

@@ -61,10 +61,12 @@ _KINDS: Final = {
 
 async def _opened() -> Services:
     from broker_config.settings import Settings
+    from cli.services.presence import require_workers
     from workers.composition import Services
 
     services = Services.load(Settings.load(env_file=None), role="cli")
     await services.start()
+    await require_workers(services.read_catalogue)
     return services
 
 

@@ -179,7 +179,7 @@ def _print(name: str, runs: Sequence[Spent]) -> None:
 
 def _memory(pid: int) -> str:
     sizes = {}
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text("utf-8").splitlines()[1:]:
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text("utf-8").rstrip("\n").split("\n")[1:]:
         name, _, rest = line.partition(":")
         sizes[name] = int(rest.split()[0]) / 1024
     return f"{sizes['Rss']:6.0f} MiB resident, {sizes['Pss']:.0f} MiB proportional"

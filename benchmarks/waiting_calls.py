@@ -24,6 +24,7 @@ import uvloop
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.processes import Child, interrupted_by_sigterm, peak_bytes
 from benchmarks.harness.redis_server import redis_server
+from benchmarks.harness.served import served
 from benchmarks.harness.yardstick import describe_beside, taskiq_seconds
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ async def _burst(services: Services, calls: int, seconds: float) -> float:
     from codec.wire import new_id
     from workers.calls.dispatch import CallScope
 
-    entry = await services.find_method(_METHOD)
+    entry = await served(services, _METHOD)
     scope = CallScope(chat=await services.chat(_CHAT), user_id=None)
 
     async def call() -> None:

@@ -20,8 +20,10 @@ from benchmarks.harness.contender import (
     NotAvailableError,
     Setup,
 )
+from benchmarks.harness.served import served
 
 if TYPE_CHECKING:
+    from workers.catalogue.entries import MethodEntry
     from workers.composition import Services
 
 __all__ = ["BRIDGE", "SANDBOX", "BridgeClient", "SandboxClient"]
@@ -135,7 +137,7 @@ class _ServicesClient(AsyncClient):
 
     @abstractmethod
     async def begin(self) -> None:
-        """Prepare the first call."""
+        """Prepare what needs no worker."""
 
 
 class BridgeClient(_ServicesClient):
@@ -144,7 +146,7 @@ class BridgeClient(_ServicesClient):
     async def begin(self) -> None:
         from workers.calls.dispatch import CallScope
 
-        self._entry = await self._services.find_method(_METHOD)
+        self._entry: MethodEntry | None = None
         self._scope = CallScope(chat=await self._services.chat(_CHAT), user_id=None)
         self._return_bytes = self._services.settings.sandbox.return_bytes
 
@@ -152,6 +154,8 @@ class BridgeClient(_ServicesClient):
         from codec.values import decode_value, encode_arguments
         from codec.wire import new_id
 
+        if self._entry is None:
+            self._entry = await served(self._services, _METHOD)
         envelope = await self._services.dispatcher.invoke(
             self._entry,
             encode_arguments((number, TEXT), {}),
@@ -166,6 +170,7 @@ class SandboxClient(_ServicesClient):
     """Calls from code in a sandbox: each measurement is one run, timed by the code itself."""
 
     _peak_bytes = 0
+    _is_served = False
 
     async def begin(self) -> None:
         from nekro_agent.errors import SandboxUnavailableError
@@ -190,6 +195,9 @@ class SandboxClient(_ServicesClient):
         return float(await self._run(f"flood({calls}, {in_flight})"))
 
     async def _run(self, call: str) -> Any:
+        if not self._is_served:
+            await served(self._services, _METHOD)
+            self._is_served = True
         report = await self._services.run_code(
             _PROGRAM.substitute(text=repr(TEXT), call=call),
             chat_key=_CHAT,

@@ -18,6 +18,7 @@ import redis
 from benchmarks.harness.contender import ROOT
 from benchmarks.harness.processes import Child
 from benchmarks.harness.redis_server import RedisServer
+from benchmarks.harness.served import served
 
 if TYPE_CHECKING:
     from broker_config.settings import Settings
@@ -92,7 +93,7 @@ class Caller:
         """Prepare the chats."""
         from workers.calls.dispatch import CallScope
 
-        self._entry = await self.services.find_method("bench.linger.linger")
+        self._entry = await served(self.services, "bench.linger.linger")
         self._scopes = [
             CallScope(chat=await self.services.chat(f"chat-{number}"), user_id=None)
             for number in range(CHATS)

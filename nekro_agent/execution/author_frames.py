@@ -58,7 +58,8 @@ def source_folder(module_name: str) -> Path | None:
         folders = list(getattr(module, "__path__", None) or ())
         file = getattr(module, "__file__", None)
         if folders:
-            return Path(folders[0]).resolve().parent
+            folder = Path(folders[0]).resolve()
+            return folder if file is None else folder.parent  # the loader's package of a file has no code
         if file:
             return Path(file).resolve().parent
     return None

@@ -78,6 +78,8 @@ def is_whole(command: str) -> bool:
         build_parser().parse_args(shlex.split(command)[1:])
     except WrongUsage as exc:
         return "arguments are required" not in str(exc)
+    except SystemExit:  # a help option
+        return False
     return True
 
 
