@@ -32,7 +32,8 @@ from workers.sdk_runtime import runtime_of
 def imported(services: Services) -> LoadedPlugins:
     """Import the plugins of a caller's settings into this process, with the SDK on the caller's services.
 
-    For tests that use a plugin's objects beside the workers: its store, its directory, its jobs.
+    For tests that use a plugin's objects beside the workers: its store, its directory, its jobs. Closing the
+    services unbinds the SDK.
     """
     if services._loaded is None:
         plugins = services.settings.plugins
@@ -44,7 +45,13 @@ def imported(services: Services) -> LoadedPlugins:
             packages=package_policy(plugins),
         )
         runtime.bind(runtime_of(services))
+        services._unbind = unbind  # type: ignore[method-assign]
     return services._loaded
+
+
+async def unbind() -> None:
+    """End what `imported` began, as a step of closing the services."""
+    runtime.unbind()
 
 
 def plugin_of(services: Services, key: str) -> NekroPlugin:

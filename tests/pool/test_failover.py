@@ -57,4 +57,5 @@ async def test_calls_missing_on_a_promoted_replica_are_published_again(
     app.close()
     assert {answer.call_id for answer in answers} == {call.call_id for call in lost}
     runs = Counter(task_id for task_id, what, *_ in read_ledger(settings) if what == "started")
-    assert {runs[call.call_id] for call in lost} == {1}
+    # The one that the stopped worker had been handed directly may run twice: a TOOL call.
+    assert sorted(runs[call.call_id] for call in lost) in ([1] * 5, [1] * 4 + [2])
