@@ -24,7 +24,7 @@ while True:
     try:
         if os.fork() == 0:
             os.fork()
-            time.sleep(0.01)
+            time.sleep(0.1)
             os._exit(0)
         os.waitpid(-1, os.WNOHANG)
     except OSError:
@@ -69,8 +69,11 @@ def test_attack_fork_storm_does_not_escape_the_end_of_its_group(
     group = groups.create()
     group.attach(storm.pid)
     let_loose(storm)
-    wait_until(lambda: len(group.processes()) > 20, what="the storm to rise")
-    assert group.remove()
+    try:
+        wait_until(lambda: len(group.processes()) > 20, what="the storm to rise")
+    finally:
+        is_removed = group.remove()
+    assert is_removed
     assert storm.wait(WAIT_SECONDS) == -9
     assert not group.is_populated()
 
