@@ -132,7 +132,7 @@ def _decide(args: Args, deps: Deps, *, is_enabled: bool) -> int:
     settings = deps.load_settings()
     known = [plugin.key for plugin in load_catalogue(settings).plugins]
     if args.name not in known:  # no worker may have published it yet
-        known += [plugin.key for plugin in load_catalogue(settings, of_this_host=True).plugins]
+        known = sorted({*known, *(p.key for p in load_catalogue(settings, of_this_host=True).plugins)})
     if args.name not in known:
         near = difflib.get_close_matches(args.name, known, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else "`nekro plugins` lists all plugins"

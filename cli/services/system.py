@@ -272,8 +272,6 @@ async def _watched(workers: Sequence[ChildProcess], system: System) -> AsyncIter
     Raises:
         ServiceError: a worker has ended; the message names its log.
     """
-    from cli.services.dead_workers import release_calls
-
     task, died = asyncio.current_task(), list[ServiceError]()
 
     async def watch(worker: ChildProcess) -> None:
@@ -282,6 +280,8 @@ async def _watched(workers: Sequence[ChildProcess], system: System) -> AsyncIter
         if system._starting.cancelled() or system._starting.exception() is not None:
             return  # ``ready`` reports it
         code = await worker.wait()
+        from cli.services.dead_workers import release_calls  # imports Celery, which few commands need
+
         with contextlib.suppress(NekroError):
             if (await release_calls(system.settings, worker, code)).is_answered:
                 return

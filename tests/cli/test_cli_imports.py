@@ -141,3 +141,16 @@ def test_every_command_parses_without_plugins_and_sqlalchemy(tmp_path: Path) -> 
     for command in COMMANDS:
         modules = imported_by([command.name, "--help"], {"PATH": ""}, tmp_path)
         assert {"plugin_pkgs", "workers.plugins.loader", "sqlalchemy"}.isdisjoint(modules), command.name
+
+
+def test_a_command_beside_a_running_system_imports_no_celery() -> None:
+    program = (
+        "import asyncio, sys\n"
+        "from cli.services.system import _watched\n"
+        "async def main():\n"
+        "    async with _watched((), None):\n"
+        "        return sorted({'celery', 'sqlalchemy'} & set(sys.modules))\n"
+        "print(asyncio.run(main()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
