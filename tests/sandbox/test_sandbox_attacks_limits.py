@@ -604,7 +604,7 @@ def is_gone(user: int) -> bool:
 
 
 #: Parts of mount points of tests that run concurrently: their directories, a container engine's.
-OF_OTHER_TESTS = ("pytest-of-", "nekro-engine-", "/docker/")
+OF_OTHER_TESTS = ("pytest-of-", "small-disk-", "nekro-engine-", "/docker/")
 
 
 def leftovers() -> dict[str, object]:
