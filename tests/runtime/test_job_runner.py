@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -275,6 +276,30 @@ async def test_job_cancelled_in_the_queue_does_not_run(
         await jobs.wait(job_id, "early", timeout_seconds=None)
     with pytest.raises(NotFoundError):
         await jobs.cancel("unknown")
+
+
+async def test_a_stop_reaches_a_job_in_the_moment_in_which_a_time_limit_of_its_own_ends(
+    database: Database, bench: Bench, jobs: SqlJobs, plugin: NekroPlugin
+) -> None:
+    begun = asyncio.Event()
+
+    @plugin.mount_async_task("work")
+    async def work(handle: AsyncTaskHandle) -> None:
+        begun.set()
+        while True:  # nearly always a time limit has just cancelled the task
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0):
+                    await asyncio.Event().wait()
+
+    for _ in range(5):
+        job_id = await start(jobs)
+        running = asyncio.create_task(bench.runner(plugin).run(job_id, interruption=shutdown))
+        await begun.wait()
+        begun.clear()
+        assert await jobs.cancel(job_id)
+        async with asyncio.timeout(WAIT_SECONDS):
+            await running
+        assert (await row(database, job_id)).state is JobState.CANCELLED
 
 
 @pytest.mark.parametrize(

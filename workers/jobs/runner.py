@@ -133,8 +133,17 @@ class JobRunner:
             return TaskCtl.fail(str(exc), exc), False
         handle = AsyncTaskHandle(job.task_id, job.chat_key, plugin, job_id=job.id, task_type=job.type)
         work: asyncio.Task[TaskCtl] | None = None
-        # A second cancellation would interrupt the job's cleanup.
-        stop = on_this_loop(lambda: work is not None and not work.cancelling() and work.cancel())
+        is_stopped = False
+
+        def cancel() -> None:
+            # Once, because a second cancellation would interrupt the job's cleanup. ``cancelling()`` does not
+            # say that: a time limit inside the job counts too, until the job has noticed it.
+            nonlocal is_stopped
+            if work is not None and not is_stopped:
+                is_stopped = True
+                work.cancel()
+
+        stop = on_this_loop(cancel)
         with using(plugin), self._running.follow(job, stop=stop) as running:
             work = asyncio.ensure_future(_contained(drive(func, handle, args, kwargs, report=running.report)))
             try:
