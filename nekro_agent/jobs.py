@@ -98,7 +98,7 @@ class AsyncTaskHandle:
         self.plugin = plugin
         self.job_id = job_id
         self.task_type = task_type
-        #: Whether the job's code has told the agent something.
+        #: Whether the job's code has sent the agent a message.
         self.has_notified_agent = False
 
     async def wait(self, key: str, timeout: float | None = None) -> Any:  # noqa: ASYNC109  # the reference's name

@@ -14,21 +14,6 @@ from nekro_agent.records import PRESET_FIELDS, PresetInfo
 
 __all__ = ["DBPreset", "DefaultPreset"]
 
-_CONTENT = frozenset(
-    (
-        "name",
-        "title",
-        "avatar",
-        "content",
-        "description",
-        "tags",
-        "author",
-        "remote_id",
-        "on_shared",
-        "ext_data",
-    )
-)
-
 
 class DefaultPreset(BaseModel):
     """The persona of chats that have no preset of their own (``NEKRO_AGENT__PERSONA``)."""

@@ -21,7 +21,7 @@ class DBUser(QueryModel):
     """A person who has written in a chat of an adapter.
 
     Messages of a banned person, or of one whose triggering is prevented, are recorded and start no turn.
-    There are no accounts here: ``perm_level`` is for plugins, and nobody has a password.
+    There are no accounts here: ``perm_level`` is for plugins, and users have no passwords.
     """
 
     _changeable = frozenset(_CONTENT)

@@ -48,7 +48,7 @@ def normalize_malformed_at_markup(text: str) -> str:
 
 
 def neutralize_at_all_markup(text: str) -> str:
-    """Return a text whose mentions of everyone are plain words that notify nobody.
+    """Return a text whose mentions of everyone are plain words without a notification.
 
     Other mentions are normalised, as by :func:`normalize_malformed_at_markup`.
     """

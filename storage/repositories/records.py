@@ -10,7 +10,7 @@ from sqlalchemy import Delete, Executable, Update, bindparam, delete, select, up
 
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.ports import ChatInfo
-from nekro_agent.records import PluginValue, PresetInfo, StoredMessage, UserInfo
+from nekro_agent.records import PRESET_FIELDS, PluginValue, PresetInfo, StoredMessage, UserInfo
 from storage.clock import now
 from storage.driver.statements import FixedStatement
 from storage.models import ChatRow, MessageRow, PluginValueRow, PresetRow, UserRow
@@ -26,20 +26,7 @@ _CHAT_COLUMNS: Final = frozenset(
 )
 _MESSAGE_COLUMNS: Final = frozenset(("text", "sender_name", "data"))
 _USER_COLUMNS: Final = frozenset(("username", "perm_level", "ban_until", "prevent_trigger_until", "ext_data"))
-_PRESET_COLUMNS: Final = frozenset(
-    (
-        "name",
-        "title",
-        "avatar",
-        "content",
-        "description",
-        "tags",
-        "author",
-        "remote_id",
-        "on_shared",
-        "ext_data",
-    )
-)
+_PRESET_COLUMNS: Final = frozenset(PRESET_FIELDS)
 
 
 class RecordRepository(Repository):
