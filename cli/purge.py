@@ -49,16 +49,11 @@ async def find_data(settings: Settings, plugin_key: str) -> PluginData:
     """
     if not _KEY.fullmatch(plugin_key):
         raise UsageError(f"{plugin_key!r} is not a plugin key; write author.module, as `nekro plugins` lists")
-    from storage.engine import Database
+    from cli.services.database import open_database
     from storage.kv import SqlKeyValueStore
-    from storage.migrate import require_migrated
 
-    await require_migrated(settings.database, settings.data_dir)
-    database = Database(settings.database, settings.data_dir)
-    try:
+    async with open_database(settings) as database:
         values = await SqlKeyValueStore(database, settings.store).count(plugin_key)
-    finally:
-        await database.dispose()
     directory = layout.plugin_dir(settings.data_dir, plugin_key)
     return PluginData(
         plugin_key=plugin_key,

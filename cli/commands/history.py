@@ -11,6 +11,7 @@ from broker_config.settings import Settings
 from cli.command import Deps, add_json, chat_key, positive_int
 from cli.output import one_line
 from cli.running import run_async
+from cli.services.database import open_database
 from cli.views.round_story import calls_of, describe_round, tell_round
 from cli.views.turns import newest_messages, newest_rounds
 from nekro_agent.errors import NotFoundError
@@ -85,21 +86,15 @@ def run(args: Args, deps: Deps) -> int:
 async def _read(
     args: Args, settings: Settings
 ) -> tuple[Sequence[Message], Sequence[Round], Mapping[str, Sequence[dict[str, Any]]]]:
-    from storage.engine import Database
-    from storage.migrate import require_migrated
     from storage.repositories.chats import ChatRepository
 
-    await require_migrated(settings.database, settings.data_dir)
-    database = Database(settings.database, settings.data_dir)
-    try:
+    async with open_database(settings) as database:
         async with database.read() as transaction:
             if await ChatRepository(transaction.connection).find(args.chat_key) is None:
                 raise NotFoundError(f"there is no chat {args.chat_key!r}; `nekro send` creates one")
         messages = await newest_messages(database, args.chat_key, limit=args.limit, with_past=args.all)
         rounds = await newest_rounds(database, args.chat_key, limit=args.limit) if args.trace else []
         calls = await calls_of(database, rounds)
-    finally:
-        await database.dispose()
     return messages, rounds, calls
 
 

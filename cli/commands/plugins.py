@@ -14,6 +14,7 @@ from cli.exit_codes import ExitCode
 from cli.plugin_template import write_plugin
 from cli.purge import find_data, purge
 from cli.running import run_async
+from cli.services.database import open_database
 from cli.views.catalogue import load_catalogue, say_what_is_listed
 from nekro_agent.errors import StorageError, UsageError
 from storage.driver.urls import exists
@@ -149,16 +150,8 @@ def _decide(args: Args, deps: Deps, *, is_enabled: bool) -> int:
 
 
 async def _record(settings: Settings, key: str, *, is_enabled: bool) -> bool:
-    from storage.engine import Database
-    from storage.migrate import require_migrated
-
-    await require_migrated(settings.database, settings.data_dir)
-    database = Database(settings.database, settings.data_dir)
-    try:
-        async with database.autocommit() as transaction:
-            return await transaction.plugin_states.set(key, is_enabled=is_enabled)
-    finally:
-        await database.dispose()
+    async with open_database(settings) as database, database.autocommit() as transaction:
+        return await transaction.plugin_states.set(key, is_enabled=is_enabled)
 
 
 async def _disabled(settings: Settings) -> set[str]:
