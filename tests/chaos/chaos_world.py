@@ -38,6 +38,15 @@ async def opened(fleet: Fleet) -> AsyncIterator[Services]:
         await services.close()
 
 
+def publish_methods(fleet: Fleet) -> None:
+    """Start a worker and stop it again, for tests that send calls while no worker runs.
+
+    Callers learn the methods from what the last workers have published.
+    """
+    (worker,) = fleet.start("methods")
+    assert worker.stop() == 0
+
+
 async def call(
     services: Services, method: str, *args: Any, chat_key: str = CHAT, seconds: float = 60
 ) -> object:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from chaos_world import call, client_of, key, opened, times, until_quiet
+from chaos_world import call, client_of, key, opened, publish_methods, times, until_quiet
 from waiting import eventually
 from worker_fleet import Fleet
 
@@ -28,6 +28,7 @@ async def dead(fleet: Fleet, *arguments: str) -> Any:
 
 async def test_dead_calls_are_listed_shown_retried_and_dropped(make_chaos: Callable[..., Fleet]) -> None:
     fleet = make_chaos()
+    publish_methods(fleet)
     async with opened(fleet) as services:
         waiting = asyncio.create_task(call(services, "work", "T1"))
         with client_of(fleet) as client:

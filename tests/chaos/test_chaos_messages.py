@@ -17,6 +17,7 @@ from chaos_world import (
     journal,
     key,
     opened,
+    publish_methods,
     rows,
     started,
     times,
@@ -58,6 +59,7 @@ async def test_18_repeated_call_has_one_effect_and_one_answer(
 
 async def test_19_message_delivered_twice_has_one_effect(make_chaos: MakeChaos, each_database: str) -> None:
     fleet = make_chaos(each_database)
+    publish_methods(fleet)
     async with opened(fleet) as services:
         tasks = [
             asyncio.create_task(invoke(services, "wake", f"A{n}", call_id=f"{n:032x}")) for n in range(50)
@@ -184,6 +186,7 @@ GARBAGE = [b"", b"garbage", b"\xff\xfe", b"{}", b'{"body": "x", "headers": {}, "
 async def test_31_forged_and_broken_messages_run_nothing(make_chaos: MakeChaos) -> None:
     """Wrong signature, task, version, size and encoding, and a replay; none is logged with its content."""
     fleet = make_chaos()
+    publish_methods(fleet)
     async with opened(fleet) as services:
         recorded = asyncio.create_task(invoke(services, "effect", "E1", call_id="e" * 32))
         with client_of(fleet) as client:

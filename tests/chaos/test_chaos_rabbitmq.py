@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos_world import Account, call, opened, rows, started, times, worker_that_runs
+from chaos_world import Account, call, opened, publish_methods, rows, started, times, worker_that_runs
 from rabbit_server import RabbitServer, rabbit_binary
 from redis_process import free_port
 from waiting import eventually
@@ -151,6 +151,7 @@ async def test_full_queue_refuses_calls(
     fleet = make_chaos(
         "sqlite", broker_url=rabbit.url, results={"url": own_redis.url}, broker={"max_queued": 20}
     )
+    publish_methods(fleet)
     account = Account()
     async with opened(fleet) as services:
         await asyncio.gather(

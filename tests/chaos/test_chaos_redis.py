@@ -18,6 +18,7 @@ from chaos_world import (
     client_of,
     key,
     opened,
+    publish_methods,
     rows,
     started,
     times,
@@ -153,6 +154,7 @@ async def test_14_sweep_republishes_calls_of_a_dead_caller_from_a_lost_queue(
     make_chaos: MakeChaos, own_redis: Any, each_database: str
 ) -> None:
     fleet = make_chaos(each_database)
+    publish_methods(fleet)
     async with opened(fleet) as services:
         left = asyncio.create_task(call(services, "effect", "E1"))
         with client_of(fleet) as client:
@@ -200,6 +202,7 @@ async def test_16_workers_wait_for_a_redis_that_is_down_at_start(
     make_chaos: MakeChaos, own_redis: Any
 ) -> None:
     fleet = make_chaos()
+    publish_methods(fleet)
     own_redis.kill()
     async with opened(fleet) as services:
         begin = time.monotonic()
