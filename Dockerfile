@@ -23,6 +23,8 @@ COPY sandbox sandbox
 COPY agent agent
 COPY workers workers
 COPY plugin_pkgs plugin_pkgs
+COPY nekro_client nekro_client
+COPY gateway gateway
 COPY cli cli
 RUN /opt/nekro/bin/pip install --no-cache-dir --disable-pip-version-check \
     --no-index --no-deps --no-build-isolation .

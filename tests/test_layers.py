@@ -16,6 +16,7 @@ from nekro_agent.placeholders import OWN_PACKAGES
 ROOT = Path(__file__).parent.parent
 #: From the bottom; a package may import itself and the packages before it.
 ORDER = (
+    "nekro_client",
     "nekro_agent",
     "runtime",
     "codec",
@@ -25,15 +26,18 @@ ORDER = (
     "sandbox",
     "agent",
     "workers",
+    "gateway",
     "cli",
 )
 #: Packages that may import only the modules and packages named here, not all of those before them.
 ONLY = {
+    "nekro_client": set(),
     "storage": {"nekro_agent", "runtime.completion", "broker_config.settings"},
     "plugin_pkgs": {"nekro_agent"},
 }
 #: Libraries that a package must not import.
 FORBIDDEN_LIBRARIES = {
+    "nekro_client": {"celery", "kombu", "redis", "sqlalchemy", "psycopg", "alembic", "fastapi", "loguru"},
     "nekro_agent": {"celery", "kombu", "redis", "sqlalchemy", "psycopg", "alembic"},
     "codec": {"celery", "kombu", "redis", "sqlalchemy", "psycopg", "alembic"},
     "storage": {"celery", "kombu", "redis"},
@@ -70,6 +74,7 @@ PARTS = {
         "jobs": ("pools", "chats", "leases", "calls"),
         "ops": ("pools", "chats", "leases", "calls", "jobs"),
     },
+    "gateway": {"api": ("*",)},
     "nekro_agent": {
         "tools": ("*", "downloads", "files"),
         "core": ("*", "tools"),

@@ -11,8 +11,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = (
-    "agent", "benchmarks", "broker_config", "cli", "codec", "messaging", "nekro_agent", "plugin_pkgs",
-    "runtime", "sandbox", "scripts", "storage", "workers",
+    "agent", "benchmarks", "broker_config", "cli", "codec", "gateway", "messaging", "nekro_agent",
+    "nekro_client", "plugin_pkgs", "runtime", "sandbox", "scripts", "storage", "workers",
 )  # fmt: skip
 #: Where splitting at more characters than the format has is intended.
 ALLOWED: dict[str, str] = {}

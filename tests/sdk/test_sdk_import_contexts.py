@@ -31,7 +31,7 @@ FORMS = {
     "builtin": "found = __import__('{module}')",
 }
 #: Names of our packages, of modules of the standard library's style, and one that is nobody's.
-NAMES = ("agent", "storage", "workers", "sandbox", "cli", "codec", "runtime", "messaging", "utils")
+NAMES = ("agent", "storage", "workers", "sandbox", "cli", "codec", "runtime", "messaging", "gateway", "utils")
 
 Load = Callable[..., LoadedPlugins]
 

@@ -1,0 +1,75 @@
+"""On whose behalf a request acts, and what it may do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from http import HTTPStatus
+from typing import Final
+
+from gateway.problems import ProblemError
+
+__all__ = ["LOCAL", "Identity", "Scope"]
+
+
+class Scope(StrEnum):
+    """What a key may do."""
+
+    #: Read messages, events, turns, files.
+    READ = "read"
+    #: Post messages and files, cancel turns.
+    POST = "post"
+    #: Call methods.
+    CALL = "call"
+    #: Run code in sandboxes.
+    RUN = "run"
+    #: Everything else: plugins, configuration, jobs, timers, dead letters, keys.
+    ADMIN = "admin"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """The holder of a key."""
+
+    #: Id of the key; None on a loopback gateway without keys.
+    key_id: str | None
+    scopes: frozenset[Scope]
+    #: Pattern of the chat keys, as of ``fnmatch``.
+    chats: str = "*"
+    #: The person in whose name messages and calls are made; None: each request says it.
+    user_id: str | None = None
+
+    def require(self, scope: Scope, *, chat_key: str | None = None) -> None:
+        """Return if the key has the scope, and the chat if one is named.
+
+        A chat that the key does not have is reported like one that does not exist, so keys reveal no chats.
+
+        Raises:
+            ProblemError: 403 or 404.
+        """
+        if scope not in self.scopes:
+            raise ProblemError(
+                HTTPStatus.FORBIDDEN, "scope_missing", f"the key lacks the scope {scope.value!r}"
+            )
+        if chat_key is not None and not fnmatchcase(chat_key, self.chats):
+            raise ProblemError(HTTPStatus.NOT_FOUND, "not_found", f"there is no chat {chat_key!r}")
+
+    def user_for(self, stated: str | None) -> str | None:
+        """Return the user of a request.
+
+        Args:
+            stated: the user that the request names; None if it names none.
+
+        Raises:
+            ProblemError: 403, the key acts for another user.
+        """
+        if self.user_id is None or stated in (None, self.user_id):
+            return self.user_id or stated
+        raise ProblemError(
+            HTTPStatus.FORBIDDEN, "user_not_allowed", f"the key acts for user {self.user_id!r} only"
+        )
+
+
+#: Requests to a gateway that has no keys; it serves this machine only.
+LOCAL: Final = Identity(key_id=None, scopes=frozenset(Scope))

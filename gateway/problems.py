@@ -1,0 +1,131 @@
+"""Errors as problem documents (RFC 9457).
+
+Every error of the API has this form, with the stable code of its error class. An unexpected error says
+nothing about its cause: the log has it, under the request's id.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Final
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from loguru import logger
+from starlette.exceptions import HTTPException
+
+from nekro_agent.errors import (
+    ArgumentError,
+    BrokerUnavailableError,
+    CallCancelledError,
+    CallTimeoutError,
+    ConflictError,
+    InvalidValueError,
+    LLMError,
+    MethodDisabledError,
+    MethodNotFoundError,
+    NekroError,
+    NotFoundError,
+    OutcomeUnknownError,
+    OverloadedError,
+    PluginError,
+    SandboxError,
+    StorageUnavailableError,
+    UploadQuotaError,
+    UsageError,
+)
+from nekro_client.models import Problem
+
+__all__ = ["PROBLEM_TYPE", "ProblemError", "install", "problem_response", "status_of"]
+
+PROBLEM_TYPE: Final = "application/problem+json"
+
+#: The first match wins, so subclasses come before their parents.
+_STATUS: Final[tuple[tuple[type[NekroError], HTTPStatus], ...]] = (
+    (MethodNotFoundError, HTTPStatus.NOT_FOUND),
+    (MethodDisabledError, HTTPStatus.CONFLICT),
+    (ArgumentError, HTTPStatus.UNPROCESSABLE_ENTITY),
+    (InvalidValueError, HTTPStatus.UNPROCESSABLE_ENTITY),
+    (UsageError, HTTPStatus.UNPROCESSABLE_ENTITY),
+    (UploadQuotaError, HTTPStatus.INSUFFICIENT_STORAGE),
+    (CallTimeoutError, HTTPStatus.GATEWAY_TIMEOUT),
+    (CallCancelledError, HTTPStatus.CONFLICT),
+    (OutcomeUnknownError, HTTPStatus.BAD_GATEWAY),
+    (PluginError, HTTPStatus.BAD_GATEWAY),
+    (OverloadedError, HTTPStatus.SERVICE_UNAVAILABLE),
+    (BrokerUnavailableError, HTTPStatus.SERVICE_UNAVAILABLE),
+    (NotFoundError, HTTPStatus.NOT_FOUND),
+    (ConflictError, HTTPStatus.CONFLICT),
+    (StorageUnavailableError, HTTPStatus.SERVICE_UNAVAILABLE),
+    (SandboxError, HTTPStatus.SERVICE_UNAVAILABLE),
+    (LLMError, HTTPStatus.SERVICE_UNAVAILABLE),
+)
+
+
+class ProblemError(Exception):
+    """Ends a request with a problem document; for errors that only the API has."""
+
+    def __init__(
+        self, status: HTTPStatus, code: str, detail: str, *, headers: dict[str, str] | None = None
+    ) -> None:
+        """Take the HTTP status, the stable code, and a text that says what to do."""
+        super().__init__(detail)
+        self.status, self.code, self.detail, self.headers = status, code, detail, headers or {}
+
+
+def status_of(error: NekroError) -> HTTPStatus:
+    """Return the HTTP status of an error."""
+    for kind, status in _STATUS:
+        if isinstance(error, kind):
+            return status
+    return HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+def problem_response(
+    request: Request, status: HTTPStatus, code: str, detail: str, *, headers: dict[str, str] | None = None
+) -> JSONResponse:
+    """Return a problem document as a response."""
+    problem = Problem(
+        title=status.phrase,
+        status=status,
+        detail=detail,
+        code=code,
+        request_id=getattr(request.state, "request_id", None),
+    )
+    return JSONResponse(
+        problem.model_dump(mode="json"), status_code=status, headers=headers, media_type=PROBLEM_TYPE
+    )
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of the app with a problem document."""
+
+    @app.exception_handler(ProblemError)
+    async def on_problem(request: Request, error: ProblemError) -> JSONResponse:
+        return problem_response(request, error.status, error.code, error.detail, headers=error.headers)
+
+    @app.exception_handler(NekroError)
+    async def on_error(request: Request, error: NekroError) -> JSONResponse:
+        return problem_response(request, status_of(error), error.code, str(error))
+
+    @app.exception_handler(HTTPException)
+    async def on_http(request: Request, error: HTTPException) -> JSONResponse:
+        status = HTTPStatus(error.status_code)
+        code = status.name.lower()
+        return problem_response(request, status, code, str(error.detail), headers=dict(error.headers or {}))
+
+    @app.exception_handler(RequestValidationError)
+    async def on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        texts = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+        return problem_response(request, HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", "; ".join(texts))
+
+    @app.exception_handler(Exception)
+    async def on_unexpected(request: Request, error: Exception) -> JSONResponse:
+        logger.opt(exception=error).error("request_failed")
+        return problem_response(
+            request,
+            HTTPStatus.INTERNAL_SERVER_ERROR,
+            "internal",
+            "internal error; the gateway's log has it under the request's id",
+        )

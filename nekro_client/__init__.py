@@ -1,0 +1,1 @@
+"""Python client of the HTTP API; needs pydantic and httpx only."""

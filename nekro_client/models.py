@@ -1,0 +1,425 @@
+"""The vocabulary of the HTTP API: bodies, answers and events.
+
+The gateway, the client and ``--json`` output use these models; the OpenAPI document is generated from
+them. Times are aware and in UTC. Bodies refuse unknown fields; answers of newer releases may have more
+fields, which a client ignores.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+__all__ = [
+    "Answer",
+    "Body",
+    "Call",
+    "CallBody",
+    "Event",
+    "EventType",
+    "FileInfo",
+    "FilePart",
+    "ImagePart",
+    "Job",
+    "Message",
+    "MessageBody",
+    "Method",
+    "NewFilePart",
+    "NewImagePart",
+    "NewPart",
+    "Page",
+    "Part",
+    "Plugin",
+    "PostedMessage",
+    "Problem",
+    "Round",
+    "Run",
+    "RunBody",
+    "TextPart",
+    "Turn",
+    "TurnCause",
+    "TurnError",
+    "TurnState",
+]
+
+
+Item = TypeVar("Item")
+
+
+class Body(BaseModel):
+    """A request's body."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Answer(BaseModel):
+    """A response's body, or a part of one."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Problem(Answer):
+    """An error, as an RFC 9457 problem document (``application/problem+json``)."""
+
+    type: str = "about:blank"
+    title: str
+    #: The HTTP status.
+    status: int
+    #: What went wrong, and what to do.
+    detail: str
+    #: Stable code of the error, for programs: ``not_found``, ``method_failed``, …
+    code: str
+    #: Identifies the request in logs and traces.
+    request_id: str | None = None
+
+
+class Page(Answer, Generic[Item]):
+    """One page of a list."""
+
+    items: list[Item]
+    #: Pass it as ``?cursor=`` to read the next page; None after the last one.
+    next_cursor: str | None = None
+
+
+# Messages
+
+
+class TextPart(Answer):
+    """Text of a message."""
+
+    type: Literal["text"] = "text"
+    text: str
+
+
+class FileInfo(Answer):
+    """A file of a chat."""
+
+    id: str
+    name: str
+    #: Path by which sandboxed code and plugins read it: ``/app/uploads/…``.
+    path: str
+    media_type: str
+    size_bytes: int
+    #: SHA-256 of the content, in hexadecimal; None if it is not known.
+    sha256: str | None = None
+    created_at: datetime | None = None
+    #: Where the API serves its content.
+    url: str
+
+
+class ImagePart(Answer):
+    """A picture of a message."""
+
+    type: Literal["image"] = "image"
+    file: FileInfo
+
+
+class FilePart(Answer):
+    """A file of a message."""
+
+    type: Literal["file"] = "file"
+    file: FileInfo
+
+
+Part = Annotated[TextPart | ImagePart | FilePart, Field(discriminator="type")]
+
+
+class NewImagePart(Body):
+    """A picture to post: an uploaded file or the content itself."""
+
+    type: Literal["image"] = "image"
+    #: Id of an uploaded file of the chat; None if ``data_url`` has the content.
+    file_id: str | None = None
+    #: ``data:image/png;base64,…``.
+    data_url: str | None = None
+    name: str | None = None
+
+
+class NewFilePart(Body):
+    """A file to post: an uploaded file or the content itself."""
+
+    type: Literal["file"] = "file"
+    #: Id of an uploaded file of the chat; None if ``data_url`` has the content.
+    file_id: str | None = None
+    data_url: str | None = None
+    name: str | None = None
+
+
+class NewTextPart(Body):
+    """Text to post."""
+
+    type: Literal["text"] = "text"
+    text: str
+
+
+NewPart = Annotated[NewTextPart | NewImagePart | NewFilePart, Field(discriminator="type")]
+
+
+class MessageBody(Body):
+    """A person's message: ``text``, or ``parts``."""
+
+    text: str | None = None
+    parts: list[NewPart] = []
+    #: The person; None means the key's user.
+    user_id: str | None = None
+    user_name: str | None = None
+    #: Whether it is to the agent; a message that is not starts no turn unless a plugin demands it.
+    to_agent: bool = True
+
+
+class Message(Answer):
+    """A message of a chat."""
+
+    id: str
+    #: Grows within a chat.
+    sequence: int
+    chat_key: str
+    #: ``user``, ``assistant`` or ``system`` (a notice or result for the agent).
+    kind: str
+    sender_id: str | None = None
+    sender_name: str | None = None
+    text: str
+    parts: list[Part] = []
+    turn_id: str | None = None
+    call_id: str | None = None
+    round_id: str | None = None
+    created_at: datetime
+
+
+# Turns
+
+
+class TurnState(StrEnum):
+    """State of a turn."""
+
+    #: Its first round has not started.
+    WAITING = "waiting"
+    RUNNING = "running"
+    #: The agent has answered.
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class TurnCause(Answer):
+    """What started a turn."""
+
+    #: ``message``, ``call``, ``timer``, ``round``, ``job`` or ``manual``.
+    kind: str
+    id: str
+
+
+class TurnError(Answer):
+    """Why a turn failed."""
+
+    code: str
+    text: str
+
+
+class Call(Answer):
+    """A call of a method."""
+
+    id: str
+    method: str
+    #: Type of the method: ``tool``, ``behavior``, ``agent``, ``multimodal_agent``.
+    type: str
+    #: ``queued``, ``running``, ``done``, ``failed``, ``unknown`` or ``cancelled``.
+    state: str
+    lane: str | None = None
+    worker: str | None = None
+    requested_at: datetime | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    duration_ms: float | None = None
+    #: How often workers started it; None if that is not recorded.
+    attempts: int | None = None
+    #: Its arguments as JSON, without secrets; None if they are not recorded.
+    arguments: JsonValue = None
+    #: What it returned as JSON; bytes are ``{"base64": …}``.
+    value: JsonValue = None
+    error: TurnError | None = None
+    #: The round that its result started.
+    follow_up: str | None = None
+
+
+class Round(Answer):
+    """One round of the language model in a turn."""
+
+    id: str
+    #: Position in its turn, from 1.
+    number: int
+    #: ``requested``, ``running``, ``done``, ``failed``, ``cancelled`` or ``merged``.
+    state: str
+    cause: TurnCause
+    attempt: int = 0
+    worker: str | None = None
+    requested_at: datetime
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    model: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    #: In the currency of the settings; None if prices are not set.
+    cost: float | None = None
+    answer: str | None = None
+    code: str | None = None
+    output: str | None = None
+    #: Why the code stopped: ``NORMAL``, ``ERROR``, ``TIMEOUT``, ``AGENT``, …; None if none ran.
+    stop_type: str | None = None
+    exit_code: int | None = None
+    calls: list[Call] = []
+    error: TurnError | None = None
+
+
+class Job(Answer):
+    """A background job of a plugin."""
+
+    id: str
+    type: str
+    plugin: str
+    chat_key: str
+    #: ``queued``, ``running``, ``done``, ``failed`` or ``cancelled``.
+    state: str
+    percent: int = 0
+    message: str = ""
+    started_at: datetime | None = None
+    updated_at: datetime | None = None
+    finished_at: datetime | None = None
+
+
+class Turn(Answer):
+    """A turn: everything that one message, call, timer or job caused."""
+
+    id: str
+    chat_key: str
+    state: TurnState
+    cause: TurnCause
+    #: The turn that answered it, if its first round was merged into a round of another turn.
+    merged_into: str | None = None
+    requested_at: datetime
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    #: Only of a failed turn.
+    error: TurnError | None = None
+    rounds: list[Round] = []
+    messages: list[Message] = []
+    jobs: list[Job] = []
+
+
+class PostedMessage(Answer):
+    """Answer to a posted message."""
+
+    message: Message | None
+    #: None when it starts no turn.
+    turn_id: str | None
+    #: With ``?wait=``: the turn, if it ended in time.
+    turn: Turn | None = None
+
+
+# Events
+
+
+class EventType(StrEnum):
+    """Types of events; those marked live are not kept and have no number."""
+
+    MESSAGE_RECEIVED = "message.received"
+    MESSAGE_SENT = "message.sent"
+    FILE_SENT = "file.sent"
+    TURN_STARTED = "turn.started"
+    TURN_ENDED = "turn.ended"
+    ROUND_STARTED = "round.started"
+    ROUND_ENDED = "round.ended"
+    MODEL_REQUESTED = "model.requested"
+    #: Live.
+    MODEL_DELTA = "model.delta"
+    CODE_READY = "code.ready"
+    #: Live.
+    OUTPUT_CHUNK = "output.chunk"
+    CALL_STARTED = "call.started"
+    #: Live.
+    CALL_PROGRESS = "call.progress"
+    CALL_ENDED = "call.ended"
+    JOB_STARTED = "job.started"
+    JOB_PROGRESS = "job.progress"
+    JOB_ENDED = "job.ended"
+
+
+class Event(Answer):
+    """Something that happened in a chat."""
+
+    #: Grows by 1 within a chat; None for live events.
+    number: int | None = None
+    type: str
+    chat_key: str
+    at: datetime
+    turn_id: str | None = None
+    round_id: str | None = None
+    call_id: str | None = None
+    message_id: str | None = None
+    #: Depends on the type; see docs/api.md.
+    data: dict[str, Any] = {}
+
+
+# Code, calls, catalogue
+
+
+class RunBody(Body):
+    """Code to run in a sandbox."""
+
+    code: str
+    chat_key: str
+    user_id: str | None = None
+    #: Whether an AGENT result requests a round.
+    follow_up: bool = False
+
+
+class Run(Answer):
+    """The report of a run of code."""
+
+    stop_type: str
+    exit_code: int | None = None
+    output: str
+    calls: list[Call] = []
+    #: Ids of the rounds that results requested.
+    follow_ups: list[str] = []
+
+
+class CallBody(Body):
+    """A call of a method."""
+
+    method: str
+    chat_key: str
+    args: list[JsonValue] = []
+    kwargs: dict[str, JsonValue] = {}
+    user_id: str | None = None
+    #: Seconds; None means the limit of the method's lane.
+    timeout_seconds: float | None = Field(None, gt=0)
+
+
+class Method(Answer):
+    """A method of the catalogue."""
+
+    name: str
+    task: str
+    plugin: str
+    type: str
+    lane: str
+    signature: str
+    doc: str | None = None
+
+
+class Plugin(Answer):
+    """A plugin of the catalogue."""
+
+    key: str
+    #: ``ok``, ``degraded``, ``failed`` or ``disabled``.
+    status: str
+    name: str = ""
+    description: str = ""
+    version: str = ""
+    author: str = ""
+    error: str | None = None
+    placeholders: list[str] = []
