@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from worker_fleet import Fleet, build_fleet  # noqa: E402
+from worker_fleet import Fleet, build_fleet
 
 PLUGINS = Path(__file__).parent / "plugins"
 
