@@ -30,6 +30,7 @@ __all__ = [
     "BrokerSettings",
     "DatabaseSettings",
     "DownloadSettings",
+    "GatewaySettings",
     "LLMSettings",
     "LogSettings",
     "MetricsSettings",
@@ -175,6 +176,14 @@ class RetentionSettings(_Group):
         description="Rounds of the LLM, with prompt sizes and code; background jobs and fired timers.",
     )
     messages_days: float = Field(0, ge=0, description="Messages of chats; 0 keeps them forever.")
+    requests_days: float = Field(
+        1,
+        ge=0.01,
+        description="Answers to requests with an `Idempotency-Key`; a later repetition is a new request.",
+    )
+    audit_days: float = Field(
+        0, ge=0, description="Records of administrative acts over the API; 0 keeps them forever."
+    )
     uploads_days: float = Field(
         30,
         ge=0,
@@ -444,6 +453,44 @@ class WorkerSettings(_Group):
         return self.drain_seconds + self.close_seconds + CLOSE_STEP_SECONDS
 
 
+class GatewaySettings(_Group):
+    """The HTTP API."""
+
+    host: str = Field(
+        "127.0.0.1",
+        description="Address to listen on. One that other hosts reach needs a key (`nekro keys create`).",
+    )
+    port: int = Field(8600, ge=0, le=65535, description="Port to listen on; 0 chooses a free one.")
+    socket: Path | None = Field(
+        None, description="Unix socket to listen on instead of a port; needs a key (`nekro keys create`)."
+    )
+    allowed_hosts: CommaList = Field(
+        (),
+        description="Host names that requests may be for, without port. On a loopback address the loopback "
+        "names are always allowed. Elsewhere an empty list allows every name.",
+    )
+    cors_origins: CommaList = Field(
+        (),
+        description="Origins of web sites (`https://app.example.org`) whose scripts may use the API with a "
+        "key; `*` allows all, empty none.",
+    )
+    body_bytes: int = Field(
+        2 << 20, ge=1024, description="Largest body of a request, except of uploads and routes of plugins."
+    )
+    body_seconds: float = Field(
+        30, gt=0, description="How long a client may take to send a request's headers, and then its body."
+    )
+    requests_per_minute: int = Field(
+        600, ge=0, description="Requests per minute of a key that states no rate; 0 does not limit them."
+    )
+    connections: int = Field(
+        4000, ge=1, description="Connections at the same time in one process; more are answered with 503."
+    )
+    drain_seconds: float = Field(
+        10, ge=0, description="How long a stopping gateway waits for running requests; streams end at once."
+    )
+
+
 class SecuritySettings(_Group):
     """Secrets of the installation."""
 
@@ -519,6 +566,7 @@ class Settings(BaseSettings):
     qdrant: QdrantSettings = QdrantSettings()
     agent: AgentSettings = AgentSettings()
     workers: WorkerSettings = WorkerSettings()
+    gateway: GatewaySettings = GatewaySettings()
     security: SecuritySettings = SecuritySettings()
     log: LogSettings = LogSettings()
     metrics: MetricsSettings = MetricsSettings()

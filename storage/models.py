@@ -37,6 +37,8 @@ from storage.states import (
 from storage.types import FaithfulText, JsonText, KeyText, StateText, UtcDateTime
 
 __all__ = [
+    "ApiKeyRow",
+    "AuditRow",
     "Base",
     "CallRow",
     "ChatRow",
@@ -44,6 +46,7 @@ __all__ = [
     "DownloadRow",
     "JobRow",
     "JobSignalRow",
+    "KeyTurnRow",
     "LeaseColumns",
     "LeaseRow",
     "MessageRow",
@@ -52,6 +55,7 @@ __all__ = [
     "PluginStateRow",
     "PluginValueRow",
     "PresetRow",
+    "RequestRow",
     "RoundRow",
     "TimerRow",
     "UploadAreaRow",
@@ -518,3 +522,77 @@ class WorkerPluginRow(Base):
     #: Position in the order in which the worker loaded its plugins.
     position: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     digest: Mapped[str] = mapped_column(KeyText(), index=True)
+
+
+class ApiKeyRow(Base):
+    """A key of the HTTP API; rows are never deleted, so a revoked key stays one."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[str] = mapped_column(KeyText(), primary_key=True)
+    name: Mapped[str]
+    #: SHA-256 of the secret, which has 256 random bits.
+    digest: Mapped[bytes]
+    scopes: Mapped[list[str]] = mapped_column(JsonText())
+    #: Pattern of the chat keys, as of ``fnmatch``.
+    chats: Mapped[str]
+    #: The only user for whom it acts; None: each request names one.
+    user_id: Mapped[str | None]
+    #: None: as the settings say; 0: no limit.
+    requests_per_minute: Mapped[int | None]
+    #: Limits per day (UTC) of the turns that it starts; None: no limit.
+    cost_per_day: Mapped[float | None]
+    tokens_per_day: Mapped[int | None] = mapped_column(BigInteger())
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+
+
+class KeyTurnRow(Base):
+    """A turn that a key started, for its budget."""
+
+    __tablename__ = "key_turns"
+
+    turn_id: Mapped[str] = mapped_column(KeyText(), primary_key=True)
+    key_id: Mapped[str] = mapped_column(KeyText())
+    created_at: Mapped[datetime] = mapped_column(index=True)
+
+    __table_args__ = (Index("ix_key_turns_key_id_created_at", "key_id", "created_at"),)
+
+
+class RequestRow(Base):
+    """A request with an idempotency key: running under a lease, or with its answer."""
+
+    __tablename__ = "idempotent_requests"
+
+    #: SHA-256 of key id, method, path and idempotency key.
+    digest: Mapped[bytes] = mapped_column(primary_key=True)
+    #: SHA-256 of the body.
+    body_digest: Mapped[bytes]
+    #: The gateway that runs it renews the lease; when it is over, that gateway has died.
+    lease_until: Mapped[datetime | None]
+    #: Executions so far; the number of one is its fencing token.
+    fence: Mapped[int] = mapped_column(BigInteger())
+    #: The HTTP status; None while it runs.
+    status: Mapped[int | None]
+    answer: Mapped[Any | None] = mapped_column(JsonText())
+    created_at: Mapped[datetime] = mapped_column(index=True)
+
+
+class AuditRow(Base):
+    """An administrative act over the API or by `nekro keys`."""
+
+    __tablename__ = "audit"
+
+    sequence: Mapped[int] = _sequence()
+    at: Mapped[datetime] = mapped_column(index=True)
+    #: The key; None: a gateway without keys, or a command.
+    key_id: Mapped[str | None]
+    #: ``key.create``, ``plugin.configure``, …
+    action: Mapped[str]
+    #: What it was done to.
+    subject: Mapped[str]
+    data: Mapped[dict[str, Any] | None] = mapped_column(JsonText())
+    request_id: Mapped[str | None]
+
+    __table_args__ = (_ORDERED,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from sqlalchemy import ColumnElement, delete, select
 from sqlalchemy.orm import InstrumentedAttribute
@@ -11,7 +12,17 @@ from sqlalchemy.orm import InstrumentedAttribute
 from broker_config.settings import RetentionSettings
 from storage.clock import seconds_from_now
 from storage.engine import Database
-from storage.models import Base, CallRow, JobRow, MessageRow, RoundRow, TimerRow
+from storage.models import (
+    AuditRow,
+    Base,
+    CallRow,
+    JobRow,
+    KeyTurnRow,
+    MessageRow,
+    RequestRow,
+    RoundRow,
+    TimerRow,
+)
 from storage.states import FINAL_CALL_STATES, FINAL_JOB_STATES, FINAL_ROUND_STATES, OPEN_TIMER_STATES
 
 __all__ = ["delete_expired"]
@@ -20,7 +31,7 @@ __all__ = ["delete_expired"]
 @dataclass(frozen=True, kw_only=True)
 class _Rule:
     table: type[Base]
-    key: InstrumentedAttribute[str]
+    key: InstrumentedAttribute[Any]
     expired: ColumnElement[bool]
 
 
@@ -51,6 +62,8 @@ def _rules(retention: RetentionSettings) -> list[_Rule]:
     calls = seconds_from_now(-timedelta(days=retention.calls_days).total_seconds())
     rounds = seconds_from_now(-timedelta(days=retention.rounds_days).total_seconds())
     messages = seconds_from_now(-timedelta(days=retention.messages_days).total_seconds())
+    requests = seconds_from_now(-timedelta(days=retention.requests_days).total_seconds())
+    audit = seconds_from_now(-timedelta(days=retention.audit_days).total_seconds())
     rules = [
         _Rule(
             table=CallRow,
@@ -73,6 +86,13 @@ def _rules(retention: RetentionSettings) -> list[_Rule]:
             expired=(TimerRow.fire_at < rounds) & TimerRow.state.not_in(OPEN_TIMER_STATES),
         ),
     ]
+    rules += [
+        # Also one that still runs: a gateway that loses its row stores no answer.
+        _Rule(table=RequestRow, key=RequestRow.digest, expired=RequestRow.created_at < requests),
+        _Rule(table=KeyTurnRow, key=KeyTurnRow.turn_id, expired=KeyTurnRow.created_at < rounds),
+    ]
+    if retention.audit_days:
+        rules.append(_Rule(table=AuditRow, key=AuditRow.sequence, expired=AuditRow.at < audit))
     if retention.messages_days:
         rules.append(_Rule(table=MessageRow, key=MessageRow.id, expired=MessageRow.created_at < messages))
     return rules

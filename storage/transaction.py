@@ -11,6 +11,9 @@ from loguru import logger
 from storage.driver.connection import Connection
 
 if TYPE_CHECKING:
+    from storage.access.audit import AuditRepository
+    from storage.access.keys import KeyRepository
+    from storage.access.requests import RequestRepository
     from storage.publications import CatalogueRepository
     from storage.repositories.call_progress import CallProgressRepository
     from storage.repositories.calls import CallRepository
@@ -34,6 +37,13 @@ class Repositories:
 
     def __init__(self, connection: Connection) -> None:
         self._runner = connection
+
+    @cached_property
+    def audit(self) -> AuditRepository:
+        """Administrative acts."""
+        from storage.access.audit import AuditRepository
+
+        return AuditRepository(self._runner)
 
     @cached_property
     def call_progress(self) -> CallProgressRepository:
@@ -99,6 +109,13 @@ class Repositories:
         return JobSignalRepository(self._runner)
 
     @cached_property
+    def keys(self) -> KeyRepository:
+        """Keys of the HTTP API."""
+        from storage.access.keys import KeyRepository
+
+        return KeyRepository(self._runner)
+
+    @cached_property
     def leases(self) -> LeaseRepository:
         """Leases by name."""
         from storage.repositories.leases import LeaseRepository
@@ -132,6 +149,13 @@ class Repositories:
         from storage.repositories.records import RecordRepository
 
         return RecordRepository(self._runner)
+
+    @cached_property
+    def requests(self) -> RequestRepository:
+        """Requests with an idempotency key."""
+        from storage.access.requests import RequestRepository
+
+        return RequestRepository(self._runner)
 
     @cached_property
     def rounds(self) -> RoundRepository:

@@ -52,6 +52,7 @@ PARTS = {
     "storage": {
         "driver": (),
         "repositories": ("*", "driver"),
+        "access": ("*", "driver", "repositories"),
         "files": ("*", "driver"),
         "migrations": ("*",),
     },

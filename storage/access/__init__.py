@@ -1,0 +1,1 @@
+"""Rows of the HTTP API: keys, repeated requests, administrative acts."""

@@ -1,0 +1,139 @@
+"""Keys of the HTTP API, and the turns that they started."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from sqlalchemy import ColumnElement, Executable, bindparam, exists, func, select, update
+
+from storage.clock import now
+from storage.driver.statements import FixedStatement
+from storage.models import ApiKeyRow, KeyTurnRow, RoundRow
+from storage.repositories.base import Repository, found
+from storage.upsert import insert
+
+__all__ = ["Key", "KeyRepository", "NewKey", "Spent"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewKey:
+    """A key to store."""
+
+    id: str
+    name: str
+    #: SHA-256 of the secret.
+    digest: bytes = field(repr=False)
+    #: Values of ``gateway.identity.Scope``.
+    scopes: list[str]
+    #: Pattern of the chat keys.
+    chats: str = "*"
+    #: The only user for whom it acts; None: each request names one.
+    user_id: str | None = None
+    #: None: as the settings say; 0: no limit.
+    requests_per_minute: int | None = None
+    #: Limits per day (UTC) of the turns that it starts; None: no limit.
+    cost_per_day: float | None = None
+    tokens_per_day: int | None = None
+    expires_at: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key(NewKey):
+    """A stored key."""
+
+    created_at: datetime
+    revoked_at: datetime | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """What the turns of a key used."""
+
+    cost: float
+    tokens: int
+
+
+class KeyRepository(Repository):
+    """Rows of keys; a revoked one stays."""
+
+    async def add(self, key: NewKey) -> Key:
+        """Store a key.
+
+        Raises:
+            ConflictError: there is one with its id.
+        """
+        values = {item.name: getattr(key, item.name) for item in dataclasses.fields(key)}
+        new = insert(self._dialect, ApiKeyRow).values({**values, "created_at": now(), "revoked_at": None})
+        return found(await self._one_or_none(Key, new.returning(ApiKeyRow)), "key", key.id)
+
+    async def find_valid(self, key_id: str) -> Key | None:
+        """Return a key that is neither revoked nor expired."""
+        return await self._one_or_none(Key, _valid_statement, {"of_key": key_id})
+
+    async def any(self) -> bool:
+        """Whether a key was ever created; a revoked or expired one counts."""
+        return bool(await self._scalar(_any_statement))
+
+    async def any_valid(self) -> bool:
+        """Whether a key is neither revoked nor expired."""
+        return bool(await self._scalar(select(exists().where(_is_valid()))))
+
+    async def all(self) -> list[Key]:
+        """List every key, the oldest first."""
+        return await self._all(Key, select(ApiKeyRow).order_by(ApiKeyRow.created_at, ApiKeyRow.id))
+
+    async def get(self, key_id: str) -> Key:
+        """Return a key, also one that is revoked or expired.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        return found(
+            await self._one_or_none(Key, select(ApiKeyRow).where(ApiKeyRow.id == key_id)), "key", key_id
+        )
+
+    async def revoke(self, key_id: str) -> Key:
+        """Revoke a key; idempotent.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        await self._count(
+            update(ApiKeyRow)
+            .where(ApiKeyRow.id == key_id, ApiKeyRow.revoked_at.is_(None))
+            .values(revoked_at=now())
+        )
+        return await self.get(key_id)
+
+    async def add_turn(self, key_id: str, turn_id: str) -> None:
+        """Record that a key started a turn; idempotent."""
+        new = insert(self._dialect, KeyTurnRow).values(turn_id=turn_id, key_id=key_id, created_at=now())
+        await self._rows(new.on_conflict_do_nothing())
+
+    async def spent(self, key_id: str, *, since: datetime) -> Spent:
+        """Sum up the rounds of the turns that a key started since a time."""
+        tokens = func.coalesce(RoundRow.prompt_tokens, 0) + func.coalesce(RoundRow.completion_tokens, 0)
+        statement = (
+            select(func.coalesce(func.sum(RoundRow.cost), 0.0), func.coalesce(func.sum(tokens), 0))
+            .join(KeyTurnRow, KeyTurnRow.turn_id == RoundRow.turn_id)
+            .where(KeyTurnRow.key_id == key_id, KeyTurnRow.created_at >= since)
+        )
+        cost, used = (await self._rows(statement)).one()
+        return Spent(cost=float(cost), tokens=int(used))
+
+
+def _is_valid() -> ColumnElement[bool]:
+    is_current = ApiKeyRow.expires_at.is_(None) | (ApiKeyRow.expires_at > now())
+    return ApiKeyRow.revoked_at.is_(None) & is_current
+
+
+@FixedStatement
+def _valid_statement(_dialect: str) -> Executable:
+    return select(ApiKeyRow).where(ApiKeyRow.id == bindparam("of_key"), _is_valid())
+
+
+@FixedStatement
+def _any_statement(_dialect: str) -> Executable:
+    return select(exists().select_from(ApiKeyRow))

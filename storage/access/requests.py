@@ -1,0 +1,74 @@
+"""Requests with an idempotency key: each runs once, and repetitions get its answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, delete, select, update
+
+from storage.clock import now, seconds_from_now
+from storage.models import RequestRow
+from storage.repositories.base import Repository
+from storage.upsert import insert
+
+__all__ = ["RecordedRequest", "RequestRepository"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedRequest:
+    """A request that another execution has answered, or is running."""
+
+    body_digest: bytes
+    #: The HTTP status; None while it runs.
+    status: int | None
+    answer: Any
+
+
+class RequestRepository(Repository):
+    """Rows of requests; each method is one transaction of at most three statements."""
+
+    async def begin(self, digest: bytes, *, body_digest: bytes, lease_seconds: float) -> int | None:
+        """Claim a request; None if another execution has answered it or runs it (see ``find``).
+
+        Returns the fencing token: 1 for the first execution, more when an execution before it died.
+        """
+        new = insert(self._dialect, RequestRow).values(
+            digest=digest,
+            body_digest=body_digest,
+            lease_until=seconds_from_now(lease_seconds),
+            fence=1,
+            created_at=now(),
+        )
+        fence = await self._scalar(new.on_conflict_do_nothing().returning(RequestRow.fence))
+        if fence is None:
+            died = RequestRow.status.is_(None) & (RequestRow.lease_until < now())
+            fence = await self._scalar(
+                update(RequestRow)
+                .where(RequestRow.digest == digest, RequestRow.body_digest == body_digest, died)
+                .values(lease_until=seconds_from_now(lease_seconds), fence=RequestRow.fence + 1)
+                .returning(RequestRow.fence)
+            )
+        return None if fence is None else int(fence)
+
+    async def find(self, digest: bytes) -> RecordedRequest | None:
+        """Return a request, or None."""
+        return await self._one_or_none(RecordedRequest, select(RequestRow).where(RequestRow.digest == digest))
+
+    async def renew(self, digest: bytes, *, fence: int, lease_seconds: float) -> bool:
+        """Renew the lease; False when another execution has taken the request."""
+        statement = update(RequestRow).where(_is_own(digest, fence))
+        return await self._count(statement.values(lease_until=seconds_from_now(lease_seconds))) > 0
+
+    async def finish(self, digest: bytes, *, fence: int, status: int, answer: Any) -> bool:
+        """Store the answer; False when another execution has taken the request."""
+        statement = update(RequestRow).where(_is_own(digest, fence))
+        return await self._count(statement.values(status=status, answer=answer, lease_until=None)) > 0
+
+    async def forget(self, digest: bytes, *, fence: int) -> None:
+        """Delete a request that had no effect, so that a repetition runs it again."""
+        await self._count(delete(RequestRow).where(_is_own(digest, fence)))
+
+
+def _is_own(digest: bytes, fence: int) -> ColumnElement[bool]:
+    return (RequestRow.digest == digest) & (RequestRow.fence == fence) & RequestRow.status.is_(None)
