@@ -6,50 +6,27 @@ escapes all of it; only ``Output.data`` stays exact, and only where stdout is no
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
 import traceback
 import unicodedata
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from enum import Enum
 from typing import Any, TextIO
 
 from cli.running import TerminatedError
 from nekro_agent.errors import MethodFailedError, NekroError
 from nekro_agent.execution.author_frames import AuthorFrame, attached
 from nekro_agent.tools.visible_text import has_colours, visible, visible_json, visible_lines, visible_text
+from runtime.plain import to_plain
 
-__all__ = ["Output", "PartialError", "cell_width", "describe_error", "one_line", "to_plain"]
+__all__ = ["Output", "PartialError", "cell_width", "describe_error", "one_line"]
 
 _ELLIPSIS = "…"
 #: Indentation of the lines after the first one of a message, so that none looks like another message.
 _CONTINUED = "    "
 #: What ended a command from outside; neither is an error of the command.
 _ENDED_BY: dict[type[BaseException], str] = {KeyboardInterrupt: "interrupted", TerminatedError: "terminated"}
-
-
-def to_plain(value: object) -> Any:
-    """Convert a value for JSON: bytes become ``{"base64": …}``, sets lists, unknown types their ``str``."""
-    if value is None or (isinstance(value, (bool, int, float, str)) and not isinstance(value, Enum)):
-        return value
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, Mapping):
-        return {str(key): to_plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        items = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
-        return [to_plain(item) for item in items]
-    if isinstance(value, (bytes, bytearray)):
-        return {"base64": b64encode(value).decode()}
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    return str(value)
 
 
 def one_line(text: str, *, limit: int = 0) -> str:

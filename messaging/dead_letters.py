@@ -27,7 +27,7 @@ from messaging.call_messages import CallMessage
 from messaging.celery.admission import admit, delivered_from
 from messaging.delivery.transport import deliveries, uncompressed
 from messaging.publishing import encode_message, stored_body, unavailable
-from nekro_agent.errors import MessageRefusedError, UsageError
+from nekro_agent.errors import MessageRefusedError, NotFoundError, UsageError
 
 __all__ = ["DeadLetters", "DeadMessage", "VerifiedMessage"]
 
@@ -128,6 +128,32 @@ class DeadLetters:
                 f"message {message.id} cannot be sent again: {exc}; it was altered or is not ours; "
                 f"`nekro dead drop {message.id}` deletes it"
             ) from exc
+
+    def find(self, message_id: str, *, limit: int) -> DeadMessage:
+        """Return a message by its id.
+
+        Args:
+            limit: newest messages that are read.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        for message in self.newest(limit=limit):
+            if message.id == message_id:
+                return message
+        raise NotFoundError(f"no dead letter has the id {message_id}")
+
+    def checked(self, message: DeadMessage) -> dict[str, Any]:
+        """Return the fields that a message's signatures cover: ``signature``, ``chat_key``, ``deadline``."""
+        try:
+            call = self.verify(message).invocation
+        except MessageRefusedError:
+            return {"signature": "not valid", "chat_key": None, "deadline": None}
+        return {
+            "signature": "valid",
+            "chat_key": None if call is None else call.chat_key,
+            "deadline": None if call is None else call.deadline,
+        }
 
     def retry(self, verified: VerifiedMessage, *, timeout_seconds: float | None) -> None:
         """Put a message back into its queue; no caller waits for its result.

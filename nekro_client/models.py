@@ -7,23 +7,29 @@ fields, which a client ignores.
 
 from __future__ import annotations
 
+import math
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, JsonValue
 
 __all__ = [
+    "Act",
     "Answer",
+    "ApiKey",
     "Body",
     "Call",
     "CallBody",
+    "CreatedKey",
+    "DeadLetter",
     "Event",
     "EventType",
     "FileInfo",
     "FilePart",
     "ImagePart",
     "Job",
+    "KeyBody",
     "Message",
     "MessageBody",
     "Method",
@@ -32,21 +38,57 @@ __all__ = [
     "NewPart",
     "Page",
     "Part",
+    "PlainJson",
     "Plugin",
+    "PluginConfig",
+    "PluginConfigBody",
+    "PluginState",
     "PostedMessage",
     "Problem",
+    "Queue",
+    "Queues",
+    "Reset",
+    "RetryBody",
     "Round",
     "Run",
     "RunBody",
+    "SignalBody",
+    "StoppedRound",
     "TextPart",
+    "Timer",
+    "TimerBody",
     "Turn",
     "TurnCause",
     "TurnError",
     "TurnState",
+    "Work",
+    "Worker",
 ]
 
 
 Item = TypeVar("Item")
+#: Deepest nesting of JSON in a body.
+MAX_DEPTH: Final = 64
+
+
+def _bounded(value: JsonValue) -> JsonValue:
+    """Refuse deep nesting, and numbers that JSON does not have."""
+    waiting: list[tuple[JsonValue, int]] = [(value, 1)]
+    while waiting:
+        item, depth = waiting.pop()
+        if depth > MAX_DEPTH:
+            raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
+        if isinstance(item, float) and not math.isfinite(item):
+            raise ValueError("NaN and infinity are not JSON")
+        if isinstance(item, dict):
+            waiting.extend((inner, depth + 1) for inner in item.values())
+        elif isinstance(item, list):
+            waiting.extend((inner, depth + 1) for inner in item)
+    return value
+
+
+#: A JSON value of a body.
+PlainJson = Annotated[JsonValue, AfterValidator(_bounded)]
 
 
 class Body(BaseModel):
@@ -382,6 +424,8 @@ class Run(Answer):
     stop_type: str
     exit_code: int | None = None
     output: str
+    #: Last line of the traceback, or the limit that ended the run; None if it succeeded.
+    error: str | None = None
     calls: list[Call] = []
     #: Ids of the rounds that results requested.
     follow_ups: list[str] = []
@@ -392,11 +436,11 @@ class CallBody(Body):
 
     method: str
     chat_key: str
-    args: list[JsonValue] = []
-    kwargs: dict[str, JsonValue] = {}
+    args: list[PlainJson] = []
+    kwargs: dict[str, PlainJson] = {}
     user_id: str | None = None
     #: Seconds; None means the limit of the method's lane.
-    timeout_seconds: float | None = Field(None, gt=0)
+    timeout_seconds: float | None = Field(None, gt=0, le=86400)
 
 
 class Method(Answer):
@@ -423,3 +467,204 @@ class Plugin(Answer):
     author: str = ""
     error: str | None = None
     placeholders: list[str] = []
+
+
+class PluginConfig(Answer):
+    """The configuration of a plugin."""
+
+    #: JSON schema of ``values``.
+    schema_: dict[str, Any] = Field(alias="schema")
+    #: Without secrets.
+    values: dict[str, JsonValue]
+    #: The secret fields (``group.field`` where nested), and whether each is set.
+    secrets: dict[str, bool]
+
+
+class PluginConfigBody(Body):
+    """Fields of a configuration to change; the others keep their values."""
+
+    values: dict[str, PlainJson] = Field(min_length=1)
+
+
+class PluginState(Answer):
+    """An operator's decision about a plugin."""
+
+    key: str
+    is_enabled: bool
+    #: Whether this request changed it.
+    is_changed: bool
+
+
+# Operation
+
+
+class StoppedRound(Answer):
+    """A round that was stopped."""
+
+    id: str
+    number: int
+    state: str
+    worker: str | None = None
+
+
+class Reset(Answer):
+    """The rounds that a reset of a chat stopped."""
+
+    cancelled: list[StoppedRound] = []
+    stopped: list[StoppedRound] = []
+    #: They stop as soon as their workers read the request.
+    still_running: list[StoppedRound] = []
+
+
+class SignalBody(Body):
+    """A signal to a job that waits for it."""
+
+    key: str = Field(min_length=1, max_length=200)
+    data: PlainJson = None
+
+
+class Timer(Answer):
+    """A timer of a chat."""
+
+    id: str
+    #: ``once`` or ``recurring``.
+    kind: str
+    chat_key: str
+    #: ``waiting`` or ``paused``.
+    state: str
+    #: None while a recurring timer is paused.
+    fires_at: datetime | None
+    description: str
+    temporary: bool = False
+    schedule: str | None = None
+    timezone: str | None = None
+    workday_mode: str | None = None
+    title: str | None = None
+    last_fired_at: datetime | None = None
+
+
+class TimerBody(Body):
+    """A change of a timer."""
+
+    state: Literal["waiting", "paused"]
+
+
+class DeadLetter(Answer):
+    """A message that no worker can run."""
+
+    id: str
+    task: str | None = None
+    lane: str | None = None
+    #: ``broker`` or ``refused``.
+    source: str
+    reason: str
+    deliveries: int
+    bytes: int
+    #: ``valid`` or ``not valid``; None in lists.
+    signature: str | None = None
+    chat_key: str | None = None
+    deadline: datetime | None = None
+
+
+class RetryBody(Body):
+    """How to send a dead letter again."""
+
+    #: Seconds from now; None keeps the call's deadline.
+    timeout_seconds: float | None = Field(None, gt=0, le=86400)
+
+
+class Worker(Answer):
+    """A worker process that published its plugins."""
+
+    id: str
+    name: str
+    lane: str
+    host: str
+    pid: int
+    started_at: datetime
+    #: Whether it renews its lease.
+    is_live: bool
+
+
+class Queue(Answer):
+    """A lane's queue."""
+
+    lane: str
+    waiting: int
+    held: int | None = None
+    oldest_seconds: float | None = None
+
+
+class Work(Answer):
+    """Rows of one kind that have not ended."""
+
+    waiting: int
+    running: int
+    oldest_seconds: float
+
+
+class Queues(Answer):
+    """What waits and runs."""
+
+    queues: list[Queue]
+    rounds: Work
+    jobs: Work
+    #: None for brokers other than Redis.
+    dead_letters: int | None
+
+
+# Keys
+
+
+class KeyBody(Body):
+    """A key to create."""
+
+    name: str = Field(min_length=1, max_length=200)
+    scopes: list[Literal["read", "post", "call", "run", "admin"]] = Field(min_length=1)
+    #: Pattern of the chat keys: ``*`` any text, ``?`` one character, ``[ab]`` one of them.
+    chats: str = Field("*", min_length=1, max_length=500)
+    #: The only user for whom it acts; None: each request names one.
+    user_id: str | None = None
+    #: None: as the settings of the gateway say; 0: no limit.
+    requests_per_minute: int | None = Field(None, ge=0, le=1_000_000)
+    #: Limits per day (UTC) of the turns that it starts; None: no limit.
+    cost_per_day: float | None = Field(None, ge=0, allow_inf_nan=False)
+    tokens_per_day: int | None = Field(None, ge=0, le=10**15)
+    #: RFC 3339 with an offset; None: never.
+    expires_at: AwareDatetime | None = None
+
+
+class ApiKey(Answer):
+    """A key, without its secret."""
+
+    id: str
+    name: str
+    scopes: list[str]
+    chats: str
+    user_id: str | None = None
+    requests_per_minute: int | None = None
+    cost_per_day: float | None = None
+    tokens_per_day: int | None = None
+    created_at: datetime
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+
+
+class CreatedKey(ApiKey):
+    """A new key."""
+
+    #: The key itself; it is not stored and cannot be shown again.
+    key: str
+
+
+class Act(Answer):
+    """An administrative act."""
+
+    id: str
+    at: datetime
+    #: The key; None: a gateway without keys, or a command.
+    key_id: str | None = None
+    action: str
+    subject: str
+    data: dict[str, Any] | None = None
+    request_id: str | None = None

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli.command import Deps, add_chat_key, add_json, add_user_id, positive_seconds, read_text
-from cli.output import to_plain
 from cli.running import run_async
 from cli.services.presence import awaited_with_workers
 from cli.services.system import CALL_LANES, open_services
-from nekro_agent.errors import ArgumentError, UsageError
+from nekro_agent.errors import UsageError
+from runtime.plain import to_plain
+from workers.calls.results import value_of
 
 if TYPE_CHECKING:
     from codec.wire import Envelope
@@ -112,21 +113,6 @@ def parse_arguments(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(value, dict):
         return (), value
     raise UsageError(f"{source} is a JSON {type(value).__name__}; write a list, or an object by name")
-
-
-def value_of(envelope: Envelope, *, max_bytes: int) -> object:
-    """Return the method's result: parts, text or the decoded value, depending on the method's type."""
-    from codec.values import decode_value
-
-    if envelope.type.wakes_agent:
-        return envelope.segments if envelope.segments is not None else envelope.text
-    if envelope.value is None:
-        return None
-    try:
-        return decode_value(envelope.value, max_bytes=max_bytes)
-    except ArgumentError as exc:
-        # The call succeeded, but only a sandbox may load the class of its value.
-        return f"<{len(envelope.value)} bytes; {exc}>"
 
 
 def _print(envelope: Envelope, value: object, args: Args, deps: Deps) -> None:

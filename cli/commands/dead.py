@@ -15,7 +15,7 @@ from broker_config.settings import Settings
 from cli.command import Deps, add_json, positive_int, positive_seconds
 from cli.output import one_line
 from cli.services.ownership import require_running
-from nekro_agent.errors import MessageRefusedError, NotFoundError, UsageError
+from nekro_agent.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
     from messaging.dead_letters import DeadLetters, DeadMessage, VerifiedMessage
@@ -98,29 +98,16 @@ def run(args: Args, deps: Deps) -> int:
 
 def _described(message: DeadMessage) -> dict[str, Any]:
     """Return one dead letter as ``--json`` prints it."""
-    return {
-        "id": message.id,
-        "task": message.task,
-        "lane": message.lane,
-        "source": "broker" if message.refusal is None else "refused",
-        "reason": message.reason,
-        "deliveries": message.deliveries,
-        "bytes": message.size_bytes,
-    }
+    from gateway.views import dead_letter_answer
+
+    return dead_letter_answer(message).model_dump(exclude={"signature", "chat_key", "deadline"})
 
 
 def _checked(letters: DeadLetters, message: DeadMessage) -> dict[str, Any]:
     """Return one dead letter with the fields that its signatures cover."""
-    try:
-        verified = letters.verify(message)
-    except MessageRefusedError:
-        return _described(message) | {"signature": "not valid", "chat_key": None, "deadline": None}
-    call = verified.invocation
-    return _described(message) | {
-        "signature": "valid",
-        "chat_key": None if call is None else call.chat_key,
-        "deadline": None if call is None else call.deadline.isoformat(),
-    }
+    checked = letters.checked(message)
+    at = checked["deadline"]
+    return _described(message) | checked | {"deadline": None if at is None else at.isoformat()}
 
 
 def _retry(letters: DeadLetters, message: DeadMessage, args: Args, deps: Deps) -> None:

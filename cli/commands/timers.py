@@ -13,13 +13,9 @@ from cli.output import one_line
 from cli.running import run_async
 from cli.services.database import open_database
 from nekro_agent.errors import NotFoundError, UsageError
-from nekro_agent.ports import CronJob
 
 if TYPE_CHECKING:
-    from storage.repositories.timers import RecordedTimer
-    from storage.transaction import Transaction
-
-    Timer = RecordedTimer | CronJob
+    from workers.chats.timers import Timer
 
 __all__ = ["Args", "register", "run"]
 
@@ -92,61 +88,35 @@ def run(args: Args, deps: Deps) -> int:
         deps.output.json(describe(timer))
     else:
         done = {"pause": "paused", "resume": "resumed", "delete": "deleted"}[args.action]
-        deps.output.words(f"{done} timer {_id_of(timer)} of chat {timer.chat_key}")
+        deps.output.words(f"{done} timer {describe(timer)['id']} of chat {timer.chat_key}")
     return 0
 
 
 async def _list(args: Args, settings: Settings) -> list[Timer]:
+    from workers.chats.timers import open_timers
+
     async with open_database(settings) as database, database.read() as transaction:
-        return await _open_timers(transaction, args)
+        return await open_timers(transaction, args.chat_key, limit=args.limit)
 
 
 async def _change(args: Args, settings: Settings) -> Timer:
     from storage.database_clock import follow_database_clock
+    from workers.chats.timers import TimerChange, change_timer, open_timers
 
     async with open_database(settings) as database:
         await follow_database_clock(database)  # the next due time is reckoned from it
         async with database.begin() as transaction:
-            timer = _chosen(await _open_timers(transaction, args), str(args.timer_id))
-            if isinstance(timer, CronJob):
-                return await _change_recurring(transaction, timer, args.action)
-            return await _change_once(transaction, timer, args.action)
-
-
-async def _change_once(transaction: Transaction, timer: RecordedTimer, action: str) -> RecordedTimer:
-    if action == "delete":
-        changed = await transaction.timers.delete(timer.id)
-    else:
-        changed = await transaction.timers.set_paused(timer.id, action == "pause")
-    if not changed:
-        raise NotFoundError(f"timer {timer.id} has fired meanwhile")
-    return timer if action == "delete" else await transaction.timers.get_open(timer.id)
-
-
-async def _change_recurring(transaction: Transaction, job: CronJob, action: str) -> CronJob:
-    from nekro_agent import cron
-
-    if action == "delete":
-        changed, new = await transaction.cron_jobs.delete(job.job_id), job
-    elif (action == "pause") == (job.next_fire_at is None):
-        return job
-    else:
-        new = cron.scheduled(job, paused=action == "pause")
-        changed = await transaction.cron_jobs.replace(new)
-    if not changed:
-        raise NotFoundError(f"timer {job.job_id} was deleted meanwhile")
-    return new
-
-
-async def _open_timers(transaction: Transaction, args: Args) -> list[Timer]:
-    once = await transaction.timers.open_ones(args.chat_key, limit=args.limit)
-    recurring = await transaction.cron_jobs.of_chat(args.chat_key)
-    return [*once, *recurring[: args.limit]]
+            timers = await open_timers(transaction, args.chat_key, limit=args.limit)
+            return await change_timer(
+                transaction, _chosen(timers, str(args.timer_id)), TimerChange(args.action)
+            )
 
 
 def _chosen(timers: Sequence[Timer], prefix: str) -> Timer:
-    near = [timer for timer in timers if _id_of(timer).startswith(prefix)]
-    exact = [timer for timer in near if _id_of(timer) == prefix] or near
+    from workers.chats.timers import id_of
+
+    near = [timer for timer in timers if id_of(timer).startswith(prefix)]
+    exact = [timer for timer in near if id_of(timer) == prefix] or near
     if not exact:
         raise NotFoundError(f"no timer has the id {prefix}; `nekro timers` lists them")
     if len(exact) > 1:
@@ -154,38 +124,11 @@ def _chosen(timers: Sequence[Timer], prefix: str) -> Timer:
     return exact[0]
 
 
-def _id_of(timer: Timer) -> str:
-    return timer.job_id if isinstance(timer, CronJob) else timer.id
-
-
 def describe(timer: Timer) -> dict[str, Any]:
     """Return one timer as ``--json`` prints it."""
-    if isinstance(timer, CronJob):
-        return {
-            "id": timer.job_id,
-            "kind": "recurring",
-            "chat_key": timer.chat_key,
-            "state": "paused" if timer.next_fire_at is None else "waiting",
-            "fires_at": timer.next_fire_at,
-            "description": timer.event_desc,
-            "temporary": False,
-            "schedule": timer.cron_expr,
-            "timezone": timer.timezone,
-            "workday_mode": timer.workday_mode,
-            "title": timer.title,
-            "last_fired_at": timer.last_fired_at,
-        }
-    nothing = dict.fromkeys(("schedule", "timezone", "workday_mode", "title", "last_fired_at"))
-    return {
-        "id": timer.id,
-        "kind": "once",
-        "chat_key": timer.chat_key,
-        "state": timer.state,
-        "fires_at": timer.fire_at,
-        "description": timer.description,
-        "temporary": timer.temporary,
-        **nothing,
-    }
+    from gateway.views import timer_answer
+
+    return timer_answer(timer).model_dump()
 
 
 def _show(timers: Sequence[Timer], args: Args, deps: Deps) -> None:

@@ -1,0 +1,216 @@
+"""Rows and entries as objects of the API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from nekro_agent.ports import CronJob
+from nekro_client import models
+
+if TYPE_CHECKING:
+    from codec.wire import Envelope
+    from messaging.dead_letters import DeadMessage
+    from storage.access.audit import RecordedAct
+    from storage.access.keys import Key
+    from storage.repositories.jobs import Job
+    from storage.repositories.messages import Message
+    from storage.repositories.rounds import Round
+    from storage.repositories.timers import RecordedTimer
+    from workers.catalogue.entries import MethodEntry, PluginEntry
+    from workers.rounds.runs import CodeReport
+
+__all__ = [
+    "act_answer",
+    "call_of_report",
+    "dead_letter_answer",
+    "finished_call",
+    "job_answer",
+    "key_answer",
+    "message_answer",
+    "method_answer",
+    "plugin_answer",
+    "run_answer",
+    "stopped_round",
+    "timer_answer",
+]
+
+
+def message_answer(row: Message, *, turn_id: str | None) -> models.Message:
+    """Return a message of a chat."""
+    parts: list[models.Part] = [models.TextPart(text=row.text)] if row.text else []
+    return models.Message(
+        id=row.id,
+        sequence=row.sequence,
+        chat_key=row.chat_key,
+        kind=row.kind.value,
+        sender_id=row.sender_id,
+        sender_name=row.sender_name,
+        text=row.text,
+        parts=parts,
+        turn_id=turn_id,
+        call_id=row.call_id,
+        round_id=row.round_id,
+        created_at=row.created_at,
+    )
+
+
+def job_answer(row: Job) -> models.Job:
+    """Return a background job."""
+    return models.Job(
+        id=row.id,
+        type=row.type,
+        plugin=row.plugin_key,
+        chat_key=row.chat_key,
+        state=row.state.value,
+        percent=row.percent,
+        message=row.message,
+        started_at=row.started_at,
+        updated_at=row.updated_at,
+        finished_at=row.finished_at,
+    )
+
+
+def timer_answer(timer: RecordedTimer | CronJob) -> models.Timer:
+    """Return a timer of either kind."""
+    if isinstance(timer, CronJob):
+        return models.Timer(
+            id=timer.job_id,
+            kind="recurring",
+            chat_key=timer.chat_key,
+            state="paused" if timer.next_fire_at is None else "waiting",
+            fires_at=timer.next_fire_at,
+            description=timer.event_desc,
+            schedule=timer.cron_expr,
+            timezone=timer.timezone,
+            workday_mode=timer.workday_mode,
+            title=timer.title,
+            last_fired_at=timer.last_fired_at,
+        )
+    return models.Timer(
+        id=timer.id,
+        kind="once",
+        chat_key=timer.chat_key,
+        state=timer.state,
+        fires_at=timer.fire_at,
+        description=timer.description,
+        temporary=timer.temporary,
+    )
+
+
+def method_answer(entry: MethodEntry, *, lane: str) -> models.Method:
+    """Return a method of the catalogue, with the lane on which it runs now."""
+    return models.Method(
+        name=entry.name,
+        task=entry.task,
+        plugin=entry.plugin_key,
+        type=entry.type.value,
+        lane=lane,
+        signature=entry.signature,
+        doc=entry.doc,
+    )
+
+
+def plugin_answer(entry: PluginEntry) -> models.Plugin:
+    """Return a plugin of the catalogue; where it is on its hosts is not shown."""
+    return models.Plugin(
+        key=entry.key,
+        status=entry.status.value,
+        name=entry.name,
+        description=entry.description,
+        version=entry.version,
+        author=entry.author,
+        error=entry.error,
+        placeholders=list(entry.placeholders),
+    )
+
+
+def dead_letter_answer(message: DeadMessage, **checked: Any) -> models.DeadLetter:
+    """Return a dead letter; ``checked`` are the fields that its signatures cover."""
+    return models.DeadLetter(
+        id=message.id,
+        task=message.task,
+        lane=message.lane,
+        source="broker" if message.refusal is None else "refused",
+        reason=message.reason,
+        deliveries=message.deliveries,
+        bytes=message.size_bytes,
+        **checked,
+    )
+
+
+def key_answer(key: Key) -> models.ApiKey:
+    """Return a key without its digest."""
+    return models.ApiKey(
+        id=key.id,
+        name=key.name,
+        scopes=key.scopes,
+        chats=key.chats,
+        user_id=key.user_id,
+        requests_per_minute=key.requests_per_minute,
+        cost_per_day=key.cost_per_day,
+        tokens_per_day=key.tokens_per_day,
+        created_at=key.created_at,
+        expires_at=key.expires_at,
+        revoked_at=key.revoked_at,
+    )
+
+
+def act_answer(act: RecordedAct) -> models.Act:
+    """Return an administrative act."""
+    return models.Act(
+        id=str(act.sequence),
+        at=act.at,
+        key_id=act.key_id,
+        action=act.action,
+        subject=act.subject,
+        data=act.data,
+        request_id=act.request_id,
+    )
+
+
+def stopped_round(row: Round) -> models.StoppedRound:
+    """Return a round that a request stopped."""
+    return models.StoppedRound(id=row.id, number=row.number, state=row.state.value, worker=row.worker)
+
+
+def finished_call(envelope: Envelope, *, method: str, value: Any) -> models.Call:
+    """Return a call that succeeded, with its value as JSON."""
+    lasted = (envelope.finished_at - envelope.started_at).total_seconds() * 1000
+    return models.Call(
+        id=envelope.call_id,
+        method=method,
+        type=envelope.type.value,
+        state="done",
+        worker=envelope.worker,
+        started_at=envelope.started_at,
+        finished_at=envelope.finished_at,
+        duration_ms=round(lasted, 3),
+        value=value,
+    )
+
+
+def call_of_report(call: Mapping[str, Any]) -> models.Call:
+    """Return a call of a run or round from ``workers.calls.story.call_json``."""
+    code, _, text = (call["error"] or "").partition(": ")
+    return models.Call(
+        **{name: call[name] for name in ("id", "method", "type", "lane", "requested_at", "started_at")},
+        state="failed" if call["error"] else "done",
+        worker=call["worker"] or None,
+        finished_at=call["finished_at"],
+        duration_ms=call["duration_ms"],
+        error=models.TurnError(code=code, text=text) if call["error"] else None,
+        follow_up=call["follow_up"],
+    )
+
+
+def run_answer(report: CodeReport) -> models.Run:
+    """Return the report of a run of code."""
+    return models.Run(
+        stop_type=report.stop_type.name,
+        exit_code=int(report.stop_type),
+        output=report.output,
+        error=report.error,
+        calls=[call_of_report(call) for call in report.calls],
+        follow_ups=[follow_up["round_id"] for follow_up in report.follow_ups],
+    )

@@ -1,0 +1,69 @@
+"""Lists and changes the timers of chats for operators: one-time and recurring ones alike."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from nekro_agent import cron
+from nekro_agent.errors import NotFoundError
+from nekro_agent.ports import CronJob
+from storage.repositories.timers import RecordedTimer
+from storage.transaction import Transaction
+
+__all__ = ["Timer", "TimerChange", "change_timer", "id_of", "open_timers"]
+
+Timer = RecordedTimer | CronJob
+
+
+class TimerChange(StrEnum):
+    """What to do with a timer."""
+
+    PAUSE = "pause"
+    RESUME = "resume"
+    DELETE = "delete"
+
+
+async def open_timers(transaction: Transaction, chat_key: str | None, *, limit: int) -> list[Timer]:
+    """List the timers that have not ended, of a chat or of all: at most ``limit`` of each kind."""
+    once = await transaction.timers.open_ones(chat_key, limit=limit)
+    recurring = await transaction.cron_jobs.of_chat(chat_key)
+    return [*once, *recurring[:limit]]
+
+
+async def change_timer(transaction: Transaction, timer: Timer, change: TimerChange) -> Timer:
+    """Change a timer; returns its new state, or its last one if it was deleted.
+
+    Raises:
+        NotFoundError: it has fired or was deleted meanwhile.
+    """
+    if isinstance(timer, CronJob):
+        return await _change_recurring(transaction, timer, change)
+    return await _change_once(transaction, timer, change)
+
+
+def id_of(timer: Timer) -> str:
+    """Return the id of a timer."""
+    return timer.job_id if isinstance(timer, CronJob) else timer.id
+
+
+async def _change_once(transaction: Transaction, timer: RecordedTimer, change: TimerChange) -> RecordedTimer:
+    if change is TimerChange.DELETE:
+        changed = await transaction.timers.delete(timer.id)
+    else:
+        changed = await transaction.timers.set_paused(timer.id, change is TimerChange.PAUSE)
+    if not changed:
+        raise NotFoundError(f"timer {timer.id} has fired meanwhile")
+    return timer if change is TimerChange.DELETE else await transaction.timers.get_open(timer.id)
+
+
+async def _change_recurring(transaction: Transaction, job: CronJob, change: TimerChange) -> CronJob:
+    if change is TimerChange.DELETE:
+        changed, new = await transaction.cron_jobs.delete(job.job_id), job
+    elif (change is TimerChange.PAUSE) == (job.next_fire_at is None):
+        return job
+    else:
+        new = cron.scheduled(job, paused=change is TimerChange.PAUSE)
+        changed = await transaction.cron_jobs.replace(new)
+    if not changed:
+        raise NotFoundError(f"timer {job.job_id} was deleted meanwhile")
+    return new
