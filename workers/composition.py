@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from loguru import logger
@@ -271,11 +272,13 @@ class Services(Parts):
         chat_key: str,
         user_id: str | None,
         timeout_seconds: float | None,
+        call_id: str | None = None,
     ) -> Envelope:
         """Call one method through the queue, as the command line does; requests no follow-up round.
 
         Args:
             method: function name or ``author.module.function``.
+            call_id: a call other than of type TOOL has at most one effect per id; None makes a new one.
             timeout_seconds: None means the limit of the method's lane.
 
         Raises:
@@ -291,6 +294,7 @@ class Services(Parts):
             chat=chat,
             user_id=user_id,
             timeout_seconds=timeout_seconds,
+            call_id=call_id,
         )
 
     async def run_code(
@@ -360,6 +364,12 @@ class Services(Parts):
                 file_path=file_path,
             )
         )
+
+    async def plugin_config(self, plugin_key: str, changes: Mapping[str, Any] | None = None) -> object:
+        """Read or change a plugin's configuration on a worker; see ``FleetHooks.config``."""
+        from workers.calls.fleet_hooks import FleetHooks
+
+        return await FleetHooks(self.registry, self.caller, self.plugin_tasks).config(plugin_key, changes)
 
     async def reset_chat(self, chat_key: str) -> StoppedRounds:
         """Start a new conversation: stop rounds, run reset hooks, hide the history from the model."""

@@ -252,9 +252,24 @@ class JobRepository(Repository):
         newest = statement.order_by(is_open.desc(), JobRow.created_at.desc()).limit(1)
         return await self._one_or_none(Job, newest)
 
-    async def newest(self, *, limit: int, chat_key: str | None = None, open_only: bool = False) -> list[Job]:
-        """List jobs, the newest first."""
+    async def newest(
+        self,
+        *,
+        limit: int,
+        chat_key: str | None = None,
+        open_only: bool = False,
+        after: str | None = None,
+    ) -> list[Job]:
+        """List jobs, the newest first.
+
+        Args:
+            after: only jobs that follow the one of this id in the list; none if it was deleted.
+        """
         statement = select(JobRow)
+        if after is not None:
+            last = select(JobRow.created_at).where(JobRow.id == after).scalar_subquery()
+            is_later = (JobRow.created_at == last) & (JobRow.id > after)
+            statement = statement.where((JobRow.created_at < last) | is_later)
         if chat_key is not None:
             statement = statement.where(JobRow.chat_key == chat_key)
         if open_only:

@@ -75,6 +75,10 @@ class MessageRepository(Repository):
         """Return the message, or None."""
         return await self._one_or_none(Message, select(MessageRow).where(MessageRow.id == message_id))
 
+    async def find_once(self, once_key: str) -> Message | None:
+        """Return the message with a deduplication key, or None."""
+        return await self._one_or_none(Message, select(MessageRow).where(MessageRow.once_key == once_key))
+
     async def get(self, message_id: str) -> Message:
         """Return the message.
 

@@ -244,17 +244,19 @@ class Dispatcher:
         chat: ChatInfo,
         user_id: str | None,
         timeout_seconds: float | None,
+        call_id: str | None = None,
     ) -> Envelope:
         """Run a method outside of a round; an AGENT result requests no round.
 
         Args:
             timeout_seconds: None means the limit of the method's lane.
+            call_id: None makes a new one.
         """
         await self.refresh()
         seconds = self.timeout_seconds(entry) if timeout_seconds is None else timeout_seconds
         scope = CallScope(chat=chat, user_id=user_id, wakes_agent=False)
         deadline = shared_time() + timedelta(seconds=seconds)
-        call_id, lane = new_id(), self.lane_of(entry)
+        call_id, lane = call_id or new_id(), self.lane_of(entry)
         ids = {"call_id": call_id, "method": entry.task, "type": entry.type.value, "lane": lane}
         with span(f"call {entry.task}", ids, kind="client"):
             return await self.invoke(entry, arguments, scope, call_id=call_id, deadline=deadline)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 from loguru import logger
 
@@ -14,11 +14,14 @@ from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.schemas.chat_message import ChatMessage
 from nekro_agent.schemas.signal import MsgSignal, merge_signals
 from workers.calls.plugin_tasks import PluginTasks
-from workers.calls.remote_hooks import run_on_worker
+from workers.calls.remote_hooks import CONFIG_HOOK, run_on_worker
 from workers.catalogue.entries import MethodEntry, PluginEntry
 from workers.catalogue.registry import Registry
 
 __all__ = ["FleetHooks", "MessageHooks"]
+
+
+_NO_CHAT: Final = "operator"
 
 
 class MessageHooks(Protocol):
@@ -76,6 +79,19 @@ class FleetHooks:
         """
         chosen = await self._run(plugin.key, "collect_methods", ctx)
         return [entry for entry in own if isinstance(chosen, list) and entry.task in chosen]
+
+    async def config(self, plugin_key: str, changes: Mapping[str, Any] | None) -> object:
+        """Return ``{"schema", "values", "secrets"}`` of a plugin's configuration, after changes to it.
+
+        Args:
+            changes: None only reads.
+
+        Raises:
+            NekroError: the plugin has no configuration, a value does not fit, or no worker answered.
+        """
+        # No chat takes part; the context needs the name of one.
+        ctx = AgentCtx.for_call(chat_key=_NO_CHAT, container_key="", user_id=None)
+        return await self._run(plugin_key, CONFIG_HOOK, ctx, None if changes is None else dict(changes))
 
     async def _plugins(self, hook: str) -> Iterable[PluginEntry]:
         await self._tasks.refresh()

@@ -9,7 +9,7 @@ with a warning. Processes that import no plugin forward every hook (``workers.ca
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from loguru import logger
 
@@ -27,10 +27,14 @@ from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.schemas.chat_message import ChatMessage
 from workers.calls.handler import CallTarget, OnStep, TaskSubject, context_of_call
 from workers.calls.plugin_tasks import PluginTasks
+from workers.plugins.configuration import change_config, describe_config
 from workers.plugins.registry import LoadedRegistry
 from workers.pools.background import BackgroundLoop
 
-__all__ = ["ForwardedHooks", "HookForwarder", "run_on_worker"]
+__all__ = ["CONFIG_HOOK", "ForwardedHooks", "HookForwarder", "run_on_worker"]
+
+#: Not a hook of plugins: reads the configuration or changes it. Its argument is None or the new values.
+CONFIG_HOOK: Final = "nekro_config"
 
 
 class HookForwarder:
@@ -152,6 +156,10 @@ class ForwardedHooks(CallTarget):
                 context_of_call(invocation), plugin_key=self._plugin(arguments).key
             )
             return Outcome(type=self.subject.type, value=[entry.task for entry in own])
+        if hook == CONFIG_HOOK:
+            plugin, changes = self._plugin(arguments), args[0]
+            config = describe_config(plugin) if changes is None else await change_config(plugin, changes)
+            return Outcome(type=self.subject.type, value=config)
         if hook == "user_message":
             args = [ChatMessage.model_validate(args[0])]
         plugin = self._plugin(arguments)

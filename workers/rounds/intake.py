@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from broker_config.settings import AgentSettings
@@ -17,7 +18,7 @@ from nekro_agent.schemas.chat_message import (
 from nekro_agent.schemas.signal import MsgSignal
 from nekro_agent.shared_clock import shared_now, shared_time
 from storage.engine import Database
-from storage.repositories.messages import NewMessage
+from storage.repositories.messages import Message, NewMessage
 from storage.repositories.rounds import RoundRequest
 from storage.states import TriggerKind
 from storage.transaction import Transaction
@@ -27,7 +28,17 @@ from workers.chats.writer import append_message, request_round
 from workers.rounds.runs import context_of
 from workers.rounds.stop import RoundStopper, StoppedRounds
 
-__all__ = ["MessageIntake"]
+__all__ = ["MessageIntake", "Receipt"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipt:
+    """What became of a person's message."""
+
+    #: As recorded.
+    message: Message
+    #: The turn that it started; None if it started none.
+    turn_id: str | None
 
 
 class MessageIntake:
@@ -49,6 +60,21 @@ class MessageIntake:
 
     async def receive(self, message: IncomingMessage) -> str | None:
         """Receive a person's message; returns its id, None when a plugin's hook blocked it."""
+        receipt = await self.accept(message)
+        return None if receipt is None else receipt.message.id
+
+    async def accept(
+        self, message: IncomingMessage, *, once_key: str | None = None, key_id: str | None = None
+    ) -> Receipt | None:
+        """Receive a person's message; None when a plugin's hook blocked it.
+
+        Args:
+            once_key: a message with the same one is recorded once; the hooks do not run for a repetition.
+            key_id: the key of the API on whose budget its turn is.
+        """
+        known = None if once_key is None else await self._received(once_key)
+        if known is not None:
+            return known
         chat = await self._known(message)
         message_id = new_id()
         signal = await self._hooks.user_message(
@@ -64,10 +90,10 @@ class MessageIntake:
             sender_id=message.user_id,
             sender_name=message.user_name,
             data=_data(message),
+            once_key=once_key,
         )
         wakes = signal is MsgSignal.FORCE_TRIGGER or (signal is MsgSignal.CONTINUE and message.is_tome)
-        await self._record(new, adapter_key=chat.adapter_key or "", wakes=wakes)
-        return message_id
+        return await self._record(new, adapter_key=chat.adapter_key or "", wakes=wakes, key_id=key_id)
 
     async def reset(self, chat: ChatInfo) -> StoppedRounds:
         """Start a new conversation; returns the rounds that were stopped for it.
@@ -99,19 +125,31 @@ class MessageIntake:
                 )
         return chat
 
-    async def _record(self, new: NewMessage, *, adapter_key: str, wakes: bool) -> None:
+    async def _received(self, once_key: str) -> Receipt | None:
+        async with self._database.read() as transaction:
+            row = await transaction.messages.find_once(once_key)
+            if row is None:
+                return None
+            round_ = await transaction.rounds.find_by_trigger(TriggerKind.MESSAGE, row.id)
+        return Receipt(message=row, turn_id=None if round_ is None else round_.turn_id)
+
+    async def _record(self, new: NewMessage, *, adapter_key: str, wakes: bool, key_id: str | None) -> Receipt:
         async with self._database.begin() as transaction:
             row = await append_message(transaction, self._publisher, new)
             # Read here and not before the hooks, because a hook may have banned the person.
-            if wakes and await _may_trigger(transaction, adapter_key, new.sender_id):
-                request = RoundRequest(
-                    chat_key=new.chat_key,
-                    trigger_kind=TriggerKind.MESSAGE,
-                    trigger_id=row.id,
-                    user_id=new.sender_id,
-                    delay_seconds=self._debounce_seconds,
-                )
-                await request_round(transaction, self._publisher, request)
+            if not wakes or not await _may_trigger(transaction, adapter_key, new.sender_id):
+                return Receipt(message=row, turn_id=None)
+            request = RoundRequest(
+                chat_key=new.chat_key,
+                trigger_kind=TriggerKind.MESSAGE,
+                trigger_id=row.id,
+                user_id=new.sender_id,
+                delay_seconds=self._debounce_seconds,
+            )
+            round_ = await request_round(transaction, self._publisher, request)
+            if round_ is not None and key_id is not None:
+                await transaction.keys.add_turn(key_id, round_.turn_id)
+        return Receipt(message=row, turn_id=None if round_ is None else round_.turn_id)
 
 
 async def _may_trigger(transaction: Transaction, adapter_key: str, user_id: str | None) -> bool:
