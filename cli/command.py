@@ -26,6 +26,7 @@ __all__ = [
     "chat_key",
     "count",
     "port_number",
+    "port_or_any",
     "positive_int",
     "positive_seconds",
     "read_text",
@@ -137,6 +138,11 @@ def port_number(text: str) -> int:
     if not 1 <= value <= 65535:
         raise argparse.ArgumentTypeError(f"{value} is not a port (1 to 65535)")
     return value
+
+
+def port_or_any(text: str) -> int:
+    """Parse a TCP port, or 0."""
+    return 0 if int(text) == 0 else port_number(text)
 
 
 def chat_key(text: str) -> str:

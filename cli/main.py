@@ -40,6 +40,8 @@ COMMANDS: Final = (
     Command(name="demo", summary="run a scripted tour on services of its own and check its results"),
     Command(name="up", summary="run everything on this machine, in the foreground"),
     Command(name="worker", summary="run one worker process, on any host"),
+    Command(name="gateway", summary="serve the HTTP API"),
+    Command(name="keys", summary="create, list and revoke keys of the HTTP API"),
     Command(name="exec", summary="run a file in the sandbox, as code of the LLM runs", own_codes=True),
     Command(name="call", summary="call one plugin method through the queue"),
     Command(name="command", summary="run a command of a plugin, or answer one; list them"),

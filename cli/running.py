@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = ["TerminatedError", "run_async"]
 
@@ -15,8 +18,13 @@ class TerminatedError(BaseException):
     """SIGTERM ended the command; a ``BaseException``, so that no ``except Exception`` swallows it."""
 
 
-def run_async(main: Coroutine[Any, Any, T]) -> T:
+def run_async(
+    main: Coroutine[Any, Any, T], *, loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+) -> T:
     """Run ``main`` to its end.
+
+    Args:
+        loop_factory: makes the event loop; None means asyncio's own.
 
     Raises:
         KeyboardInterrupt: Ctrl-C; ``main`` was cancelled and has cleaned up.
@@ -43,7 +51,8 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
             loop.remove_signal_handler(signal.SIGTERM)
 
     try:
-        return asyncio.run(body())
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            return runner.run(body())
     except asyncio.CancelledError:
         if terminated:
             raise TerminatedError() from None

@@ -2,43 +2,89 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Final
 
-from fastapi import FastAPI, Request, Response
-from starlette.middleware.base import RequestResponseEndpoint
+from fastapi import APIRouter, Depends, FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
-from broker_config.settings import Settings
+from broker_config.settings import GatewaySettings, Settings
 from gateway import problems
-from gateway.api import probes
-from gateway.identity import LOCAL
+from gateway.api import ROUTERS, probes
+from gateway.dependencies import identity_of
+from gateway.keys import require_key
+from gateway.limits import BodyLimit
+from gateway.middleware import Entrance, RequestContext
+from gateway.rates import Rates
+from gateway.responses import JsonAnswer
 from workers.composition import CALLER, Services
 
-__all__ = ["create_app"]
+__all__ = ["API", "create_app"]
 
-API: str = "/api/v1"
+API: Final = "/api/v1"
+_CORS_METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
+_CORS_REQUEST_HEADERS: Final = (
+    "Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID", "Range", "X-Nekro-Chat",
+    "X-Request-Id", "traceparent", "tracestate",
+)  # fmt: skip
+_CORS_ANSWER_HEADERS: Final = (
+    "Content-Disposition", "Content-Range", "Idempotency-Replayed", "Location", "Retry-After", "X-Request-Id",
+)  # fmt: skip
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """Return the application; its lifespan starts and closes the services of the process."""
+    """Return the application; its lifespan starts and closes the services of the process.
+
+    The address and socket of ``settings.gateway`` must be those where it is served, because they decide
+    whether requests without a key are accepted. ``app.state.stopping`` is set when the server stops.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         services = Services.load(settings, role=CALLER)
-        app.state.services = services
+        app.state.services, app.state.stopping = services, asyncio.Event()
+        app.state.rates = Rates(services.settings)
         try:
             await services.start()
+            await require_key(services)
             yield
         finally:
+            await app.state.rates.close()
             await services.close()
 
-    app = FastAPI(title="nekro-workers", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="nekro-workers",
+        version="1",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+        default_response_class=JsonAnswer,
+    )
     problems.install(app)
-
-    @app.middleware("http")
-    async def identify(request: Request, call_next: RequestResponseEndpoint) -> Response:
-        request.state.identity = LOCAL
-        return await call_next(request)
-
+    _add_middleware(app, settings.gateway)
     app.include_router(probes.router)
+    # Each route of the API needs a key; a route that forgets to check its scope is at least not open.
+    api = APIRouter(prefix=API, dependencies=[Depends(identity_of)])
+    for router in ROUTERS:
+        api.include_router(router)
+    app.include_router(api)
     return app
+
+
+def _add_middleware(app: FastAPI, settings: GatewaySettings) -> None:
+    """Add the middlewares; the last one added is the first to see a request."""
+    app.add_middleware(BodyLimit, settings=settings)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=_CORS_METHODS,
+            allow_headers=_CORS_REQUEST_HEADERS,
+            expose_headers=_CORS_ANSWER_HEADERS,
+        )
+    app.add_middleware(Entrance, settings=settings)
+    app.add_middleware(RequestContext)

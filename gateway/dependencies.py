@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Depends, Request
+from fastapi import Depends, Path, Request
+from pydantic import AfterValidator
 
 from gateway.identity import Identity
+from gateway.keys import identify
+from gateway.paths import restored
+from gateway.rates import Rates
 from workers.composition import Services
 
-__all__ = ["IdentityDep", "ServicesDep"]
+__all__ = ["ChatKey", "IdentityDep", "PathText", "RequestId", "ServicesDep", "identity_of"]
 
 
 def _services(request: Request) -> Services:
@@ -17,10 +21,34 @@ def _services(request: Request) -> Services:
     return services
 
 
-async def _identity(request: Request) -> Identity:
-    identity: Identity = request.state.identity
-    return identity
+async def identity_of(request: Request) -> Identity:
+    """Return the identity of a request, which counts against the rate of its key.
+
+    Raises:
+        ProblemError: 401, no valid key; 429, too many requests.
+    """
+    known: Identity | None = getattr(request.state, "identity", None)
+    if known is None:
+        known = await identify(request)
+        rates: Rates = request.app.state.rates
+        await rates.take(known)
+        request.state.identity = known
+    return known
 
 
+def _request_id(request: Request) -> str:
+    return str(request.state.request_id)
+
+
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise ValueError("it is empty")
+    return text
+
+
+#: A segment of the path; it may contain any text, slashes too when they are encoded as %2F.
+PathText = Annotated[str, Path(), AfterValidator(restored), AfterValidator(_not_blank)]
+ChatKey = PathText
 ServicesDep = Annotated[Services, Depends(_services)]
-IdentityDep = Annotated[Identity, Depends(_identity)]
+IdentityDep = Annotated[Identity, Depends(identity_of)]
+RequestId = Annotated[str, Depends(_request_id)]

@@ -39,6 +39,20 @@ class Identity:
     chats: str = "*"
     #: The person in whose name messages and calls are made; None: each request says it.
     user_id: str | None = None
+    #: None: as the settings say; 0: no limit.
+    requests_per_minute: int | None = None
+    #: Limits per day (UTC) of the turns that it starts; None: no limit.
+    cost_per_day: float | None = None
+    tokens_per_day: int | None = None
+
+    @property
+    def is_of_all_chats(self) -> bool:
+        """Whether the key has every chat."""
+        return self.chats == "*"
+
+    def has_chat(self, chat_key: str) -> bool:
+        """Whether the key has a chat."""
+        return fnmatchcase(chat_key, self.chats)
 
     def require(self, scope: Scope, *, chat_key: str | None = None) -> None:
         """Return if the key has the scope, and the chat if one is named.
@@ -52,8 +66,34 @@ class Identity:
             raise ProblemError(
                 HTTPStatus.FORBIDDEN, "scope_missing", f"the key lacks the scope {scope.value!r}"
             )
-        if chat_key is not None and not fnmatchcase(chat_key, self.chats):
+        if chat_key is not None and not self.has_chat(chat_key):
             raise ProblemError(HTTPStatus.NOT_FOUND, "not_found", f"there is no chat {chat_key!r}")
+
+    def require_all(self, scope: Scope) -> None:
+        """Return if the key has the scope for every chat and every user.
+
+        Raises:
+            ProblemError: 403.
+        """
+        self.require(scope)
+        if not self.is_of_all_chats or self.user_id is not None:
+            raise ProblemError(
+                HTTPStatus.FORBIDDEN, "key_restricted", "this needs a key for all chats and all users"
+            )
+
+    def require_list(self, scope: Scope, *, chat_key: str | None) -> None:
+        """Return if the key may list things of a chat, or of all chats if it is None.
+
+        Raises:
+            ProblemError: 403 or 404.
+        """
+        self.require(scope, chat_key=chat_key)
+        if chat_key is None and not self.is_of_all_chats:
+            raise ProblemError(
+                HTTPStatus.FORBIDDEN,
+                "key_restricted",
+                f"the key has the chats {self.chats!r}; name one: ?chat_key=",
+            )
 
     def user_for(self, stated: str | None) -> str | None:
         """Return the user of a request.

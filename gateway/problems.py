@@ -1,7 +1,7 @@
 """Errors as problem documents (RFC 9457).
 
-Every error of the API has this form, with the stable code of its error class. An unexpected error says
-nothing about its cause: the log has it, under the request's id.
+Every error of the API has this form, with the stable code of its error class. Unexpected errors are answered
+by ``gateway.middleware.RequestContext``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Final
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from loguru import logger
 from starlette.exceptions import HTTPException
 
 from nekro_agent.errors import (
@@ -37,9 +36,11 @@ from nekro_agent.errors import (
 )
 from nekro_client.models import Problem
 
-__all__ = ["PROBLEM_TYPE", "ProblemError", "install", "problem_response", "status_of"]
+__all__ = ["PROBLEM_TYPE", "ProblemError", "install", "problem_of", "problem_response", "status_of"]
 
 PROBLEM_TYPE: Final = "application/problem+json"
+#: Most characters of a detail, which may quote the request.
+_MOST_CHARS: Final = 4000
 
 #: The first match wins, so subclasses come before their parents.
 _STATUS: Final[tuple[tuple[type[NekroError], HTTPStatus], ...]] = (
@@ -82,6 +83,17 @@ def status_of(error: NekroError) -> HTTPStatus:
     return HTTPStatus.INTERNAL_SERVER_ERROR
 
 
+def problem_of(error: NekroError, *, detail: str | None = None, request_id: str | None = None) -> Problem:
+    """Return the problem document of an error.
+
+    Args:
+        detail: replaces the error's text.
+    """
+    status = status_of(error)
+    text = _printable(str(error) if detail is None else detail)
+    return Problem(title=status.phrase, status=status, detail=text, code=error.code, request_id=request_id)
+
+
 def problem_response(
     request: Request, status: HTTPStatus, code: str, detail: str, *, headers: dict[str, str] | None = None
 ) -> JSONResponse:
@@ -89,13 +101,18 @@ def problem_response(
     problem = Problem(
         title=status.phrase,
         status=status,
-        detail=detail,
+        detail=_printable(detail),
         code=code,
         request_id=getattr(request.state, "request_id", None),
     )
     return JSONResponse(
         problem.model_dump(mode="json"), status_code=status, headers=headers, media_type=PROBLEM_TYPE
     )
+
+
+def _printable(text: str) -> str:
+    """Return a text that can be encoded: a request may contain lone surrogates."""
+    return text[:_MOST_CHARS].encode("utf-8", "backslashreplace").decode()
 
 
 def install(app: FastAPI) -> None:
@@ -107,7 +124,11 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(NekroError)
     async def on_error(request: Request, error: NekroError) -> JSONResponse:
-        return problem_response(request, status_of(error), error.code, str(error))
+        status = status_of(error)
+        # The text may quote paths of this host, or values of settings.
+        detail = request.app.state.services.redactor(str(error))
+        waits = {"Retry-After": "1"} if status is HTTPStatus.SERVICE_UNAVAILABLE else None
+        return problem_response(request, status, error.code, detail, headers=waits)
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> JSONResponse:
@@ -117,15 +138,8 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        texts = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
-        return problem_response(request, HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", "; ".join(texts))
-
-    @app.exception_handler(Exception)
-    async def on_unexpected(request: Request, error: Exception) -> JSONResponse:
-        logger.opt(exception=error).error("request_failed")
-        return problem_response(
-            request,
-            HTTPStatus.INTERNAL_SERVER_ERROR,
-            "internal",
-            "internal error; the gateway's log has it under the request's id",
-        )
+        faults = error.errors()
+        texts = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in faults]
+        is_json = not any(one["type"] == "json_invalid" for one in faults)
+        status = HTTPStatus.UNPROCESSABLE_ENTITY if is_json else HTTPStatus.BAD_REQUEST
+        return problem_response(request, status, "invalid_request", "; ".join(texts))

@@ -1,4 +1,4 @@
-"""All Prometheus metrics of a worker.
+"""All Prometheus metrics of a worker or gateway.
 
 A process has one set of metrics, ``metrics()``, as it has one logger, because the code that counts is
 far from the code that serves them. Before ``start_metrics`` nothing is counted and the client library is
@@ -93,6 +93,19 @@ class Metrics:
             ["start"],
         )
         self.sandbox_runs = counter("nekro_sandbox_runs_total", "Runs of code by stop type.", ["stop_type"])
+        self.http_requests = counter(
+            "nekro_http_requests_total",
+            "Requests that a gateway answered, by pattern of the route.",
+            ["route", "method", "status"],
+        )
+        self.http_seconds = histogram(
+            "nekro_http_request_seconds",
+            "Time from the headers of a request to the end of its answer.",
+            ["route"],
+        )
+        self.http_in_flight = gauge(
+            "nekro_http_requests_in_flight", "Requests in progress, including streams."
+        )
 
 
 class _Nothing:

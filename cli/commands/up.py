@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import socket
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
 from broker_config.settings import Settings
-from cli.command import Deps, count, port_number, warn_of_root
+from cli.command import Deps, count, port_number, port_or_any, warn_of_root
 from cli.running import run_async
 from cli.services.ownership import Ownership
 from cli.services.presence import require_broker
-from cli.services.process import START_SECONDS, ChildSpec, flower_spec, worker_spec
+from cli.services.process import START_SECONDS, ChildSpec, flower_spec, gateway_spec, worker_spec
 from nekro_agent.errors import LLMError, ServiceError, UsageError
 from nekro_agent.methods import Lane
 
@@ -22,15 +24,19 @@ examples:
   nekro up
   nekro up --reload
   nekro up --methods 2 --rounds 2 --flower-port 5555
+  nekro up --gateway-port 0
   NEKRO_DATA_DIR=/srv/nekro NEKRO_PLUGINS__DIRS=/srv/plugins nekro up
 
 Without NEKRO_BROKER__URL it runs an embedded Redis, without NEKRO_DATABASE__URL it uses SQLite, both in the
-data directory; the database is migrated. Other `nekro` commands on that data directory then use this system.
+data directory; the database is migrated. The HTTP API is served on NEKRO_GATEWAY__HOST; its URL is printed.
+Other `nekro` commands on that data directory then use this system.
 Ctrl-C stops gracefully: rounds and calls end first. A second Ctrl-C stops at once.
 """
 
 
 _DEFAULTS: Final = {Lane.METHODS: 1, Lane.LONG: 1, Lane.ROUNDS: None, Lane.PINNED: 0}
+#: Ports to try for the HTTP API, since several systems of one host may share a setting.
+_PORTS: Final = 64
 _DEFAULT_WORDS: Final = {
     Lane.ROUNDS: "1, none without a language model",
     Lane.PINNED: "0: a methods worker owns the pinned plugins",
@@ -45,6 +51,7 @@ class Args:
     long: int
     rounds: int | None
     pinned: int
+    gateway_port: int | None
     flower_port: int | None
     reload: bool
 
@@ -61,6 +68,13 @@ def register(parser: argparse.ArgumentParser) -> None:
             help=f"worker processes of lane `{lane.value}` (default: {_DEFAULT_WORDS.get(lane, 1)})",
         )
     parser.add_argument(
+        "--gateway-port",
+        metavar="P",
+        type=port_or_any,
+        default=None,
+        help="port of the HTTP API; 0 serves none (default: NEKRO_GATEWAY__PORT, or the next free one)",
+    )
+    parser.add_argument(
         "--flower-port", metavar="P", type=port_number, default=None, help="also serve Flower on 127.0.0.1:P"
     )
     parser.add_argument(
@@ -76,7 +90,8 @@ def run(args: Args, deps: Deps) -> int:
     if args.reload:
         plugins = settings.plugins.model_copy(update={"reload": True})
         settings = settings.model_copy(update={"plugins": plugins})
-    if not any((args.methods, args.long, args.rounds is None, args.rounds, args.pinned, args.flower_port)):
+    lanes = (args.methods, args.long, args.rounds is None, args.rounds, args.pinned)
+    if not any((*lanes, args.gateway_port, args.flower_port)):
         raise UsageError("nothing to run: give at least one lane a worker, as in `nekro up --methods 1`")
 
     if settings.broker.url is not None:
@@ -87,7 +102,9 @@ def run(args: Args, deps: Deps) -> int:
         await _claim(ownership, settings)
         warn_of_root(deps.output)
         try:
-            specs = children(replace(args, rounds=_rounds(args, settings, deps)))
+            has_port = args.gateway_port is not None or settings.gateway.socket is not None
+            port = args.gateway_port if has_port else _free_port(settings)
+            specs = children(replace(args, rounds=_rounds(args, settings, deps), gateway_port=port))
             await _supervise(specs, settings, ownership, deps)
         finally:
             ownership.release()
@@ -123,9 +140,24 @@ def children(args: Args) -> list[ChildSpec]:
         for lane in Lane
         for number in range(1, (getattr(args, lane.value) or 0) + 1)
     ]
+    if args.gateway_port != 0:
+        specs.append(gateway_spec(args.gateway_port))
     if args.flower_port is not None:
         specs.append(flower_spec(args.flower_port))
     return specs
+
+
+def _free_port(settings: Settings) -> int:
+    """Return the port of the settings, or the first free one after it."""
+    gateway = settings.gateway
+    for port in range(gateway.port, min(gateway.port + _PORTS, 65536)):
+        kind = socket.AF_INET6 if ":" in gateway.host else socket.AF_INET
+        with suppress(OSError), socket.create_server((gateway.host, port), family=kind) as free:
+            return int(free.getsockname()[1])
+    raise ServiceError(
+        f"port {gateway.port} of {gateway.host} and the {_PORTS - 1} after it are taken, or it is no address"
+        " of this host; choose another with --gateway-port, 0 serves no HTTP API"
+    )
 
 
 async def _claim(ownership: Ownership, settings: Settings) -> None:

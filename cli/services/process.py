@@ -24,6 +24,7 @@ from nekro_agent.errors import ServiceError
 from nekro_agent.tools.visible_text import visible
 
 __all__ = [
+    "GATEWAY",
     "START_SECONDS",
     "ChildProcess",
     "ChildSpec",
@@ -31,11 +32,14 @@ __all__ = [
     "attach_to_supervisor",
     "describe_exit",
     "flower_spec",
+    "gateway_spec",
     "worker_spec",
 ]
 
 #: How long a process may take to start, plugins' init methods included, and a scene of the demo to end.
 START_SECONDS: Final = 60.0
+#: Name of the child that serves the HTTP API.
+GATEWAY: Final = "gateway"
 _TAIL_LINES: Final = 8
 #: Log records are shorter; longer lines of other output are left out.
 _MAX_LINE_BYTES: Final = 1 << 20
@@ -57,7 +61,7 @@ class LineSink(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ChildSpec:
-    """Which command to start; made by ``worker_spec`` and ``flower_spec``."""
+    """Which command to start; made by ``worker_spec``, ``gateway_spec`` and ``flower_spec``."""
 
     #: Unique in its system; prefix of its output, and for workers Celery's ``<name>@<host>``.
     name: str
@@ -78,6 +82,12 @@ def worker_spec(lane: str, *, name: str, concurrency: int | None = None) -> Chil
 def flower_spec(port: int) -> ChildSpec:
     """Describe a Flower on loopback."""
     return ChildSpec(name="flower", lane="", arguments=("flower", "--port", str(port)))
+
+
+def gateway_spec(port: int | None) -> ChildSpec:
+    """Describe a gateway at the address of the settings; None also leaves the port, or socket, to them."""
+    stated = () if port is None else ("--port", str(port))
+    return ChildSpec(name=GATEWAY, lane="", arguments=("gateway", *stated))
 
 
 class ChildProcess:

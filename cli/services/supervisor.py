@@ -16,7 +16,7 @@ from cli.environment import environment_of
 from cli.output import Output
 from cli.services.dead_workers import release_calls
 from cli.services.ownership import Ownership
-from cli.services.process import ChildProcess, ChildSpec, describe_exit
+from cli.services.process import GATEWAY, ChildProcess, ChildSpec, describe_exit
 from cli.services.system import entries, stop_seconds
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.errors import BrokerError, NekroError, ServiceError
@@ -77,6 +77,7 @@ class Supervisor:
         self._children: dict[str, ChildProcess] = {}
         self._stop = asyncio.Event()
         self._interrupts = 0
+        self._api_url = ""
         self._width = max((len(spec.name) for spec in specs), default=0)
 
     async def run(self, *, embedded: bool) -> None:
@@ -96,13 +97,17 @@ class Supervisor:
             if self._stop.is_set():
                 return
             self._publish()
-            self._output.words(f"ready: {', '.join(spec.name for spec in self._specs)}; Ctrl-C stops")
+            self._output.words(f"ready: {self._ready()}; Ctrl-C stops")
             await self._watch(embedded=embedded)
         finally:
             self._ownership.withdraw()
             await self._stop_all()
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
+
+    def _ready(self) -> str:
+        names = ", ".join(spec.name for spec in self._specs if spec.name != GATEWAY)
+        return "; ".join(part for part in (names, self._api_url and f"HTTP API on {self._api_url}") if part)
 
     async def _until_stopped(self, work: Coroutine[Any, Any, None]) -> None:
         """Await ``work``, cancelled when a stop is requested; raises the errors of ``work``."""
@@ -119,7 +124,8 @@ class Supervisor:
     async def _start_all(self) -> None:
         for spec in self._specs:
             await self._start(spec)
-        await asyncio.gather(*(child.ready() for child in self._children.values()))
+        nodes = await asyncio.gather(*(child.ready() for child in self._children.values()))
+        self._api_url = dict(zip(self._children, nodes, strict=True)).get(GATEWAY, "")
 
     async def _start(self, spec: ChildSpec) -> ChildProcess:
         prefix = "" if self._settings.log.json_lines else f"{spec.name:<{self._width}} | "
@@ -185,13 +191,13 @@ class Supervisor:
             redis.stop()
 
     async def _stop_all(self) -> None:
-        """Stop rounds first: while they end, their code may still call methods."""
+        """Stop requests and rounds first: while they end, they may still call methods."""
         children = list(self._children.values())
         self._output.words("stopping; Ctrl-C again stops at once")
-        rounds = [child for child in children if child.spec.lane == Lane.ROUNDS]
-        others = [child for child in children if child.spec.lane != Lane.ROUNDS]
+        callers = [child for child in children if _calls(child.spec)]
+        others = [child for child in children if not _calls(child.spec)]
         seconds = stop_seconds(self._settings)
-        for group in (rounds, others):
+        for group in (callers, others):
             if self._interrupts > 1:
                 seconds = 0
             await asyncio.gather(*(child.stop(warm_seconds=seconds) for child in group))
@@ -207,3 +213,7 @@ class Supervisor:
     def _publish(self) -> None:
         workers = [child for child in self._children.values() if child.spec.lane and child.exit_code is None]
         self._ownership.publish(command="up", workers=entries(workers))
+
+
+def _calls(spec: ChildSpec) -> bool:
+    return spec.lane == Lane.ROUNDS or spec.name == GATEWAY

@@ -1,1 +1,16 @@
 """Routes of ``/api/v1``, one module per topic."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fastapi import APIRouter
+
+from gateway.api import calls, catalogue, keys, messages, operations, runs, work
+
+__all__ = ["ROUTERS"]
+
+#: Routers below ``/api/v1``.
+ROUTERS: Final[tuple[APIRouter, ...]] = tuple(
+    module.router for module in (messages, runs, calls, catalogue, work, operations, keys)
+)

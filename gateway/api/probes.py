@@ -1,14 +1,20 @@
-"""Liveness and readiness of a gateway."""
+"""Liveness, readiness and metrics of a gateway."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from http import HTTPStatus
 
-from gateway.dependencies import ServicesDep
+from fastapi import APIRouter, Request, Response
+
+from gateway.dependencies import IdentityDep, ServicesDep
+from gateway.identity import Scope
+from gateway.problems import ProblemError
+from runtime.metrics import start_metrics
+from workers.ops.http_server import METRICS_TYPE
 
 __all__ = ["router"]
 
-router = APIRouter()
+router = APIRouter(tags=["probes"])
 
 
 @router.get("/healthz")
@@ -18,7 +24,18 @@ async def healthz() -> dict[str, bool]:
 
 
 @router.get("/readyz")
-async def readyz(services: ServicesDep) -> dict[str, bool]:
-    """Answer 200 if the database answers, else 503 as a problem document."""
+async def readyz(request: Request, services: ServicesDep) -> dict[str, bool]:
+    """Answer 200 if the database answers and the gateway is not stopping, else 503."""
+    if request.app.state.stopping.is_set():
+        raise ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, "stopping", "the gateway is stopping")
     await services.read_catalogue()
     return {"ok": True}
+
+
+@router.get("/metrics", response_class=Response)
+async def metrics(identity: IdentityDep) -> Response:
+    """Metrics of this gateway, for Prometheus; those of the fleet are served by `nekro metrics`."""
+    from prometheus_client import generate_latest
+
+    identity.require_all(Scope.ADMIN)
+    return Response(generate_latest(start_metrics().registry), media_type=METRICS_TYPE)

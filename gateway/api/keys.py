@@ -1,0 +1,80 @@
+"""Keys and the record of administrative acts."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from fastapi import APIRouter
+
+from gateway.dependencies import IdentityDep, PathText, RequestId, ServicesDep
+from gateway.identity import Scope
+from gateway.keys import create_key, new_key, revoke_key
+from gateway.paging import Cursor, Limit, cursor_of, number_of
+from gateway.problems import ProblemError
+from gateway.views import act_answer, key_answer
+from nekro_client.models import Act, ApiKey, CreatedKey, KeyBody, Page
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["keys"])
+
+
+@router.get("/keys")
+async def keys(services: ServicesDep, identity: IdentityDep) -> Page[ApiKey]:
+    """List every key, the oldest first, also revoked and expired ones, without secrets."""
+    identity.require_all(Scope.ADMIN)
+    async with services.database.read() as transaction:
+        return Page(items=[key_answer(key) for key in await transaction.keys.all()])
+
+
+@router.post("/keys", status_code=HTTPStatus.CREATED)
+async def create(
+    body: KeyBody, services: ServicesDep, identity: IdentityDep, request_id: RequestId
+) -> CreatedKey:
+    """Create a key with at most the scopes of the one that asks; its secret is shown only here.
+
+    There is no idempotency key for this, because its answer would have to store the secret.
+    """
+    identity.require_all(Scope.ADMIN)
+    scopes = {Scope(scope) for scope in body.scopes}
+    more = scopes - identity.scopes
+    if more:
+        raise ProblemError(
+            HTTPStatus.FORBIDDEN,
+            "scope_missing",
+            f"the key cannot give scopes that it lacks: {', '.join(sorted(more))}",
+        )
+    new, key = new_key(
+        body.name,
+        scopes=scopes,
+        chats=body.chats,
+        user_id=body.user_id,
+        requests_per_minute=body.requests_per_minute,
+        cost_per_day=body.cost_per_day,
+        tokens_per_day=body.tokens_per_day,
+        expires_at=body.expires_at,
+    )
+    stored = await create_key(services.database, new, by=identity.key_id, request_id=request_id)
+    return CreatedKey(**key_answer(stored).model_dump(), key=key)
+
+
+@router.delete("/keys/{key_id}")
+async def revoke(
+    key_id: PathText, services: ServicesDep, identity: IdentityDep, request_id: RequestId
+) -> ApiKey:
+    """Revoke a key, from the next request on; idempotent."""
+    identity.require_all(Scope.ADMIN)
+    return key_answer(await revoke_key(services.database, key_id, by=identity.key_id, request_id=request_id))
+
+
+@router.get("/audit")
+async def audit(
+    services: ServicesDep, identity: IdentityDep, limit: Limit = 50, cursor: Cursor = None
+) -> Page[Act]:
+    """List administrative acts, the newest first."""
+    identity.require_all(Scope.ADMIN)
+    before = None if cursor is None else number_of(cursor)
+    async with services.database.read() as transaction:
+        acts = await transaction.audit.newest(limit=limit, before=before)
+    more = cursor_of(acts[-1].sequence) if len(acts) == limit else None
+    return Page(items=[act_answer(act) for act in acts], next_cursor=more)

@@ -1,0 +1,113 @@
+"""Messages of chats, and their reset."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Response
+
+from gateway.dependencies import ChatKey, IdentityDep, ServicesDep
+from gateway.idempotency import OnceDep
+from gateway.identity import Scope
+from gateway.messages import post_message, sender_of
+from gateway.paging import Cursor, Limit, cursor_of, number_of
+from gateway.problems import ProblemError
+from gateway.views import message_answer, stopped_round
+from nekro_agent.errors import NotFoundError
+from nekro_agent.ports import IncomingMessage
+from nekro_client.models import Message, MessageBody, NewTextPart, Page, PostedMessage, Reset
+from storage.repositories.messages import Message as MessageRow
+from storage.transaction import Transaction
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["messages"])
+
+
+@router.post("/chats/{chat_key}/messages", status_code=HTTPStatus.ACCEPTED, response_model=PostedMessage)
+async def post(
+    chat_key: ChatKey, body: MessageBody, services: ServicesDep, identity: IdentityDep, once: OnceDep
+) -> Response:
+    """Post a person's message; the agent's answer is a turn of its own. A new chat begins with it."""
+    identity.require(Scope.POST, chat_key=chat_key)
+    user_id = sender_of(identity, body.user_id)
+    message = IncomingMessage(
+        chat_key=chat_key,
+        text=_text_of(body),
+        user_id=user_id,
+        user_name=body.user_name or user_id,
+        is_tome=body.to_agent,
+    )
+    return await once.run(
+        lambda: post_message(services, identity, message, once=once.name), status=HTTPStatus.ACCEPTED
+    )
+
+
+@router.get("/chats/{chat_key}/messages")
+async def history(
+    chat_key: ChatKey,
+    services: ServicesDep,
+    identity: IdentityDep,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    order: Literal["desc", "asc"] = "desc",
+    with_past: Annotated[bool, Query()] = False,
+) -> Page[Message]:
+    """List messages, the newest first; ``with_past`` adds those from before the last reset.
+
+    ``order=asc`` lists all messages, the oldest first, also those from before resets.
+    """
+    identity.require(Scope.READ, chat_key=chat_key)
+    position = None if cursor is None else number_of(cursor)
+    async with services.database.read() as transaction:
+        if await transaction.chats.find(chat_key) is None:
+            raise NotFoundError(f"there is no chat {chat_key!r}")
+        messages = transaction.messages
+        if order == "asc":
+            rows = await messages.after(chat_key, sequence=position or 0, limit=limit)
+        else:
+            rows = await messages.newest(chat_key, limit=limit, before=position, with_past=with_past)
+            rows.reverse()
+        turns = await _turns_of(transaction, rows)
+    more = cursor_of(rows[-1].sequence) if len(rows) == limit else None
+    return Page(items=[message_answer(row, turn_id=turns.get(row.id)) for row in rows], next_cursor=more)
+
+
+@router.post("/chats/{chat_key}/reset")
+async def reset(chat_key: ChatKey, services: ServicesDep, identity: IdentityDep, once: OnceDep) -> Response:
+    """Stop the rounds of a chat, begin a new conversation, and run the plugins' reset hooks."""
+    identity.require(Scope.POST, chat_key=chat_key)
+
+    async def work() -> Reset:
+        stopped = await services.reset_chat(chat_key)
+        return Reset(
+            cancelled=[stopped_round(row) for row in stopped.cancelled],
+            stopped=[stopped_round(row) for row in stopped.stopped],
+            still_running=[stopped_round(row) for row in stopped.still_running],
+        )
+
+    return await once.run(work)
+
+
+def _text_of(body: MessageBody) -> str:
+    if any(not isinstance(part, NewTextPart) for part in body.parts):
+        raise _empty("images and files are not taken in this form")
+    texts = [part.text for part in body.parts if isinstance(part, NewTextPart)]
+    text = "\n".join(([body.text] if body.text is not None else []) + texts)
+    if not text.strip():
+        raise _empty("the message is empty; send text")
+    return text
+
+
+def _empty(detail: str) -> ProblemError:
+    return ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", detail)
+
+
+async def _turns_of(transaction: Transaction, rows: list[MessageRow]) -> dict[str, str]:
+    """Return the turns of messages by message id: the turn that one started, or that sent it."""
+    by_round, by_message = await transaction.rounds.turns_of(
+        round_ids={row.round_id for row in rows if row.round_id}, message_ids={row.id for row in rows}
+    )
+    found = {row.id: by_message.get(row.id) or by_round.get(row.round_id or "") for row in rows}
+    return {message_id: turn_id for message_id, turn_id in found.items() if turn_id}

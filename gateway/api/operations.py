@@ -1,0 +1,156 @@
+"""What operators see and do: workers, queues, dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request
+from redis.exceptions import RedisError
+
+from gateway.audit import record_act
+from gateway.dependencies import IdentityDep, PathText, ServicesDep
+from gateway.identity import Scope
+from gateway.views import dead_letter_answer
+from messaging.dead_letters import DeadLetters
+from messaging.queue_figures import QueueFigures, read_dead, read_queues
+from nekro_agent.errors import BrokerUnavailableError, NekroError
+from nekro_client.models import DeadLetter, Page, Queue, Queues, RetryBody, Work, Worker
+from storage.repositories.overview import OpenWork, OverviewRepository
+from workers.composition import Services
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["operations"])
+T = TypeVar("T")
+#: Newest dead letters that are read.
+_MOST = 1000
+
+
+@router.get("/workers")
+async def workers(services: ServicesDep, identity: IdentityDep) -> Page[Worker]:
+    """List the workers that published what they serve, the one that started last at the end."""
+    identity.require_all(Scope.ADMIN)
+    catalogue = await services.read_catalogue()
+    return Page(
+        items=[
+            Worker(
+                id=one.id,
+                name=one.name,
+                lane=one.lane,
+                host=one.host,
+                pid=one.pid,
+                started_at=one.started_at,
+                is_live=one.is_live,
+            )
+            for one in catalogue.workers
+        ]
+    )
+
+
+@router.get("/queues")
+async def queues(services: ServicesDep, identity: IdentityDep) -> Queues:
+    """Show what waits and runs."""
+    identity.require_all(Scope.ADMIN)
+    figures, dead = await asyncio.to_thread(_read_broker, services)
+    async with services.database.read() as transaction:
+        overview = OverviewRepository(transaction.connection)
+        rounds, jobs = await overview.rounds(), await overview.jobs()
+    return Queues(
+        queues=[
+            Queue(lane=one.lane, waiting=one.waiting, held=one.held, oldest_seconds=one.oldest_seconds)
+            for one in figures
+        ],
+        rounds=_work(rounds),
+        jobs=_work(jobs),
+        dead_letters=dead,
+    )
+
+
+@router.get("/dead-letters")
+async def dead_letters(services: ServicesDep, identity: IdentityDep) -> Page[DeadLetter]:
+    """List the newest dead letters, at most 1,000, not verified."""
+    identity.require_all(Scope.ADMIN)
+    found = await _with_letters(services, lambda letters: letters.newest(limit=_MOST))
+    return Page(items=[dead_letter_answer(message) for message in found])
+
+
+@router.get("/dead-letters/{letter_id}")
+async def dead_letter(letter_id: PathText, services: ServicesDep, identity: IdentityDep) -> DeadLetter:
+    """Show a dead letter, with its signatures verified."""
+    identity.require_all(Scope.ADMIN)
+
+    def show(letters: DeadLetters) -> DeadLetter:
+        message = letters.find(letter_id, limit=_MOST)
+        return dead_letter_answer(message, **letters.checked(message))
+
+    return await _with_letters(services, show)
+
+
+@router.post("/dead-letters/{letter_id}/retry")
+async def retry(
+    letter_id: PathText, body: RetryBody, request: Request, services: ServicesDep, identity: IdentityDep
+) -> DeadLetter:
+    """Send a dead letter again, under its id; no caller waits for its result."""
+
+    def again(letters: DeadLetters) -> DeadLetter:
+        message = letters.find(letter_id, limit=_MOST)
+        letters.retry(letters.verify(message), timeout_seconds=body.timeout_seconds)
+        return dead_letter_answer(message)
+
+    return await _act(request, services, identity, "dead_letter.retry", letter_id, again)
+
+
+@router.delete("/dead-letters/{letter_id}")
+async def drop(
+    letter_id: PathText, request: Request, services: ServicesDep, identity: IdentityDep
+) -> DeadLetter:
+    """Delete a dead letter; returns what it was."""
+
+    def drop_it(letters: DeadLetters) -> DeadLetter:
+        message = letters.find(letter_id, limit=_MOST)
+        letters.drop(message)
+        return dead_letter_answer(message)
+
+    return await _act(request, services, identity, "dead_letter.drop", letter_id, drop_it)
+
+
+async def _act(
+    request: Request,
+    services: Services,
+    identity: IdentityDep,
+    action: str,
+    letter_id: str,
+    work: Callable[[DeadLetters], DeadLetter],
+) -> DeadLetter:
+    identity.require_all(Scope.ADMIN)
+    await _with_letters(services, lambda letters: letters.find(letter_id, limit=_MOST))
+    async with services.database.begin() as transaction:
+        await record_act(transaction.audit, request, identity, action, letter_id)
+    return await _with_letters(services, work)
+
+
+async def _with_letters(services: Services, work: Callable[[DeadLetters], T]) -> T:
+    """Run ``work``, which blocks, on a thread."""
+
+    def run() -> T:
+        with closing(DeadLetters(services.app, signer=services.signer)) as letters:
+            return work(letters)
+
+    return await asyncio.to_thread(run)
+
+
+def _read_broker(services: Services) -> tuple[list[QueueFigures], int | None]:
+    try:
+        return read_queues(services.app), read_dead(services.app)
+    except NekroError:
+        raise
+    except (RedisError, OSError, *services.app.connection().connection_errors) as exc:
+        raise BrokerUnavailableError(f"the broker does not answer: {exc}") from exc
+
+
+def _work(open_work: OpenWork) -> Work:
+    fields: dict[str, Any] = {name: getattr(open_work, name) for name in Work.model_fields}
+    return Work(**fields)

@@ -1,0 +1,136 @@
+"""Background jobs and timers."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+
+from gateway.audit import record_act
+from gateway.dependencies import IdentityDep, PathText, ServicesDep
+from gateway.identity import Identity, Scope
+from gateway.paging import Cursor, Limit, cursor_of, text_of
+from gateway.problems import ProblemError
+from gateway.views import job_answer, timer_answer
+from nekro_agent.errors import NotFoundError
+from nekro_client.models import Job, Page, SignalBody, Timer, TimerBody
+from storage.repositories.jobs import Job as JobRow
+from storage.transaction import Transaction
+from workers.chats.timers import Timer as TimerRow
+from workers.chats.timers import TimerChange, change_timer, id_of, open_timers
+from workers.composition import Services
+from workers.jobs.cancel import cancel_job
+from workers.jobs.signals import signal_job
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["work"])
+OfChat = Annotated[str | None, Query(max_length=1250, description="only of this chat")]
+#: Timers of each kind that are read for a list.
+_MOST_TIMERS = 10_000
+
+
+@router.get("/jobs")
+async def jobs(
+    services: ServicesDep,
+    identity: IdentityDep,
+    chat_key: OfChat = None,
+    open_only: Annotated[bool, Query(alias="open", description="only jobs that have not ended")] = False,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> Page[Job]:
+    """List background jobs, calls that report progress, and detached calls, the newest first."""
+    identity.require_list(Scope.ADMIN, chat_key=chat_key)
+    after = None if cursor is None else text_of(cursor)
+    async with services.database.read() as transaction:
+        rows = await transaction.jobs.newest(limit=limit, chat_key=chat_key, open_only=open_only, after=after)
+    more = cursor_of(rows[-1].id) if len(rows) == limit else None
+    return Page(items=[job_answer(row) for row in rows], next_cursor=more)
+
+
+@router.get("/jobs/{job_id}")
+async def job(job_id: PathText, services: ServicesDep, identity: IdentityDep) -> Job:
+    """Show a job."""
+    return job_answer(await _job(services, identity, job_id))
+
+
+@router.post("/jobs/{job_id}/cancel")
+async def cancel(job_id: PathText, request: Request, services: ServicesDep, identity: IdentityDep) -> Job:
+    """Ask a job to end, or stop a detached call; a job that has ended is returned unchanged."""
+    row = await _job(services, identity, job_id)
+    async with services.database.begin() as transaction:
+        await record_act(transaction.audit, request, identity, "job.cancel", row.id)
+    return job_answer(await cancel_job(services.database, services.publisher, row.id))
+
+
+@router.post("/jobs/{job_id}/signals", status_code=HTTPStatus.ACCEPTED)
+async def signal(
+    job_id: PathText, body: SignalBody, request: Request, services: ServicesDep, identity: IdentityDep
+) -> Job:
+    """Pass data to a job's ``wait(key)``; it is kept if the job does not wait yet."""
+    row = await _job(services, identity, job_id)
+    async with services.database.begin() as transaction:
+        await record_act(transaction.audit, request, identity, "job.signal", row.id, {"key": body.key})
+    if not await signal_job(services.database, row.id, body.key, body.data):
+        raise ProblemError(HTTPStatus.CONFLICT, "job_ended", f"job {row.id} has ended")
+    return job_answer(row)
+
+
+@router.get("/timers")
+async def timers(
+    services: ServicesDep,
+    identity: IdentityDep,
+    chat_key: OfChat = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> Page[Timer]:
+    """List the timers that have not ended, by id."""
+    identity.require_list(Scope.ADMIN, chat_key=chat_key)
+    after = "" if cursor is None else text_of(cursor)
+    async with services.database.read() as transaction:
+        found = await open_timers(transaction, chat_key, limit=_MOST_TIMERS)
+    rows = sorted((timer for timer in found if id_of(timer) > after), key=id_of)
+    more = cursor_of(id_of(rows[limit - 1])) if len(rows) > limit else None
+    return Page(items=[timer_answer(timer) for timer in rows[:limit]], next_cursor=more)
+
+
+@router.patch("/timers/{timer_id}")
+async def change(
+    timer_id: PathText, body: TimerBody, request: Request, services: ServicesDep, identity: IdentityDep
+) -> Timer:
+    """Pause or resume a timer; a one-time timer whose time has passed fires when it is resumed."""
+    wanted = TimerChange.PAUSE if body.state == "paused" else TimerChange.RESUME
+    return await _change(timer_id, wanted, request, services, identity)
+
+
+@router.delete("/timers/{timer_id}")
+async def delete(timer_id: PathText, request: Request, services: ServicesDep, identity: IdentityDep) -> Timer:
+    """Delete a timer; returns what it was."""
+    return await _change(timer_id, TimerChange.DELETE, request, services, identity)
+
+
+async def _change(
+    timer_id: str, wanted: TimerChange, request: Request, services: Services, identity: Identity
+) -> Timer:
+    identity.require(Scope.ADMIN)
+    async with services.database.begin() as transaction:
+        timer = await _timer(transaction, identity, timer_id)
+        await record_act(transaction.audit, request, identity, f"timer.{wanted.value}", timer_id)
+        return timer_answer(await change_timer(transaction, timer, wanted))
+
+
+async def _timer(transaction: Transaction, identity: Identity, timer_id: str) -> TimerRow:
+    for timer in await open_timers(transaction, None, limit=_MOST_TIMERS):
+        if id_of(timer) == timer_id and identity.has_chat(timer.chat_key):
+            return timer
+    raise NotFoundError(f"there is no timer {timer_id!r}")
+
+
+async def _job(services: Services, identity: Identity, job_id: str) -> JobRow:
+    identity.require(Scope.ADMIN)
+    async with services.database.read() as transaction:
+        row = await transaction.jobs.find(job_id)
+    if row is None or not identity.has_chat(row.chat_key):
+        raise NotFoundError(f"there is no job {job_id!r}")
+    return row

@@ -1,0 +1,193 @@
+"""``Idempotency-Key``: a request with one runs once, and repetitions get its answer.
+
+The row of a request is unique for key, method, path and idempotency key. The gateway that runs the request
+holds a lease on the row. If it dies, the next repetition runs the request again, and the effect itself is
+single by ``Once.name``; a request whose effect has no such name ends with ``outcome_unknown`` then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from http import HTTPStatus
+from typing import Annotated, Any, Final
+
+from fastapi import Depends, Request
+from fastapi.responses import JSONResponse
+from loguru import logger
+from pydantic import BaseModel
+
+from gateway.dependencies import identity_of
+from gateway.problems import PROBLEM_TYPE, ProblemError, problem_of
+from gateway.responses import JsonAnswer
+from nekro_agent.errors import (
+    CallCancelledError,
+    CallTimeoutError,
+    MethodAbortedError,
+    MethodFailedError,
+    OutcomeUnknownError,
+    ResultError,
+    StorageError,
+)
+from storage.access.requests import RecordedRequest
+from storage.engine import Database
+
+__all__ = ["Once", "OnceDep"]
+
+_HEADER: Final = "idempotency-key"
+_KEY: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")
+#: How long a request stays with a gateway that died.
+_LEASE_SECONDS: Final = 12.0
+_HAD_EFFECT: Final = (
+    CallCancelledError,
+    CallTimeoutError,
+    MethodAbortedError,
+    MethodFailedError,
+    OutcomeUnknownError,
+    ResultError,
+)
+_REPLAYED: Final = {"Idempotency-Replayed": "true"}
+
+
+class Once:
+    """One request, which runs once if it has an idempotency key."""
+
+    def __init__(self, database: Database, *, name: str | None, body: bytes) -> None:
+        """Take what identifies the request.
+
+        Args:
+            name: digest of key, method, path and idempotency key, in hexadecimal; None without one.
+            body: what a repetition must repeat.
+        """
+        self._database = database
+        #: Names the effect, for deduplication keys and ids; None without an idempotency key.
+        self.name = name
+        self._body_digest = hashlib.sha256(body).digest()
+
+    async def run(
+        self,
+        work: Callable[[], Awaitable[BaseModel]],
+        *,
+        status: HTTPStatus = HTTPStatus.OK,
+        is_repeatable: bool = True,
+    ) -> JSONResponse:
+        """Return the answer of ``work``, or that of the execution before.
+
+        Errors of a method that ran are answers, because it may have had its effect; after any other error a
+        repetition runs the work again.
+
+        Args:
+            is_repeatable: whether ``work`` uses ``name``, so that a second execution has no second effect.
+
+        Raises:
+            ProblemError: 422, the same key with another body; 409, the first execution still runs.
+            OutcomeUnknownError: the first execution died, and the work is not repeatable.
+        """
+        if self.name is None:
+            return _answer(await work(), status)
+        digest = bytes.fromhex(self.name)
+        async with self._database.begin() as transaction:
+            fence = await transaction.requests.begin(
+                digest, body_digest=self._body_digest, lease_seconds=_LEASE_SECONDS
+            )
+            known = None if fence is not None else await transaction.requests.find(digest)
+        if fence is None:
+            return self._repeated(known)
+        if fence > 1 and not is_repeatable:
+            work = _unknown
+        async with self._held(digest, fence):
+            return await self._run(digest, fence, work, status)
+
+    async def _run(
+        self, digest: bytes, fence: int, work: Callable[[], Awaitable[BaseModel]], status: HTTPStatus
+    ) -> JSONResponse:
+        try:
+            answer = _answer(await work(), status)
+        except _HAD_EFFECT as exc:
+            problem = problem_of(exc)
+            await self._finish(digest, fence, problem.status, problem.model_dump(mode="json"))
+            raise
+        except BaseException:
+            with suppress(StorageError):  # else the lease ends
+                async with self._database.autocommit() as transaction:
+                    await transaction.requests.forget(digest, fence=fence)
+            raise
+        await self._finish(digest, fence, int(status), json.loads(bytes(answer.body)))
+        return answer
+
+    async def _finish(self, digest: bytes, fence: int, status: int, answer: Any) -> None:
+        try:
+            async with self._database.autocommit() as transaction:
+                await transaction.requests.finish(digest, fence=fence, status=status, answer=answer)
+        except StorageError as exc:  # the work is done; a repetition finds its effect by name
+            logger.bind(error=str(exc)).warning("idempotent_answer_not_stored")
+
+    def _repeated(self, known: RecordedRequest | None) -> JSONResponse:
+        if known is not None and known.body_digest != self._body_digest:
+            raise ProblemError(
+                HTTPStatus.UNPROCESSABLE_ENTITY,
+                "idempotency_key_reused",
+                "this Idempotency-Key was used with another body; use a new one for a new request",
+            )
+        if known is None or known.status is None:
+            raise ProblemError(
+                HTTPStatus.CONFLICT,
+                "idempotent_request_running",
+                "the first request with this Idempotency-Key is still running",
+                headers={"Retry-After": "1"},
+            )
+        kind = PROBLEM_TYPE if known.status >= HTTPStatus.BAD_REQUEST else None
+        return JsonAnswer(known.answer, status_code=known.status, headers=_REPLAYED, media_type=kind)
+
+    @asynccontextmanager
+    async def _held(self, digest: bytes, fence: int) -> AsyncIterator[None]:
+        renewing = asyncio.create_task(self._renew(digest, fence), name="nekro-idempotent-request")
+        try:
+            yield
+        finally:
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
+
+    async def _renew(self, digest: bytes, fence: int) -> None:
+        while True:
+            await asyncio.sleep(_LEASE_SECONDS / 3)
+            with suppress(StorageError):
+                async with self._database.autocommit() as transaction:
+                    await transaction.requests.renew(digest, fence=fence, lease_seconds=_LEASE_SECONDS)
+
+
+async def _once(request: Request) -> Once:
+    return Once(request.app.state.services.database, name=await _name(request), body=await request.body())
+
+
+async def _name(request: Request) -> str | None:
+    given = request.headers.getlist(_HEADER)
+    if not given:
+        return None
+    if len(given) > 1 or not _KEY.fullmatch(given[0]):
+        raise ProblemError(
+            HTTPStatus.BAD_REQUEST,
+            "idempotency_key_invalid",
+            "an Idempotency-Key has 1 to 255 printable ASCII characters",
+        )
+    identity = await identity_of(request)
+    parts = (identity.key_id or "", request.method, request.scope["path"], given[0])
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+async def _unknown() -> BaseModel:
+    raise OutcomeUnknownError(
+        "the gateway that ran the first request with this Idempotency-Key ended before it answered; the work"
+        " may have been done"
+    )
+
+
+def _answer(model: BaseModel, status: HTTPStatus) -> JSONResponse:
+    return JsonAnswer(model.model_dump(mode="json", by_alias=True), status_code=status)
+
+
+OnceDep = Annotated[Once, Depends(_once)]

@@ -1,0 +1,172 @@
+"""Keys of the API: their form, their creation, and the identity of a request.
+
+A key is ``nk_<id>_<secret>``. The secret has 256 random bits, so its plain SHA-256 is stored, and guessing it
+is hopeless. The id is no secret: the row is looked up by it, then the digests are compared in constant time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Collection
+from datetime import datetime
+from http import HTTPStatus
+from typing import Final
+
+from fastapi import Request
+
+from gateway.identity import LOCAL, Identity, Scope
+from gateway.problems import ProblemError
+from nekro_agent.errors import UsageError
+from nekro_agent.shared_clock import shared_time
+from storage.access.keys import Key, NewKey
+from storage.engine import Database
+from workers.composition import Services
+from workers.ops.host_header import is_loopback
+
+__all__ = ["create_key", "identify", "is_local", "new_key", "require_key", "revoke_key"]
+
+_KEY: Final = re.compile(r"nk_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
+#: Compared when there is no such key, so that both cases do the same work.
+_NO_DIGEST: Final = hashlib.sha256(b"").digest()
+#: Headers that proxies add: behind one, a request from this machine may come from anywhere.
+_PROXY_HEADERS: Final = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+_CHALLENGE: Final = {"WWW-Authenticate": 'Bearer realm="nekro"'}
+
+
+def new_key(
+    name: str,
+    *,
+    scopes: Collection[Scope],
+    chats: str = "*",
+    user_id: str | None = None,
+    requests_per_minute: int | None = None,
+    cost_per_day: float | None = None,
+    tokens_per_day: int | None = None,
+    expires_at: datetime | None = None,
+) -> tuple[NewKey, str]:
+    """Make a key; returns what is stored, and the key itself, which is not stored.
+
+    Raises:
+        UsageError: it has no scope, or expires in the past.
+    """
+    if not scopes:
+        raise UsageError(f"a key needs at least one scope of {', '.join(Scope)}")
+    if expires_at is not None and expires_at <= shared_time():
+        raise UsageError(f"the key would have expired already, at {expires_at.isoformat()}")
+    key_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
+    stored = NewKey(
+        id=key_id,
+        name=name,
+        digest=hashlib.sha256(secret.encode()).digest(),
+        scopes=sorted(scope.value for scope in scopes),
+        chats=chats,
+        user_id=user_id,
+        requests_per_minute=requests_per_minute,
+        cost_per_day=cost_per_day,
+        tokens_per_day=tokens_per_day,
+        expires_at=expires_at,
+    )
+    return stored, f"nk_{key_id}_{secret}"
+
+
+async def create_key(database: Database, key: NewKey, *, by: str | None, request_id: str | None) -> Key:
+    """Store a key, with its audit row.
+
+    Args:
+        by: id of the key that creates it; None: an operator of this installation.
+    """
+    data = {"name": key.name, "scopes": key.scopes, "chats": key.chats, "user_id": key.user_id}
+    async with database.begin() as transaction:
+        await transaction.audit.add("key.create", key.id, key_id=by, request_id=request_id, data=data)
+        return await transaction.keys.add(key)
+
+
+async def revoke_key(database: Database, key_id: str, *, by: str | None, request_id: str | None) -> Key:
+    """Revoke a key, with its audit row; effective for the next request. Idempotent.
+
+    Raises:
+        NotFoundError: there is no such key.
+    """
+    async with database.begin() as transaction:
+        key = await transaction.keys.revoke(key_id)
+        await transaction.audit.add("key.revoke", key_id, key_id=by, request_id=request_id)
+        return key
+
+
+def is_local(services: Services) -> bool:
+    """Whether the gateway listens on a loopback address only."""
+    gateway = services.settings.gateway
+    return gateway.socket is None and is_loopback(gateway.host)
+
+
+async def require_key(services: Services) -> None:
+    """Return if the gateway may listen where the settings say.
+
+    Raises:
+        UsageError: others than this machine can reach it, and there is no valid key.
+    """
+    if is_local(services):
+        return
+    async with services.database.read() as transaction:
+        if await transaction.keys.any_valid():
+            return
+    gateway = services.settings.gateway
+    where = f"socket {gateway.socket}" if gateway.socket is not None else gateway.host
+    raise UsageError(
+        f"the gateway has no valid key, so it does not listen on {where}; create one with `nekro keys"
+        " create`, or listen on 127.0.0.1"
+    )
+
+
+async def identify(request: Request) -> Identity:
+    """Return the identity of a request: its key's, or that of this machine while there are no keys.
+
+    Raises:
+        ProblemError: 401, the key is missing, malformed, unknown, revoked or expired.
+    """
+    services: Services = request.app.state.services
+    given = request.headers.getlist("authorization")
+    if not given and await _may_be_local(request, services):
+        return LOCAL
+    if not given:
+        raise _refused("key_missing", "send a key: `Authorization: Bearer nk_…`")
+    scheme, _, text = given[0].partition(" ")
+    match = _KEY.fullmatch(text.strip(" "))
+    if len(given) > 1 or scheme.lower() != "bearer" or match is None:
+        raise _refused("key_invalid", "the Authorization header is not one `Bearer nk_…`")
+    async with services.database.read() as transaction:
+        key = await transaction.keys.find_valid(match[1])
+    digest = hashlib.sha256(match[2].encode()).digest()
+    if not hmac.compare_digest(digest, _NO_DIGEST if key is None else key.digest) or key is None:
+        raise _refused("key_invalid", "the key is unknown, revoked or expired")
+    return _identity_of(key)
+
+
+async def _may_be_local(request: Request, services: Services) -> bool:
+    """Whether a request without a key has full rights: from this machine, to a gateway that has no keys."""
+    client = request.client
+    from_here = client is not None and is_loopback(client.host)
+    if not (is_local(services) and from_here) or any(name in request.headers for name in _PROXY_HEADERS):
+        return False
+    async with services.database.read() as transaction:
+        return not await transaction.keys.any()
+
+
+def _identity_of(key: Key) -> Identity:
+    return Identity(
+        key_id=key.id,
+        # A scope of a newer release means nothing here.
+        scopes=frozenset(Scope(scope) for scope in key.scopes if scope in list(Scope)),
+        chats=key.chats,
+        user_id=key.user_id,
+        requests_per_minute=key.requests_per_minute,
+        cost_per_day=key.cost_per_day,
+        tokens_per_day=key.tokens_per_day,
+    )
+
+
+def _refused(code: str, detail: str) -> ProblemError:
+    return ProblemError(HTTPStatus.UNAUTHORIZED, code, detail, headers=_CHALLENGE)

@@ -1,0 +1,188 @@
+"""What every request passes before its route: id, trace, log and metrics; Host; cross-site requests.
+
+These are plain ASGI middlewares: answers are streamed through them, and context variables set here are
+visible in the route.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, Final
+
+from fastapi import Request
+from loguru import logger
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from broker_config.settings import GatewaySettings
+from codec.wire import new_id
+from gateway.paths import decoded
+from gateway.problems import problem_response
+from messaging.tracing import span
+from runtime.metrics import metrics
+from workers.ops.host_header import AllowedHosts, is_loopback
+
+__all__ = ["Entrance", "RequestContext"]
+
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+#: Paths that a load balancer asks by address.
+_PROBES: Final = ("/healthz", "/readyz")
+#: Documents of plugins, which set their own headers.
+_PAGES: Final = "/plugins/"
+_SAFE_SITES: Final = ("same-origin", "none")
+_HEADERS: Final = {
+    "x-content-type-options": "nosniff",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
+}
+
+
+class RequestContext:
+    """Gives each request an id, and records it; an unexpected error becomes a problem document."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = _headers(scope)
+        request_id = _request_id(headers)
+        scope.setdefault("state", {})["request_id"] = request_id
+        is_page = scope["path"].startswith(_PAGES)
+        answer = _Recorded(send, request_id, defaults={} if is_page else _HEADERS)
+        started = time.perf_counter()
+        metrics().http_in_flight.inc()
+        try:
+            with (
+                logger.contextualize(request_id=request_id),
+                span("http.request", {"request_id": request_id}, kind="server", headers=headers) as part,
+            ):
+                await self._serve(scope, receive, answer)
+                route, method = _route(scope), _method(scope)
+                part.tell(route=route, method=method, status=answer.status)
+                self._record(scope, answer, route, method, time.perf_counter() - started)
+        finally:
+            metrics().http_in_flight.dec()
+
+    async def _serve(self, scope: Scope, receive: Receive, answer: _Recorded) -> None:
+        try:
+            await self._app(scope, receive, answer)
+        except Exception as exc:  # the edge of the process: the log has the cause, the client its id
+            logger.opt(exception=exc).error("request_failed")
+            if answer.status:
+                raise  # the answer has begun; the server closes the connection
+            problem = problem_response(
+                Request(scope),
+                HTTPStatus.INTERNAL_SERVER_ERROR,
+                "internal",
+                "internal error; the gateway's log has it under the request's id",
+            )
+            await problem(scope, receive, answer)
+
+    def _record(self, scope: Scope, answer: _Recorded, route: str, method: str, seconds: float) -> None:
+        metrics().http_requests.labels(route, method, str(answer.status)).inc()
+        metrics().http_seconds.labels(route).observe(seconds)
+        identity = scope["state"].get("identity")
+        logger.bind(
+            method=method,
+            route=route,
+            status=answer.status,
+            duration_ms=round(seconds * 1000, 1),
+            key_id=None if identity is None else identity.key_id,
+        ).log("DEBUG" if route in _PROBES else "INFO", "request")
+
+
+class _Recorded:
+    """Sends an answer with the headers of every answer, and keeps its status; 0 before it begins."""
+
+    def __init__(self, send: Send, request_id: str, *, defaults: Mapping[str, str]) -> None:
+        self._send, self._request_id, self._defaults = send, request_id, defaults
+        self.status = 0
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = int(message["status"])
+            headers = MutableHeaders(scope=message)
+            headers["x-request-id"] = self._request_id
+            for name, value in self._defaults.items():
+                headers.setdefault(name, value)
+        await self._send(message)
+
+
+class Entrance:
+    """Refuses requests for other hosts, and requests that a foreign web site makes through a browser."""
+
+    def __init__(self, app: ASGIApp, *, settings: GatewaySettings) -> None:
+        self._app = app
+        is_local = settings.socket is None and is_loopback(settings.host)
+        own = (settings.host,) if is_local else ()
+        #: None admits all: elsewhere than on loopback a key is needed, which no browser adds by itself.
+        self._hosts = (
+            AllowedHosts((*own, *settings.allowed_hosts)) if is_local or settings.allowed_hosts else None
+        )
+        self._origins = frozenset(settings.cors_origins) - {"*"}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request that is for this gateway."""
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        if scope["type"] == "http":
+            fault = self._fault(scope)
+            if fault is not None:
+                await problem_response(Request(scope), *fault)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _fault(self, scope: Scope) -> tuple[HTTPStatus, str, str] | None:
+        path = decoded(scope.get("raw_path") or scope["path"].encode())
+        if path is None:
+            return HTTPStatus.BAD_REQUEST, "path_invalid", "the path is not UTF-8"
+        scope["path"] = path
+        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        if self._hosts is not None and path not in _PROBES and not self._hosts.admits(hosts):
+            detail = "the Host header names none of NEKRO_GATEWAY__ALLOWED_HOSTS"
+            return HTTPStatus.MISDIRECTED_REQUEST, "host_not_allowed", detail
+        headers = _headers(scope)
+        if "authorization" not in headers and self._is_cross_site(scope["method"], headers):
+            detail = "a web site of another origin may not use this gateway without a key"
+            return HTTPStatus.FORBIDDEN, "cross_site", detail
+        return None
+
+    def _is_cross_site(self, method: str, headers: Mapping[str, str]) -> bool:
+        origin = headers.get("origin")
+        if origin in self._origins or method == "OPTIONS":
+            return False
+        site = headers.get("sec-fetch-site")
+        if site is not None and site not in _SAFE_SITES:
+            # A link to a page may be followed; what it answers stays with this origin.
+            return not (method == "GET" and headers.get("sec-fetch-mode") == "navigate")
+        return origin is not None and origin.partition("://")[2] != headers.get("host")
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+def _request_id(headers: Mapping[str, str]) -> str:
+    given = headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else new_id()
+
+
+def _route(scope: Scope) -> str:
+    """Return the route's pattern; the number of patterns is that of the routes."""
+    route: Any = scope.get("route")
+    return str(getattr(route, "path", "")) or "unmatched"
+
+
+def _method(scope: Scope) -> str:
+    method = str(scope["method"])
+    return method if method in _METHODS else "OTHER"

@@ -1,0 +1,52 @@
+"""Cursors and sizes of pages."""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import Query
+
+from gateway.problems import ProblemError
+
+__all__ = ["Cursor", "Limit", "cursor_of", "number_of", "text_of"]
+
+Limit = Annotated[int, Query(ge=1, le=200)]
+Cursor = Annotated[str | None, Query(max_length=2000)]
+
+
+def cursor_of(position: str | int) -> str:
+    """Return the opaque form of a position in a list."""
+    return urlsafe_b64encode(str(position).encode("utf-8", "surrogatepass")).decode().rstrip("=")
+
+
+def text_of(cursor: str) -> str:
+    """Return the position of a cursor.
+
+    Raises:
+        ProblemError: 422, it is none of ours.
+    """
+    try:
+        padded = cursor.encode("ascii") + b"=" * (-len(cursor) % 4)
+        return urlsafe_b64decode(padded).decode("utf-8", "surrogatepass")
+    except (ValueError, UnicodeError):
+        raise _invalid() from None
+
+
+def number_of(cursor: str) -> int:
+    """Return the position of a cursor that is a number.
+
+    Raises:
+        ProblemError: 422, it is none of ours.
+    """
+    text = text_of(cursor)
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise _invalid()
+    return int(text)
+
+
+def _invalid() -> ProblemError:
+    return ProblemError(
+        HTTPStatus.UNPROCESSABLE_ENTITY, "cursor_invalid", "the cursor is not a next_cursor of this list"
+    )

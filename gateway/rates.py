@@ -1,0 +1,85 @@
+"""Requests per minute of each key, counted in Redis for all gateways together.
+
+A key may use its minute at once; then requests come back one by one (the generic cell rate algorithm). While
+Redis does not answer, each gateway counts by itself, so N gateways admit at most N times the rate.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from http import HTTPStatus
+from typing import Final
+
+import redis
+from loguru import logger
+
+from broker_config.settings import Settings
+from gateway.identity import Identity
+from gateway.problems import ProblemError
+from messaging.redis.link import RedisLink, Script
+
+__all__ = ["Rates"]
+
+_MINUTE: Final = 60.0
+#: KEYS: time at which all requests so far have been paid for. ARGV: seconds per request. Returns the seconds
+#: to wait; "0" if the request is admitted.
+_TAKE: Final = Script(
+    """
+local time = redis.call('TIME')
+local now = time[1] + time[2] / 1000000
+local paid = math.max(tonumber(redis.call('GET', KEYS[1]) or '0'), now) + ARGV[1]
+if paid - now > 60 then return tostring(paid - now - 60) end
+redis.call('SET', KEYS[1], string.format('%.6f', paid), 'PX', math.ceil((paid - now) * 1000))
+return '0'
+"""
+)
+
+
+class Rates:
+    """Counts requests by key; one instance per process."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Take ``settings`` with every URL resolved; the first request connects."""
+        self._link = RedisLink(settings.broker, settings.results.url or settings.broker.url)
+        self._prefix = f"{settings.broker.key_prefix}rate:"
+        self._default = settings.gateway.requests_per_minute
+        self._own: dict[str, float] = {}
+
+    async def take(self, identity: Identity) -> None:
+        """Count a request.
+
+        Raises:
+            ProblemError: 429, there were too many.
+        """
+        rate = identity.requests_per_minute
+        rate = self._default if rate is None else rate
+        if identity.key_id is None or not rate:
+            return
+        wait = await self._take(identity.key_id, _MINUTE / rate)
+        if wait > 0:
+            raise ProblemError(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                "rate_exceeded",
+                f"the key may make {rate} requests per minute",
+                headers={"Retry-After": str(math.ceil(wait))},
+            )
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._link.close()
+
+    async def _take(self, key_id: str, seconds: float) -> float:
+        try:
+            return float(await self._link.run(_TAKE, [f"{self._prefix}{key_id}"], repr(seconds)))
+        except (redis.RedisError, OSError) as exc:
+            logger.bind(error=str(exc)).warning("rate_counted_by_this_gateway_only")
+            return self._take_here(key_id, seconds)
+
+    def _take_here(self, key_id: str, seconds: float) -> float:
+        now = time.monotonic()
+        paid = max(self._own.get(key_id, 0.0), now) + seconds
+        if paid - now > _MINUTE:
+            return paid - now - _MINUTE
+        self._own[key_id] = paid
+        return 0.0

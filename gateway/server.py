@@ -1,0 +1,184 @@
+"""Serves the application with uvicorn."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import h11
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from broker_config.settings import GatewaySettings
+from nekro_agent.errors import ServiceError
+
+__all__ = ["GatewayServer", "listen", "serve", "url_of"]
+
+_LATE: Final = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+
+def listen(settings: GatewaySettings) -> socket.socket:
+    """Open the socket that the settings name.
+
+    Raises:
+        ServiceError: the address is in use or is not one of this host.
+    """
+    if settings.socket is not None:
+        return _listen_on_path(settings.socket)
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=1024)
+    except OSError as exc:
+        where = f"{settings.host}:{settings.port}"
+        raise ServiceError(f"cannot listen on {where}: {exc.strerror}; choose another with --port") from exc
+
+
+def url_of(listener: socket.socket) -> str:
+    """Return the URL of a listening socket; a wildcard address is shown as this machine's."""
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def serve(app: FastAPI, listener: socket.socket, *, on_ready: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Args:
+        on_ready: called with the URL when requests are answered.
+
+    Raises:
+        NekroError: the services did not start, or the gateway may not listen there without a key.
+    """
+    async with app.router.lifespan_context(app):
+        server = GatewayServer(app, app.state.services.settings.gateway)
+        await server.run_on(listener, on_ready=lambda: on_ready(url_of(listener)))
+
+
+class GatewayServer(uvicorn.Server):
+    """Stops in order: streams end first, then running requests, then the services."""
+
+    def __init__(self, app: FastAPI, settings: GatewaySettings) -> None:
+        self._app = app
+        self._on_ready: Callable[[], None] = lambda: None
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=_protocol(settings.body_seconds),
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                # A header must not choose the address that decides about full rights.
+                proxy_headers=False,
+                server_header=False,
+                limit_concurrency=settings.connections,
+                timeout_graceful_shutdown=int(settings.drain_seconds),
+                ws="none",
+            )
+        )
+
+    async def run_on(self, listener: socket.socket, *, on_ready: Callable[[], None]) -> None:
+        """Serve on a socket until ``should_exit``."""
+        self._on_ready = on_ready
+        await self.serve([listener])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, then report it."""
+        await super().startup(sockets)
+        self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End the streams, then wait for requests."""
+        self._app.state.stopping.set()
+        await super().shutdown(sockets)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stop on a signal; the base class would raise it again, and end the process by it."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stop)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    def _stop(self) -> None:
+        self.force_exit = self.should_exit  # a second signal does not wait for requests
+        self.should_exit = True
+
+
+def _protocol(seconds: float) -> type[H11Protocol]:
+    """Return uvicorn's protocol with a time limit for the headers of a request.
+
+    h11 and not httptools: it bounds the size of the headers, and reads them more strictly.
+    """
+
+    class Protocol(H11Protocol):
+        _limit: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._watch()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._watch()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._watch()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._unwatch()
+            super().connection_lost(exc)
+
+        def _watch(self) -> None:
+            if self.conn.their_state is not h11.IDLE:
+                self._unwatch()
+            elif self._limit is None:
+                self._limit = self.loop.call_later(seconds, self._end)
+
+        def _unwatch(self) -> None:
+            if self._limit is not None:
+                self._limit.cancel()
+                self._limit = None
+
+        def _end(self) -> None:
+            if not self.transport.is_closing():
+                self.transport.write(_LATE)
+                self.transport.close()
+
+    return Protocol
+
+
+def _listen_on_path(path: Path) -> socket.socket:
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(path.stat().st_mode) and not _is_served(path):
+            path.unlink()  # left by a gateway that was killed
+    listener = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    except OSError as exc:
+        listener.close()
+        raise ServiceError(f"cannot listen on {path}: {exc.strerror or exc}") from exc
+    finally:
+        os.umask(before)
+    listener.listen(1024)
+    return listener
+
+
+def _is_served(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0

@@ -1,0 +1,153 @@
+"""Posting and reading messages, and idempotency keys; over sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+from gateway_server import served
+from test_gateway_keys import key_of
+from worker_fleet import Fleet
+
+from gateway.app import create_app
+from gateway.identity import Scope
+from storage.engine import Database
+
+HELLO = {"text": "hello", "user_id": "ada"}
+
+
+async def rounds_of(fleet: Fleet, chat_key: str) -> list[Any]:
+    database = Database(fleet.settings.database, fleet.settings.data_dir)
+    try:
+        async with database.read() as transaction:
+            return await transaction.rounds.newest(chat_key, limit=5000)
+    finally:
+        await database.dispose()
+
+
+async def expire_leases(fleet: Fleet) -> None:
+    database = Database(fleet.settings.database, fleet.settings.data_dir)
+    async with database.begin() as transaction:
+        await transaction.connection.exec_driver_sql(
+            "UPDATE idempotent_requests SET status = NULL, answer = NULL,"
+            " lease_until = '2020-01-01 00:00:00.000000'"
+        )
+    await database.dispose()
+
+
+async def test_a_posted_message_starts_a_turn(gateway: tuple[Fleet, httpx.AsyncClient]) -> None:
+    fleet, client = gateway
+    answer = await client.post("/api/v1/chats/onebot_v11-group_1/messages", json=HELLO)
+    assert answer.status_code == 202
+    posted = answer.json()
+    assert posted["message"]["parts"] == [{"type": "text", "text": "hello"}]
+    assert posted["message"]["sender_id"] == "ada"
+    (round_,) = await rounds_of(fleet, "onebot_v11-group_1")
+    assert posted["turn_id"] == posted["message"]["turn_id"] == round_.turn_id == round_.id
+    assert round_.trigger_id == posted["message"]["id"]
+
+
+async def test_an_overheard_message_starts_no_turn(gateway: tuple[Fleet, httpx.AsyncClient]) -> None:
+    _, client = gateway
+    posted = (await client.post("/api/v1/chats/c/messages", json=HELLO | {"to_agent": False})).json()
+    assert posted["turn_id"] is None and posted["message"]["turn_id"] is None
+
+
+async def test_history_is_paged_in_both_orders(gateway: tuple[Fleet, httpx.AsyncClient]) -> None:
+    _, client = gateway
+    for number in range(5):
+        await client.post("/api/v1/chats/c/messages", json=HELLO | {"text": str(number)})
+    for order, wanted in (("desc", "43210"), ("asc", "01234")):
+        texts, cursor = "", ""
+        while True:
+            page = (await client.get(f"/api/v1/chats/c/messages?limit=2&order={order}{cursor}")).json()
+            texts += "".join(message["text"] for message in page["items"])
+            if page["next_cursor"] is None:
+                break
+            cursor = f"&cursor={page['next_cursor']}"
+        assert texts == wanted
+    assert all(message["turn_id"] for message in page["items"])
+    missing = await client.get("/api/v1/chats/none/messages")
+    assert (missing.status_code, missing.json()["code"]) == (404, "not_found")
+
+
+async def test_a_reset_hides_the_messages_before_it(gateway: tuple[Fleet, httpx.AsyncClient]) -> None:
+    _, client = gateway
+    await client.post("/api/v1/chats/c/messages", json=HELLO)
+    reset = await client.post("/api/v1/chats/c/reset")
+    assert [round_["state"] for round_ in reset.json()["cancelled"]] == ["cancelled"]
+    assert (await client.get("/api/v1/chats/c/messages")).json()["items"] == []
+    assert len((await client.get("/api/v1/chats/c/messages?with_past=true")).json()["items"]) == 1
+
+
+async def test_a_chat_key_may_contain_slashes_and_any_text(gateway: tuple[Fleet, httpx.AsyncClient]) -> None:
+    _, client = gateway
+    for key in ("a/messages", "..", "ü %2F?#", "a/../b"):
+        path = "".join(f"%{byte:02X}" for byte in key.encode())
+        posted = await client.post(f"/api/v1/chats/{path}/messages", json=HELLO)
+        assert posted.json()["message"]["chat_key"] == key
+
+
+async def test_the_user_of_a_key_is_fixed(gateway: tuple[Fleet, httpx.AsyncClient]) -> None:
+    fleet, client = gateway
+    headers = await key_of(fleet, Scope.POST, user_id="bob")
+    posted = await client.post("/api/v1/chats/c/messages", json={"text": "hi"}, headers=headers)
+    assert posted.json()["message"]["sender_id"] == "bob"
+    refused = await client.post("/api/v1/chats/c/messages", json=HELLO, headers=headers)
+    assert (refused.status_code, refused.json()["code"]) == (403, "user_not_allowed")
+
+
+async def test_a_repeated_request_gets_the_first_answer_from_every_gateway(
+    gateway: tuple[Fleet, httpx.AsyncClient],
+) -> None:
+    fleet, client = gateway
+    headers = {"Idempotency-Key": "one"}
+    first = await client.post("/api/v1/chats/c/messages", json=HELLO, headers=headers)
+    async with served(create_app(fleet.settings)) as other:
+        again = await other.post("/api/v1/chats/c/messages", json=HELLO, headers=headers)
+    assert (again.status_code, again.json()) == (first.status_code, first.json())
+    assert again.headers["idempotency-replayed"] == "true"
+    assert len(await rounds_of(fleet, "c")) == 1
+    elsewhere = await client.post("/api/v1/chats/d/messages", json=HELLO, headers=headers)
+    assert elsewhere.json()["message"]["chat_key"] == "d"
+    other_body = await client.post("/api/v1/chats/c/messages", json=HELLO | {"text": "x"}, headers=headers)
+    assert (other_body.status_code, other_body.json()["code"]) == (422, "idempotency_key_reused")
+
+
+async def test_of_simultaneous_repetitions_one_posts(gateway: tuple[Fleet, httpx.AsyncClient]) -> None:
+    fleet, client = gateway
+    headers = {"Idempotency-Key": "same"}
+    async with served(create_app(fleet.settings)) as other:
+        posts = [
+            one.post("/api/v1/chats/c/messages", json=HELLO, headers=headers) for one in (client, other) * 10
+        ]
+        answers = await asyncio.gather(*posts)
+    assert {answer.status_code for answer in answers} <= {202, 409}
+    assert len({answer.json()["turn_id"] for answer in answers if answer.status_code == 202}) == 1
+    assert len(await rounds_of(fleet, "c")) == 1
+
+
+async def test_a_repetition_after_a_crash_finds_the_effect(gateway: tuple[Fleet, httpx.AsyncClient]) -> None:
+    fleet, client = gateway
+    headers = {"Idempotency-Key": "one"}
+    first = (await client.post("/api/v1/chats/c/messages", json=HELLO, headers=headers)).json()
+    await expire_leases(fleet)  # as if the gateway had died between the message and its answer
+    again = await client.post("/api/v1/chats/c/messages", json=HELLO, headers=headers)
+    assert again.json() == first
+    assert "idempotency-replayed" not in again.headers
+    assert len(await rounds_of(fleet, "c")) == 1
+
+
+async def test_a_refused_request_is_not_remembered(gateway: tuple[Fleet, httpx.AsyncClient]) -> None:
+    fleet, client = gateway
+    headers = {"Idempotency-Key": "one"}
+    body = {"method": "nothing", "chat_key": "c"}
+    for _ in range(2):
+        answer = await client.post("/api/v1/calls", json=body, headers=headers)
+        assert (answer.status_code, answer.json()["code"]) == (404, "method_not_found")
+    database = Database(fleet.settings.database, fleet.settings.data_dir)
+    async with database.read() as transaction:
+        rows = await transaction.connection.exec_driver_sql("SELECT * FROM idempotent_requests")
+    await database.dispose()
+    assert list(rows) == []
