@@ -12,13 +12,13 @@ from starlette.middleware.cors import CORSMiddleware
 
 from broker_config.settings import GatewaySettings, Settings
 from gateway import problems
+from gateway.access.keys import require_key
+from gateway.access.rates import Rates
 from gateway.api import ROUTERS, probes
 from gateway.dependencies import identity_of
-from gateway.keys import require_key
-from gateway.limits import BodyLimit
-from gateway.middleware import Entrance, RequestContext
-from gateway.rates import Rates
-from gateway.responses import JsonAnswer
+from gateway.web.limits import BodyLimit
+from gateway.web.middleware import Entrance, RequestContext
+from gateway.web.responses import JsonAnswer
 from workers.composition import CALLER, Services
 
 __all__ = ["API", "create_app"]

@@ -7,10 +7,10 @@ from typing import Annotated
 from fastapi import Depends, Path, Request
 from pydantic import AfterValidator
 
+from gateway.access.keys import identify
+from gateway.access.rates import Rates
 from gateway.identity import Identity
-from gateway.keys import identify
-from gateway.paths import restored
-from gateway.rates import Rates
+from gateway.web.paths import restored
 from workers.composition import Services
 
 __all__ = ["ChatKey", "IdentityDep", "PathText", "RequestId", "ServicesDep", "identity_of"]

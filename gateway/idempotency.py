@@ -23,7 +23,7 @@ from pydantic import BaseModel
 
 from gateway.dependencies import identity_of
 from gateway.problems import PROBLEM_TYPE, ProblemError, problem_of
-from gateway.responses import JsonAnswer
+from gateway.web.responses import JsonAnswer
 from nekro_agent.errors import (
     CallCancelledError,
     CallTimeoutError,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from gateway.budgets import require_budget
+from gateway.access.budgets import require_budget
 from gateway.identity import Identity, Scope
 from gateway.problems import ProblemError
 from gateway.views import message_answer

@@ -1,7 +1,7 @@
 """Errors as problem documents (RFC 9457).
 
 Every error of the API has this form, with the stable code of its error class. Unexpected errors are answered
-by ``gateway.middleware.RequestContext``.
+by ``gateway.web.middleware.RequestContext``.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ PARTS = {
         "jobs": ("pools", "chats", "leases", "calls"),
         "ops": ("pools", "chats", "leases", "calls", "jobs"),
     },
-    "gateway": {"api": ("*",)},
+    "gateway": {"web": ("*",), "access": ("*",), "api": ("*", "web", "access")},
     "nekro_agent": {
         "tools": ("*", "downloads", "files"),
         "core": ("*", "tools"),

@@ -110,7 +110,7 @@ def _serve(settings: Settings, args: Args, deps: Deps) -> None:
 
     from broker_config.embedded import resolve_settings
     from gateway.app import create_app
-    from gateway.server import listen, serve
+    from gateway.web.server import listen, serve
     from messaging.tracing import traced
     from runtime.metrics import start_metrics
     from workers.ops.logs import configure_logs
@@ -130,7 +130,7 @@ def _tell(url: str, args: Args, deps: Deps) -> None:
 
         attach_to_supervisor(args.supervisor_fd, lambda: os.kill(os.getpid(), signal.SIGTERM))(url)
     elif args.json:
-        deps.output.json({"url": url, "pid": os.getpid()})
+        deps.output.json_line({"url": url, "pid": os.getpid()})
     else:
         deps.output.words(f"HTTP API on {url}; Ctrl-C stops")
 

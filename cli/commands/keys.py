@@ -122,8 +122,8 @@ async def _list(args: Args, deps: Deps, settings: Settings) -> None:
 
 
 async def _create(args: Args, deps: Deps, settings: Settings) -> None:
+    from gateway.access.keys import create_key, new_key
     from gateway.identity import Scope
-    from gateway.keys import create_key, new_key
     from gateway.views import key_answer
     from nekro_agent.shared_clock import shared_time
     from storage.database_clock import follow_database_clock
@@ -149,7 +149,7 @@ async def _create(args: Args, deps: Deps, settings: Settings) -> None:
 
 
 async def _revoke(args: Args, deps: Deps, settings: Settings) -> None:
-    from gateway.keys import revoke_key
+    from gateway.access.keys import revoke_key
     from gateway.views import key_answer
 
     async with open_database(settings) as database:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 
-from gateway.audit import record_act
+from gateway.access.audit import record_act
 from gateway.dependencies import IdentityDep, PathText, ServicesDep
 from gateway.identity import Identity, Scope
 from gateway.problems import ProblemError

@@ -6,12 +6,12 @@ from http import HTTPStatus
 
 from fastapi import APIRouter
 
+from gateway.access.keys import create_key, new_key, revoke_key
 from gateway.dependencies import IdentityDep, PathText, RequestId, ServicesDep
 from gateway.identity import Scope
-from gateway.keys import create_key, new_key, revoke_key
-from gateway.paging import Cursor, Limit, cursor_of, number_of
 from gateway.problems import ProblemError
 from gateway.views import act_answer, key_answer
+from gateway.web.paging import Cursor, Limit, cursor_of, number_of
 from nekro_client.models import Act, ApiKey, CreatedKey, KeyBody, Page
 
 __all__ = ["router"]

@@ -11,9 +11,9 @@ from gateway.dependencies import ChatKey, IdentityDep, ServicesDep
 from gateway.idempotency import OnceDep
 from gateway.identity import Scope
 from gateway.messages import post_message, sender_of
-from gateway.paging import Cursor, Limit, cursor_of, number_of
 from gateway.problems import ProblemError
 from gateway.views import message_answer, stopped_round
+from gateway.web.paging import Cursor, Limit, cursor_of, number_of
 from nekro_agent.errors import NotFoundError
 from nekro_agent.ports import IncomingMessage
 from nekro_client.models import Message, MessageBody, NewTextPart, Page, PostedMessage, Reset

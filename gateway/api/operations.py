@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Request
 from redis.exceptions import RedisError
 
-from gateway.audit import record_act
+from gateway.access.audit import record_act
 from gateway.dependencies import IdentityDep, PathText, ServicesDep
 from gateway.identity import Scope
 from gateway.views import dead_letter_answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from gateway.budgets import require_budget
+from gateway.access.budgets import require_budget
 from gateway.dependencies import IdentityDep, ServicesDep
 from gateway.idempotency import OnceDep
 from gateway.identity import Scope

@@ -7,12 +7,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 
-from gateway.audit import record_act
+from gateway.access.audit import record_act
 from gateway.dependencies import IdentityDep, PathText, ServicesDep
 from gateway.identity import Identity, Scope
-from gateway.paging import Cursor, Limit, cursor_of, text_of
 from gateway.problems import ProblemError
 from gateway.views import job_answer, timer_answer
+from gateway.web.paging import Cursor, Limit, cursor_of, text_of
 from nekro_agent.errors import NotFoundError
 from nekro_client.models import Job, Page, SignalBody, Timer, TimerBody
 from storage.repositories.jobs import Job as JobRow

@@ -11,9 +11,9 @@ import pytest
 from gateway_server import served
 from worker_fleet import Fleet
 
+from gateway.access.keys import create_key, new_key
 from gateway.app import create_app
 from gateway.identity import Scope
-from gateway.keys import create_key, new_key
 from nekro_agent.errors import UsageError
 from nekro_agent.shared_clock import shared_time
 from storage.engine import Database

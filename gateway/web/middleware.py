@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 
 from fastapi import Request
 from loguru import logger
@@ -19,8 +19,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from broker_config.settings import GatewaySettings
 from codec.wire import new_id
-from gateway.paths import decoded
 from gateway.problems import problem_response
+from gateway.web.paths import decoded
 from messaging.tracing import span
 from runtime.metrics import metrics
 from workers.ops.host_header import AllowedHosts, is_loopback
@@ -178,9 +178,17 @@ def _request_id(headers: Mapping[str, str]) -> str:
 
 
 def _route(scope: Scope) -> str:
-    """Return the route's pattern; the number of patterns is that of the routes."""
-    route: Any = scope.get("route")
-    return str(getattr(route, "path", "")) or "unmatched"
+    """Return the route's pattern; the number of patterns is that of the routes.
+
+    A route has the pattern of its own router only; the segments before it are those of routers around it.
+    """
+    pattern = str(getattr(scope.get("route"), "path", ""))
+    if not pattern:
+        return "unmatched"
+    if ":path}" in pattern:
+        return pattern
+    before = scope["path"].split("/")[: -pattern.count("/")]
+    return "/".join(before) + pattern
 
 
 def _method(scope: Scope) -> str:

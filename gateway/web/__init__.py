@@ -1,0 +1,1 @@
+"""How requests are received and answers sent: the server, middlewares, paths, pages of lists."""

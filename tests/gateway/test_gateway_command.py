@@ -1,0 +1,74 @@
+"""`nekro gateway` as a process: readiness, probes, shutdown, refusal to listen without a key."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from waiting import WAIT_SECONDS
+from worker_fleet import Fleet
+
+
+@contextmanager
+def running(fleet: Fleet, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A gateway process and its URL."""
+    process = fleet.command("gateway", "--json", *arguments)
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        line = process.stdout.readline()
+        assert line, process.stderr.read()
+        ready = json.loads(line)
+        assert ready["pid"] == process.pid
+        yield process, ready["url"]
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.communicate(timeout=WAIT_SECONDS)
+
+
+@pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
+def test_serves_probes_metrics_and_stops_gracefully(fresh_fleet: Fleet) -> None:
+    with running(fresh_fleet, "--port", "0") as (process, url), httpx.Client(base_url=url) as client:
+        assert client.get("/readyz").json() == {"ok": True}
+        assert client.post("/api/v1/chats/c/messages", json={"text": "x", "user_id": "u"}).status_code == 202
+        text = client.get("/metrics").text
+        wanted = (
+            'nekro_http_requests_total{method="POST",'
+            'route="/api/v1/chats/{chat_key}/messages",status="202"} 1.0'
+        )
+        assert wanted in text.split("\n")
+        port = url.rpartition(":")[2]
+        checked = fresh_fleet.run("gateway", "--check", "--port", port, "--json")
+        assert (checked.returncode, json.loads(checked.stdout)) == (0, {"ok": True, "status": 200})
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT_SECONDS) == 0
+        assert fresh_fleet.run("gateway", "--check", "--port", port).returncode == 13
+
+
+@pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
+def test_listens_elsewhere_only_with_a_key(fresh_fleet: Fleet, tmp_path: Path) -> None:
+    path = tmp_path / "gateway.sock"
+    for address in (("--host", "0.0.0.0", "--port", "0"), ("--socket", str(path))):
+        refused = fresh_fleet.run("gateway", *address)
+        assert refused.returncode == 2 and "no valid key" in refused.stderr
+    key = fresh_fleet.run("keys", "create", "k", "--scope", "admin").stdout.strip()
+    with running(fresh_fleet, "--socket", str(path)):
+        assert path.stat().st_mode & 0o777 == 0o600
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x") as client:
+            assert client.get("/api/v1/keys").status_code == 401
+            headers = {"Authorization": f"Bearer {key}"}
+            assert client.get("/api/v1/keys", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
+def test_says_that_its_port_is_taken(fresh_fleet: Fleet) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        refused = fresh_fleet.run("gateway", "--port", str(taken.getsockname()[1]))
+    assert refused.returncode == 13 and "--port" in refused.stderr
