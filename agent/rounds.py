@@ -76,6 +76,7 @@ class RoundInput:
     ``dispatch`` sends one plugin call to a worker; in the last round of a turn
     (``RoundRunner.is_last``) it must not let a call request a follow-up round.
     ``on_answer`` is awaited before the code runs; if it raises, the code does not run.
+    ``on_request`` receives the characters of the prompt that is sent, ``on_delta`` is as in ``LLMRequest``.
     """
 
     round_id: str
@@ -91,6 +92,8 @@ class RoundInput:
     observations: Sequence[Observation] = ()
     #: None means the persona of the settings.
     persona: str | None = None
+    on_request: Callable[[int], None] | None = None
+    on_delta: Callable[[int, str], None] | None = None
     on_answer: Callable[[RoundAnswer], Awaitable[None]] | None = None
     on_output: Callable[[str], None] | None = None
 
@@ -270,11 +273,18 @@ class _Round:
                 persona=given.persona,
             )
         )
-        request = LLMRequest(messages=messages, round_id=given.round_id, chat_key=given.chat.chat_key)
+        request = LLMRequest(
+            messages=messages,
+            round_id=given.round_id,
+            chat_key=given.chat.chat_key,
+            on_delta=given.on_delta,
+        )
         self._prompt_chars = request.chars
         return request
 
     async def _ask(self, request: LLMRequest) -> LLMAnswer:
+        if self._input.on_request is not None:
+            self._input.on_request(self._prompt_chars)
         try:
             async with asyncio.timeout(self._seconds_to_ask()) as limit:
                 with span("llm.request", {"round_id": request.round_id}, kind="client") as part:

@@ -175,6 +175,9 @@ class RetentionSettings(_Group):
         ge=1,
         description="Rounds of the LLM, with prompt sizes and code; background jobs and fired timers.",
     )
+    events_days: float = Field(
+        30, ge=1, description="Events of chats; a stream can resume from any that is kept."
+    )
     messages_days: float = Field(0, ge=0, description="Messages of chats; 0 keeps them forever.")
     requests_days: float = Field(
         1,

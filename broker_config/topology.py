@@ -25,8 +25,10 @@ __all__ = [
     "AGENT_EVENTS",
     "COMMAND_TASK",
     "DRAIN_TASK",
+    "EVENTS_ADDED",
     "HOOK_TASK",
     "JOB_TASK",
+    "LIVE_EVENT",
     "ROUND_REQUESTED",
     "count_waiting",
     "encode_chat_key",
@@ -39,6 +41,10 @@ __all__ = [
 
 AGENT_EVENTS: Final = Exchange("agent.events", type="topic", durable=True)
 ROUND_REQUESTED: Final = "round.requested"
+#: Event: rows were added to a chat's events. Its body is ``{"chat_key", "number"}``.
+EVENTS_ADDED: Final = "events.added"
+#: Event: something that is not kept, such as a piece of output. Its body is the event.
+LIVE_EVENT: Final = "events.live"
 #: Celery task that runs a chat's requested rounds; its only argument is the chat key.
 DRAIN_TASK: Final = "nekro.rounds.drain"
 #: Celery task that executes a background job; its only argument is the job id, which is also the task id.

@@ -37,26 +37,33 @@ RENEWALS: Final = 12
 MAX_WAITING: Final = 1000
 #: Maximum number of events per poll.
 MAX_POLL: Final = 200
+#: Routing keys of ``EVENTS_ADDED`` and ``LIVE_EVENT``, of any chat.
+_OF_ALL: Final = "events.#"
 #: Errors of the drivers when the broker does not answer.
 _AWAY: Final = (KombuError, ChannelError, ConnectionError, redis.RedisError, OSError)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WatchedEvent:
-    """One event of a chat; ``body`` is empty for task messages."""
+    """One event of a chat; ``name`` is without the chat, ``body`` is empty for task messages."""
 
     name: str
     body: Mapping[str, Any]
 
 
 class EventWatcher:
-    """Receives the events of one chat; blocking, and used by one thread at a time."""
+    """Receives the events of one chat, or those about events of all; blocking, for one thread at a time."""
 
-    def __init__(self, app: Celery, settings: BrokerSettings, *, chat_key: str) -> None:
+    def __init__(self, app: Celery, settings: BrokerSettings, *, chat_key: str | None) -> None:
+        """Open nothing yet.
+
+        Args:
+            chat_key: None receives ``events.added`` and ``events.live`` of all chats.
+        """
         assert settings.url is not None  # noqa: S101 - checked when the app was built
         self._app, self._settings, self._url = app, settings, settings.url
         self._id = new_id()
-        self._word = encode_chat_key(chat_key)
+        self._pattern = _OF_ALL if chat_key is None else f"#.{encode_chat_key(chat_key)}"
         self._connection: Any = None
         self._queue: Any = None
         self._renewed_at = 0.0
@@ -122,7 +129,7 @@ class EventWatcher:
         queue = Queue(
             f"{WATCH_PREFIX}{self._id}",
             exchange=AGENT_EVENTS,
-            routing_key=f"#.{self._word}",
+            routing_key=self._pattern,
             durable=False,
             **bounds,
         )
@@ -152,7 +159,8 @@ class EventWatcher:
         return events
 
     def _event(self, message: Any) -> WatchedEvent:
-        name = str(message.delivery_info.get("routing_key", "")).removesuffix(f".{self._word}")
+        # An encoded chat key is one word.
+        name = str(message.delivery_info.get("routing_key", "")).rpartition(".")[0]
         try:
             body = message.payload
         except (KombuError, ValueError):  # a foreign message in another format

@@ -104,6 +104,7 @@ class Database:
             try:
                 async with limited(self.settings.transaction_timeout_seconds):
                     yield transaction
+                    await transaction.flush()
                 await connection.commit()
             except BaseException:
                 # The original error is the one to report; a connection in an unknown state is not used again.

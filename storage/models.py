@@ -41,6 +41,7 @@ __all__ = [
     "AuditRow",
     "Base",
     "CallRow",
+    "ChatEventRow",
     "ChatRow",
     "CronJobRow",
     "DownloadRow",
@@ -151,6 +152,8 @@ class ChatRow(LeaseColumns, Base):
     observe_mode: Mapped[bool] = mapped_column(server_default=false(), default=False)
     #: Counts changes and deletions of messages.
     history_revision: Mapped[int] = mapped_column(BigInteger(), server_default=text("0"), default=0)
+    #: Number of the chat's newest event.
+    last_event: Mapped[int] = mapped_column(BigInteger(), server_default=text("0"), default=0)
     #: Unused: ``sandbox.areas.shared`` goes by the directory's times. Kept while older releases may run.
     shared_used_at: Mapped[datetime | None] = mapped_column(index=True)
 
@@ -170,12 +173,35 @@ class MessageRow(Base):
     data: Mapped[dict[str, Any] | None] = mapped_column(JsonText())
     call_id: Mapped[str | None] = mapped_column(KeyText(), index=True)
     round_id: Mapped[str | None]
+    #: The turn that it started or that sent it; None for a message of no turn, and of releases before 0.2.
+    turn_id: Mapped[str | None] = mapped_column(KeyText(), index=True)
     plugin_key: Mapped[str | None]
     #: Deduplication key, such as ``observation:<call id>``.
     once_key: Mapped[str | None] = mapped_column(KeyText(), unique=True)
     created_at: Mapped[datetime] = mapped_column(index=True)
 
     __table_args__ = (Index("ix_messages_chat_key_sequence", "chat_key", "sequence"), _ORDERED)
+
+
+class ChatEventRow(Base):
+    """Something that happened in a chat, for readers of its stream.
+
+    There is no foreign key to the chat: the number comes from the chat's row, so the row exists.
+    """
+
+    __tablename__ = "chat_events"
+
+    chat_key: Mapped[str] = mapped_column(KeyText(), primary_key=True)
+    #: Grows by 1 within a chat, in the order of commits.
+    number: Mapped[int] = mapped_column(BigInteger(), primary_key=True, autoincrement=False)
+    type: Mapped[str]
+    turn_id: Mapped[str | None] = mapped_column(KeyText(), index=True)
+    round_id: Mapped[str | None]
+    call_id: Mapped[str | None]
+    message_id: Mapped[str | None]
+    data: Mapped[dict[str, Any]] = mapped_column(JsonText())
+    #: When it happened, by the shared clock; not in the order of numbers.
+    created_at: Mapped[datetime] = mapped_column(index=True)
 
 
 class UserRow(Base):
@@ -377,6 +403,10 @@ class JobRow(Base):
     task_id: Mapped[str] = mapped_column(KeyText())
     plugin_key: Mapped[str]
     chat_key: Mapped[str] = mapped_column(KeyText(), index=True)
+    #: The call that started it, with its round and turn; None for a job that no call started.
+    call_id: Mapped[str | None]
+    round_id: Mapped[str | None]
+    turn_id: Mapped[str | None] = mapped_column(KeyText(), index=True)
     state: Mapped[JobState]
     on_crash: Mapped[CrashPolicy]
     percent: Mapped[int] = mapped_column(default=0)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, select
+from sqlalchemy import ColumnElement, delete, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute
 
 from broker_config.settings import RetentionSettings
@@ -16,6 +16,7 @@ from storage.models import (
     AuditRow,
     Base,
     CallRow,
+    ChatEventRow,
     JobRow,
     KeyTurnRow,
     MessageRow,
@@ -31,7 +32,7 @@ __all__ = ["delete_expired"]
 @dataclass(frozen=True, kw_only=True)
 class _Rule:
     table: type[Base]
-    key: InstrumentedAttribute[Any]
+    key: tuple[InstrumentedAttribute[Any], ...]
     expired: ColumnElement[bool]
 
 
@@ -47,8 +48,8 @@ async def delete_expired(
     """
     deleted: dict[str, int] = {}
     for rule in _rules(retention):
-        expired = select(rule.key).where(rule.expired).limit(batch)
-        statement = delete(rule.table).where(rule.key.in_(expired.scalar_subquery()))
+        expired = select(*rule.key).where(rule.expired).limit(batch)
+        statement = delete(rule.table).where(tuple_(*rule.key).in_(expired))
         count = batch
         while count == batch:
             async with database.autocommit() as tx:
@@ -61,38 +62,45 @@ async def delete_expired(
 def _rules(retention: RetentionSettings) -> list[_Rule]:
     calls = seconds_from_now(-timedelta(days=retention.calls_days).total_seconds())
     rounds = seconds_from_now(-timedelta(days=retention.rounds_days).total_seconds())
+    events = seconds_from_now(-timedelta(days=retention.events_days).total_seconds())
     messages = seconds_from_now(-timedelta(days=retention.messages_days).total_seconds())
     requests = seconds_from_now(-timedelta(days=retention.requests_days).total_seconds())
     audit = seconds_from_now(-timedelta(days=retention.audit_days).total_seconds())
     rules = [
         _Rule(
             table=CallRow,
-            key=CallRow.id,
+            key=(CallRow.id,),
             expired=(CallRow.finished_at < calls) & CallRow.state.in_(FINAL_CALL_STATES),
         ),
         _Rule(
             table=RoundRow,
-            key=RoundRow.id,
+            key=(RoundRow.id,),
             expired=(RoundRow.finished_at < rounds) & RoundRow.state.in_(FINAL_ROUND_STATES),
         ),
         _Rule(
             table=JobRow,
-            key=JobRow.id,
+            key=(JobRow.id,),
             expired=(JobRow.updated_at < rounds) & JobRow.state.in_(FINAL_JOB_STATES),
         ),
         _Rule(
             table=TimerRow,
-            key=TimerRow.id,
+            key=(TimerRow.id,),
             expired=(TimerRow.fire_at < rounds) & TimerRow.state.not_in(OPEN_TIMER_STATES),
+        ),
+        _Rule(
+            table=ChatEventRow,
+            key=(ChatEventRow.chat_key, ChatEventRow.number),
+            expired=ChatEventRow.created_at < events,
         ),
     ]
     rules += [
         # Also one that still runs: a gateway that loses its row stores no answer.
-        _Rule(table=RequestRow, key=RequestRow.digest, expired=RequestRow.created_at < requests),
-        _Rule(table=KeyTurnRow, key=KeyTurnRow.turn_id, expired=KeyTurnRow.created_at < rounds),
+        _Rule(table=RequestRow, key=(RequestRow.digest,), expired=RequestRow.created_at < requests),
+        _Rule(table=KeyTurnRow, key=(KeyTurnRow.turn_id,), expired=KeyTurnRow.created_at < rounds),
     ]
     if retention.audit_days:
-        rules.append(_Rule(table=AuditRow, key=AuditRow.sequence, expired=AuditRow.at < audit))
+        rules.append(_Rule(table=AuditRow, key=(AuditRow.sequence,), expired=AuditRow.at < audit))
     if retention.messages_days:
-        rules.append(_Rule(table=MessageRow, key=MessageRow.id, expired=MessageRow.created_at < messages))
+        expired = MessageRow.created_at < messages
+        rules.append(_Rule(table=MessageRow, key=(MessageRow.id,), expired=expired))
     return rules

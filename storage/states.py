@@ -14,6 +14,7 @@ __all__ = [
     "OPEN_TIMER_STATES",
     "CallState",
     "CrashPolicy",
+    "EventType",
     "JobState",
     "MarkSource",
     "RoundState",
@@ -37,6 +38,39 @@ class CallState(StrEnum):
     UNKNOWN = "unknown"
     #: Cancelled on request before it ended.
     CANCELLED = "cancelled"
+
+
+class EventType(StrEnum):
+    """What happened in a chat; those marked live are published and not kept."""
+
+    #: A person wrote.
+    MESSAGE_RECEIVED = "message.received"
+    #: The agent wrote.
+    MESSAGE_SENT = "message.sent"
+    #: The agent sent a file or picture.
+    FILE_SENT = "file.sent"
+    #: A system message was added, which the agent sees and people do not.
+    MESSAGE_NOTED = "message.noted"
+    #: The first round of a turn was requested.
+    TURN_STARTED = "turn.started"
+    #: No round of the turn will run any more; once per turn.
+    TURN_ENDED = "turn.ended"
+    #: Once per attempt at a round.
+    ROUND_STARTED = "round.started"
+    ROUND_ENDED = "round.ended"
+    MODEL_REQUESTED = "model.requested"
+    #: Live: a piece of the model's answer.
+    MODEL_DELTA = "model.delta"
+    CODE_READY = "code.ready"
+    #: Live: a piece of the code's output.
+    OUTPUT_CHUNK = "output.chunk"
+    CALL_STARTED = "call.started"
+    #: Live: what a running call reported.
+    CALL_PROGRESS = "call.progress"
+    CALL_ENDED = "call.ended"
+    JOB_STARTED = "job.started"
+    JOB_PROGRESS = "job.progress"
+    JOB_ENDED = "job.ended"
 
 
 class RoundState(StrEnum):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from storage.repositories.chats import ChatRepository
     from storage.repositories.detached_calls import DetachedCallRepository
     from storage.repositories.downloads import DownloadRepository
+    from storage.repositories.events import EventRepository
     from storage.repositories.job_signals import JobSignalRepository
     from storage.repositories.jobs import JobRepository
     from storage.repositories.lane_overrides import MethodMarkRepository, PluginStateRepository
@@ -93,6 +94,13 @@ class Repositories:
         from storage.repositories.downloads import DownloadRepository
 
         return DownloadRepository(self._runner)
+
+    @cached_property
+    def events(self) -> EventRepository:
+        """Events of chats."""
+        from storage.repositories.events import EventRepository
+
+        return EventRepository(self._runner)
 
     @cached_property
     def jobs(self) -> JobRepository:
@@ -187,6 +195,11 @@ class Transaction(Repositories):
         the callback should have announced is committed, and the sweep finds unannounced rows.
         """
         self._callbacks.append(callback)
+
+    async def flush(self) -> None:
+        """Write the events that were added; ``Database.begin`` calls this before the commit."""
+        if "events" in self.__dict__:
+            await self.events.flush()
 
     async def run_callbacks(self) -> None:
         """Run the callbacks; ``Database.begin`` calls this after the commit."""

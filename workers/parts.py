@@ -280,6 +280,7 @@ class Parts:
             self.background,
             lease_seconds=self.settings.agent.lease_seconds,
             announce=self.announcer.announce,
+            publisher=self.publisher,
         )
         return JobRunner(
             running=running,
@@ -441,7 +442,13 @@ class Parts:
 
         return MethodTargets(
             registry=self.loaded_registry,
-            reports=CallReports(self.database, self.background, self.announcer, worker_name=self.node),
+            reports=CallReports(
+                self.database,
+                self.background,
+                self.announcer,
+                self.publisher,
+                worker_name=self.node,
+            ),
             home_of=self._queue_of_home,
             watchdog=self.watchdog,
         )
@@ -482,7 +489,7 @@ class Parts:
         """Writes calls whose callers stop waiting."""
         from workers.calls.detached import CallDetacher
 
-        return CallDetacher(self.database)
+        return CallDetacher(self.database, self.publisher)
 
     @cached_property
     def dispatcher(self) -> Dispatcher:

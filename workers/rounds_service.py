@@ -54,6 +54,7 @@ class RoundsService:
             owner=services.node,
             slots=slots,
             is_stopping=is_stopping,
+            redact=services.redactor,
         )
         return cls(llm=llm, drain=drain)
 

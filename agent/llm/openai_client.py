@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -47,10 +48,18 @@ class _Gathered:
     """The received part of one answer."""
 
     model: str
+    #: Receives each piece.
+    on_piece: Callable[[str], None] = field(default=lambda _piece: None, repr=False)
     pieces: list[str] = field(default_factory=list)
     finish_reason: str = ""
     prompt_tokens: int | None = None
     answer_tokens: int | None = None
+
+    def add(self, piece: str) -> None:
+        """Append a piece of text."""
+        if piece:
+            self.pieces.append(piece)
+            self.on_piece(piece)
 
 
 class OpenAIClient:
@@ -115,6 +124,8 @@ class OpenAIClient:
     async def _try(self, request: LLMRequest, model: str, number: int) -> _Gathered:
         await self._record.add(request, model=model, number=number)
         gathered = _Gathered(model=model)
+        if request.on_delta is not None:
+            gathered.on_piece = partial(request.on_delta, number)
         with self._faults():
             try:
                 async with asyncio.timeout(self._settings.timeout_seconds):
@@ -136,7 +147,7 @@ class OpenAIClient:
             # With a wrong base URL the package returns whatever text the server sent.
             raise _TryFailed(Fault(what="the response is not a chat completion", status=200))
         choice = completion.choices[0]
-        gathered.pieces.append(choice.message.content or "")
+        gathered.add(choice.message.content or "")
         gathered.finish_reason = choice.finish_reason or "stop"
         _note_usage(gathered, completion)
 
@@ -254,8 +265,7 @@ def _add_chunk(gathered: _Gathered, chunk: ChatCompletionChunk) -> bool:
     choice = chunk.choices[0]
     # Reasoning models stream their thoughts in fields that the protocol does not define.
     thinks = any(value for name, value in (choice.delta.model_extra or {}).items() if "reasoning" in name)
-    if choice.delta.content:
-        gathered.pieces.append(choice.delta.content)
+    gathered.add(choice.delta.content or "")
     gathered.finish_reason = choice.finish_reason or gathered.finish_reason
     return bool(choice.delta.content or choice.finish_reason or thinks)
 

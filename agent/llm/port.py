@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from agent.model import PromptMessage
@@ -17,6 +18,9 @@ class LLMRequest:
     messages: tuple[PromptMessage, ...]
     round_id: str = ""
     chat_key: str = ""
+    #: Called with the number of the try, from 1, and each piece of text as it arrives; must not block. A
+    #: try that fails leaves a text that the next one does not continue.
+    on_delta: Callable[[int, str], None] | None = field(default=None, compare=False, repr=False)
 
     @property
     def chars(self) -> int:

@@ -58,6 +58,8 @@ class ScriptedClient:
         """
         await self._record.add(request, model=_MODEL, number=1)
         text = self._answer(request)
+        if request.on_delta is not None:
+            request.on_delta(1, text)
         return LLMAnswer(
             text=text,
             model=_MODEL,

@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
@@ -18,12 +16,13 @@ from cli.output import one_line
 from cli.running import run_async
 from cli.services.ownership import require_running
 from cli.services.presence import require_broker
-from nekro_agent.durations import POLL_SECONDS, PROGRAM_SECONDS
+from nekro_agent.durations import FRESH_SECONDS, POLL_SECONDS, PROGRAM_SECONDS
 from nekro_agent.errors import BrokerUnavailableError
 
 if TYPE_CHECKING:
     from messaging.event_watch import EventWatcher, WatchedEvent
     from storage.engine import Database
+    from storage.repositories.events import ChatEvent
 
 __all__ = ["Args", "register", "run"]
 
@@ -33,13 +32,17 @@ examples:
   nekro tail group_1 --json --count 3
   nekro tail group_1 --seconds 60
 
-Binds a queue of its own to the exchange `agent.events` and prints its events: round.requested,
-round.started, round.ended, message.added. Past events are not shown (`nekro history` shows the past), and
-publishers never wait for it: when more than 1000 events wait in its queue, they are dropped and counted.
-Ctrl-C, --count and --seconds end it with exit code 0. `--json` prints one object per line: {at, event,
-chat_key, …}.
+Prints messages, turns, rounds, calls and jobs of the chat as they are recorded. Past events are not shown
+(`nekro history` shows the past). They are read from the database; the queue that this command binds to the
+exchange `agent.events` only tells when.
+Ctrl-C, --count and --seconds end it with exit code 0. `--json` prints one object per line: {number, type, at,
+chat_key, turn_id, round_id, call_id, message_id, data}.
 """
 _TEXT_COLUMNS: Final = 100
+#: Events of one reading.
+_PAGE: Final = 200
+#: Data of rounds, calls and jobs that a line shows.
+_SHOWN: Final = ("method", "type", "state", "stop_type", "percent", "message", "model")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,37 +87,48 @@ async def _tail(args: Args, settings: Settings, deps: Deps) -> None:
     shown = 0
     try:
         with EventWatcher(create_app(settings), settings.broker, chat_key=args.chat_key) as watcher:
+            last = await _newest(database, args.chat_key)
             deps.output.words(f"watching chat {args.chat_key}; Ctrl-C ends")
-            async for event in _events(watcher, deps, seconds=args.seconds):
-                values = await _values(event, args, database)
-                if args.json:
-                    deps.output.json_line(values)
-                else:
-                    deps.output.report(_line(values))
-                shown += 1
-                if shown == args.count:
-                    return
+            async for _ in _wakings(watcher, seconds=args.seconds):
+                for event in await _read(database, args.chat_key, after=last):
+                    last = event.number
+                    if args.json:
+                        deps.output.json_line(_values(event))
+                    else:
+                        deps.output.report(_line(event))
+                    shown += 1
+                    if shown == args.count:
+                        return
     finally:
         await database.dispose()
 
 
-async def _events(watcher: EventWatcher, deps: Deps, *, seconds: float | None) -> AsyncIterator[WatchedEvent]:
-    """Yield events as they arrive, for ``seconds``; None: without end."""
+async def _newest(database: Database, chat_key: str) -> int:
+    async with database.read() as transaction:
+        return (await transaction.events.newest_numbers([chat_key])).get(chat_key, 0)
+
+
+async def _read(database: Database, chat_key: str, *, after: int) -> list[ChatEvent]:
+    async with database.read() as transaction:
+        return await transaction.events.after(chat_key, number=after, limit=_PAGE)
+
+
+async def _wakings(watcher: EventWatcher, *, seconds: float | None) -> AsyncIterator[None]:
+    """Yield when the chat may have new events, for ``seconds``; None: without end."""
     end = time.monotonic() + seconds if seconds is not None else float("inf")
-    answered_at, reported = time.monotonic(), 0
+    answered_at, woken_at = time.monotonic(), 0.0
     while time.monotonic() < end:
+        is_announced = False
         try:
-            events = await _polled(watcher)
+            is_announced = bool(await _polled(watcher))
             answered_at = time.monotonic()
         except BrokerUnavailableError:
             if time.monotonic() - answered_at > PROGRAM_SECONDS:
                 raise
-            events = []
-        for event in events:
-            yield event
-        if watcher.dropped > reported:
-            deps.output.words(f"{watcher.dropped - reported} events came too fast and are not shown")
-            reported = watcher.dropped
+        # Also without an announcement, which may be lost.
+        if is_announced or time.monotonic() - woken_at > FRESH_SECONDS:
+            woken_at = time.monotonic()
+            yield
         await asyncio.sleep(POLL_SECONDS)
 
 
@@ -129,39 +143,37 @@ async def _polled(watcher: EventWatcher) -> list[WatchedEvent]:
         raise
 
 
-async def _values(event: WatchedEvent, args: Args, database: Database) -> dict[str, Any]:
-    """Return one event as ``--json`` prints it."""
-    body = dict(event.body)
-    if event.name == "message.added":
-        body |= await _message(database, str(body.get("id", "")))
-    ours = {"at": datetime.now(UTC), "event": event.name, "chat_key": args.chat_key}
-    return {**ours, **body, **ours}  # these keys come first, and an event cannot override them
+def _values(event: ChatEvent) -> dict[str, Any]:
+    """Return an event as ``--json`` prints it."""
+    return {
+        "number": event.number,
+        "type": event.type,
+        "at": event.created_at,
+        "chat_key": event.chat_key,
+        "turn_id": event.turn_id,
+        "round_id": event.round_id,
+        "call_id": event.call_id,
+        "message_id": event.message_id,
+        "data": event.data,
+    }
 
 
-def _line(values: dict[str, Any]) -> str:
+def _line(event: ChatEvent) -> str:
     """Format an event as one line."""
-    body = {name: value for name, value in values.items() if name not in ("at", "event", "chat_key")}
-    name = one_line(str(values["event"]), limit=_TEXT_COLUMNS)
-    return f"{values['at']:%H:%M:%S}  {name:<16}  {_words(name, body)}".rstrip()
+    words = one_line(_words(event.type, event.data), limit=_TEXT_COLUMNS)
+    return f"{event.created_at:%H:%M:%S}  {event.type:<16}  {words}".rstrip()
 
 
-async def _message(database: Database, message_id: str) -> dict[str, Any]:
-    """Return sender and text, which the event does not carry, from the message's row."""
-    async with database.read() as transaction:
-        message = await transaction.messages.find(message_id)
-    if message is None:
-        return {}
-    return {"sender": message.sender_name or message.sender_id, "text": message.text}
-
-
-def _words(name: str, body: dict[str, Any]) -> str:
-    """Summarise a known event; for other events, return the body."""
-    if name == "message.added":
-        return one_line(
-            f"{body.get('sender') or body.get('kind')}: {body.get('text', '')}", limit=_TEXT_COLUMNS
-        )
-    if name in ("round.started", "round.ended"):
-        parts = [f"round {body.get('number')}", body.get("trigger"), body.get("state"), body.get("stop_type")]
-        parts += [f"on {body['worker']}" if body.get("worker") else None]
-        return one_line("  ".join(str(part) for part in parts if part), limit=_TEXT_COLUMNS)
-    return one_line(json.dumps(body, ensure_ascii=False), limit=_TEXT_COLUMNS) if body else ""
+def _words(kind: str, data: dict[str, Any]) -> str:
+    """Summarise an event's data."""
+    if kind.startswith(("message.", "file.")):
+        text = data.get("text") or data.get("file_path", "")
+        return f"{data.get('sender_name') or data.get('sender_id') or data.get('kind')}: {text}"
+    parts = [data.get(name) for name in _SHOWN]
+    if "number" in data:
+        parts.insert(0, f"round {data['number']}")
+    if data.get("worker"):
+        parts.append(f"on {data['worker']}")
+    if isinstance(data.get("error"), dict):
+        parts.append(data["error"].get("text"))
+    return "  ".join(str(part) for part in parts if part not in (None, ""))

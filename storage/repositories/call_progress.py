@@ -40,6 +40,9 @@ class CallProgress:
     message: str
     #: How long the row stays open without another report.
     lease_seconds: float
+    #: None outside rounds.
+    round_id: str | None = None
+    turn_id: str | None = None
 
 
 class CallProgressRepository(Repository):
@@ -69,6 +72,9 @@ class CallProgressRepository(Repository):
             task_id=progress.call_id,
             plugin_key=progress.plugin_key,
             chat_key=progress.chat_key,
+            call_id=progress.call_id,
+            round_id=progress.round_id,
+            turn_id=progress.turn_id,
             state=JobState.RUNNING,
             on_crash=CrashPolicy.FAIL,
             percent=progress.percent,

@@ -49,6 +49,10 @@ class NewJob:
     #: Plain JSON data: the arguments of the task function.
     args: Any | None = None
     on_crash: CrashPolicy = CrashPolicy.RESTART
+    #: The call that started it, with its round and turn; None for a job that no call started.
+    call_id: str | None = None
+    round_id: str | None = None
+    turn_id: str | None = None
     id: str = field(default_factory=new_id)
 
 
@@ -251,6 +255,11 @@ class JobRepository(Repository):
         # The open job first: two jobs created in the same millisecond have equal times.
         newest = statement.order_by(is_open.desc(), JobRow.created_at.desc()).limit(1)
         return await self._one_or_none(Job, newest)
+
+    async def of_turn(self, turn_id: str) -> list[Job]:
+        """List the jobs that calls of a turn started, the oldest first."""
+        statement = select(JobRow).where(JobRow.turn_id == turn_id)
+        return await self._all(Job, statement.order_by(JobRow.created_at, JobRow.id))
 
     async def newest(
         self,

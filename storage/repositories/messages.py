@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Executable, Integer, bindparam, delete, func, select
+from sqlalchemy import Executable, Integer, bindparam, delete, func, select, update
 
 from nekro_agent.ports import MessageKind
 from storage.clock import now
@@ -35,6 +35,8 @@ class NewMessage:
     data: dict[str, Any] | None = None
     call_id: str | None = None
     round_id: str | None = None
+    #: The turn that it started or that sent it.
+    turn_id: str | None = None
     plugin_key: str | None = None
     #: Deduplication key, such as ``observation:<call id>`` or a platform's message id; None for
     #: messages that may repeat.
@@ -126,6 +128,15 @@ class MessageRepository(Repository):
         """List the messages and observations of a call, in order."""
         statement = select(MessageRow).where(MessageRow.call_id == call_id).order_by(MessageRow.sequence)
         return await self._all(Message, statement)
+
+    async def of_turn(self, turn_id: str) -> list[Message]:
+        """List the messages of a turn, in order."""
+        statement = select(MessageRow).where(MessageRow.turn_id == turn_id).order_by(MessageRow.sequence)
+        return await self._all(Message, statement)
+
+    async def name_turn(self, message_id: str, turn_id: str) -> None:
+        """Record the turn that a message started."""
+        await self._count(update(MessageRow).where(MessageRow.id == message_id).values(turn_id=turn_id))
 
     async def last_sequence(self, chat_key: str) -> int:
         """Return the sequence of the chat's newest message, 0 when it has none."""

@@ -158,17 +158,29 @@ class RoundRepository(Repository):
         )
         return sorted(await self._all(Round, statement), key=lambda item: item.sequence)
 
-    async def cancel(self, chat_key: str, *, reason: str) -> list[Round]:
+    async def cancel(self, chat_key: str, *, reason: str, turn_id: str | None = None) -> list[Round]:
         """Cancel the requested rounds and request the running one to stop; returns all of them in order.
+
+        Args:
+            turn_id: only the rounds of that turn; None means all rounds of the chat, and then also the ones
+                that the running round has merged.
 
         Raises:
             NotFoundError: there is no such chat.
         """
         await ChatRepository(self._connection).lock(chat_key)
         waits = RoundRow.state == RoundState.REQUESTED
+        is_chosen = _is_open(chat_key)
+        if turn_id is None:
+            running = select(RoundRow.id).where(_is_open(chat_key)).scalar_subquery()
+            await self._count(
+                update(RoundRow).where(RoundRow.merged_into.in_(running)).values(cancel_requested_at=now())
+            )
+        else:
+            is_chosen = and_(is_chosen, RoundRow.turn_id == turn_id)
         statement = (
             update(RoundRow)
-            .where(_is_open(chat_key))
+            .where(is_chosen)
             .values(
                 state=case((waits, RoundState.CANCELLED), else_=RoundRow.state),
                 finished_at=case((waits, now()), else_=RoundRow.finished_at),
@@ -178,6 +190,23 @@ class RoundRepository(Repository):
             .returning(RoundRow)
         )
         return sorted(await self._all(Round, statement), key=lambda item: item.sequence)
+
+    async def split(self, round_id: str) -> list[Round]:
+        """Request the rounds again that were merged into a cancelled one and are not cancelled themselves.
+
+        The caller holds the chat's lock. Returns them in order.
+        """
+        statement = (
+            update(RoundRow)
+            .where(RoundRow.merged_into == round_id, RoundRow.cancel_requested_at.is_(None))
+            .values(state=RoundState.REQUESTED, merged_into=None, finished_at=None)
+            .returning(RoundRow)
+        )
+        return sorted(await self._all(Round, statement), key=lambda item: item.sequence)
+
+    async def open_turns(self, chat_key: str) -> set[str]:
+        """Return the turns of a chat of which a round is open, or is merged into an open one."""
+        return set((await self._rows(_open_turns_statement, {"of_chat": chat_key})).scalars())
 
     async def is_cancel_requested(self, round_id: str) -> bool:
         """Whether cancellation of the round was requested."""
@@ -364,6 +393,17 @@ def _write_statement(names: tuple[str, ...], at: str | None) -> FixedStatement:
 @FixedStatement
 def _cancel_statement(_dialect: str) -> Executable:
     return select(RoundRow.cancel_requested_at).where(RoundRow.id == bindparam("of_round"))
+
+
+@FixedStatement
+def _open_turns_statement(_dialect: str) -> Executable:
+    taker = aliased(RoundRow)
+    merged = (
+        select(RoundRow.turn_id)
+        .join(taker, RoundRow.merged_into == taker.id)
+        .where(taker.chat_key == bindparam("of_chat"), is_one_of(taker.state, *_OPEN))
+    )
+    return union_all(select(RoundRow.turn_id).where(_is_open(bindparam("of_chat"))), merged)
 
 
 @FixedStatement

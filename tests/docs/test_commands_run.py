@@ -687,10 +687,10 @@ EXPECTED = {
     "nekro history cli --limit 5 --json": Expected(
         before=ask_what_is_on, out=r'"text": "What is on today\?"'),
     "nekro tail group_1": Expected(
-        err="watching chat group_1", beside=say_hello, out="message.added +cli-user: Hello", stop=CTRL_C
+        err="watching chat group_1", beside=say_hello, out="message.received +cli-user: Hello", stop=CTRL_C
     ),
     "nekro tail group_1 --json --count 3": Expected(
-        err="watching chat group_1", beside=say_hello, out='"event": "message.added"', after=three_lines
+        err="watching chat group_1", beside=say_hello, out='"type": "message.received"', after=three_lines
     ),
     "nekro tail group_1 --seconds 60": Expected(
         before=lambda _: {"--seconds 60": "--seconds 2"}, err="watching chat group_1"

@@ -267,18 +267,22 @@ async def test_tail_shows_a_chats_events_and_leaves_no_queue(
     process.send_signal(signal.SIGINT)
     out, err = await asyncio.to_thread(process.communicate, timeout=WAIT_SECONDS)
     assert (process.returncode, out) == (0, ""), err
-    shown = [(event["event"], event.get("text") or event.get("stop_type")) for event in events]
-    assert [item for item in shown if item[0] != "round.requested"] == [
-        ("message.added", "scene:tail"),
+    shown = [(event["type"], event["data"].get("text") or event["data"].get("stop_type")) for event in events]
+    assert [item for item in shown if item[0].startswith(("message.", "round.", "turn."))] == [
+        ("message.received", "scene:tail"),
+        ("turn.started", None),
         ("round.started", None),
-        ("message.added", "seen: tea"),
+        ("message.noted", "seen: tea"),
         ("round.ended", "AGENT"),
         ("round.started", None),
-        ("message.added", "done"),
+        ("message.sent", "done"),
         ("round.ended", "NORMAL"),
+        ("turn.ended", None),
     ]
-    assert ("round.requested", None) in shown
+    first = events[0]["number"]
+    assert [event["number"] for event in events] == list(range(first, first + len(events)))
     assert {event["chat_key"] for event in events} == {chat_key}
+    assert {event["turn_id"] for event in events} == {events[1]["turn_id"]}
     prefix = fleet.settings.broker.key_prefix
     with redis.Redis.from_url(redis_server.url) as client:
         assert [key for key in client.scan_iter(f"{prefix}*watch*")] == []
@@ -287,10 +291,10 @@ async def test_tail_shows_a_chats_events_and_leaves_no_queue(
 
 
 def _events_to_the_end(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
-    """Output of `nekro tail --json` up to the normal end of a round."""
+    """Output of `nekro tail --json` up to the end of a turn."""
     assert process.stdout is not None
     events: list[dict[str, Any]] = []
-    while not events or events[-1].get("stop_type") != "NORMAL":
+    while not events or events[-1]["type"] != "turn.ended":
         line = process.stdout.readline()
         assert line, "it ended"
         events.append(json.loads(line))

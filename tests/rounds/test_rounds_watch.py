@@ -34,14 +34,14 @@ def keys(settings: Settings, pattern: str) -> list[bytes]:
 
 def test_a_watcher_gets_only_the_events_of_its_chat(settings: Settings) -> None:
     app = create_app(settings)
-    publish_event(app, "message.added", CHAT, {"id": "before"})
+    publish_event(app, "events.added", CHAT, {"id": "before"})
     with EventWatcher(app, settings.broker, chat_key=CHAT) as watcher:
-        publish_event(app, "message.added", CHAT, {"id": "1"})
-        publish_event(app, "message.added", f"{CHAT}z", {"id": "2"})
+        publish_event(app, "events.added", CHAT, {"id": "1"})
+        publish_event(app, "events.added", f"{CHAT}z", {"id": "2"})
         publish_round_requested(app, CHAT)
         got = [(event.name, dict(event.body)) for event in watcher.poll()]
         assert watcher.poll() == []
-    assert got == [("message.added", {"id": "1"}), ("round.requested", {})]
+    assert got == [("events.added", {"id": "1"}), ("round.requested", {})]
     assert keys(settings, "watch*") == []
 
 
@@ -53,10 +53,10 @@ def test_events_that_a_slow_watcher_does_not_fetch_are_dropped_and_counted(
     app = create_app(settings)
     with EventWatcher(app, settings.broker, chat_key=CHAT) as watcher:
         for number in range(5):
-            publish_event(app, "message.added", CHAT, {"id": number})
+            publish_event(app, "events.added", CHAT, {"id": number})
         assert watcher.poll() == []
         assert watcher.dropped == 5
-        publish_event(app, "message.added", CHAT, {"id": 6})
+        publish_event(app, "events.added", CHAT, {"id": 6})
         assert [event.body for event in watcher.poll()] == [{"id": 6}]
 
 
@@ -66,7 +66,7 @@ async def test_the_sweep_deletes_the_queues_of_killed_watchers_only(
     app = create_app(settings)
     killed = EventWatcher(app, settings.broker, chat_key=CHAT).__enter__()
     with EventWatcher(app, settings.broker, chat_key=CHAT) as living:
-        publish_event(app, "message.added", CHAT, {"id": 1})
+        publish_event(app, "events.added", CHAT, {"id": 1})
         with redis.Redis.from_url(str(settings.broker.url)) as client:
             client.delete(killed._presence_key)  # as if its time had expired
         seconds = await WatchSweep(app, settings.broker).sweep()
@@ -89,7 +89,7 @@ def test_a_watcher_continues_after_redis_lost_its_data(
             watcher.poll()
         own_redis.start()
         watcher.poll()
-        publish_event(create_app(settings), "message.added", CHAT, {"id": 1})
+        publish_event(create_app(settings), "events.added", CHAT, {"id": 1})
         assert [event.body for event in watcher.poll()] == [{"id": 1}]
 
 

@@ -46,8 +46,12 @@ class RecordingPublisher(EventPublisher):
     async def revoke(self, task_id: str) -> None:
         self.events.append(f"revoke {task_id}")
 
-    async def event(self, name: str, chat_key: str, body: Mapping[str, Any], *, later: bool = False) -> None:
-        self.events.append(name)
+    def events_added(self, chat_key: str, number: int, *, later: bool = False) -> None:
+        self.events.append(f"{chat_key} {number}")
+
+    def live(self, chat_key: str, event: Mapping[str, Any]) -> bool:
+        self.events.append(f"live {event['type']}")
+        return True
 
     async def settled(self) -> None:
         """Wait until no job runs."""
@@ -87,6 +91,7 @@ class Bench:
             self.background,
             lease_seconds=lease_seconds,
             announce=lambda *report: self.announced.append(report),
+            publisher=self.publisher,
             look_seconds=0.05,
         )
         return JobRunner(

@@ -82,24 +82,18 @@ async def test_concurrent_messages_are_all_recorded_in_one_order(port: Port) -> 
     assert sequences == sorted(set(sequences), reverse=True)
 
 
-async def test_subscriber_that_reads_at_each_event_gets_everything_in_order(
+async def test_subscriber_that_reads_at_each_announcement_gets_everything_in_order(
     database: Database, recorder: RecordingPublisher
 ) -> None:
-    """The event follows the row, so a reader finds the message at its event."""
-    messages, seen = SqlMessages(database, recorder), list[str]()
-    last = 0
-
-    async def read_on(name: str, chat_key: str, body: object, *, later: bool = False) -> None:
-        nonlocal last
-        async with database.read() as tx:
-            for row in await tx.messages.after(chat_key, sequence=last, limit=100):
-                last = row.sequence
-                seen.append(row.text)
-
-    recorder.event = read_on  # type: ignore[method-assign]
+    """The announcement follows the rows, so a reader finds the event when it hears of it."""
+    messages, seen = SqlMessages(database, recorder), list[tuple[str, str]]()
     for number in range(10):
         await messages.send(OutgoingMessage(chat_key="a", text=f"{number}"))
-        assert seen == [f"{earlier}" for earlier in range(number + 1)]
+        assert recorder.events[-1] == f"a {number + 1}"
+        async with database.read() as tx:
+            rows = await tx.events.after("a", number=len(seen), limit=100)
+        seen += [(row.type, row.data["text"]) for row in rows]
+        assert seen == [("message.sent", f"{earlier}") for earlier in range(number + 1)]
 
 
 async def test_model_does_not_see_unrecorded_messages(

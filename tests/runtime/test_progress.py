@@ -46,8 +46,13 @@ def announcer(app: Any) -> Iterator[ProgressAnnouncer]:
 
 
 @pytest.fixture
-def reports(database: Database, background: BackgroundLoop, announcer: ProgressAnnouncer) -> CallReports:
-    return CallReports(database, background, announcer, worker_name="w1")
+def reports(
+    database: Database,
+    background: BackgroundLoop,
+    announcer: ProgressAnnouncer,
+    recorder: RecordingPublisher,
+) -> CallReports:
+    return CallReports(database, background, announcer, recorder, worker_name="w1")
 
 
 @pytest.fixture

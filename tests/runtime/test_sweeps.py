@@ -66,7 +66,12 @@ async def test_two_sweepers_fire_each_timer_once(
         rounds = await tx.rounds.newest("c0", limit=99)
     assert [round_.trigger_kind for round_ in rounds] == [TriggerKind.TIMER] * 4
     assert sorted(recorder.rounds) == sorted([f"c{number}" for number in range(3)] * 4)
-    assert recorder.events == ["message.added"] * 12
+    async with database.read() as tx:
+        events = [event.type for event in await tx.events.after("c0", number=0, limit=99)]
+    assert sorted(events) == ["message.noted"] * 4 + ["turn.started"] * 4
+    assert sorted(recorder.events) == sorted(
+        f"c{chat} {2 * number}" for chat in range(3) for number in (1, 2, 3, 4)
+    )
 
 
 async def test_missed_times_fire_once_and_late(database: Database, recorder: RecordingPublisher) -> None:

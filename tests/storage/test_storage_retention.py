@@ -71,6 +71,7 @@ async def test_old_ended_rows_are_deleted_and_open_or_recent_ones_kept(database:
         "rounds": 3,
         "jobs": 2,
         "timers": 4,
+        "chat_events": 0,
         "idempotent_requests": 0,
         "key_turns": 0,
     }

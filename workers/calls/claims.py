@@ -270,6 +270,7 @@ class CallClaims:
             text=text,
             call_id=invocation.call_id,
             round_id=invocation.round_id,
+            turn_id=invocation.turn_id,
             plugin_key=claim.subject.plugin_key,
             data={"method": claim.subject.name},
             once_key=f"observation:{invocation.call_id}",
@@ -287,12 +288,15 @@ class CallClaims:
         # cancels it, or it came first and no round is requested.
         if await _is_round_stopped(transaction, invocation):
             return None
+        # A call that outlived its run begins a new turn: the old one may have ended, or its time is over.
+        is_open = invocation.waited_seconds_left() > 0 and invocation.turn_id in (
+            await transaction.rounds.open_turns(invocation.chat_key)
+        )
         request = RoundRequest(
             chat_key=invocation.chat_key,
             trigger_kind=TriggerKind.CALL,
             trigger_id=invocation.call_id,
-            # A call that outlived its run begins a new turn: the time of the old turn may be over.
-            turn_id=invocation.turn_id if invocation.waited_seconds_left() > 0 else None,
+            turn_id=invocation.turn_id if is_open else None,
             number=invocation.round_number + 1,
             user_id=invocation.user_id,
             observation=envelope.text,

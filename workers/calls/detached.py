@@ -21,11 +21,12 @@ from runtime.metrics import metrics
 from storage.engine import Database
 from storage.repositories.call_progress import CallProgress
 from storage.repositories.calls import Call, CallRequest
-from storage.repositories.messages import NewMessage
+from storage.repositories.messages import Message, NewMessage
 from storage.repositories.rounds import RoundRequest
-from storage.states import CallState, TriggerKind
+from storage.states import CallState, EventType, TriggerKind
 from storage.transaction import Transaction
 from workers.catalogue.entries import MethodEntry
+from workers.chats.events import record_job
 from workers.chats.publisher import EventPublisher
 from workers.chats.writer import append_message, request_round
 
@@ -77,8 +78,9 @@ def longest_seconds(invocation: Invocation) -> float:
 class CallDetacher:
     """The callers' side; one instance per process."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, publisher: EventPublisher) -> None:
         self._database = database
+        self._publisher = publisher
 
     async def detach(self, entry: MethodEntry, invocation: Invocation, *, lane: str) -> Call:
         """Record that the caller no longer waits, before or after the call was published.
@@ -101,8 +103,12 @@ class CallDetacher:
                         percent=0,
                         message="",
                         lease_seconds=seconds,
+                        round_id=call.round_id,
+                        turn_id=invocation.turn_id,
                     )
                 )
+                job = await transaction.jobs.get(call.id)
+                record_job(transaction, self._publisher, EventType.JOB_STARTED, job)
         metrics().calls_detached.labels(entry.task).inc()
         return call
 
@@ -110,7 +116,8 @@ class CallDetacher:
         """Cancel a call that could not be published; a worker that receives it anyway will not run it."""
         async with self._database.begin() as transaction:
             await transaction.calls.cancel(call_id, reason="it could not be sent to a worker")
-            await end_job(transaction, call_id, JobState.FAILED, "it could not be sent to a worker")
+            reason = "it could not be sent to a worker"
+            await end_job(transaction, self._publisher, call_id, JobState.FAILED, reason)
 
 
 class CallEnds:
@@ -152,7 +159,7 @@ class CallEnds:
             if call is not None:
                 await settle(transaction, self._publisher, call, value=value)
             else:
-                await end_job(transaction, invocation.call_id, JobState.FAILED, "ended")
+                await end_job(transaction, self._publisher, invocation.call_id, JobState.FAILED, "ended")
 
 
 async def settle(
@@ -165,7 +172,8 @@ async def settle(
     if call.detached_at is None:
         return
     text = _end_text(call, value)
-    await end_job(transaction, call.id, _ENDS.get(call.state, JobState.FAILED), text or "done")
+    state = _ENDS.get(call.state, JobState.FAILED)
+    await end_job(transaction, publisher, call.id, state, text or "done")
     if text is None:
         return
     plugin_key, _, name = call.method.rpartition(".")
@@ -179,8 +187,8 @@ async def settle(
         data={"method": name},
         once_key=f"observation:{call.id}",
     )
-    await append_message(transaction, publisher, message)
-    await _wake(transaction, publisher, call, text)
+    row = await append_message(transaction, publisher, message)
+    await _wake(transaction, publisher, call, text, message=row)
 
 
 def _request(subject: CallSubject, invocation: Invocation, *, lane: str) -> CallRequest:
@@ -198,13 +206,18 @@ def _request(subject: CallSubject, invocation: Invocation, *, lane: str) -> Call
     )
 
 
-async def end_job(transaction: Transaction, call_id: str, state: JobState, message: str) -> None:
+async def end_job(
+    transaction: Transaction, publisher: EventPublisher, call_id: str, state: JobState, message: str
+) -> None:
     """End the row that lists a call among the jobs; no effect if there is none or it has ended."""
     with suppress(FencedError):
-        await transaction.jobs.finish(call_id, fence=CallProgress.fence, state=state, message=message)
+        ended = await transaction.jobs.finish(call_id, fence=CallProgress.fence, state=state, message=message)
+        record_job(transaction, publisher, EventType.JOB_ENDED, ended)
 
 
-async def _wake(transaction: Transaction, publisher: EventPublisher, call: Call, text: str) -> None:
+async def _wake(
+    transaction: Transaction, publisher: EventPublisher, call: Call, text: str, *, message: Message
+) -> None:
     found = _caller_of(call)
     if found is None or not found.wakes_agent:
         return
@@ -218,7 +231,7 @@ async def _wake(transaction: Transaction, publisher: EventPublisher, call: Call,
         user_id=found.user_id,
         observation=text,
     )
-    await request_round(transaction, publisher, request)
+    await request_round(transaction, publisher, request, message=message)
 
 
 def _caller_of(call: Call) -> Invocation | None:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from loguru import logger
 
@@ -50,7 +50,7 @@ from workers.plugins.lanes import LaneChooser
 if TYPE_CHECKING:
     from workers.calls.detached import CallDetacher
 
-__all__ = ["CallRecord", "CallScope", "Dispatcher", "RunCalls", "invocation_of"]
+__all__ = ["CallObserver", "CallRecord", "CallScope", "Dispatcher", "RunCalls", "invocation_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +132,18 @@ class CallRecord:
     is_detached: bool = False
 
 
+class CallObserver(Protocol):
+    """Sees the calls of one run; its methods must neither block nor raise."""
+
+    def call_started(self, entry: MethodEntry, call: StubCall, *, lane: str) -> None:
+        """A call is about to be sent."""
+        ...
+
+    def call_ended(self, call: CallRecord, envelope: Envelope | None) -> None:
+        """A call has ended; the envelope is None if there is no result."""
+        ...
+
+
 class Dispatcher:
     """Sends calls to workers; one instance serves all sandboxes of a process."""
 
@@ -158,9 +170,11 @@ class Dispatcher:
         self.refresh = refresh
         self._detacher = detacher
 
-    def for_run(self, scope: CallScope, entries: Iterable[MethodEntry]) -> RunCalls:
-        """Return the stubs of one run and the object that dispatches their calls."""
-        return RunCalls(self, scope, list(entries), self._registry)
+    def for_run(
+        self, scope: CallScope, entries: Iterable[MethodEntry], *, observer: CallObserver | None = None
+    ) -> RunCalls:
+        """Return the stubs of one run and the object that dispatches their calls, which ``observer`` sees."""
+        return RunCalls(self, scope, list(entries), self._registry, observer)
 
     def lane_of(self, entry: MethodEntry) -> str:
         """Name of the lane that a method's calls use."""
@@ -266,10 +280,16 @@ class RunCalls:
     """The methods of one run: what the sandbox may call and has called."""
 
     def __init__(
-        self, dispatcher: Dispatcher, scope: CallScope, entries: Sequence[MethodEntry], registry: Registry
+        self,
+        dispatcher: Dispatcher,
+        scope: CallScope,
+        entries: Sequence[MethodEntry],
+        registry: Registry,
+        observer: CallObserver | None,
     ) -> None:
         self._dispatcher = dispatcher
         self._scope = scope
+        self._observer = observer
         self._entries: dict[str, MethodEntry] = {}
         self.stubs: list[StubMethod] = []
         #: Finished calls, in the order of their ends.
@@ -302,6 +322,8 @@ class RunCalls:
 
     async def _carry(self, entry: MethodEntry, call: StubCall, lane: str, part: Span) -> StubResult:
         record = self._recorder(entry, call.call_id, lane)
+        if self._observer is not None:
+            self._observer.call_started(entry, call, lane=lane)
         try:
             arguments = arguments_text(call.arguments)
             refuse_unfit_text(entry, arguments)
@@ -322,6 +344,7 @@ class RunCalls:
             return still_running(entry, call.call_id)
         part.tell(follow_up_round_id=envelope.round_id)
         record(
+            envelope,
             started_at=envelope.started_at,
             finished_at=envelope.finished_at,
             round_id=envelope.round_id,
@@ -334,18 +357,19 @@ class RunCalls:
         """Start the record of a call; the returned function completes it with the known fields."""
         requested_at, begin = shared_time(), monotonic()
 
-        def record(**known: Any) -> None:
-            self.records.append(
-                CallRecord(
-                    call_id=call_id,
-                    method=entry.task,
-                    type=entry.type,
-                    lane=lane,
-                    requested_at=requested_at,
-                    duration_ms=(monotonic() - begin) * 1000,
-                    **known,
-                )
+        def record(envelope: Envelope | None = None, **known: Any) -> None:
+            ended = CallRecord(
+                call_id=call_id,
+                method=entry.task,
+                type=entry.type,
+                lane=lane,
+                requested_at=requested_at,
+                duration_ms=(monotonic() - begin) * 1000,
+                **known,
             )
+            self.records.append(ended)
+            if self._observer is not None:
+                self._observer.call_ended(ended, envelope)
 
         return record
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from codec.values import Arguments
 from codec.wire import Invocation
 from nekro_agent.execution.author_frames import AuthorFrame
+from nekro_agent.execution.current_call import CurrentCall, serving
 from nekro_agent.execution.invoke import Outcome, call_method
 from nekro_agent.execution.uses import using
 from nekro_agent.methods import SandboxMethodType
@@ -66,7 +67,11 @@ class _Method(CallTarget):
         loaded, watchdog = self._targets.registry.newest(self._loaded), self._targets.watchdog
         entry = loaded.entry
         loaded.plugin.refresh_config()
-        with using(loaded.plugin), self._targets.reports.following(entry, invocation) as on_progress:
+        with (
+            using(loaded.plugin),
+            serving(_ids(invocation)),
+            self._targets.reports.following(entry, invocation) as on_progress,
+        ):
             ctx = context_of_call(
                 invocation,
                 plugin_key=entry.plugin_key,
@@ -86,3 +91,12 @@ class _Method(CallTarget):
 
     def places(self, error: Exception, redactor: Redactor) -> tuple[AuthorFrame, ...]:
         return places_in_plugin(error, self._loaded.method.func, redactor)
+
+
+def _ids(invocation: Invocation) -> CurrentCall:
+    return CurrentCall(
+        call_id=invocation.call_id,
+        chat_key=invocation.chat_key,
+        round_id=invocation.round_id,
+        turn_id=invocation.turn_id,
+    )

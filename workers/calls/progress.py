@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from celery import Celery
 from loguru import logger
@@ -20,10 +21,13 @@ from codec.wire import Invocation
 from nekro_agent.durations import REFRESH_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import StorageError
 from nekro_agent.ports import JobState
+from nekro_agent.shared_clock import shared_time
 from storage.engine import Database
 from storage.repositories.call_progress import CallProgress
+from storage.states import EventType
 from workers.calls.detached import longest_seconds
 from workers.catalogue.entries import MethodEntry
+from workers.chats.publisher import EventPublisher
 from workers.pools.background import BackgroundLoop
 
 __all__ = ["CallReports", "ProgressAnnouncer"]
@@ -110,6 +114,8 @@ class _Following:
             percent=round(percent),
             message=message,
             lease_seconds=longest_seconds(invocation),
+            round_id=invocation.round_id,
+            turn_id=invocation.turn_id,
         )
         self._reports.put(_Report(progress=self._newest))
 
@@ -122,9 +128,11 @@ class CallReports:
         database: Database,
         background: BackgroundLoop,
         announcer: ProgressAnnouncer,
+        publisher: EventPublisher,
         *,
         worker_name: str,
     ) -> None:
+        self._publisher = publisher
         self._database = database
         self._background = background
         self._announcer = announcer
@@ -178,3 +186,15 @@ class CallReports:
                     await transaction.call_progress.end(progress, state=report.end)
             if report.end is None:
                 self._announcer.announce(progress.call_id, progress.percent, progress.message)
+                self._publisher.live(progress.chat_key, _live(progress))
+
+
+def _live(progress: CallProgress) -> dict[str, Any]:
+    return {
+        "type": EventType.CALL_PROGRESS.value,
+        "at": shared_time().isoformat(),
+        "turn_id": progress.turn_id,
+        "round_id": progress.round_id,
+        "call_id": progress.call_id,
+        "data": {"percent": progress.percent, "message": progress.message},
+    }

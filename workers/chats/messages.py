@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from codec.wire import new_id
+from nekro_agent.execution.current_call import current_call
 from nekro_agent.ports import MessageKind, OutgoingMessage
 from storage.engine import Database
 from storage.repositories.messages import Message, NewMessage
@@ -38,6 +39,7 @@ class SqlMessages:
             text=message.text,
             data={name: value for name, value in data.items() if value is not None} or None,
             call_id=message.call_id,
+            turn_id=_turn_of(message.chat_key),
             plugin_key=message.plugin_key,
         )
         return (await self._append(new)).id
@@ -48,7 +50,13 @@ class SqlMessages:
         A message from a call continues the turn of the running round, so an agent that triggers
         itself in each round meets the turn's limits.
         """
-        new = NewMessage(chat_key=chat_key, kind=MessageKind.SYSTEM, text=text, call_id=call_id)
+        new = NewMessage(
+            chat_key=chat_key,
+            kind=MessageKind.SYSTEM,
+            text=text,
+            call_id=call_id,
+            turn_id=_turn_of(chat_key),
+        )
         return (await self._append(new, wake=trigger_agent)).id
 
     async def wake(self, chat_key: str) -> None:
@@ -63,7 +71,7 @@ class SqlMessages:
                 cause = None
                 if row.call_id is not None:
                     cause = await transaction.rounds.find_running(row.chat_key)
-                await self._request_round(transaction, row.chat_key, TriggerKind.MESSAGE, row.id, cause)
+                await self._request_round(transaction, row.chat_key, TriggerKind.MESSAGE, row.id, cause, row)
         return row
 
     async def _request_round(
@@ -73,6 +81,7 @@ class SqlMessages:
         kind: TriggerKind,
         trigger_id: str,
         cause: Round | None,
+        message: Message | None = None,
     ) -> None:
         request = RoundRequest(
             chat_key=chat_key,
@@ -83,4 +92,10 @@ class SqlMessages:
             user_id=cause.user_id if cause else None,
             delay_seconds=self._debounce_seconds,
         )
-        await request_round(transaction, self._publisher, request)
+        await request_round(transaction, self._publisher, request, message=message)
+
+
+def _turn_of(chat_key: str) -> str | None:
+    """Return the turn of the call whose code runs; None outside of rounds."""
+    call = current_call(chat_key)
+    return None if call is None else call.turn_id

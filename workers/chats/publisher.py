@@ -20,7 +20,9 @@ from celery.app.task import Context
 from loguru import logger
 
 from broker_config.topology import (
+    EVENTS_ADDED,
     JOB_TASK,
+    LIVE_EVENT,
     count_waiting,
     publish_event,
     publish_round_requested,
@@ -39,6 +41,8 @@ T = TypeVar("T")
 
 #: kombu publishes with blocking sockets; with two threads a slow publication does not delay the next.
 _THREADS: Final = 2
+#: Most live events that wait to be published; further ones are dropped.
+_MOST_LIVE: Final = 64
 #: Most delayed events; further ones are published without delay.
 _MOST_LATER: Final = 64
 
@@ -49,8 +53,11 @@ class EventPublisher:
     def __init__(self, app: Celery) -> None:
         self._app = app
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="publish")
-        self._after_answers = _PutOff(self._pool, seconds=DEFER_SECONDS)
-        self._after_requests = _PutOff(self._pool, seconds=2 * DEFER_SECONDS)
+        self._put_off = _PutOff(self._pool, seconds=2 * DEFER_SECONDS)
+        #: Number of the newest event of each chat that is not announced yet.
+        self._added: dict[str, int] = {}
+        self._live_waiting = 0
+        self._lock = Lock()
 
     async def round_requested(self, chat_key: str, *, later: bool = False) -> None:
         """Announce to the rounds lane that a chat has a requested round.
@@ -59,7 +66,7 @@ class EventPublisher:
             later: return at once and publish after a short delay.
         """
         send = partial(publish_round_requested, self._app, chat_key)
-        if not (later and self._after_requests.add("round.requested", send)):
+        if not (later and self._put_off.add("round.requested", send)):
             await self._publish("round.requested", send)
 
     async def rounds_overdue(self, chat_keys: Sequence[str]) -> int:
@@ -98,27 +105,53 @@ class EventPublisher:
         send = partial(revoke, self._app, list(task_ids))
         await self._publish("tasks.revoked", send)
 
-    async def event(self, name: str, chat_key: str, body: Mapping[str, Any], *, later: bool = False) -> None:
-        """Publish that something happened in a chat, for example ``message.sent``.
+    def events_added(self, chat_key: str, number: int, *, later: bool = False) -> None:
+        """Announce that a chat has events up to ``number``; returns at once.
+
+        Of several announcements of a chat that wait, only the newest is published.
 
         Args:
-            later: return at once and publish after a short delay.
+            later: publish after a short delay.
         """
-        send = partial(publish_event, self._app, name, chat_key, body)
-        if not (later and self._after_answers.add(name, send)):
-            await self._publish(name, send)
+        with self._lock:
+            waits = chat_key in self._added
+            self._added[chat_key] = number
+        if waits:
+            return
+        send = partial(self._send_added, chat_key)
+        if not (later and self._put_off.add(EVENTS_ADDED, send)):
+            self._submit(EVENTS_ADDED, send)
 
-    def tell(self, name: str, chat_key: str, body: Mapping[str, Any], *, later: bool = False) -> None:
-        """Like ``event``, but returns at once; for events that only observers use."""
-        send = partial(publish_event, self._app, name, chat_key, dict(body))
-        if not (later and self._after_requests.add(name, send)):
+    def live(self, chat_key: str, event: Mapping[str, Any]) -> bool:
+        """Publish a live event; returns at once. False when it was dropped, because too many wait."""
+        with self._lock:
+            if self._live_waiting >= _MOST_LIVE:
+                return False
+            self._live_waiting += 1
+        self._submit(LIVE_EVENT, partial(self._send_live, chat_key, {**event, "chat_key": chat_key}))
+        return True
+
+    def _send_added(self, chat_key: str) -> None:
+        with self._lock:
+            number = self._added.pop(chat_key, None)
+        if number is not None:
+            publish_event(self._app, EVENTS_ADDED, chat_key, {"chat_key": chat_key, "number": number})
+
+    def _send_live(self, chat_key: str, event: Mapping[str, Any]) -> None:
+        with self._lock:
+            self._live_waiting -= 1
+        publish_event(self._app, LIVE_EVENT, chat_key, event)
+
+    def _submit(self, name: str, send: Callable[[], object]) -> None:
+        with suppress(RuntimeError):  # the process is closing; readers look by themselves
             self._pool.submit(_attempt, name, send)
 
     def close(self) -> None:
-        """Finish running publications and accept no more; those that only observers use are dropped."""
+        """Finish running publications and accept no more; live events that wait are dropped."""
         self._pool.shutdown(wait=True, cancel_futures=True)
-        self._after_answers.send_all()
-        self._after_requests.send_all()
+        self._put_off.send_all()
+        for chat_key in list(self._added):
+            _attempt(EVENTS_ADDED, partial(self._send_added, chat_key))
 
     async def _publish(self, name: str, send: Callable[[], T]) -> T | None:
         return await asyncio.get_running_loop().run_in_executor(self._pool, _attempt, name, send)

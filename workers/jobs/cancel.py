@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from storage.engine import Database
 from storage.repositories.jobs import Job
-from storage.states import JobState
+from storage.states import EventType, JobState
 from storage.transaction import Transaction
 from workers.calls.detached import end_job, settle
+from workers.chats.events import record_job
 from workers.chats.publisher import EventPublisher
 from workers.jobs.data import is_call
 
@@ -28,18 +29,19 @@ async def cancel_job(database: Database, publisher: EventPublisher, job_id: str)
         if job.state.is_final:
             return job
         if not is_call(job):
-            return await _ask(transaction, job_id)
+            return await _ask(transaction, publisher, job_id)
         call = await transaction.calls.cancel(job_id, reason=_REASON)
         if call is not None:
             await settle(transaction, publisher, call)
-        await end_job(transaction, job_id, JobState.CANCELLED, _REASON)
+        await end_job(transaction, publisher, job_id, JobState.CANCELLED, _REASON)
         job = await transaction.jobs.get(job_id)
     await publisher.revoke(job_id)
     return job
 
 
-async def _ask(transaction: Transaction, job_id: str) -> Job:
+async def _ask(transaction: Transaction, publisher: EventPublisher, job_id: str) -> Job:
     job = await transaction.jobs.request_cancel(job_id, reason=_REASON)
     if job.state.is_final:
         await transaction.job_signals.clear(job_id)
+        record_job(transaction, publisher, EventType.JOB_ENDED, job)
     return job

@@ -25,6 +25,6 @@ async def tell_chat(transaction: Transaction, publisher: EventPublisher, job: Jo
         plugin_key=job.plugin_key,
         once_key=f"job:{job.id}",
     )
-    await append_message(transaction, publisher, message)
+    row = await append_message(transaction, publisher, message)
     request = RoundRequest(chat_key=job.chat_key, trigger_kind=TriggerKind.JOB, trigger_id=job.id)
-    await request_round(transaction, publisher, request)
+    await request_round(transaction, publisher, request, message=row)

@@ -26,7 +26,9 @@ from nekro_agent.plugin import NekroPlugin
 from nekro_agent.ports import JobState
 from runtime.redaction import Redactor
 from storage.repositories.jobs import Job
+from storage.states import EventType
 from workers.calls.claims import DuplicateDelivery
+from workers.chats.events import record_job
 from workers.chats.publisher import EventPublisher
 from workers.jobs.data import plain_data, unpack
 from workers.jobs.notices import tell_chat
@@ -191,6 +193,7 @@ class JobRunner:
                         data=data,
                     )
                     await transaction.job_signals.clear(job.id)
+                    record_job(transaction, self._publisher, EventType.JOB_ENDED, ended)
                     is_wanted = ended.state is JobState.FAILED and ended.cancel_requested_at is None
                     if is_wanted and not is_told:
                         await tell_chat(transaction, self._publisher, ended)

@@ -5,13 +5,18 @@ Works on the background loop, so a job that blocks its own thread keeps its clai
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import FencedError
 from nekro_agent.jobs import TaskCtl
 from storage.repositories.jobs import Job
+from storage.states import EventType
+from workers.chats.events import record_job
+from workers.chats.publisher import EventPublisher
 from workers.jobs.data import plain_data
 from workers.leases.keeper import HeldLease, LeaseKeeper
 from workers.leases.keeping import Poll, survived
@@ -19,6 +24,9 @@ from workers.leases.kinds import JOB
 from workers.pools.background import BackgroundLoop
 
 __all__ = ["RunningJob", "RunningJobs"]
+
+#: Least time between two events of a job's progress, which are kept; its row has every report.
+_EVENT_SECONDS: Final = 2.0
 
 
 class RunningJob:
@@ -32,6 +40,8 @@ class RunningJob:
         self.is_cancelled = False
         #: The newest report that was not written.
         self.unwritten: TaskCtl | None = None
+        #: When its progress may be recorded as an event again, by ``time.monotonic``.
+        self.next_event_at = 0.0
 
     async def report(self, signal: TaskCtl) -> None:
         """Schedule a report for writing; a newer report replaces it, so any rate of reports is allowed."""
@@ -48,6 +58,7 @@ class RunningJobs:
         *,
         lease_seconds: float,
         announce: Callable[[str, int, str], object],
+        publisher: EventPublisher,
         look_seconds: float = REFRESH_SECONDS,
     ) -> None:
         """Create the jobs' follower.
@@ -60,6 +71,7 @@ class RunningJobs:
         self.lease_seconds = lease_seconds
         self._leases = leases
         self._announce = announce
+        self._publisher = publisher
         self._jobs: set[RunningJob] = set()
         self._poll = Poll(
             background,
@@ -108,7 +120,7 @@ class RunningJobs:
             return
         percent: int = running.job.percent if report.progress is None else report.progress
         try:
-            async with self.database.autocommit() as transaction:
+            async with self.database.begin() as transaction:
                 job = await transaction.jobs.progress(
                     running.job.id,
                     fence=running.job.fence,
@@ -116,6 +128,9 @@ class RunningJobs:
                     message=report.message,
                     data=plain_data(report.data),
                 )
+                if time.monotonic() >= running.next_event_at:
+                    running.next_event_at = time.monotonic() + _EVENT_SECONDS
+                    record_job(transaction, self._publisher, EventType.JOB_PROGRESS, job)
         except FencedError:  # the job has ended, or its claim is lost: the read that follows tells
             return
         if running in self._jobs:

@@ -16,12 +16,14 @@ from codec.wire import new_id
 from nekro_agent.durations import POLL_SECONDS, REFRESH_SECONDS
 from nekro_agent.errors import ConflictError, NotFoundError
 from nekro_agent.execution import greenlets as bridge
+from nekro_agent.execution.current_call import current_call
 from nekro_agent.ports import JobInfo, JobRequest
 from runtime.completion import complete
 from storage.engine import Database
 from storage.repositories.job_signals import WaitState
 from storage.repositories.jobs import NewJob
-from storage.states import CrashPolicy
+from storage.states import CrashPolicy, EventType
+from workers.chats.events import record_job
 from workers.chats.publisher import EventPublisher
 from workers.jobs.data import info_of, is_call, pack, unpack
 from workers.jobs.watch import JobWatch
@@ -62,6 +64,7 @@ class SqlJobs:
             ConflictError: a job of that plugin, type and name is open.
             ArgumentError: an argument is not plain data.
         """
+        call = current_call(request.chat_key)
         new = NewJob(
             id=new_id(),
             type=request.task_type,
@@ -70,9 +73,13 @@ class SqlJobs:
             chat_key=request.chat_key,
             args=pack(request.args, request.kwargs),
             on_crash=CrashPolicy.RESTART if request.restarts else CrashPolicy.FAIL,
+            call_id=call.call_id if call else None,
+            round_id=call.round_id if call else None,
+            turn_id=call.turn_id if call else None,
         )
         async with self._database.begin() as transaction:
             job = await transaction.jobs.add(new)
+            record_job(transaction, self._publisher, EventType.JOB_STARTED, job)
             transaction.after_commit(lambda: self._publisher.job_queued(job.id))
         if request.on_terminal is not None:
             self._watch.add(job.id, request.on_terminal)
@@ -101,6 +108,7 @@ class SqlJobs:
             job = await transaction.jobs.request_cancel(job_id, reason="cancelled before it started")
             if job.state.is_final:
                 await transaction.job_signals.clear(job_id)
+                record_job(transaction, self._publisher, EventType.JOB_ENDED, job)
         if is_call(job):
             await self._publisher.revoke(job_id)  # a call has no job function that would see the request
         return True

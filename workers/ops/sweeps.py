@@ -21,9 +21,10 @@ from storage.engine import Database
 from storage.repositories.messages import NewMessage
 from storage.repositories.rounds import RoundRequest
 from storage.retention import delete_expired
-from storage.states import TriggerKind
+from storage.states import EventType, TriggerKind
 from storage.timer_services import Firing, fire_due
 from storage.transaction import Transaction
+from workers.chats.events import record_job
 from workers.chats.publisher import EventPublisher
 from workers.chats.writer import append_message, request_round
 from workers.jobs.data import is_call
@@ -56,14 +57,14 @@ class TimerFirings:
             text=firing.text,
             once_key=f"timer:{firing.id}",
         )
-        await append_message(transaction, self._publisher, message)
+        row = await append_message(transaction, self._publisher, message)
         request = RoundRequest(
             chat_key=firing.chat_key,
             trigger_kind=TriggerKind.TIMER,
             trigger_id=firing.id,
             delay_seconds=self._debounce_seconds,
         )
-        await request_round(transaction, self._publisher, request)
+        await request_round(transaction, self._publisher, request, message=row)
 
 
 class TimerSweep:
@@ -175,6 +176,7 @@ class JobSweep:
             for job in await transaction.jobs.fail_orphans(limit=1):
                 logger.bind(job_id=job.id, job_type=job.type, reason=job.message).warning("job_lost")
                 await transaction.job_signals.clear(job.id)
+                record_job(transaction, self._publisher, EventType.JOB_ENDED, job)
                 if not is_call(job):
                     await tell_chat(transaction, self._publisher, job)
                 return True

@@ -29,6 +29,7 @@ from workers.chats.publisher import EventPublisher
 from workers.leases.keeper import HeldLease, LeaseKeeper, on_this_loop
 from workers.leases.kinds import CHAT
 from workers.rounds.chat_view import ChatView
+from workers.rounds.events import RoundEvents
 from workers.rounds.input import RoundInputs
 from workers.rounds.ledger import RoundLedger
 from workers.rounds.stop_requests import StopRequests
@@ -52,6 +53,7 @@ class RoundDrain:
         owner: str,
         slots: int = 1,
         is_stopping: Callable[[], bool] = lambda: False,
+        redact: Callable[[str], str] = str,
     ) -> None:
         """Create the drain.
 
@@ -59,6 +61,7 @@ class RoundDrain:
             slots: number of drains that this process runs concurrently; the drain that takes the last
                 slot releases its chat after each round.
             is_stopping: whether this process is stopping; then every drain releases its chat.
+            redact: removes secrets and host paths from arguments and results in events.
         """
         self._database = database
         self._leases = leases
@@ -70,6 +73,7 @@ class RoundDrain:
         self._owner = owner
         self._slots = slots
         self._is_stopping = is_stopping
+        self._redact = redact
         self._stop_requests = StopRequests(database)
         self._running = 0
         #: Chats whose lease this process holds.
@@ -140,9 +144,16 @@ class RoundDrain:
         while claimed is not None:
             left -= 1
             await lease.ensure()
-            claimed = await self._run(
-                _Attempt(claimed=claimed, lease=lease, lost=lost, view=view, is_last=left <= 0)
+            events = RoundEvents(
+                self._database, self._publisher, claimed.round, fence=lease.fence, redact=self._redact
             )
+            attempt = _Attempt(
+                claimed=claimed, lease=lease, lost=lost, view=view, is_last=left <= 0, events=events
+            )
+            try:
+                claimed = await self._run(attempt)
+            finally:
+                await events.close()
 
     async def _run(self, attempt: _Attempt) -> ClaimedRound | None:
         """Run a round; returns the next round, already started, if the drain continues with it."""
@@ -174,24 +185,24 @@ class RoundDrain:
         if attempt.lease.is_lost:
             raise FencedError(f"chat {claimed.round.chat_key!r} passed to another worker")
         if work.cancelled() and attempt.is_stopped:
-            await self._ledger.stop(claimed, calls, fence=fence)
+            await self._ledger.stop(claimed, calls, attempt.events, fence=fence)
             return None
         error = asyncio.CancelledError() if work.cancelled() else work.exception()
         if error is None:
             worker = self._owner if self._goes_on(attempt) else None
             ended, following = await self._ledger.finish(
-                claimed, work.result(), calls, fence=fence, next_worker=worker
+                claimed, work.result(), calls, attempt.events, fence=fence, next_worker=worker
             )
             attempt.view.round_ended(ended, calls)
             return following
         if isinstance(error, FencedError | StorageUnavailableError):
             raise error
         if isinstance(error, NekroError):
-            await self._ledger.fail(claimed, error, calls, fence=fence)
+            await self._ledger.fail(claimed, error, calls, attempt.events, fence=fence)
         else:
             logger.opt(exception=error).error("round_failed_unexpectedly")
             internal = NekroError(f"internal error ({type(error).__name__}); see the worker's log")
-            await self._ledger.fail(claimed, internal, calls, fence=fence)
+            await self._ledger.fail(claimed, internal, calls, attempt.events, fence=fence)
         return None
 
     def _goes_on(self, attempt: _Attempt) -> bool:
@@ -202,7 +213,7 @@ class RoundDrain:
         claimed = attempt.claimed
 
         async def on_answer(answer: RoundAnswer) -> None:
-            await self._ledger.answered(claimed, answer, fence=attempt.lease.fence)
+            await self._ledger.answered(claimed, answer, attempt.events, fence=attempt.lease.fence)
 
         prepared = await self._inputs.build(
             claimed,
@@ -210,6 +221,7 @@ class RoundDrain:
             attempt.view,
             may_wake=not self._runner.is_last(claimed.round.number),
             on_answer=on_answer,
+            events=attempt.events,
         )
         attempt.calls = prepared.calls
         return await self._runner.run(prepared.input)
@@ -234,6 +246,8 @@ class _Attempt:
     lease: HeldLease
     lost: asyncio.Event
     view: ChatView
+    #: Receives what happens in it.
+    events: RoundEvents
     #: Whether the drain releases the chat after it.
     is_last: bool
     #: Whether a stop was requested or the lease was lost.

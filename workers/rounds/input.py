@@ -19,6 +19,7 @@ from workers.catalogue.entries import MethodEntry
 from workers.catalogue.registry import Registry
 from workers.leases.keeper import HeldLease
 from workers.rounds.chat_view import ChatView
+from workers.rounds.events import RoundEvents
 from workers.rounds.runs import context_of
 
 __all__ = ["PreparedRound", "RoundInputs"]
@@ -55,6 +56,7 @@ class RoundInputs:
         *,
         may_wake: bool,
         on_answer: Callable[[RoundAnswer], Awaitable[None]],
+        events: RoundEvents,
     ) -> PreparedRound:
         """Collect everything for one round.
 
@@ -62,6 +64,7 @@ class RoundInputs:
             may_wake: whether an AGENT result of this round may request another one; False in
                 the last round of a turn.
             on_answer: as in ``RoundInput``.
+            events: receives what happens in the round.
         """
         round_, user_id = claimed.round, claimed.user_id
         past = await view.read(self._database, claimed)
@@ -77,7 +80,7 @@ class RoundInputs:
             wakes_agent=may_wake,
         )
         await self._dispatcher.refresh()
-        calls = self._dispatcher.for_run(scope, entries)
+        calls = self._dispatcher.for_run(scope, entries, observer=events)
         round_input = RoundInput(
             round_id=round_.id,
             chat=_chat_brief(chat),
@@ -90,7 +93,10 @@ class RoundInputs:
             dispatch=_guarded(calls.dispatch, lease),
             previous=turn.previous,
             observations=turn.loose,
+            on_request=events.model_requested,
+            on_delta=events.model_delta,
             on_answer=on_answer,
+            on_output=events.output,
         )
         return PreparedRound(input=round_input, calls=calls.records)
 

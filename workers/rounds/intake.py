@@ -146,7 +146,7 @@ class MessageIntake:
                 user_id=new.sender_id,
                 delay_seconds=self._debounce_seconds,
             )
-            round_ = await request_round(transaction, self._publisher, request)
+            round_ = await request_round(transaction, self._publisher, request, message=row)
             if round_ is not None and key_id is not None:
                 await transaction.keys.add_turn(key_id, round_.turn_id)
         return Receipt(message=row, turn_id=None if round_ is None else round_.turn_id)

@@ -22,25 +22,28 @@ from nekro_agent.ports import JobState, MessageKind
 from runtime.metrics import metrics
 from sandbox.models import STOPS, StopType
 from storage.engine import Database
-from storage.repositories.calls import Call
 from storage.repositories.messages import NewMessage
 from storage.repositories.rounds import ClaimedRound, Round, RoundReport, RoundRequest
-from storage.states import CallState, RoundState, TriggerKind
+from storage.states import RoundState, TriggerKind
 from storage.transaction import Transaction
 from workers.calls.detached import end_job
 from workers.calls.dispatch import CallRecord
 from workers.calls.story import call_json, told_calls
+from workers.chats.events import record, round_ended, round_started
 from workers.chats.publisher import EventPublisher
 from workers.chats.writer import append_message
+from workers.rounds.events import RoundEvents
+from workers.rounds.interruption import interruption_of, woken_by
+from workers.rounds.turn_ends import Fault, turn_ends
 
-__all__ = ["ROUND_ENDED", "ROUND_STARTED", "RoundLedger"]
-
-#: Events for observers; ``nekro tail`` shows them.
-ROUND_STARTED: Final = "round.started"
-ROUND_ENDED: Final = "round.ended"
-
+__all__ = ["RoundLedger"]
 
 _STOPPED: Final = "stopped on request"
+_CALL_STOPPED: Final = "its round was stopped on request"
+#: Codes of turns that failed without an error of the model or the sandbox: a limit of the turn, and a worker
+#: that died in every attempt.
+_LIMIT: Final = "turn_limit"
+_WORKER_DIED: Final = "worker_died"
 
 
 class RoundLedger:
@@ -99,7 +102,9 @@ class RoundLedger:
             return None
         return seconds
 
-    async def answered(self, claimed: ClaimedRound, answer: RoundAnswer, *, fence: int) -> None:
+    async def answered(
+        self, claimed: ClaimedRound, answer: RoundAnswer, events: RoundEvents, *, fence: int
+    ) -> None:
         """Record the model's answer before its code runs.
 
         Raises:
@@ -114,14 +119,17 @@ class RoundLedger:
             completion_tokens=answer.llm.answer_tokens,
             cost=answer.llm.cost,
         )
-        async with self._database.begin() as transaction:
+        events.code_ready(answer)
+        async with events.held(), self._database.begin() as transaction:
             await transaction.rounds.record(claimed.round.id, fence=fence, report=report)
+            await events.take(transaction, later=True)
 
     async def finish(
         self,
         claimed: ClaimedRound,
         outcome: RoundOutcome,
         calls: Sequence[CallRecord],
+        events: RoundEvents,
         *,
         fence: int,
         next_worker: str | None = None,
@@ -142,21 +150,19 @@ class RoundLedger:
         async def write(transaction: Transaction) -> Round:
             nonlocal following
             following = None
+            later = next_worker is not None
             ended = await self._end(
-                transaction, claimed, _report(outcome, calls), fence=fence, later=next_worker is not None
+                transaction, claimed, _report(outcome, calls), events, fence=fence, later=later
             )
-            if ended.state is RoundState.CANCELLED:
-                return ended
-            if outcome.notice is not None:
-                await self._tell_chat(transaction, ended, outcome.notice, kind=MessageKind.ASSISTANT)
-            # The follow-up round of a result was requested by the worker that ran the method.
-            if outcome.needs_follow_up and outcome.stop_type not in STOPS.values():
-                await self._request_follow_up(transaction, ended, user_id=claimed.user_id)
-            if next_worker is not None:
+            if ended.state is not RoundState.CANCELLED:
+                await self._request_consequences(transaction, ended, claimed, outcome)
+            fault = None if outcome.notice is None else Fault(code=_LIMIT, text=outcome.notice)
+            await self._end_turns(transaction, ended, merged=claimed.merged, fault=fault)
+            if ended.state is not RoundState.CANCELLED and next_worker is not None:
                 following = await self._start(transaction, ended.chat_key, fence, next_worker, later=True)
             return ended
 
-        ended = await self._surely(write)
+        ended = await self._surely(write, events)
         stop = None if outcome.stop_type is None else outcome.stop_type.name
         logger.bind(
             chat_key=ended.chat_key,
@@ -167,8 +173,23 @@ class RoundLedger:
         ).info("round_ended")
         return ended, following
 
+    async def _request_consequences(
+        self, transaction: Transaction, ended: Round, claimed: ClaimedRound, outcome: RoundOutcome
+    ) -> None:
+        if outcome.notice is not None:
+            await self._tell_chat(transaction, ended, outcome.notice, kind=MessageKind.ASSISTANT)
+        # The follow-up round of a result was requested by the worker that ran the method.
+        if outcome.needs_follow_up and outcome.stop_type not in STOPS.values():
+            await self._request_follow_up(transaction, ended, user_id=claimed.user_id)
+
     async def fail(
-        self, claimed: ClaimedRound, error: NekroError, calls: Sequence[CallRecord], *, fence: int
+        self,
+        claimed: ClaimedRound,
+        error: NekroError,
+        calls: Sequence[CallRecord],
+        events: RoundEvents,
+        *,
+        fence: int,
     ) -> None:
         """Record that a round failed, and report the reason to the chat.
 
@@ -178,15 +199,20 @@ class RoundLedger:
         report = RoundReport(error=self._redact(str(error)), calls=_calls(calls))
 
         async def write(transaction: Transaction) -> Round:
-            ended = await self._end(transaction, claimed, report, fence=fence, state=RoundState.FAILED)
+            ended = await self._end(
+                transaction, claimed, report, events, fence=fence, state=RoundState.FAILED
+            )
             if ended.state is RoundState.FAILED:
                 await self._explain_failure(transaction, ended)
+            await self._end_turns(transaction, ended, fault=Fault(code=error.code, text=report.error or ""))
             return ended
 
-        await self._surely(write)
+        await self._surely(write, events)
         logger.bind(error=report.error, error_type=type(error).__name__).error("round_failed")
 
-    async def stop(self, claimed: ClaimedRound, calls: Sequence[CallRecord], *, fence: int) -> None:
+    async def stop(
+        self, claimed: ClaimedRound, calls: Sequence[CallRecord], events: RoundEvents, *, fence: int
+    ) -> None:
         """Record that a round was stopped on request, and cancel its open calls.
 
         Raises:
@@ -195,55 +221,101 @@ class RoundLedger:
         report = RoundReport(error=_STOPPED, calls=_calls(calls))
 
         async def write(transaction: Transaction) -> Round:
-            return await self._end(transaction, claimed, report, fence=fence, state=RoundState.CANCELLED)
+            ended = await self._end(
+                transaction, claimed, report, events, fence=fence, state=RoundState.CANCELLED
+            )
+            await self._end_turns(transaction, ended)
+            return ended
 
-        await self._surely(write)
+        await self._surely(write, events)
         logger.info("round_cancelled")
+
+    async def cancel(self, chat_key: str, *, reason: str, turn_id: str | None = None) -> list[Round]:
+        """Cancel waiting rounds and request the running one to stop; see ``RoundRepository.cancel``.
+
+        Raises:
+            NotFoundError: there is no such chat.
+        """
+        async with self._database.begin() as transaction:
+            found = await transaction.rounds.cancel(chat_key, reason=reason, turn_id=turn_id)
+            ended = [item for item in found if item.state is RoundState.CANCELLED]
+            for item in ended:
+                await self._split(transaction, item)
+            await self._end_turns(transaction, *ended)
+        return found
 
     @property
     def lease_seconds(self) -> float:
         """How long a chat stays with a worker that does not renew its lease."""
         return self._settings.lease_seconds
 
-    async def _surely(self, write: Callable[[Transaction], Awaitable[Round]]) -> Round:
+    async def _surely(self, write: Callable[[Transaction], Awaitable[Round]], events: RoundEvents) -> Round:
         """Write, and retry for the time of a lease; a fenced write is safe to repeat.
 
         Raises:
             StorageUnavailableError: the database did not answer; another worker takes the round over.
         """
         give_up_at = time.monotonic() + self.lease_seconds
-        while True:
-            try:
-                async with self._database.begin() as transaction:
-                    return await write(transaction)
-            except StorageUnavailableError as exc:
-                logger.bind(error=str(exc)).warning("round_end_not_recorded")
-                if time.monotonic() > give_up_at:
-                    raise
-            await asyncio.sleep(RETRY_SECONDS)
+        async with events.held():
+            while True:
+                try:
+                    async with self._database.begin() as transaction:
+                        return await write(transaction)
+                except StorageUnavailableError as exc:
+                    logger.bind(error=str(exc)).warning("round_end_not_recorded")
+                    if time.monotonic() > give_up_at:
+                        raise
+                await asyncio.sleep(RETRY_SECONDS)
 
     async def _end(
         self,
         transaction: Transaction,
         claimed: ClaimedRound,
         report: RoundReport,
+        events: RoundEvents,
         *,
         fence: int,
         state: RoundState = RoundState.DONE,
         later: bool = False,
     ) -> Round:
         ended = await transaction.rounds.finish(claimed.round.id, fence=fence, state=state, report=report)
-        self._tell_watchers(transaction, ROUND_ENDED, ended, later=later)
+        await events.take(transaction, later=later)
+        record(transaction, self._publisher, ended.chat_key, round_ended(ended), later=later)
+        _count_after_commit(transaction, ended)
         if ended.state is RoundState.CANCELLED:
             await self._cancel_calls(transaction, ended)
+            await self._split(transaction, ended)
         return ended
+
+    async def _end_turns(
+        self,
+        transaction: Transaction,
+        *ended: Round,
+        merged: Sequence[Round] | None = None,
+        fault: Fault | None = None,
+    ) -> None:
+        """Record the turns that the ends of these rounds end.
+
+        Args:
+            merged: the rounds that were merged into them; None reads them.
+        """
+        if merged is None:
+            merged = [item for one in ended for item in await transaction.rounds.merged_into(one.id)]
+        ends = await turn_ends(transaction, ended, merged=merged, fault=fault)
+        if ends:
+            record(transaction, self._publisher, ended[0].chat_key, *ends)
+
+    async def _split(self, transaction: Transaction, cancelled: Round) -> None:
+        """Request what a cancelled round had merged again: other turns are not cancelled with it."""
+        if await transaction.rounds.split(cancelled.id):
+            transaction.after_commit(lambda: self._publisher.round_requested(cancelled.chat_key))
 
     async def _start(
         self, transaction: Transaction, chat_key: str, fence: int, worker: str, *, later: bool = False
     ) -> ClaimedRound | None:
         claimed = await transaction.rounds.claim_next(chat_key, fence=fence, worker=worker)
         if claimed is not None:
-            self._tell_watchers(transaction, ROUND_STARTED, claimed.round, later=later)
+            record(transaction, self._publisher, chat_key, round_started(claimed), later=later)
         return claimed
 
     async def _settle_orphans(self, transaction: Transaction, chat_key: str, fence: int) -> None:
@@ -252,12 +324,21 @@ class RoundLedger:
             logger.bind(round_id=orphan.id, state=orphan.state.value).warning("round_taken_over")
             if orphan.state is RoundState.RUNNING:
                 await self._end_interrupted(transaction, orphan, fence)
-            elif orphan.state is RoundState.FAILED:
-                self._tell_watchers(transaction, ROUND_ENDED, orphan)
-                await self._explain_failure(transaction, orphan)
-            elif orphan.state is RoundState.CANCELLED:
-                self._tell_watchers(transaction, ROUND_ENDED, orphan)
-                await self._cancel_calls(transaction, orphan)
+            elif orphan.state in (RoundState.FAILED, RoundState.CANCELLED):
+                await self._end_orphan(transaction, orphan)
+
+    async def _end_orphan(self, transaction: Transaction, orphan: Round) -> None:
+        """Record the consequences of a round that ended with its worker."""
+        record(transaction, self._publisher, orphan.chat_key, round_ended(orphan))
+        _count_after_commit(transaction, orphan)
+        fault = None
+        if orphan.state is RoundState.FAILED:
+            fault = Fault(code=_WORKER_DIED, text=orphan.error or "")
+            await self._explain_failure(transaction, orphan)
+        else:
+            await self._cancel_calls(transaction, orphan)
+            await self._split(transaction, orphan)
+        await self._end_turns(transaction, orphan, fault=fault)
 
     async def _end_interrupted(self, transaction: Transaction, orphan: Round, fence: int) -> None:
         """End a round whose worker died after the answer: its code may have run and is not run again.
@@ -266,21 +347,25 @@ class RoundLedger:
         follow-up round asks the model to check the state.
         """
         rows = await transaction.calls.of_round(orphan.id)
-        stop = await _woken_by(transaction, rows)
+        stop = await woken_by(transaction, rows)
         report = RoundReport(
             stop_type=int(StopType.ERROR if stop is None else stop),
-            error=_interruption(rows) if stop is None else None,
+            error=interruption_of(rows) if stop is None else None,
             calls=told_calls([], rows),
         )
         ended = await transaction.rounds.finish(orphan.id, fence=fence, report=report)
-        self._tell_watchers(transaction, ROUND_ENDED, ended)
-        if stop is not None:
-            return
-        if ended.number < self._settings.rounds_per_turn:
+        record(transaction, self._publisher, ended.chat_key, round_ended(ended))
+        _count_after_commit(transaction, ended)
+        fault = None
+        if ended.state is RoundState.CANCELLED:
+            await self._split(transaction, ended)
+        elif stop is None and ended.number < self._settings.rounds_per_turn:
             await self._request_follow_up(transaction, ended, user_id=ended.user_id)
-            return
-        notice = verdict.rounds_used_up(self._settings.rounds_per_turn).notice or ""
-        await self._tell_chat(transaction, ended, notice, kind=MessageKind.ASSISTANT)
+        elif stop is None:
+            notice = verdict.rounds_used_up(self._settings.rounds_per_turn).notice or ""
+            fault = Fault(code=_LIMIT, text=notice)
+            await self._tell_chat(transaction, ended, notice, kind=MessageKind.ASSISTANT)
+        await self._end_turns(transaction, ended, fault=fault)
 
     async def _explain_failure(self, transaction: Transaction, ended: Round) -> None:
         notice = f"The agent could not answer: {ended.error}"
@@ -288,10 +373,10 @@ class RoundLedger:
 
     async def _cancel_calls(self, transaction: Transaction, ended: Round) -> None:
         # Calls that still run can no longer write; the revocation stops them too.
-        calls = await transaction.calls.cancel_round(ended.id, reason="its round was stopped on request")
+        calls = await transaction.calls.cancel_round(ended.id, reason=_CALL_STOPPED)
         for call in calls:
             if call.detached_at is not None:
-                await end_job(transaction, call.id, JobState.CANCELLED, "its round was stopped on request")
+                await end_job(transaction, self._publisher, call.id, JobState.CANCELLED, _CALL_STOPPED)
         if calls:
             transaction.after_commit(lambda: self._publisher.revoke(*(call.id for call in calls)))
 
@@ -321,26 +406,12 @@ class RoundLedger:
         )
         await append_message(transaction, self._publisher, message)
 
-    def _tell_watchers(
-        self, transaction: Transaction, event: str, item: Round, *, later: bool = False
-    ) -> None:
-        body = {
-            "id": item.id,
-            "turn": item.turn_id,
-            "number": item.number,
-            "trigger": item.trigger_kind.value,
-            "state": item.state.value,
-            "stop_type": None if item.stop_type is None else StopType(item.stop_type).name,
-            "worker": item.worker,
-            "error": item.error,
-        }
 
-        async def tell() -> None:
-            if event == ROUND_ENDED:
-                _count(item)
-            self._publisher.tell(event, item.chat_key, body, later=later)
+def _count_after_commit(transaction: Transaction, ended: Round) -> None:
+    async def count() -> None:
+        _count(ended)
 
-        transaction.after_commit(tell)
+    transaction.after_commit(count)
 
 
 def _count(ended: Round) -> None:
@@ -348,31 +419,6 @@ def _count(ended: Round) -> None:
     metrics().rounds.labels(ended.state.value, stop_type).inc()
     if ended.started_at is not None and ended.finished_at is not None:
         metrics().round_seconds.observe((ended.finished_at - ended.started_at).total_seconds())
-
-
-async def _woken_by(transaction: Transaction, rows: Sequence[Call]) -> StopType | None:
-    """Return the stop type of an AGENT result that already has its follow-up round, else None."""
-    for row in rows:
-        is_result = row.state is CallState.DONE and row.type in STOPS
-        if is_result and await transaction.rounds.find_by_trigger(TriggerKind.CALL, row.id) is not None:
-            return STOPS[row.type]
-    return None
-
-
-def _interruption(rows: Sequence[Call]) -> str:
-    fates = "".join(f" `{row.method.rpartition('.')[2]}`: {_fate(row.state)}." for row in rows)
-    return (
-        "The host that ran the program went down, perhaps in the middle of it; what it printed is lost. "
-        f"What it did before may stand.{fates} Look at the chat before you repeat anything."
-    )
-
-
-def _fate(state: CallState) -> str:
-    if state is CallState.DONE:
-        return "done"
-    if state in (CallState.QUEUED, CallState.RUNNING):
-        return "still running"
-    return "outcome unknown" if state is CallState.UNKNOWN else "failed"
 
 
 def _calls(calls: Sequence[CallRecord]) -> list[dict[str, Any]]:

@@ -49,14 +49,18 @@ class RoundStopper:
         self._ledger = ledger
         self._owner = owner
 
-    async def stop(self, chat_key: str, *, reason: str, wait_seconds: float) -> StoppedRounds:
-        """Stop all waiting and running rounds of a chat, and wait until they have stopped.
+    async def stop(
+        self, chat_key: str, *, reason: str, wait_seconds: float, turn_id: str | None = None
+    ) -> StoppedRounds:
+        """Stop the waiting and running rounds of a chat, and wait until they have stopped.
+
+        Args:
+            turn_id: only those of one turn; None means all.
 
         Raises:
             NotFoundError: there is no such chat.
         """
-        async with self._database.begin() as transaction:
-            found = await transaction.rounds.cancel(chat_key, reason=reason)
+        found = await self._ledger.cancel(chat_key, reason=reason, turn_id=turn_id)
         running = [item for item in found if item.state is RoundState.RUNNING]
         deadline = time.monotonic() + wait_seconds
         while running and time.monotonic() < deadline:

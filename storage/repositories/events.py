@@ -1,0 +1,165 @@
+"""The events of chats, numbered in the order of commits.
+
+The number comes from a counter in the chat's row. The UPDATE of the counter locks that row until the
+transaction ends, so a transaction that gets a larger number commits later: a reader that has seen a number
+has seen all smaller ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cache
+from typing import Any, Final
+
+from sqlalchemy import Executable, Integer, bindparam, insert, select, update
+
+from nekro_agent.shared_clock import shared_time
+from storage.driver.connection import Connection
+from storage.driver.statements import FixedStatement
+from storage.models import ChatEventRow, ChatRow
+from storage.repositories.base import Repository
+from storage.states import EventType
+
+__all__ = ["ChatEvent", "EventRepository", "NewEvent"]
+
+#: Rows of one INSERT; SQLite accepts 999 parameters in its older releases.
+_ROWS: Final = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewEvent:
+    """An event to append."""
+
+    type: str
+    turn_id: str | None = None
+    round_id: str | None = None
+    call_id: str | None = None
+    message_id: str | None = None
+    #: Plain JSON data; what it holds depends on the type.
+    data: dict[str, Any] = field(default_factory=dict)
+    #: When it happened.
+    created_at: datetime = field(default_factory=shared_time)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatEvent(NewEvent):
+    """An event of a chat."""
+
+    chat_key: str
+    #: Grows by 1 within a chat.
+    number: int
+
+
+class EventRepository(Repository):
+    """Rows of events."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self._waiting: dict[str, list[NewEvent]] = {}
+        #: The newest number of each chat to which ``flush`` appended.
+        self.numbers: dict[str, int] = {}
+
+    def add(self, chat_key: str, *events: NewEvent) -> None:
+        """Append events at the end of the transaction, all with one statement for the numbers."""
+        self._waiting.setdefault(chat_key, []).extend(events)
+
+    def has_waiting(self, chat_key: str) -> bool:
+        """Whether events of the chat wait for the end of the transaction."""
+        return bool(self._waiting.get(chat_key))
+
+    def name_turn(self, chat_key: str, *, message_id: str, turn_id: str) -> None:
+        """Name the turn of a message whose event waits for the end of the transaction."""
+        waiting = self._waiting.get(chat_key, [])
+        for at, event in enumerate(waiting):
+            if event.message_id == message_id and event.turn_id is None:
+                waiting[at] = dataclasses.replace(event, turn_id=turn_id)
+
+    async def flush(self) -> None:
+        """Append the events that wait; ``Database.begin`` calls this before the commit.
+
+        Events of a chat without a row are dropped.
+        """
+        waiting, self._waiting = self._waiting, {}
+        for chat_key, events in waiting.items():
+            await self.append(chat_key, events)
+
+    async def append(self, chat_key: str, events: Sequence[NewEvent]) -> int | None:
+        """Append events to a chat; returns the number of the last one, None if the chat has no row."""
+        last = await self._scalar(_count_statement, {"of_chat": chat_key, "added": len(events)})
+        if last is None:
+            return None
+        first = last - len(events) + 1
+        for begin in range(0, len(events), _ROWS):
+            part = events[begin : begin + _ROWS]
+            values = {
+                f"{name}_{row}": value
+                for row, event in enumerate(part)
+                for name, value in _values(event, chat_key, first + begin + row).items()
+            }
+            await self._connection.execute(_insert_statement(len(part)), values)
+        self.numbers[chat_key] = last
+        return int(last)
+
+    async def after(self, chat_key: str, *, number: int, limit: int) -> list[ChatEvent]:
+        """List the events after ``number`` in a chat, in order."""
+        values = {"of_chat": chat_key, "after": number, "most": limit}
+        return await self._all(ChatEvent, _after_statement, values)
+
+    async def newest_numbers(self, chat_keys: Collection[str]) -> dict[str, int]:
+        """Return the number of the newest event of each chat; chats without a row are left out."""
+        statement = select(ChatRow.chat_key, ChatRow.last_event).where(ChatRow.chat_key.in_(chat_keys))
+        return {row[0]: row[1] for row in await self._rows(statement)}
+
+    async def of_turn(self, turn_id: str, *, types: Collection[str] = ()) -> list[ChatEvent]:
+        """List the events of a turn in order; ``types``: only those, () means all."""
+        statement = select(ChatEventRow).where(ChatEventRow.turn_id == turn_id)
+        if types:
+            statement = statement.where(ChatEventRow.type.in_(types))
+        return await self._all(ChatEvent, statement.order_by(ChatEventRow.number))
+
+    async def end_of_turn(self, turn_id: str) -> ChatEvent | None:
+        """Return the event with which a turn ended; None while it is open, or if the event has expired."""
+        return next(iter(await self.of_turn(turn_id, types=(EventType.TURN_ENDED,))), None)
+
+
+def _values(event: NewEvent, chat_key: str, number: int) -> dict[str, Any]:
+    return {**vars(event), "chat_key": chat_key, "number": number}
+
+
+@FixedStatement
+def _count_statement(_dialect: str) -> Executable:
+    return (
+        update(ChatRow)
+        .where(ChatRow.chat_key == bindparam("of_chat"))
+        .values(last_event=ChatRow.last_event + bindparam("added", type_=Integer))
+        .returning(ChatRow.last_event)
+    )
+
+
+@FixedStatement
+def _after_statement(_dialect: str) -> Executable:
+    return (
+        select(ChatEventRow)
+        .where(
+            ChatEventRow.chat_key == bindparam("of_chat"),
+            ChatEventRow.number > bindparam("after", type_=Integer),
+        )
+        .order_by(ChatEventRow.number)
+        .limit(bindparam("most", type_=Integer))
+    )
+
+
+@cache
+def _insert_statement(rows: int) -> FixedStatement:
+    names = [item.name for item in dataclasses.fields(ChatEvent)]
+    columns = ChatEventRow.__table__.c
+    statement = insert(ChatEventRow).values(
+        [
+            {name: bindparam(f"{name}_{row}", type_=columns[name].type) for name in names}
+            for row in range(rows)
+        ]
+    )
+    return FixedStatement(lambda _dialect: statement)

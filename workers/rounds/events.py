@@ -1,0 +1,265 @@
+"""The events of one attempt at a round, on their way to the database.
+
+They are buffered and appended in batches, because a TOOL call must not cost a transaction: by a timer while
+something waits, and at the latest by the transaction that ends the round. A worker that dies loses what it
+has buffered, which is less than ``FLUSH_SECONDS`` old.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Final
+
+from loguru import logger
+from pydantic_core import from_json
+
+from agent.rounds import RoundAnswer
+from codec.wire import Envelope
+from nekro_agent.durations import POLL_SECONDS, RETRY_SECONDS
+from nekro_agent.errors import FencedError, StorageError
+from nekro_agent.shared_clock import shared_time
+from sandbox.models import StubCall
+from storage.engine import Database
+from storage.repositories.events import NewEvent
+from storage.repositories.rounds import Round
+from storage.states import EventType
+from storage.transaction import Transaction
+from workers.calls.dispatch import CallRecord
+from workers.catalogue.entries import MethodEntry
+from workers.chats.events import record
+from workers.chats.live import LiveText
+from workers.chats.publisher import EventPublisher
+
+__all__ = ["FLUSH_SECONDS", "RoundEvents"]
+
+#: How long an event waits for others.
+FLUSH_SECONDS: Final = POLL_SECONDS
+#: Arguments and results with a longer text are not kept; the event has their length.
+_MOST_BYTES: Final = 4_000
+
+#: Builds an event's data when it is written, off the call's way.
+_Build = Callable[[], NewEvent]
+
+
+class RoundEvents:
+    """Collects what happens in an attempt; used on one event loop.
+
+    It is the ``CallObserver`` of the round's calls.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        publisher: EventPublisher,
+        round_: Round,
+        *,
+        fence: int,
+        redact: Callable[[str], str] = str,
+    ) -> None:
+        """Create it for a round that was just started.
+
+        Args:
+            fence: fencing token of the chat's lease.
+            redact: removes secrets and host paths from arguments and results.
+        """
+        self._database = database
+        self._publisher = publisher
+        self._round = round_
+        self._fence = fence
+        self._redact = redact
+        self._waiting: list[_Build] = []
+        #: Whether a commit failed whose outcome is unknown.
+        self._is_in_doubt = False
+        self._is_closed = False
+        self._writing = asyncio.Lock()
+        self._timer: asyncio.TimerHandle | None = None
+        self._flushing: asyncio.Task[None] | None = None
+        self._answer = LiveText(partial(self._publish_live, EventType.MODEL_DELTA))
+        #: The try whose answer arrives.
+        self._answer_of = 0
+        self._output = LiveText(partial(self._publish_live, EventType.OUTPUT_CHUNK))
+
+    def model_requested(self, prompt_chars: int) -> None:
+        """The prompt is sent to the model."""
+        self._add(EventType.MODEL_REQUESTED, data={"prompt_chars": prompt_chars})
+
+    def model_delta(self, number: int, text: str) -> None:
+        """The model's answer to the request of that number, from 1, goes on with a text."""
+        if self._answer_of != number:
+            self._answer_of = number
+            self._answer.begin({"try": number})
+        self._answer.add(text)
+
+    def code_ready(self, answer: RoundAnswer) -> None:
+        """The model has answered."""
+        self._answer.flush()
+        llm = answer.llm
+        data = {
+            "code": answer.code,
+            "model": llm.model,
+            "tries": llm.tries,
+            "prompt_tokens": llm.prompt_tokens,
+            "completion_tokens": llm.answer_tokens,
+            "cost": llm.cost,
+        }
+        self._add(EventType.CODE_READY, data=data)
+
+    def output(self, text: str) -> None:
+        """The code has printed."""
+        self._output.add(text)
+
+    def call_started(self, entry: MethodEntry, call: StubCall, *, lane: str) -> None:
+        """A call is about to be sent."""
+        data = {"method": entry.task, "type": entry.type.value, "lane": lane}
+        values = {"arguments": call.arguments}
+        self._add(EventType.CALL_STARTED, call_id=call.call_id, data=data, values=values)
+
+    def call_ended(self, call: CallRecord, envelope: Envelope | None) -> None:
+        """A call has ended, or its caller waits no longer."""
+        data: dict[str, Any] = {
+            "method": call.method,
+            "type": call.type.value,
+            "state": _state_of(call),
+            "worker": call.worker,
+            "duration_ms": round(call.duration_ms, 3),
+            "error": call.error,
+            "follow_up": call.round_id,
+        }
+        values = {}
+        if envelope is not None and envelope.value is not None:
+            values["value"] = envelope.value_bytes()
+        elif envelope is not None and envelope.text is not None:
+            data["value"] = self._redact(envelope.text[:_MOST_BYTES])
+        self._add(EventType.CALL_ENDED, call_id=call.call_id, data=data, values=values)
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Let no batch be written during the block, which writes the events itself with ``take``."""
+        async with self._writing:
+            yield
+
+    async def take(self, transaction: Transaction, *, later: bool = False) -> None:
+        """Append what waits with a transaction, inside ``held``; it is dropped here after the commit.
+
+        Args:
+            later: as of ``workers.chats.events.record``.
+        """
+        self._output.flush()
+        count = len(self._waiting)
+        events = [build() for build in self._waiting]
+        if self._is_in_doubt:
+            events = await self._missing(transaction, events)
+        if events:
+            record(transaction, self._publisher, self._round.chat_key, *events, later=later)
+
+        async def written() -> None:
+            del self._waiting[:count]
+            self._is_in_doubt = False
+
+        transaction.after_commit(written)
+
+    async def close(self) -> None:
+        """Drop what waits, and wait until nothing is written any more."""
+        self._is_closed = True
+        self._waiting.clear()
+        for text in (self._answer, self._output):
+            text.flush()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._flushing is not None:
+            await asyncio.wait([self._flushing])
+
+    def _add(
+        self,
+        kind: EventType,
+        *,
+        call_id: str | None = None,
+        data: dict[str, Any],
+        values: Mapping[str, bytes] = {},
+    ) -> None:
+        event = NewEvent(
+            type=kind,
+            turn_id=self._round.turn_id,
+            round_id=self._round.id,
+            call_id=call_id,
+            data=data,
+            created_at=shared_time(),
+        )
+        self._waiting.append(partial(self._built, event, values))
+        if self._timer is None and not self._is_closed:
+            self._schedule(FLUSH_SECONDS)
+
+    def _built(self, event: NewEvent, values: Mapping[str, bytes]) -> NewEvent:
+        for name, text in values.items():
+            event.data.update(_kept(name, text, self._redact))
+        return event
+
+    def _schedule(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._begin_flush)
+
+    def _begin_flush(self) -> None:
+        self._flushing = asyncio.create_task(self._flush(), name="nekro-round-events")
+
+    async def _flush(self) -> None:
+        pause = FLUSH_SECONDS
+        try:
+            async with self.held():
+                if self._waiting:
+                    await self._write()
+        except FencedError:  # another worker has the chat; this attempt is over
+            self._waiting.clear()
+        except StorageError as exc:  # the next batch, or the round's end, has these events too
+            logger.bind(error=str(exc), events=len(self._waiting)).warning("round_events_not_written")
+            self._is_in_doubt, pause = True, RETRY_SECONDS
+        finally:
+            self._timer = None
+            if self._waiting and not self._is_closed:
+                self._schedule(pause)
+
+    async def _write(self) -> None:
+        async with self._database.begin() as transaction:
+            await transaction.chats.hold(self._round.chat_key, fence=self._fence)
+            await self.take(transaction)
+
+    async def _missing(self, transaction: Transaction, events: list[NewEvent]) -> list[NewEvent]:
+        """Return the events that the commit in doubt has not written."""
+        kept = await transaction.events.of_turn(self._round.turn_id)
+        known = {(event.type, event.call_id, event.created_at) for event in kept}
+        return [event for event in events if (event.type, event.call_id, event.created_at) not in known]
+
+    def _publish_live(self, kind: EventType, data: dict[str, Any]) -> None:
+        self._publisher.live(
+            self._round.chat_key,
+            {
+                "type": kind.value,
+                "at": shared_time().isoformat(),
+                "turn_id": self._round.turn_id,
+                "round_id": self._round.id,
+                "data": data,
+            },
+        )
+
+
+def _state_of(call: CallRecord) -> str:
+    if call.is_detached:
+        return "running"
+    if call.error is None:
+        return "done"
+    return "cancelled" if call.error.startswith("cancelled:") else "failed"
+
+
+def _kept(name: str, text: bytes, redact: Callable[[str], str]) -> dict[str, Any]:
+    """Return tagged text as JSON data; of a long one, and of one that is not JSON, the length."""
+    if len(text) <= _MOST_BYTES:
+        try:
+            value = from_json(redact(text.decode()), allow_inf_nan=False)
+            json.dumps(value, allow_nan=False)
+        except (ValueError, RecursionError):
+            pass
+        else:
+            return {name: value}
+    return {f"{name}_bytes": len(text)}
