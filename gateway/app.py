@@ -16,6 +16,7 @@ from gateway.access.keys import require_key
 from gateway.access.rates import Rates
 from gateway.api import ROUTERS, probes
 from gateway.dependencies import identity_of
+from gateway.streams.hub import EventHub
 from gateway.web.limits import BodyLimit
 from gateway.web.middleware import Entrance, RequestContext
 from gateway.web.responses import JsonAnswer
@@ -44,13 +45,15 @@ def create_app(settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         services = Services.load(settings, role=CALLER)
-        app.state.services, app.state.stopping = services, asyncio.Event()
-        app.state.rates = Rates(services.settings)
+        app.state.services, app.state.hub = services, EventHub(services)
+        app.state.stopping, app.state.rates = asyncio.Event(), Rates(services.settings)
         try:
             await services.start()
             await require_key(services)
+            app.state.hub.start()
             yield
         finally:
+            await app.state.hub.close()
             await app.state.rates.close()
             await services.close()
 

@@ -10,10 +10,11 @@ from pydantic import AfterValidator
 from gateway.access.keys import identify
 from gateway.access.rates import Rates
 from gateway.identity import Identity
+from gateway.streams.hub import EventHub
 from gateway.web.paths import restored
 from workers.composition import Services
 
-__all__ = ["ChatKey", "IdentityDep", "PathText", "RequestId", "ServicesDep", "identity_of"]
+__all__ = ["ChatKey", "HubDep", "IdentityDep", "PathText", "RequestId", "ServicesDep", "identity_of"]
 
 
 def _services(request: Request) -> Services:
@@ -46,9 +47,15 @@ def _not_blank(text: str) -> str:
     return text
 
 
+def _hub(request: Request) -> EventHub:
+    hub: EventHub = request.app.state.hub
+    return hub
+
+
 #: A segment of the path; it may contain any text, slashes too when they are encoded as %2F.
 PathText = Annotated[str, Path(), AfterValidator(restored), AfterValidator(_not_blank)]
 ChatKey = PathText
+HubDep = Annotated[EventHub, Depends(_hub)]
 ServicesDep = Annotated[Services, Depends(_services)]
 IdentityDep = Annotated[Identity, Depends(identity_of)]
 RequestId = Annotated[str, Depends(_request_id)]

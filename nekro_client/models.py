@@ -370,6 +370,8 @@ class EventType(StrEnum):
     MESSAGE_RECEIVED = "message.received"
     MESSAGE_SENT = "message.sent"
     FILE_SENT = "file.sent"
+    #: A system message, which the agent sees and people do not.
+    MESSAGE_NOTED = "message.noted"
     TURN_STARTED = "turn.started"
     TURN_ENDED = "turn.ended"
     ROUND_STARTED = "round.started"

@@ -6,11 +6,11 @@ from typing import Final
 
 from fastapi import APIRouter
 
-from gateway.api import calls, catalogue, keys, messages, operations, runs, work
+from gateway.api import calls, catalogue, events, keys, messages, operations, runs, turns, work
 
 __all__ = ["ROUTERS"]
 
 #: Routers below ``/api/v1``.
 ROUTERS: Final[tuple[APIRouter, ...]] = tuple(
-    module.router for module in (messages, runs, calls, catalogue, work, operations, keys)
+    module.router for module in (messages, events, turns, runs, calls, catalogue, work, operations, keys)
 )

@@ -113,12 +113,19 @@ class EventRepository(Repository):
         statement = select(ChatRow.chat_key, ChatRow.last_event).where(ChatRow.chat_key.in_(chat_keys))
         return {row[0]: row[1] for row in await self._rows(statement)}
 
-    async def of_turn(self, turn_id: str, *, types: Collection[str] = ()) -> list[ChatEvent]:
-        """List the events of a turn in order; ``types``: only those, () means all."""
+    async def of_turn(
+        self, turn_id: str, *, types: Collection[str] = (), limit: int | None = None
+    ) -> list[ChatEvent]:
+        """List the events of a turn in order.
+
+        Args:
+            types: only events of these types; () means all.
+            limit: only the first ones; None means all.
+        """
         statement = select(ChatEventRow).where(ChatEventRow.turn_id == turn_id)
         if types:
             statement = statement.where(ChatEventRow.type.in_(types))
-        return await self._all(ChatEvent, statement.order_by(ChatEventRow.number))
+        return await self._all(ChatEvent, statement.order_by(ChatEventRow.number).limit(limit))
 
     async def end_of_turn(self, turn_id: str) -> ChatEvent | None:
         """Return the event with which a turn ended; None while it is open, or if the event has expired."""

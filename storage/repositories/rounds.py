@@ -284,20 +284,6 @@ class RoundRepository(Repository):
         statement = select(RoundRow).where(RoundRow.trigger_kind == kind, RoundRow.trigger_id == trigger_id)
         return await self._one_or_none(Round, statement)
 
-    async def turns_of(
-        self, *, round_ids: Collection[str], message_ids: Collection[str]
-    ) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the turns of rounds by round id, and the turns that messages requested by message id."""
-        is_of_message = and_(
-            RoundRow.trigger_kind == TriggerKind.MESSAGE, RoundRow.trigger_id.in_(message_ids)
-        )
-        statement = select(RoundRow.id, RoundRow.turn_id, RoundRow.trigger_kind, RoundRow.trigger_id).where(
-            or_(RoundRow.id.in_(round_ids), is_of_message)
-        )
-        rows = list(await self._rows(statement))
-        by_message = {row[3]: row[1] for row in rows if row[2] == TriggerKind.MESSAGE}
-        return {row[0]: row[1] for row in rows}, by_message
-
     async def find_running(self, chat_key: str) -> Round | None:
         """Return the chat's running round, or None."""
         statement = select(RoundRow).where(_is_open(chat_key), RoundRow.state == RoundState.RUNNING)

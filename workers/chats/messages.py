@@ -33,13 +33,15 @@ class SqlMessages:
             "reply_to": message.reply_to,
             "hidden": None if message.record else True,
         }
+        call = current_call(message.chat_key)
         new = NewMessage(
             chat_key=message.chat_key,
             kind=MessageKind.ASSISTANT,
             text=message.text,
             data={name: value for name, value in data.items() if value is not None} or None,
             call_id=message.call_id,
-            turn_id=_turn_of(message.chat_key),
+            round_id=call.round_id if call else None,
+            turn_id=call.turn_id if call else None,
             plugin_key=message.plugin_key,
         )
         return (await self._append(new)).id
@@ -50,12 +52,14 @@ class SqlMessages:
         A message from a call continues the turn of the running round, so an agent that triggers
         itself in each round meets the turn's limits.
         """
+        call = current_call(chat_key)
         new = NewMessage(
             chat_key=chat_key,
             kind=MessageKind.SYSTEM,
             text=text,
             call_id=call_id,
-            turn_id=_turn_of(chat_key),
+            round_id=call.round_id if call else None,
+            turn_id=call.turn_id if call else None,
         )
         return (await self._append(new, wake=trigger_agent)).id
 
@@ -93,9 +97,3 @@ class SqlMessages:
             delay_seconds=self._debounce_seconds,
         )
         await request_round(transaction, self._publisher, request, message=message)
-
-
-def _turn_of(chat_key: str) -> str | None:
-    """Return the turn of the call whose code runs; None outside of rounds."""
-    call = current_call(chat_key)
-    return None if call is None else call.turn_id

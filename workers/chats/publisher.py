@@ -57,6 +57,8 @@ class EventPublisher:
         #: Number of the newest event of each chat that is not announced yet.
         self._added: dict[str, int] = {}
         self._live_waiting = 0
+        #: Called with the chat and number of each announcement; must neither block nor raise.
+        self.listeners: list[Callable[[str, int], None]] = []
         self._lock = Lock()
 
     async def round_requested(self, chat_key: str, *, later: bool = False) -> None:
@@ -113,6 +115,8 @@ class EventPublisher:
         Args:
             later: publish after a short delay.
         """
+        for listener in self.listeners:
+            listener(chat_key, number)
         with self._lock:
             waits = chat_key in self._added
             self._added[chat_key] = number

@@ -2,13 +2,14 @@
 
 They are buffered and appended in batches, because a TOOL call must not cost a transaction: by a timer while
 something waits, and at the latest by the transaction that ends the round. A worker that dies loses what it
-has buffered, which is less than ``FLUSH_SECONDS`` old.
+has buffered, which is at most ``REFRESH_SECONDS`` old.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -19,7 +20,7 @@ from pydantic_core import from_json
 
 from agent.rounds import RoundAnswer
 from codec.wire import Envelope
-from nekro_agent.durations import POLL_SECONDS, RETRY_SECONDS
+from nekro_agent.durations import POLL_SECONDS, REFRESH_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import FencedError, StorageError
 from nekro_agent.shared_clock import shared_time
 from sandbox.models import StubCall
@@ -36,8 +37,10 @@ from workers.chats.publisher import EventPublisher
 
 __all__ = ["FLUSH_SECONDS", "RoundEvents"]
 
-#: How long an event waits for others.
+#: How long an event waits for others; while events go on, the pause between two batches is longer, because
+#: a batch on SQLite keeps all other writers waiting.
 FLUSH_SECONDS: Final = POLL_SECONDS
+_PAUSE_SECONDS: Final = REFRESH_SECONDS
 #: Arguments and results with a longer text are not kept; the event has their length.
 _MOST_BYTES: Final = 4_000
 
@@ -77,6 +80,8 @@ class RoundEvents:
         self._is_closed = False
         self._writing = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
+        #: When the next batch may be written, by ``time.monotonic``.
+        self._next_at = 0.0
         self._flushing: asyncio.Task[None] | None = None
         self._answer = LiveText(partial(self._publish_live, EventType.MODEL_DELTA))
         #: The try whose answer arrives.
@@ -191,7 +196,7 @@ class RoundEvents:
         )
         self._waiting.append(partial(self._built, event, values))
         if self._timer is None and not self._is_closed:
-            self._schedule(FLUSH_SECONDS)
+            self._schedule(max(FLUSH_SECONDS, self._next_at - time.monotonic()))
 
     def _built(self, event: NewEvent, values: Mapping[str, bytes]) -> NewEvent:
         for name, text in values.items():
@@ -205,7 +210,7 @@ class RoundEvents:
         self._flushing = asyncio.create_task(self._flush(), name="nekro-round-events")
 
     async def _flush(self) -> None:
-        pause = FLUSH_SECONDS
+        pause = _PAUSE_SECONDS
         try:
             async with self.held():
                 if self._waiting:
@@ -216,7 +221,7 @@ class RoundEvents:
             logger.bind(error=str(exc), events=len(self._waiting)).warning("round_events_not_written")
             self._is_in_doubt, pause = True, RETRY_SECONDS
         finally:
-            self._timer = None
+            self._timer, self._next_at = None, time.monotonic() + pause
             if self._waiting and not self._is_closed:
                 self._schedule(pause)
 

@@ -1,0 +1,57 @@
+"""Turns: the whole tree of one, and its cancellation."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from gateway.dependencies import IdentityDep, ServicesDep
+from gateway.identity import Identity, Scope
+from gateway.streams.turn_tree import read_turn
+from nekro_agent.durations import CLOSE_STEP_SECONDS
+from nekro_agent.errors import NotFoundError
+from nekro_client.models import Turn
+from storage.repositories.rounds import Round
+from workers.composition import Services
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["turns"])
+
+
+@router.get("/turns/{turn_id}")
+async def get_turn(turn_id: str, services: ServicesDep, identity: IdentityDep) -> Turn:
+    """Return a turn: rounds with requests, code, output and calls; messages; jobs."""
+    await _first_round(services, identity, turn_id, Scope.READ)
+    return await read_turn(services.database, turn_id)
+
+
+@router.post("/turns/{turn_id}/cancel")
+async def cancel_turn(turn_id: str, services: ServicesDep, identity: IdentityDep) -> Turn:
+    """Cancel the waiting and running rounds of a turn, and only of that one; returns it as it is then.
+
+    A running round whose worker does not answer within seconds ends later. A turn that has ended, or that a
+    round of another turn answers, stays as it is.
+    """
+    first = await _first_round(services, identity, turn_id, Scope.POST)
+    await services.stopper.stop(
+        first.chat_key,
+        reason="cancelled on request",
+        wait_seconds=CLOSE_STEP_SECONDS,
+        turn_id=turn_id,
+    )
+    return await read_turn(services.database, turn_id)
+
+
+async def _first_round(services: Services, identity: Identity, turn_id: str, scope: Scope) -> Round:
+    """Return the turn's first round, whose id is the turn's.
+
+    Raises:
+        NotFoundError: there is no such turn.
+        ProblemError: the key may not; a turn of a chat that it does not have is reported as missing.
+    """
+    identity.require(scope)
+    async with services.database.read() as transaction:
+        first = await transaction.rounds.find(turn_id)
+    if first is None or first.turn_id != turn_id or not identity.has_chat(first.chat_key):
+        raise NotFoundError(f"there is no turn {turn_id!r}")
+    return first

@@ -1,0 +1,1 @@
+"""Events of chats for the readers of this process."""

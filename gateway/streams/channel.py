@@ -1,0 +1,84 @@
+"""One chat's events in this process: the newest ones in a ring, shared by all of the chat's readers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+from typing import Final
+
+from gateway.streams.events import StreamEvent
+
+__all__ = ["RING", "Channel", "Reader"]
+
+#: Newest events of a chat that are kept in memory; a reader that is further behind is too slow.
+RING: Final = 1_000
+#: Live events that wait for one reader; of more the oldest are dropped.
+_MOST_LIVE: Final = 50
+
+
+class Reader:
+    """One reader's position in a chat, and the live events that wait for it."""
+
+    def __init__(self, *, position: int) -> None:
+        """Start after the event with the number ``position``."""
+        self.position = position
+        self.live: deque[StreamEvent] = deque(maxlen=_MOST_LIVE)
+        self._woken = asyncio.Event()
+
+    def wake(self) -> None:
+        """Tell the reader that there are events."""
+        self._woken.set()
+
+    async def wait(self) -> None:
+        """Wait for ``wake``, which may have been called since the last wait."""
+        await self._woken.wait()
+        self._woken.clear()
+
+
+class Channel:
+    """The ring of one chat with readers."""
+
+    def __init__(self, chat_key: str, *, newest: int) -> None:
+        """Start with an empty ring after the event with the number ``newest``."""
+        self.chat_key = chat_key
+        self.readers: set[Reader] = set()
+        self._ring: deque[StreamEvent] = deque(maxlen=RING)
+        #: Number of the newest event that was read.
+        self.newest = newest
+        #: Number of the newest event that was announced.
+        self.announced = newest
+        #: The task that reads rows, while one does.
+        self.reading: asyncio.Task[None] | None = None
+
+    def has(self, position: int) -> bool:
+        """Whether everything after ``position`` that was read is still in the ring."""
+        return position >= self.newest - len(self._ring)
+
+    def after(self, position: int) -> Sequence[StreamEvent]:
+        """Return the events of the ring after ``position``, for which ``has`` is true."""
+        missing = self.newest - position
+        return list(islice(self._ring, max(0, len(self._ring) - missing), None)) if missing > 0 else ()
+
+    def add(self, events: Sequence[tuple[int, StreamEvent]]) -> None:
+        """Append the events that follow ``newest``, and wake the readers."""
+        for number, event in events:
+            if number != self.newest + 1:
+                # Retention deleted what is between: the ring must stay without gaps.
+                self._ring.clear()
+            self._ring.append(event)
+            self.newest = number
+        self.announced = max(self.announced, self.newest)
+        self.wake()
+
+    def wake(self) -> None:
+        """Wake all readers."""
+        for reader in self.readers:
+            reader.wake()
+
+    def add_live(self, event: StreamEvent) -> None:
+        """Pass a live event to the readers."""
+        for reader in self.readers:
+            reader.live.append(event)
+            reader.wake()

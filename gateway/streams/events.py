@@ -1,0 +1,75 @@
+"""Events in the vocabulary of the API, and their text, which all readers share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from functools import cached_property
+from typing import Any, Final
+
+from nekro_agent.shared_clock import shared_time
+from nekro_client.models import Event, EventType
+from storage.repositories.events import ChatEvent
+
+__all__ = ["LIVE_TYPES", "StreamEvent", "live_event", "stream_event"]
+
+#: Types of events that are not kept.
+LIVE_TYPES: Final = frozenset({EventType.MODEL_DELTA, EventType.OUTPUT_CHUNK, EventType.CALL_PROGRESS})
+
+
+class StreamEvent:
+    """An event and its JSON, which is written once for all readers."""
+
+    def __init__(self, event: Event) -> None:
+        self.event = event
+
+    @property
+    def number(self) -> int | None:
+        """Its number; None for a live event."""
+        return self.event.number
+
+    @cached_property
+    def json(self) -> str:
+        """The event as a response has it."""
+        return self.event.model_dump_json()
+
+    @cached_property
+    def frame(self) -> bytes:
+        """The event as a server-sent event; JSON has no line ends of its own."""
+        number = "" if self.event.number is None else f"id: {self.event.number}\r\n"
+        return f"{number}event: {self.event.type}\r\ndata: {self.json}\r\n\r\n".encode()
+
+
+def stream_event(row: ChatEvent) -> StreamEvent:
+    """Return a kept event."""
+    return StreamEvent(
+        Event.model_construct(
+            number=row.number,
+            type=row.type,
+            chat_key=row.chat_key,
+            at=row.created_at,
+            turn_id=row.turn_id,
+            round_id=row.round_id,
+            call_id=row.call_id,
+            message_id=row.message_id,
+            data=row.data,
+        )
+    )
+
+
+def live_event(body: Mapping[str, Any]) -> StreamEvent | None:
+    """Return a live event that another process published; None if it is not one that we know.
+
+    Processes of another release may publish other types and fields.
+    """
+    if body.get("type") not in LIVE_TYPES or not isinstance(body.get("data"), dict):
+        return None
+    ids = {name: body.get(name) for name in ("turn_id", "round_id", "call_id")}
+    if any(value is not None and not isinstance(value, str) for value in ids.values()):
+        return None
+    try:
+        at = datetime.fromisoformat(str(body.get("at")))
+    except ValueError:
+        at = shared_time()
+    event = Event(type=str(body["type"]), chat_key=str(body["chat_key"]), at=at, data=body["data"], **ids)
+    return StreamEvent(event)

@@ -1,0 +1,221 @@
+"""The event hub: one subscription and one reading of each new row per process, for any number of readers.
+
+Readers take what is kept from the rows, in order, so an announcement only wakes them: losing the broker
+delays events by ``FRESH_SECONDS`` and loses none. A reader that falls so far behind that the ring has passed
+it is ended; it connects again with its last number and does not slow the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Final, TypeVar
+
+from loguru import logger
+
+from gateway.streams.channel import RING, Channel, Reader
+from gateway.streams.events import StreamEvent, stream_event
+from gateway.streams.watch import EventWatch
+from nekro_agent.durations import FRESH_SECONDS, RETRY_SECONDS
+from nekro_agent.errors import StorageError
+from storage.repositories.events import ChatEvent
+from workers.composition import Services
+
+__all__ = ["EventHub", "SlowReaderError"]
+
+T = TypeVar("T")
+#: Rows of one reading.
+_PAGE: Final = 200
+#: Readings at a time: readers that connect again together must not take every database connection.
+_READINGS: Final = 4
+#: Chats of one check for missed announcements.
+_CHECKED: Final = 500
+
+
+class SlowReaderError(Exception):
+    """A reader did not take its events; its stream ends, and it can resume after its last number."""
+
+
+class EventHub:
+    """The streams of one gateway process; use it on one event loop."""
+
+    def __init__(self, services: Services) -> None:
+        """Open nothing; ``start`` does."""
+        self._database = services.database
+        self._publisher = services.publisher
+        self._watch = EventWatch(services, on_added=self.announced, on_live=self._live)
+        self._channels: dict[str, Channel] = {}
+        self._readings = asyncio.Semaphore(_READINGS)
+        self._checking: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_closed = False
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._loop = asyncio.get_running_loop()
+        # What this process itself adds needs no broker.
+        self._publisher.listeners.append(self._announced_here)
+        self._watch.start()
+        self._checking = asyncio.create_task(self._check_repeatedly(), name="nekro-event-check")
+
+    def end(self) -> None:
+        """End every stream; clients connect again, to another gateway."""
+        self._is_closed = True
+        for channel in self._channels.values():
+            channel.wake()
+
+    async def close(self) -> None:
+        """End every stream and the subscription."""
+        self.end()
+        if self._announced_here in self._publisher.listeners:
+            self._publisher.listeners.remove(self._announced_here)
+        tasks = [channel.reading for channel in self._channels.values() if channel.reading is not None]
+        if self._checking is not None:
+            tasks.append(self._checking)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._watch.close()
+
+    @property
+    def readers(self) -> int:
+        """Number of open streams."""
+        return sum(len(channel.readers) for channel in self._channels.values())
+
+    async def stream(
+        self,
+        chat_key: str,
+        *,
+        after: int | None = None,
+        types: Collection[str] = (),
+        with_live: bool = True,
+    ) -> AsyncGenerator[StreamEvent, None]:
+        """Yield the events of a chat in order, kept ones exactly once; it ends when the hub closes.
+
+        Args:
+            after: number of the last event that the reader has; 0 begins with the oldest that is kept, None
+                with the next one. A number that the chat has not reached counts as its newest.
+            types: only events of these types; () means all.
+            with_live: also live events, which may be missing.
+
+        Raises:
+            SlowReaderError: the reader did not take its events.
+            StorageUnavailableError: the database did not answer when the stream began.
+        """
+        newest = await self.newest(chat_key)
+        position = newest if after is None else min(max(0, after), newest)
+        with self._reading(chat_key, newest, position) as (channel, reader):
+            has_reached_ring = False
+            while not self._is_closed:
+                if channel.has(reader.position):
+                    has_reached_ring = True
+                    events = channel.after(reader.position)
+                elif has_reached_ring:
+                    raise SlowReaderError(f"a reader of chat {chat_key!r} is {RING} events behind")
+                else:
+                    rows = await self._patiently(self._page, chat_key, reader.position)
+                    events = [stream_event(row) for row in rows]
+                    if not events:  # retention has just deleted them
+                        reader.position = channel.newest
+                for event in events:
+                    reader.position = event.number or reader.position
+                    if not types or event.event.type in types:
+                        yield event
+                # Events that came while the reader was busy are next.
+                if channel.newest > reader.position:
+                    continue
+                while reader.live and with_live:
+                    event = reader.live.popleft()
+                    if not types or event.event.type in types:
+                        yield event
+                if channel.newest <= reader.position and not self._is_closed:
+                    await reader.wait()
+
+    def announced(self, chat_key: str, number: int) -> None:
+        """Read the new events of a chat, if it has readers."""
+        channel = self._channels.get(chat_key)
+        if channel is None or number <= channel.newest:
+            return
+        channel.announced = max(number, channel.announced)
+        if channel.reading is None:
+            channel.reading = asyncio.create_task(self._read_on(channel), name="nekro-events-read")
+
+    def _announced_here(self, chat_key: str, number: int) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.announced, chat_key, number)
+
+    def _live(self, chat_key: str, event: StreamEvent) -> None:
+        channel = self._channels.get(chat_key)
+        if channel is not None:
+            channel.add_live(event)
+
+    @contextmanager
+    def _reading(self, chat_key: str, newest: int, position: int) -> Iterator[tuple[Channel, Reader]]:
+        """Attach a reader to its chat's channel, which exists as long as it has readers."""
+        channel = self._channels.get(chat_key)
+        if channel is None:
+            channel = self._channels[chat_key] = Channel(chat_key, newest=newest)
+        else:
+            self.announced(chat_key, newest)
+        reader = Reader(position=position)
+        channel.readers.add(reader)
+        self._watch.need(True)
+        try:
+            yield channel, reader
+        finally:
+            channel.readers.discard(reader)
+            if not channel.readers and self._channels.get(chat_key) is channel:
+                del self._channels[chat_key]
+                if channel.reading is not None:
+                    channel.reading.cancel()
+                self._watch.need(bool(self._channels))
+
+    async def _read_on(self, channel: Channel) -> None:
+        """Read rows until everything that was announced is in the ring."""
+        try:
+            while channel.newest < channel.announced:
+                rows = await self._patiently(self._page, channel.chat_key, channel.newest)
+                if not rows:  # announced by a transaction of a database that has lost it
+                    channel.announced = channel.newest
+                    return
+                channel.add([(row.number, stream_event(row)) for row in rows])
+        finally:
+            channel.reading = None
+
+    async def _page(self, chat_key: str, after: int) -> list[ChatEvent]:
+        async with self._readings, self._database.read() as transaction:
+            return await transaction.events.after(chat_key, number=after, limit=_PAGE)
+
+    async def newest(self, chat_key: str) -> int:
+        """Return the number of a chat's newest event; 0 when it has none.
+
+        Raises:
+            StorageUnavailableError: the database does not answer.
+        """
+        async with self._database.read() as transaction:
+            return (await transaction.events.newest_numbers([chat_key])).get(chat_key, 0)
+
+    async def _patiently(self, read: Callable[[str, int], Awaitable[T]], chat_key: str, after: int) -> T:
+        """Read, also through an outage of the database: its readers keep their connections."""
+        while True:
+            try:
+                return await read(chat_key, after)
+            except StorageError as exc:
+                logger.bind(chat_key=chat_key, error=str(exc)).warning("events_not_read")
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _check_repeatedly(self) -> None:
+        """Find events whose announcement was lost."""
+        while True:
+            await asyncio.sleep(FRESH_SECONDS)
+            keys = list(self._channels)
+            for begin in range(0, len(keys), _CHECKED):
+                try:
+                    async with self._database.read() as transaction:
+                        found = await transaction.events.newest_numbers(keys[begin : begin + _CHECKED])
+                except StorageError as exc:
+                    logger.bind(error=str(exc)).warning("events_not_checked")
+                    break
+                for chat_key, number in found.items():
+                    self.announced(chat_key, number)

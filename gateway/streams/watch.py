@@ -1,0 +1,97 @@
+"""The process's one subscription to the announcements on ``agent.events``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from loguru import logger
+
+from broker_config.topology import EVENTS_ADDED, LIVE_EVENT
+from gateway.streams.events import StreamEvent, live_event
+from messaging.event_watch import EventWatcher, WatchedEvent
+from nekro_agent.durations import DEFER_SECONDS, RETRY_SECONDS
+from nekro_agent.errors import BrokerUnavailableError
+from workers.composition import Services
+
+__all__ = ["EventWatch"]
+
+
+class EventWatch:
+    """Polls a queue of its own while someone reads; kombu's sockets block, so a thread does it."""
+
+    def __init__(
+        self,
+        services: Services,
+        *,
+        on_added: Callable[[str, int], None],
+        on_live: Callable[[str, StreamEvent], None],
+    ) -> None:
+        """Open nothing.
+
+        Args:
+            on_added: called on the loop with a chat and the number of its newest event.
+            on_live: called on the loop with a chat and a live event.
+        """
+        self._services = services
+        self._on_added, self._on_live = on_added, on_live
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="event-watch")
+        self._needed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._is_up = True
+
+    def start(self) -> None:
+        """Poll from now on while it is needed."""
+        self._task = asyncio.create_task(self._watch(), name="nekro-event-watch")
+
+    def need(self, is_needed: bool) -> None:
+        """Say whether anyone reads."""
+        if is_needed:
+            self._needed.set()
+        else:
+            self._needed.clear()
+
+    async def close(self) -> None:
+        """Delete the queue and close the connection."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await asyncio.to_thread(self._thread.shutdown)
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._needed.wait()
+            watcher = EventWatcher(self._services.app, self._services.settings.broker, chat_key=None)
+            try:
+                while self._needed.is_set():
+                    pause = await self._poll(loop, watcher)
+                    await asyncio.sleep(pause)
+            finally:
+                # Not awaited, because this task may be cancelled; the one thread runs it after the poll.
+                self._thread.submit(watcher.__exit__, None, None, None)
+
+    async def _poll(self, loop: asyncio.AbstractEventLoop, watcher: EventWatcher) -> float:
+        """Pass on what has come; returns the pause before the next poll."""
+        try:
+            events = await loop.run_in_executor(self._thread, watcher.poll)
+        except BrokerUnavailableError as exc:
+            if self._is_up:
+                logger.bind(error=str(exc)).warning("event_announcements_not_received")
+            self._is_up = False
+            return RETRY_SECONDS
+        self._is_up = True
+        for event in events:
+            self._pass_on(event)
+        return 0 if events else DEFER_SECONDS
+
+    def _pass_on(self, event: WatchedEvent) -> None:
+        body = event.body
+        chat_key, number = body.get("chat_key"), body.get("number")
+        if not isinstance(chat_key, str):
+            return  # from a process of another release
+        if event.name == EVENTS_ADDED and isinstance(number, int):
+            self._on_added(chat_key, number)
+        elif event.name == LIVE_EVENT and (live := live_event(body)) is not None:
+            self._on_live(chat_key, live)

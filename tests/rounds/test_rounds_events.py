@@ -1,0 +1,308 @@
+"""Events of turns, rounds and calls: in order, once each, and one end per turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from round_bench import Bench, Model, invocation, states
+from waiting import eventually
+
+from agent.llm import LLMRequest
+from gateway.streams.turn_tree import read_turn
+from nekro_agent.errors import LLMError, StorageUnavailableError
+from nekro_client import models
+from storage.engine import Database
+from storage.repositories.events import ChatEvent
+from storage.states import EventType
+from workers.chats.live import LiveText
+from workers.rounds import events as module
+
+CHAT = "c"
+SAY = 'send_msg_text(_ck, "done")'
+
+
+async def events_of(bench: Bench, chat_key: str = CHAT) -> list[ChatEvent]:
+    async with bench.database.read() as tx:
+        return await tx.events.after(chat_key, number=0, limit=1000)
+
+
+async def ends_of(bench: Bench) -> dict[str, dict[str, Any]]:
+    """Data of the events that end turns; each turn has at most one, and exactly those that began."""
+    found = await events_of(bench)
+    ends = [event for event in found if event.type == EventType.TURN_ENDED]
+    begun = Counter(event.turn_id for event in found if event.type == EventType.TURN_STARTED)
+    assert Counter(event.turn_id for event in ends) == begun
+    return {event.turn_id or "": event.data for event in ends}
+
+
+def test_the_client_knows_all_types_of_events() -> None:
+    assert {item.value for item in EventType} == {item.value for item in models.EventType}
+
+
+async def test_a_turn_tells_its_messages_rounds_and_calls(bench: Bench) -> None:
+    message_id = await bench.say(CHAT, "hello")
+    model = Model('look("tea")', f'print(tick("one"))\n{SAY}')
+    first, second = await bench.play(CHAT, bench.drain(model, slots=2))
+    found = await events_of(bench)
+    assert [event.number for event in found] == list(range(1, len(found) + 1))
+    assert [event.type for event in found if event.type not in ("call.started", "call.ended")] == [
+        "message.received",
+        "turn.started",
+        "round.started",
+        "model.requested",
+        "code.ready",
+        "message.noted",
+        "round.ended",
+        "round.started",
+        "model.requested",
+        "code.ready",
+        "message.sent",
+        "round.ended",
+        "turn.ended",
+    ]
+    assert {event.turn_id for event in found} == {first.id}
+    assert found[0].message_id == message_id and found[0].data["text"] == "hello"
+    assert found[1].data["cause"] == {"kind": "message", "id": message_id}
+    sent = next(event for event in found if event.type == "message.sent")
+    assert (sent.round_id, sent.data["text"]) == (second.id, "done")
+    calls = [event for event in found if event.type.startswith("call.")]
+    assert Counter((event.type, event.round_id) for event in calls) == {
+        ("call.started", first.id): 1,
+        ("call.ended", first.id): 1,
+        ("call.started", second.id): 2,
+        ("call.ended", second.id): 2,
+    }
+    tick = [event for event in calls if event.data["method"].endswith(".tick")]
+    assert [event.data.get("arguments", event.data.get("value")) for event in tick] == [
+        [["one"], {}],
+        "one",
+    ]
+    assert found[-1].data == {"state": "done"}
+
+
+async def test_the_tree_of_a_turn_has_everything(bench: Bench) -> None:
+    await bench.say(CHAT, "hello")
+    model = Model('look("tea")', f'print(tick("one"))\n{SAY}')
+    first, second = await bench.play(CHAT, bench.drain(model, slots=2))
+    turn = await read_turn(bench.database, first.id)
+    assert (turn.state, turn.error, turn.merged_into) == ("done", None, None)
+    assert [(item.id, item.state, item.stop_type) for item in turn.rounds] == [
+        (first.id, "done", "AGENT"),
+        (second.id, "done", "NORMAL"),
+    ]
+    assert turn.rounds[1].output is not None and "one" in turn.rounds[1].output
+    look, tick = turn.rounds[0].calls[0], turn.rounds[1].calls[0]
+    assert (look.arguments, look.state, look.attempts, look.follow_up) == (
+        [["tea"], {}],
+        "done",
+        1,
+        second.id,
+    )
+    assert (tick.arguments, tick.value, tick.state) == ([["one"], {}], "one", "done")
+    assert [(item.kind, item.text) for item in turn.messages] == [
+        ("user", "hello"),
+        ("system", "seen: tea"),
+        ("assistant", "done"),
+    ]
+
+
+async def test_merged_turns_end_with_the_round_that_took_them(bench: Bench) -> None:
+    for text in ("one", "two", "three"):
+        await bench.say(CHAT, text)
+    rounds = await bench.play(CHAT, bench.drain(Model(SAY)))
+    assert states(rounds) == ["done", "merged", "merged"]
+    ends = await ends_of(bench)
+    first = rounds[0].id
+    assert ends[first] == {"state": "done"}
+    for merged in rounds[1:]:
+        assert ends[merged.id] == {"state": "done", "merged_into": first}
+        turn = await read_turn(bench.database, merged.id)
+        assert (turn.state, turn.merged_into) == ("done", first)
+        assert [item.id for item in turn.rounds] == [first, merged.id]
+
+
+async def test_a_failed_turn_has_an_error(bench: Bench) -> None:
+    async def refuse(_request: LLMRequest) -> str:
+        raise LLMError("no model")
+
+    await bench.say(CHAT, "hello")
+    (failed,) = await bench.play(CHAT, bench.drain(Model(refuse)))
+    assert await ends_of(bench) == {
+        failed.id: {"state": "failed", "error": {"code": "llm", "text": "no model"}}
+    }
+    turn = await read_turn(bench.database, failed.id)
+    assert turn.error == models.TurnError(code="llm", text="no model")
+
+
+async def test_a_turn_that_used_up_its_rounds_has_failed(
+    kind: str, open_bench: Callable[..., Awaitable[Bench]]
+) -> None:
+    bench = await open_bench(kind, agent={"lease_seconds": 30, "rounds_per_turn": 2})
+    await bench.say(CHAT, "hello")
+    rounds = await bench.play(CHAT, bench.drain(Model("1 / 0")))
+    assert states(rounds) == ["done", "done"]
+    (end,) = (await ends_of(bench)).values()
+    assert (end["state"], end["error"]["code"]) == ("failed", "turn_limit")
+
+
+async def test_waiting_and_running_turns_end_when_they_are_cancelled(bench: Bench) -> None:
+    await bench.say(CHAT, "hold")
+    drain = bench.drain(Model('hold("it")', SAY))
+    work = asyncio.create_task(drain.drain(CHAT))
+    await bench.noted("begin it")
+    await bench.say(CHAT, "waits")
+    stopped = await bench.services.stopper.stop(CHAT, reason="no more", wait_seconds=30)
+    await work
+    assert (len(stopped.stopped), len(stopped.cancelled)) == (1, 1)
+    assert [end["state"] for end in (await ends_of(bench)).values()] == ["cancelled", "cancelled"]
+
+
+async def test_a_cancelled_turn_does_not_cancel_others_that_its_round_had_taken(bench: Bench) -> None:
+    await bench.say(CHAT, "first")
+    await bench.say(CHAT, "second")
+    drain = bench.drain(Model('hold("it")', SAY))
+    work = asyncio.create_task(drain.drain(CHAT))
+    await bench.noted("begin it")
+    first, second = await bench.rounds(CHAT)
+    assert second.merged_into == first.id
+    await bench.services.stopper.stop(CHAT, reason="no", wait_seconds=30, turn_id=first.id)
+    await work
+    await bench.play(CHAT, drain)
+    assert states(await bench.rounds(CHAT)) == ["cancelled", "done"]
+    assert await ends_of(bench) == {first.id: {"state": "cancelled"}, second.id: {"state": "done"}}
+
+
+async def test_a_turn_is_cancelled_alone(bench: Bench) -> None:
+    await bench.say(CHAT, "hold")
+    drain = bench.drain(Model('hold("it")\n', SAY))
+    work = asyncio.create_task(drain.drain(CHAT))
+    await bench.noted("begin it")
+    await bench.say(CHAT, "waits")
+    running, waiting = await bench.rounds(CHAT)
+    stopped = await bench.services.stopper.stop(CHAT, reason="no", wait_seconds=0, turn_id=waiting.id)
+    assert [item.id for item in stopped.cancelled] == [waiting.id] and not stopped.still_running
+    assert states(await bench.rounds(CHAT)) == ["running", "cancelled"]
+    await bench.services.stopper.stop(CHAT, reason="no", wait_seconds=30, turn_id=running.id)
+    await work
+    assert len(await ends_of(bench)) == 2
+
+
+async def test_a_round_of_a_dead_worker_ends_its_turn_once(bench: Bench) -> None:
+    """Its worker died in each attempt: before the answer until the attempts are used up."""
+    await bench.say(CHAT, "hello")
+    await bench.say(CHAT, "and more")
+    attempts = bench.settings.broker.max_deliveries
+    for attempt in range(attempts):
+        async with bench.database.begin() as tx:
+            fence = await tx.chats.acquire(CHAT, owner=f"w{attempt}", lease_seconds=30)
+            assert fence is not None
+        await bench.services.ledger.start_next(CHAT, fence=fence, worker=f"w{attempt}")
+        await bench.let_leases_run_out()
+    rounds = await bench.play(CHAT, bench.drain(Model(SAY)))
+    assert states(rounds) == ["failed", "merged"]
+    ends = await ends_of(bench)
+    assert {(end["state"], end["error"]["code"]) for end in ends.values()} == {("failed", "worker_died")}
+    found = await events_of(bench)
+    started = [event for event in found if event.type == "round.started"]
+    assert [event.data["attempt"] for event in started] == list(range(1, attempts + 1))
+    assert [event.type for event in found].count("round.ended") == 1
+
+
+async def test_a_result_after_the_end_of_its_turn_begins_another_turn(bench: Bench) -> None:
+    await bench.say(CHAT, "hello")
+    (ended,) = await bench.play(CHAT, bench.drain(Model(SAY)))
+    call = invocation("tests.scene.look", ("late",), call_id="late", round_=ended)
+    envelope = await bench.caller.call(call, lane="methods")
+    rounds = await bench.play(CHAT, bench.drain(Model(SAY)))
+    assert envelope.round_id == rounds[-1].id == rounds[-1].turn_id
+    assert set(await ends_of(bench)) == {ended.id, rounds[-1].id}
+
+
+async def test_calls_are_recorded_while_the_round_runs(bench: Bench) -> None:
+    await bench.say(CHAT, "hold")
+    drain = bench.drain(Model('tick("a")\nhold("it")', SAY))
+    work = asyncio.create_task(drain.drain(CHAT))
+
+    async def seen() -> list[str]:
+        found = [event.type for event in await events_of(bench)]
+        return found if found.count("call.started") == 2 else []
+
+    found = await eventually(seen, what="the events of the calls")
+    assert found.count("call.ended") == 1 and "round.ended" not in found
+    (running,) = await bench.rounds(CHAT)
+    turn = await read_turn(bench.database, running.id)
+    assert turn.state == "running"
+    assert [(call.method, call.state) for call in turn.rounds[0].calls] == [
+        ("tests.scene.tick", "done"),
+        ("tests.scene.hold", "running"),
+    ]
+    await bench.services.stopper.stop(CHAT, reason="enough", wait_seconds=30)
+    await work
+
+
+async def test_events_of_a_batch_whose_commit_is_in_doubt_are_recorded_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: list[str] = []
+    begin = Database.begin
+
+    class Lossy:
+        """Commits, and reports that the connection broke."""
+
+        def __init__(self, database: Database) -> None:
+            self._inner = begin(database)
+
+        async def __aenter__(self) -> Any:
+            self.transaction = await self._inner.__aenter__()
+            return self.transaction
+
+        async def __aexit__(self, *error: Any) -> Any:
+            is_batch = asyncio.current_task().get_name() == "nekro-round-events"  # type: ignore[union-attr]
+            result = await self._inner.__aexit__(*error)
+            if is_batch and not lost:
+                lost.append("commit")
+                raise StorageUnavailableError("the connection broke")
+            return result
+
+    # The callbacks of the lost commit must not run, as they would not when the connection breaks.
+    real = module.RoundEvents.take
+
+    async def take(self: Any, transaction: Any, **options: Any) -> None:
+        await real(self, transaction, **options)
+        if asyncio.current_task().get_name() == "nekro-round-events" and not lost:  # type: ignore[union-attr]
+            transaction._callbacks.clear()
+
+    monkeypatch.setattr(Database, "begin", lambda database: Lossy(database))
+    monkeypatch.setattr(module.RoundEvents, "take", take)
+    await bench.say(CHAT, "hold")
+    drain = bench.drain(Model('tick("a")\nkeep("b")\nhold("it")', SAY))
+    work = asyncio.create_task(drain.drain(CHAT))
+    await bench.noted("begin it")
+    await eventually(lambda: lost, what="the lost commit")
+    await bench.services.stopper.stop(CHAT, reason="enough", wait_seconds=30)
+    await work
+    calls = [event for event in await events_of(bench) if event.type.startswith("call.")]
+    assert Counter((event.type, event.data["method"]) for event in calls) == {
+        (kind, f"tests.scene.{name}"): 1
+        for kind in ("call.started", "call.ended")
+        for name in ("tick", "keep", "hold")
+    }
+
+
+async def test_live_text_is_bounded_and_says_where_it_belongs() -> None:
+    seen: list[dict[str, Any]] = []
+    text = LiveText(seen.append, seconds=0.01)
+    text.begin({"try": 1})
+    text.add("a")
+    assert seen == [{"try": 1, "offset": 0, "text": "a"}]
+    for _ in range(3):
+        text.add("b" * 5_000)
+    await eventually(lambda: len(seen) == 2, what="the waiting text")
+    assert (seen[1]["offset"], len(seen[1]["text"])) == (1, 8_000)
+    text.add("c")
+    text.flush()
+    assert seen[2]["offset"] == 15_001 and seen[2]["text"] == "c"
