@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from nekro_agent.ports import CronJob
+from nekro_agent.ports import CronJob, JobState
 from nekro_client import models
 
 if TYPE_CHECKING:
@@ -36,8 +36,16 @@ __all__ = [
 ]
 
 
-def message_answer(row: Message, *, turn_id: str | None) -> models.Message:
-    """Return a message of a chat."""
+#: States whose names the API has in common with those of calls.
+_JOB_STATES: Final = {JobState.SUCCEEDED: "done"}
+
+
+def message_answer(row: Message, *, turn_id: str | None = None) -> models.Message:
+    """Return a message of a chat.
+
+    Args:
+        turn_id: the turn that it has just started; None: the recorded one.
+    """
     parts: list[models.Part] = [models.TextPart(text=row.text)] if row.text else []
     return models.Message(
         id=row.id,
@@ -48,7 +56,7 @@ def message_answer(row: Message, *, turn_id: str | None) -> models.Message:
         sender_name=row.sender_name,
         text=row.text,
         parts=parts,
-        turn_id=turn_id,
+        turn_id=turn_id or row.turn_id,
         call_id=row.call_id,
         round_id=row.round_id,
         created_at=row.created_at,
@@ -62,7 +70,7 @@ def job_answer(row: Job) -> models.Job:
         type=row.type,
         plugin=row.plugin_key,
         chat_key=row.chat_key,
-        state=row.state.value,
+        state=_JOB_STATES.get(row.state, row.state.value),
         percent=row.percent,
         message=row.message,
         started_at=row.started_at,

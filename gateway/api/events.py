@@ -11,7 +11,7 @@ from fastapi import APIRouter, Header, Query
 from loguru import logger
 from sse_starlette import EventSourceResponse
 
-from gateway.dependencies import HubDep, IdentityDep
+from gateway.dependencies import ChatKey, HubDep, IdentityDep
 from gateway.identity import Scope
 from gateway.problems import ProblemError
 from gateway.streams.events import StreamEvent
@@ -34,7 +34,7 @@ _MOST_NUMBER: Final = (1 << 63) - 1
 
 @router.get("/chats/{chat_key}/events", response_class=EventSourceResponse)
 async def read_events(
-    chat_key: str,
+    chat_key: ChatKey,
     hub: HubDep,
     identity: IdentityDep,
     after: Annotated[

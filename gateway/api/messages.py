@@ -3,33 +3,51 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Query, Response
+from fastapi.responses import JSONResponse
 
-from gateway.dependencies import ChatKey, IdentityDep, ServicesDep
+from gateway.dependencies import ChatKey, HubDep, IdentityDep, ServicesDep
 from gateway.idempotency import OnceDep
 from gateway.identity import Scope
 from gateway.messages import post_message, sender_of
 from gateway.problems import ProblemError
+from gateway.streams.hub import EventHub, SlowReaderError
+from gateway.streams.turn_tree import read_turn
+from gateway.streams.turns import turn_end
 from gateway.views import message_answer, stopped_round
 from gateway.web.paging import Cursor, Limit, cursor_of, number_of
+from gateway.web.responses import JsonAnswer
 from nekro_agent.errors import NotFoundError
 from nekro_agent.ports import IncomingMessage
 from nekro_client.models import Message, MessageBody, NewTextPart, Page, PostedMessage, Reset
-from storage.repositories.messages import Message as MessageRow
-from storage.transaction import Transaction
+from workers.composition import Services
 
-__all__ = ["router"]
+__all__ = ["MOST_WAIT_SECONDS", "router"]
+
+#: Longest wait for the end of a turn.
+MOST_WAIT_SECONDS: Final = 300
 
 router = APIRouter(tags=["messages"])
 
 
 @router.post("/chats/{chat_key}/messages", status_code=HTTPStatus.ACCEPTED, response_model=PostedMessage)
 async def post(
-    chat_key: ChatKey, body: MessageBody, services: ServicesDep, identity: IdentityDep, once: OnceDep
+    chat_key: ChatKey,
+    body: MessageBody,
+    services: ServicesDep,
+    identity: IdentityDep,
+    hub: HubDep,
+    once: OnceDep,
+    wait: Annotated[
+        float, Query(ge=0, le=MOST_WAIT_SECONDS, description="Seconds to wait for the end of the turn.")
+    ] = 0,
 ) -> Response:
-    """Post a person's message; the agent's answer is a turn of its own. A new chat begins with it."""
+    """Post a person's message, which starts a turn; a new chat begins with it.
+
+    With `wait` the answer has the whole turn, and status 200, if the turn ends in time.
+    """
     identity.require(Scope.POST, chat_key=chat_key)
     user_id = sender_of(identity, body.user_id)
     message = IncomingMessage(
@@ -39,9 +57,10 @@ async def post(
         user_name=body.user_name or user_id,
         is_tome=body.to_agent,
     )
-    return await once.run(
+    answer = await once.run(
         lambda: post_message(services, identity, message, once=once.name), status=HTTPStatus.ACCEPTED
     )
+    return await _with_turn(answer, services, hub, seconds=wait) if wait else answer
 
 
 @router.get("/chats/{chat_key}/messages")
@@ -69,9 +88,8 @@ async def history(
         else:
             rows = await messages.newest(chat_key, limit=limit, before=position, with_past=with_past)
             rows.reverse()
-        turns = await _turns_of(transaction, rows)
     more = cursor_of(rows[-1].sequence) if len(rows) == limit else None
-    return Page(items=[message_answer(row, turn_id=turns.get(row.id)) for row in rows], next_cursor=more)
+    return Page(items=[message_answer(row) for row in rows], next_cursor=more)
 
 
 @router.post("/chats/{chat_key}/reset")
@@ -90,6 +108,23 @@ async def reset(chat_key: ChatKey, services: ServicesDep, identity: IdentityDep,
     return await once.run(work)
 
 
+async def _with_turn(
+    answer: JSONResponse, services: Services, hub: EventHub, *, seconds: float
+) -> JSONResponse:
+    """Return the answer with the turn if it ends in time; else the answer."""
+    posted = PostedMessage.model_validate_json(bytes(answer.body))
+    if posted.turn_id is None:
+        return answer
+    try:
+        ended = await turn_end(hub, services.database, posted.turn_id, seconds=seconds)
+    except SlowReaderError:
+        return answer
+    turn = await read_turn(services.database, posted.turn_id)
+    if ended is None and turn.finished_at is None:
+        return answer
+    return JsonAnswer(posted.model_copy(update={"turn": turn}).model_dump(mode="json"))
+
+
 def _text_of(body: MessageBody) -> str:
     if any(not isinstance(part, NewTextPart) for part in body.parts):
         raise _empty("images and files are not taken in this form")
@@ -102,12 +137,3 @@ def _text_of(body: MessageBody) -> str:
 
 def _empty(detail: str) -> ProblemError:
     return ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", detail)
-
-
-async def _turns_of(transaction: Transaction, rows: list[MessageRow]) -> dict[str, str]:
-    """Return the turns of messages by message id: the turn that one started, or that sent it."""
-    by_round, by_message = await transaction.rounds.turns_of(
-        round_ids={row.round_id for row in rows if row.round_id}, message_ids={row.id for row in rows}
-    )
-    found = {row.id: by_message.get(row.id) or by_round.get(row.round_id or "") for row in rows}
-    return {message_id: turn_id for message_id, turn_id in found.items() if turn_id}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from gateway.dependencies import IdentityDep, ServicesDep
+from gateway.dependencies import IdentityDep, PathText, ServicesDep
 from gateway.identity import Identity, Scope
 from gateway.streams.turn_tree import read_turn
 from nekro_agent.durations import CLOSE_STEP_SECONDS
@@ -19,14 +19,14 @@ router = APIRouter(tags=["turns"])
 
 
 @router.get("/turns/{turn_id}")
-async def get_turn(turn_id: str, services: ServicesDep, identity: IdentityDep) -> Turn:
+async def get_turn(turn_id: PathText, services: ServicesDep, identity: IdentityDep) -> Turn:
     """Return a turn: rounds with requests, code, output and calls; messages; jobs."""
     await _first_round(services, identity, turn_id, Scope.READ)
     return await read_turn(services.database, turn_id)
 
 
 @router.post("/turns/{turn_id}/cancel")
-async def cancel_turn(turn_id: str, services: ServicesDep, identity: IdentityDep) -> Turn:
+async def cancel_turn(turn_id: PathText, services: ServicesDep, identity: IdentityDep) -> Turn:
     """Cancel the waiting and running rounds of a turn, and only of that one; returns it as it is then.
 
     A running round whose worker does not answer within seconds ends later. A turn that has ended, or that a

@@ -6,16 +6,14 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from gateway.views import job_answer, message_answer
 from nekro_agent.methods import SandboxMethodType
-from nekro_agent.ports import JobState
 from nekro_client import models
 from nekro_client.models import TurnCause, TurnError, TurnState
 from sandbox.models import StopType
 from storage.engine import Database
 from storage.repositories.calls import Call
 from storage.repositories.events import ChatEvent
-from storage.repositories.jobs import Job
-from storage.repositories.messages import Message
 from storage.repositories.rounds import Round
 from storage.states import EventType, RoundState
 from storage.transaction import Transaction
@@ -23,7 +21,6 @@ from workers.calls.story import told_calls
 
 __all__ = ["read_turn"]
 
-_JOB_STATES = {JobState.SUCCEEDED: "done"}
 _TURN_STATES = {
     RoundState.DONE: TurnState.DONE,
     RoundState.FAILED: TurnState.FAILED,
@@ -68,8 +65,8 @@ async def read_turn(database: Database, turn_id: str) -> models.Turn:
         finished_at=_finished_at(rounds, takers, end),
         error=_error(rounds, takers, end),
         rounds=details,
-        messages=[_message(item) for item in messages],
-        jobs=[_job(item) for item in jobs],
+        messages=[message_answer(item) for item in messages],
+        jobs=[job_answer(item) for item in jobs],
     )
 
 
@@ -198,35 +195,3 @@ def _call_error(text: str) -> TurnError:
     """Split ``<type>: <message>``, as the sandboxed code saw it."""
     code, _, message = text.partition(": ")
     return TurnError(code=code, text=message or text)
-
-
-def _message(row: Message) -> models.Message:
-    return models.Message(
-        id=row.id,
-        sequence=row.sequence,
-        chat_key=row.chat_key,
-        kind=row.kind.value,
-        sender_id=row.sender_id,
-        sender_name=row.sender_name,
-        text=row.text,
-        parts=[models.TextPart(text=row.text)] if row.text else [],
-        turn_id=row.turn_id,
-        call_id=row.call_id,
-        round_id=row.round_id,
-        created_at=row.created_at,
-    )
-
-
-def _job(row: Job) -> models.Job:
-    return models.Job(
-        id=row.id,
-        type=row.type,
-        plugin=row.plugin_key,
-        chat_key=row.chat_key,
-        state=_JOB_STATES.get(row.state, row.state.value),
-        percent=row.percent,
-        message=row.message,
-        started_at=row.started_at,
-        updated_at=row.updated_at,
-        finished_at=row.finished_at,
-    )
