@@ -75,7 +75,12 @@ PARTS = {
         "jobs": ("pools", "chats", "leases", "calls"),
         "ops": ("pools", "chats", "leases", "calls", "jobs"),
     },
-    "gateway": {"web": ("*",), "access": ("*",), "api": ("*", "web", "access")},
+    "gateway": {
+        "web": ("*",),
+        "access": ("*",),
+        "streams": ("*",),
+        "api": ("*", "web", "access", "streams"),
+    },
     "nekro_agent": {
         "tools": ("*", "downloads", "files"),
         "core": ("*", "tools"),

@@ -1,0 +1,201 @@
+"""Calls, runs, catalogue, configuration, jobs, timers, dead letters and queues, with real workers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+from typing import Any
+
+import httpx
+import pytest
+import redis
+from gateway_server import served
+from waiting import eventually
+from worker_fleet import Fleet
+
+from broker_config.keys import Keys
+from gateway.app import create_app
+from nekro_agent.shared_clock import shared_time
+from storage.engine import Database
+
+CHAT = {"chat_key": "group_1"}
+
+
+@pytest.fixture(scope="module")
+def operated(make_fleet: Callable[..., Fleet]) -> Fleet:
+    """A fleet with workers for calls and jobs."""
+    fleet = make_fleet()
+    fleet.start("methods", "methods", "long")
+    return fleet
+
+
+@pytest.fixture
+async def api(operated: Fleet) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a gateway on the fleet."""
+    async with served(create_app(operated.settings)) as client:
+        client.base_url = client.base_url.join("/api/v1/")
+        client.timeout = httpx.Timeout(120)
+        yield client
+
+
+async def call(api: httpx.AsyncClient, method: str, *args: Any, **more: Any) -> httpx.Response:
+    return await api.post("calls", json={"method": method, "args": args, **CHAT, **more})
+
+
+async def test_a_call_returns_its_value(api: httpx.AsyncClient) -> None:
+    value = {"ü": [1, 2.5, None, True, "x" * 100_000]}
+    done = (await call(api, "Ada.operated.echo", value)).json()
+    assert (done["state"], done["value"], done["type"]) == ("done", value, "tool")
+    assert done["method"] == "Ada.operated.echo" and done["worker"]
+    strange = (await call(api, "strange")).json()
+    assert strange["value"] == [None, {"base64": "Ynl0ZXM="}]
+
+
+async def test_errors_of_calls_are_problems(api: httpx.AsyncClient) -> None:
+    for answer, status, code in (
+        (await call(api, "fail"), 502, "method_failed"),
+        (await call(api, "nothing"), 404, "method_not_found"),
+        (await call(api, "echo"), 422, "argument"),
+        (await call(api, "echo", 1, timeout_seconds=0), 422, "invalid_request"),
+    ):
+        assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
+        assert answer.headers["content-type"] == "application/problem+json"
+
+
+async def test_a_repeated_call_has_one_effect_also_after_a_crash(
+    operated: Fleet, api: httpx.AsyncClient
+) -> None:
+    before = int((await call(api, "count")).json()["value"])
+    body = {"method": "count", **CHAT}
+    first = await api.post("calls", json=body, headers={"Idempotency-Key": "c"})
+    database = Database(operated.settings.database, operated.settings.data_dir)
+    async with database.begin() as transaction:
+        await transaction.connection.exec_driver_sql(
+            "UPDATE idempotent_requests SET status = NULL, answer = NULL,"
+            " lease_until = '2020-01-01 00:00:00.000000'"
+        )
+    await database.dispose()
+    again = await api.post("calls", json=body, headers={"Idempotency-Key": "c"})
+    assert first.json()["value"] == again.json()["value"] == str(before + 1)
+    assert first.json()["id"] == again.json()["id"]
+    failed = [
+        await api.post("calls", json={"method": "fail", **CHAT}, headers={"Idempotency-Key": "f"})
+        for _ in range(2)
+    ]
+    assert [one.json()["code"] for one in failed] == ["method_failed"] * 2
+    assert failed[1].headers["idempotency-replayed"] == "true"
+
+
+async def test_the_catalogue_is_listed(api: httpx.AsyncClient) -> None:
+    methods = (await api.get("methods", params={"text": "Ada.operated"})).json()["items"]
+    assert {method["name"] for method in methods} >= {"echo", "count", "begin"}
+    (plugin,) = [one for one in (await api.get("plugins")).json()["items"] if one["key"] == "Ada.operated"]
+    assert (plugin["status"], plugin["version"]) == ("ok", "1.0.0")
+    workers = (await api.get("workers")).json()["items"]
+    assert sorted(worker["lane"] for worker in workers if worker["is_live"]) == ["long", "methods", "methods"]
+    queues = (await api.get("queues")).json()
+    assert {queue["lane"] for queue in queues["queues"]} >= {"methods", "long", "rounds"}
+
+
+async def test_a_configuration_is_changed_on_all_workers_and_its_secrets_stay(api: httpx.AsyncClient) -> None:
+    url = "plugins/Ada.operated/config"
+    shown = (await api.get(url)).json()
+    assert shown["values"] == {"LIMIT": 3, "SERVER": {"url": "http://localhost"}}
+    assert shown["secrets"] == {"TOKEN": True, "SERVER.password": False}
+    assert "default-token" not in str(shown)
+    changed = await api.patch(
+        url, json={"values": {"LIMIT": 7, "TOKEN": "s3cret", "SERVER": {"password": "hunter2"}}}
+    )
+    assert changed.json()["values"]["LIMIT"] == 7
+    assert changed.json()["secrets"] == {"TOKEN": True, "SERVER.password": True}
+    assert "s3cret" not in changed.text and "hunter2" not in changed.text
+    values = [(await call(api, "limit")).json() for _ in range(20)]
+    assert {one["value"] for one in values} == {7}
+    for body, text in (
+        ({"LIMIT": 99}, "LIMIT"),
+        ({"NOTHING": 1}, "NOTHING"),
+        ({"LIMIT": "many"}, "LIMIT"),
+    ):
+        refused = await api.patch(url, json={"values": body})
+        assert refused.status_code == 422 and text in refused.json()["detail"]
+    assert (await api.get(url)).json()["values"]["LIMIT"] == 7
+    assert (await api.get("plugins/Ada.nothing/config")).status_code == 404
+    acts = (await api.get("audit")).json()["items"]
+    assert acts[0]["action"] == "plugin.configure" and "s3cret" not in str(acts)
+
+
+async def test_a_plugin_is_disabled_and_enabled(api: httpx.AsyncClient) -> None:
+    state = (await api.post("plugins/Ada.operated/disable")).json()
+    assert state == {"key": "Ada.operated", "is_enabled": False, "is_changed": True}
+
+    async def is_disabled() -> bool:
+        return (await call(api, "echo", 1)).json().get("code") == "method_disabled"
+
+    async def is_enabled() -> bool:
+        return (await call(api, "echo", 1)).status_code == 200
+
+    await eventually(is_disabled, what="all workers disable the plugin")
+    assert (await api.post("plugins/Ada.operated/disable")).json()["is_changed"] is False
+    await api.post("plugins/Ada.operated/enable")
+    await eventually(is_enabled, what="all workers enable the plugin")
+
+
+async def test_jobs_are_listed_signalled_and_cancelled(api: httpx.AsyncClient) -> None:
+    for name in ("one", "two"):
+        assert (await call(api, "begin", name)).status_code == 200
+    first = (await api.get("jobs", params={"limit": 1, "open": True})).json()
+    second = (await api.get("jobs", params={"limit": 1, "cursor": first["next_cursor"]})).json()
+    newest, oldest = first["items"][0]["id"], second["items"][0]["id"]
+    assert newest != oldest
+    assert (await api.post(f"jobs/{newest}/signals", json={"key": "go", "data": {"x": 1}})).status_code == 202
+    assert (await api.post(f"jobs/{oldest}/cancel")).status_code == 200
+
+    async def have_ended() -> bool:
+        states = [(await api.get(f"jobs/{job}")).json()["state"] for job in (newest, oldest)]
+        return states == ["done", "cancelled"]
+
+    await eventually(have_ended, what="one job ends by its signal, one by cancellation")
+    assert (await api.get(f"jobs/{newest}")).json()["message"] == "got {'x': 1}"
+    late = await api.post(f"jobs/{newest}/signals", json={"key": "go"})
+    assert (late.status_code, late.json()["code"]) == (409, "job_ended")
+
+
+async def test_timers_are_listed_paused_and_deleted(operated: Fleet, api: httpx.AsyncClient) -> None:
+    database = Database(operated.settings.database, operated.settings.data_dir)
+    async with database.begin() as transaction:
+        await transaction.chats.ensure("timed")
+        for number in range(3):
+            at = shared_time() + timedelta(days=1 + number)
+            await transaction.timers.add("timed", fire_at=at, description=f"t{number}")
+    await database.dispose()
+    first = (await api.get("timers", params={"chat_key": "timed", "limit": 2})).json()
+    cursor = {"chat_key": "timed", "limit": 2, "cursor": first["next_cursor"]}
+    rest = (await api.get("timers", params=cursor)).json()
+    timers = [*first["items"], *rest["items"]]
+    assert sorted(timer["description"] for timer in timers) == ["t0", "t1", "t2"]
+    url = f"timers/{timers[0]['id']}"
+    assert (await api.patch(url, json={"state": "paused"})).json()["state"] == "paused"
+    assert (await api.patch(url, json={"state": "waiting"})).json()["state"] == "waiting"
+    assert (await api.delete(url)).status_code == 200
+    assert (await api.delete(url)).status_code == 404
+
+
+async def test_dead_letters_are_shown_and_dropped(operated: Fleet, api: httpx.AsyncClient) -> None:
+    broker = operated.settings.broker
+    with redis.Redis.from_url(str(broker.url)) as client:
+        client.lpush(Keys(prefix=broker.key_prefix).dead, b"no message")
+    (letter,) = (await api.get("dead-letters")).json()["items"]
+    shown = (await api.get(f"dead-letters/{letter['id']}")).json()
+    assert shown["signature"] == "not valid"
+    refused = await api.post(f"dead-letters/{letter['id']}/retry", json={})
+    assert (refused.status_code, refused.json()["code"]) == (409, "message_refused")
+    assert (await api.delete(f"dead-letters/{letter['id']}")).status_code == 200
+    assert (await api.get(f"dead-letters/{letter['id']}")).status_code == 404
+
+
+async def test_code_runs_in_a_sandbox_and_calls_methods(api: httpx.AsyncClient) -> None:
+    run = (await api.post("runs", json={"code": "print(echo(6) * 7)", **CHAT})).json()
+    assert (run["stop_type"], run["output"].strip(), run["error"]) == ("NORMAL", "42", None)
+    assert [(one["method"], one["state"]) for one in run["calls"]] == [("Ada.operated.echo", "done")]
+    failed = (await api.post("runs", json={"code": "fail()", **CHAT})).json()
+    assert failed["stop_type"] == "ERROR" and failed["calls"][0]["state"] == "failed"
