@@ -1,7 +1,7 @@
 """Write the generated reference pages: `python -m cli.reference`, or `--check` to only compare.
 
-``docs/reference/cli.md`` comes from the parsers and ``docs/reference/settings.md`` from the
-settings models; a test fails when either is stale.
+``docs/reference/cli.md`` comes from the parsers, ``docs/reference/settings.md`` from the settings models, and
+``docs/openapi.json`` from the routes of the API; a test fails when one is stale.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ values in force."""
 
 
 def pages() -> dict[str, str]:
-    """Return each page's text by its file name."""
-    return {"cli.md": _cli_page(), "settings.md": _settings_page()}
+    """Return each page's text by its path below ``docs/reference``."""
+    from gateway.openapi import document
+
+    return {"cli.md": _cli_page(), "settings.md": _settings_page(), "../openapi.json": document()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
