@@ -33,6 +33,8 @@ _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "O
 _PROBES: Final = ("/healthz", "/readyz")
 #: Documents of plugins, which set their own headers.
 _PAGES: Final = "/plugins/"
+#: Most bytes of the URL and the headers together.
+_HEAD_BYTES: Final = 32 << 10
 _SAFE_SITES: Final = ("same-origin", "none")
 _HEADERS: Final = {
     "x-content-type-options": "nosniff",
@@ -143,6 +145,9 @@ class Entrance:
         await self._app(scope, receive, send)
 
     def _fault(self, scope: Scope) -> tuple[HTTPStatus, str, str] | None:
+        if _size(scope) > _HEAD_BYTES:
+            status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+            return status, "headers_too_large", f"URL and headers have more than {_HEAD_BYTES} bytes"
         path = decoded(scope.get("raw_path") or scope["path"].encode())
         if path is None:
             return HTTPStatus.BAD_REQUEST, "path_invalid", "the path is not UTF-8"
@@ -166,6 +171,11 @@ class Entrance:
             # A link to a page may be followed; what it answers stays with this origin.
             return not (method == "GET" and headers.get("sec-fetch-mode") == "navigate")
         return origin is not None and origin.partition("://")[2] != headers.get("host")
+
+
+def _size(scope: Scope) -> int:
+    headers = sum(len(name) + len(value) for name, value in scope["headers"])
+    return headers + len(scope.get("raw_path") or b"") + len(scope["query_string"])
 
 
 def _headers(scope: Scope) -> dict[str, str]:

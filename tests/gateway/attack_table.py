@@ -1,0 +1,329 @@
+# ruff: noqa: E501 - one line per attempt
+"""Attempts against a gateway, each with what it gets; ``docs/gateway-attacks.md`` lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from raw_http import request_bytes
+
+__all__ = ["KEYED", "LIMITED", "LOCAL", "PAGE", "Attempt", "World", "page"]
+
+MESSAGE: Final = {"text": "hi", "user_id": "ada"}
+PAGE: Final = "gateway-attacks.md"
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """What the attempts know of the attacked gateway."""
+
+    #: Keys by name.
+    keys: dict[str, str]
+    #: Ids of things of another chat: ``turn``, ``job``, ``timer``, and of a key: ``key``.
+    ids: dict[str, str]
+
+    def bearer(self, name: str, **headers: str) -> dict[str, str]:
+        """Headers with a key."""
+        return {"Authorization": f"Bearer {self.keys[name]}", **headers}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One request and its answer."""
+
+    text: str
+    #: Status and code of the answer; 0: the connection is closed without one.
+    gets: tuple[int, str]
+    #: Returns the bytes to send.
+    send: Callable[[World], bytes]
+    #: Whether the client closes its half after sending.
+    ends: bool = False
+
+
+def _a(text: str, status: int, code: str, send: Callable[[World], bytes], **more: Any) -> Attempt:
+    return Attempt(text=text, gets=(status, code), send=send, **more)
+
+
+def _with_key(text: Callable[[World], str]) -> Callable[[World], bytes]:
+    return lambda w: request_bytes("GET", "/api/v1/keys", {"Authorization": text(w)})
+
+
+def _get(path: str, key: str, **headers: str) -> Callable[[World], bytes]:
+    return lambda w: request_bytes("GET", path.format(**w.ids), w.bearer(key, **headers))
+
+
+def _post(path: str, key: str, body: Any, **headers: str) -> Callable[[World], bytes]:
+    return lambda w: request_bytes("POST", path.format(**w.ids), w.bearer(key, **headers), body)
+
+
+def _delete(path: str, key: str) -> Callable[[World], bytes]:
+    return lambda w: request_bytes("DELETE", path.format(**w.ids), w.bearer(key))
+
+
+def _secret(w: World) -> str:
+    return w.keys["all"].split("_", 2)[2]
+
+
+def _id(w: World) -> str:
+    return w.keys["all"].split("_", 2)[1]
+
+
+_INVALID: Final = (401, "key_invalid")
+_MISSING: Final = (401, "key_missing")
+_LACKS: Final = (403, "scope_missing")
+_LIMITED: Final = (403, "key_restricted")
+_NONE: Final = (404, "not_found")
+_BAD: Final = (422, "invalid_request")
+
+_KEYS: Final = [
+    _a("no key", *_MISSING, lambda w: request_bytes("GET", "/api/v1/keys")),
+    _a("an empty key", *_INVALID, _with_key(lambda w: "Bearer ")),
+    _a("a password (Basic)", *_INVALID, _with_key(lambda w: "Basic YWRtaW46YWRtaW4=")),
+    _a(
+        "an unknown key of the right form", *_INVALID, _with_key(lambda w: f"Bearer nk_{'0' * 16}_{'A' * 43}")
+    ),
+    _a("a known id with a guessed secret", *_INVALID, _with_key(lambda w: f"Bearer nk_{_id(w)}_{'A' * 43}")),
+    _a(
+        "a secret with its last character changed",
+        *_INVALID,
+        _with_key(lambda w: "Bearer " + w.keys["all"][:-1] + ("A" if w.keys["all"][-1] != "A" else "E")),
+    ),
+    _a("a secret cut by one character", *_INVALID, _with_key(lambda w: f"Bearer {w.keys['all'][:-1]}")),
+    _a("a secret with one more character", *_INVALID, _with_key(lambda w: f"Bearer {w.keys['all']}A")),
+    _a(
+        "the secret of one key with the id of another",
+        *_INVALID,
+        _with_key(lambda w: f"Bearer nk_{w.keys['read'].split('_')[1]}_{_secret(w)}"),
+    ),
+    _a("an id in capitals", *_INVALID, _with_key(lambda w: f"Bearer nk_{_id(w).upper()}X_{_secret(w)}")),
+    _a("SQL in the id", *_INVALID, _with_key(lambda w: f"Bearer nk_' OR '1'='1_{_secret(w)}")),
+    _a("a pattern as id", *_INVALID, _with_key(lambda w: f"Bearer nk_%_{_secret(w)}")),
+    _a("bytes outside of ASCII", *_INVALID, _with_key(lambda w: f"Bearer nk_{_id(w)}_ü{'A' * 42}")),
+    _a("a revoked key", *_INVALID, _get("/api/v1/keys", "revoked")),
+    _a("an expired key", *_INVALID, _get("/api/v1/keys", "expired")),
+    _a("a key in the URL", *_MISSING, lambda w: request_bytes("GET", f"/api/v1/keys?key={w.keys['all']}")),
+    _a(
+        "a key in a cookie",
+        *_MISSING,
+        lambda w: request_bytes("GET", "/api/v1/keys", {"Cookie": f"key={w.keys['all']}"}),
+    ),
+    _a(
+        "two Authorization headers, one of them valid",
+        *_INVALID,
+        lambda w: request_bytes(
+            "GET",
+            "/api/v1/keys",
+            [("Authorization", "Bearer x"), ("Authorization", f"Bearer {w.keys['all']}")],
+        ),
+    ),
+    _a(
+        "headers that claim to come from this machine",
+        *_MISSING,
+        lambda w: request_bytes(
+            "GET", "/api/v1/keys", {"X-Forwarded-For": "127.0.0.1", "X-Real-IP": "127.0.0.1"}
+        ),
+    ),
+    _a("metrics without a key", *_MISSING, lambda w: request_bytes("GET", "/metrics")),
+]
+_SCOPES: Final = [
+    _a("posting with scope read", *_LACKS, _post("/api/v1/chats/site-1/messages", "read", MESSAGE)),
+    _a("reading with scope post", *_LACKS, _get("/api/v1/chats/site-1/messages", "post")),
+    _a("reading events with scope post", *_LACKS, _get("/api/v1/chats/site-1/events", "post")),
+    _a("resetting with scope read", *_LACKS, _post("/api/v1/chats/site-1/reset", "read", {})),
+    _a(
+        "calling with scope read",
+        *_LACKS,
+        _post("/api/v1/calls", "read", {"method": "x", "chat_key": "site-1"}),
+    ),
+    _a(
+        "running code with scope call",
+        *_LACKS,
+        _post("/api/v1/runs", "call", {"code": "1", "chat_key": "site-1"}),
+    ),
+    _a("listing methods with scope read", *_LACKS, _get("/api/v1/methods", "read")),
+    _a("listing keys with scope run", *_LACKS, _get("/api/v1/keys", "run")),
+    _a("metrics with scope read", *_LACKS, _get("/metrics", "read")),
+    _a("the audit with scope post", *_LACKS, _get("/api/v1/audit", "post")),
+    _a(
+        "a key with more scopes than its creator",
+        *_LACKS,
+        _post("/api/v1/keys", "admin", {"name": "x", "scopes": ["run"]}),
+    ),
+    _a(
+        "a key for all chats, by an admin of some chats",
+        *_LIMITED,
+        _post("/api/v1/keys", "some", {"name": "x", "scopes": ["read"]}),
+    ),
+    _a(
+        "a key for all users, by an admin of one user",
+        *_LIMITED,
+        _post("/api/v1/keys", "bob", {"name": "x", "scopes": ["read"]}),
+    ),
+    _a("an unknown scope", *_BAD, _post("/api/v1/keys", "all", {"name": "x", "scopes": ["root"]})),
+    _a("revoking a key, by an admin of some chats", *_LIMITED, _delete("/api/v1/keys/{key}", "some")),
+    _a("all jobs, by an admin of some chats", *_LIMITED, _get("/api/v1/jobs", "some")),
+    _a("all timers, by an admin of some chats", *_LIMITED, _get("/api/v1/timers", "some")),
+    _a("a configuration, by an admin of some chats", *_LIMITED, _get("/api/v1/plugins/x/config", "some")),
+    _a(
+        "disabling a plugin, by an admin of some chats",
+        *_LIMITED,
+        _post("/api/v1/plugins/x/disable", "some", {}),
+    ),
+    _a("dead letters, by an admin of some chats", *_LIMITED, _get("/api/v1/dead-letters", "some")),
+    _a(
+        "posting as another user than the key's",
+        403,
+        "user_not_allowed",
+        _post("/api/v1/chats/site-1/messages", "bob", MESSAGE),
+    ),
+    _a(
+        "calling as another user than the key's",
+        403,
+        "user_not_allowed",
+        _post("/api/v1/calls", "bob", {"method": "x", "chat_key": "site-1", "user_id": "ada"}),
+    ),
+]
+_CHATS: Final = [
+    _a("another chat's messages", *_NONE, _get("/api/v1/chats/secret/messages", "some")),
+    _a("another chat's events", *_NONE, _get("/api/v1/chats/secret/events?after=0", "some")),
+    _a("another chat's turn", *_NONE, _get("/api/v1/turns/{turn}", "some")),
+    _a("cancelling another chat's turn", *_NONE, _post("/api/v1/turns/{turn}/cancel", "some", {})),
+    _a("posting to another chat", *_NONE, _post("/api/v1/chats/secret/messages", "some", MESSAGE)),
+    _a("resetting another chat", *_NONE, _post("/api/v1/chats/secret/reset", "some", {})),
+    _a(
+        "a call in another chat",
+        *_NONE,
+        _post("/api/v1/calls", "some", {"method": "x", "chat_key": "secret"}),
+    ),
+    _a("a run in another chat", *_NONE, _post("/api/v1/runs", "some", {"code": "1", "chat_key": "secret"})),
+    _a("another chat's job", *_NONE, _get("/api/v1/jobs/{job}", "some")),
+    _a("cancelling another chat's job", *_NONE, _post("/api/v1/jobs/{job}/cancel", "some", {})),
+    _a(
+        "a signal to another chat's job",
+        *_NONE,
+        _post("/api/v1/jobs/{job}/signals", "some", {"key": "go"}),
+    ),
+    _a("another chat's jobs by query", *_NONE, _get("/api/v1/jobs?chat_key=secret", "some")),
+    _a("deleting another chat's timer", *_NONE, _delete("/api/v1/timers/{timer}", "some")),
+    _a("an encoded way up: site-1%2F..%2Fsecret", *_NONE, _get("/api/v1/chats/site-1%2F..%2Fsecret/messages", "some")),
+    _a("a way up: site-1/../secret", *_NONE, _get("/api/v1/chats/site-1/../secret/messages", "some")),
+    _a("an encoded slash that ends the key: secret%2Fmessages%3F", *_NONE, _get("/api/v1/chats/secret%2Fmessages%3F/messages", "some")),
+    _a("a pattern as chat key: %2A", *_NONE, _get("/api/v1/chats/%2A/messages", "some")),
+    _a("another case: SITE-1", *_NONE, _get("/api/v1/chats/SITE-1/messages", "some")),
+    _a("a line break before an allowed key", *_NONE, _get("/api/v1/chats/secret%0Asite-1/messages", "some")),
+    _a("a doubly encoded slash", *_NONE, _get("/api/v1/chats/secret%252F/messages", "some")),
+]  # fmt: skip
+_PATHS: Final = [
+    _a("dot segments", 404, "not_found", _get("/api/v1/x/../keys", "all")),
+    _a("a doubled slash", 404, "not_found", _get("//api/v1/keys", "all")),
+    _a("a slash at the end: no redirect", 404, "not_found", _get("/api/v1/keys/", "all")),
+    _a("encoded slashes in the fixed part", 404, "not_found", _get("/api%2Fv1%2Fkeys", "all")),
+    _a("capitals in the path", 404, "not_found", _get("/API/V1/KEYS", "all")),
+    _a("an absolute URL as target", 404, "not_found", _get("http://localhost/api/v1/keys", "all")),
+    _a("a path that is not UTF-8", 400, "path_invalid", _get("/api/v1/chats/%FF/messages", "all")),
+    _a("the noncharacter that stands for a slash", 400, "path_invalid", _get("/api/v1/chats/a%EF%B7%AFb/messages", "all")),
+    _a("a chat key of blanks", *_BAD, _get("/api/v1/chats/%20/messages", "all")),
+    _a("NUL in a chat key", *_NONE, _get("/api/v1/chats/%00/messages", "all")),
+    _a("a chat key of 4,000 bytes", 422, "invalid_value", _post(f"/api/v1/chats/{'k' * 4000}/messages", "all", MESSAGE)),
+    _a("method TRACE", 405, "method_not_allowed", lambda w: request_bytes("TRACE", "/api/v1/keys", w.bearer("all"))),
+    _a("the server's own documentation pages", 404, "not_found", _get("/docs", "all")),
+    _a("two lengths of the body", 400, "", lambda w: request_bytes("POST", "/api/v1/calls", [*w.bearer("all").items(), ("Content-Length", "2"), ("Content-Length", "20")], b"{}")),
+    _a("a negative length of the body", 400, "", lambda w: request_bytes("POST", "/api/v1/calls", w.bearer("all", **{"Content-Length": "-1"}), b"{}")),
+    _a("a folded header", 401, "key_missing", lambda w: b"GET /api/v1/keys HTTP/1.1\r\nHost: localhost\r\nX: a\r\n b\r\nConnection: close\r\n\r\n"),
+    _a("a blank before the colon of a header", 400, "", lambda w: b"GET /api/v1/keys HTTP/1.1\r\nHost: localhost\r\nX : a\r\n\r\n"),
+    _a("a header of 100,000 bytes", 431, "headers_too_large", lambda w: request_bytes("GET", "/api/v1/keys", w.bearer("all", X="a" * 100_000))),
+    _a("no HTTP at all", 400, "", lambda w: b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"),
+]  # fmt: skip
+_BODIES: Final = [
+    _a("a declared body over the limit", 413, "body_too_large", _post("/api/v1/calls", "all", b"", **{"Content-Length": "99999999999"})),
+    _a("a body in chunks over the limit", 413, "body_too_large", lambda w: request_bytes("POST", "/api/v1/calls", w.bearer("all", **{"Transfer-Encoding": "chunked"}), b"%x\r\n" % 2_100_000 + b"a" * 2_100_000 + b"\r\n0\r\n\r\n")),
+    _a("text that is no JSON", 400, "invalid_request", _post("/api/v1/calls", "all", b"{")),
+    _a("JSON nested 100,000 deep", 400, "bad_request", _post("/api/v1/calls", "all", b"[" * 100_000)),
+    _a("arguments nested 200 deep", *_BAD, _post("/api/v1/calls", "all", b'{"method":"x","chat_key":"c","args":[' + b"[" * 200 + b"]" * 200 + b"]}")),
+    _a("NaN", *_BAD, _post("/api/v1/calls", "all", b'{"method":"x","chat_key":"c","args":[NaN]}')),
+    _a("a number of 10,000 digits", 400, "bad_request", _post("/api/v1/calls", "all", b'{"method":"x","chat_key":"c","args":[' + b"9" * 10_000 + b"]}")),
+    _a("a lone surrogate as text: kept as it is", 202, "", _post("/api/v1/chats/site-1/messages", "all", b'{"text":"\\ud800","user_id":"a"}')),
+    _a("a lone surrogate as a name", *_BAD, _post("/api/v1/calls", "all", b'{"method":"x","chat_key":"c","\\ud800":1}')),
+    _a("an unknown field", *_BAD, _post("/api/v1/chats/site-1/messages", "all", {**MESSAGE, "is_admin": True})),
+    _a("a list in place of an object", *_BAD, _post("/api/v1/calls", "all", [])),
+    _a("a form of a web page", *_BAD, _post("/api/v1/calls", "all", b'{"method":"x","chat_key":"c"}', **{"Content-Type": "text/plain"})),
+    _a("an empty message", *_BAD, _post("/api/v1/chats/site-1/messages", "all", {"text": " ", "user_id": "a"})),
+    _a("an endless time limit", *_BAD, _post("/api/v1/calls", "all", b'{"method":"x","chat_key":"c","timeout_seconds":1e999}')),
+    _a("a wait of a year", *_BAD, _post("/api/v1/chats/site-1/messages?wait=31536000", "all", MESSAGE)),
+    _a("a page of 10^9 items", *_BAD, _get("/api/v1/audit?limit=1000000000", "all")),
+    _a("a cursor with SQL", 422, "cursor_invalid", _get("/api/v1/audit?cursor=MSBPUiAxPTE", "all")),
+    _a("a cursor that is none", 422, "cursor_invalid", _get("/api/v1/audit?cursor=%FF", "all")),
+    _a("an event number over 64 bits", *_BAD, _get("/api/v1/chats/site-1/events?after=99999999999999999999", "all")),
+    _a("an Idempotency-Key of 300 characters", 400, "idempotency_key_invalid", _post("/api/v1/calls", "all", {"method": "x", "chat_key": "c"}, **{"Idempotency-Key": "k" * 300})),
+    _a("another body under a used Idempotency-Key", 422, "idempotency_key_reused", _post("/api/v1/chats/site-1/messages", "all", {**MESSAGE, "text": "other"}, **{"Idempotency-Key": "used"})),
+    _a("the Idempotency-Key of another key: no answer of it", 404, "method_not_found", _post("/api/v1/calls", "call", {"method": "nothing", "chat_key": "c"}, **{"Idempotency-Key": "used"})),
+    _a("a body that ends early: closed", 0, "", _post("/api/v1/calls", "all", b"{", **{"Content-Length": "100"}), ends=True),
+]  # fmt: skip
+
+#: On a gateway that has keys.
+KEYED: Final = {
+    "Keys": _KEYS,
+    "Scopes": _SCOPES,
+    "Other chats": _CHATS,
+    "Paths and headers": _PATHS,
+    "Bodies": _BODIES,
+}
+
+
+def _site(method: str, path: str, body: Any = None, **headers: str) -> Callable[[World], bytes]:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return lambda w: request_bytes(method, path, named, body)
+
+
+_CROSS: Final = (403, "cross_site")
+_HOST: Final = (421, "host_not_allowed")
+#: On a gateway without keys, which serves this machine with full rights.
+LOCAL: Final = {
+    "Web sites and a gateway without keys": [
+        _a("DNS rebinding: the name of a web site", *_HOST, _site("GET", "/api/v1/keys", Host="evil.example")),
+        _a("a name that begins like this machine's", *_HOST, _site("GET", "/api/v1/keys", Host="localhost.evil.example")),
+        _a("a name with a user part", *_HOST, _site("GET", "/api/v1/keys", Host="localhost@evil.example")),
+        _a("two names", 400, "", lambda w: request_bytes("GET", "/api/v1/keys", [("Host", "localhost"), ("Host", "evil.example")])),
+        _a("a POST of another origin", *_CROSS, _site("POST", "/api/v1/keys", {"name": "x", "scopes": ["admin"]}, Origin="https://evil.example")),
+        _a("a POST of origin null (a sandboxed frame)", *_CROSS, _site("POST", "/api/v1/keys", {}, Origin="null")),
+        _a("a POST of another port of this machine", *_CROSS, _site("POST", "/api/v1/keys", {}, Origin="http://localhost:3000")),
+        _a("a form of another site", *_CROSS, _site("POST", "/api/v1/calls", b"a=b", Content_Type="application/x-www-form-urlencoded", Sec_Fetch_Site="cross-site")),
+        _a("a request of a sibling site", *_CROSS, _site("GET", "/api/v1/keys", Sec_Fetch_Site="same-site")),
+        _a("a picture of another site", *_CROSS, _site("GET", "/api/v1/keys", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="no-cors")),
+        _a("a preflight of another origin: no permission", 405, "method_not_allowed", _site("OPTIONS", "/api/v1/keys", Origin="https://evil.example", Access_Control_Request_Method="POST")),
+        _a("a request that passed a proxy (X-Forwarded-For)", *_MISSING, _site("GET", "/api/v1/keys", X_Forwarded_For="203.0.113.9")),
+        _a("a request that passed a proxy (Forwarded)", *_MISSING, _site("GET", "/api/v1/keys", Forwarded="for=203.0.113.9")),
+        _a("a request that passed a proxy (Via)", *_MISSING, _site("GET", "/api/v1/keys", Via="1.1 proxy")),
+        _a("a WebSocket", 404, "not_found", _site("GET", "/api/v1/ws", Connection="Upgrade", Upgrade="websocket", Sec_WebSocket_Version="13", Sec_WebSocket_Key="AAAAAAAAAAAAAAAAAAAAAA==")),
+    ]
+}  # fmt: skip
+
+#: On a gateway whose time limits are short; the client keeps its connection open and sends no more.
+LIMITED: Final = {
+    "Slow clients": [
+        _a("headers that never end", 408, "", lambda w: b"GET /api/v1/keys HTTP/1.1\r\nHost: localhost\r\nX: "),
+        _a("a connection without a request", 408, "", lambda w: b""),
+        _a("half a body", 408, "body_too_slow", _post("/api/v1/calls", "all", b"{", **{"Content-Length": "100"})),
+        _a("chunks without an end", 408, "body_too_slow", lambda w: request_bytes("POST", "/api/v1/calls", w.bearer("all", **{"Transfer-Encoding": "chunked"}), b"1\r\n{\r\n")),
+        _a("a request without headers", 408, "", lambda w: b"POST /api/v1/calls HTTP/1.1\r\n"),
+    ]
+}  # fmt: skip
+
+
+def page() -> str:
+    """Return the page that lists the attempts."""
+    lines = [
+        "# Attempts against the gateway",
+        "",
+        "Requests that `tests/gateway/test_gateway_attacks.py` sends to real gateways as raw bytes, and what each"
+        " gets: the HTTP status and the `code` of the problem document. No code: the answer is that of the HTTP"
+        " parser. The test compares this page with its table.",
+    ]
+    for title, attempts in {**KEYED, **LOCAL, **LIMITED}.items():
+        lines += ["", f"## {title}", "", "| attempt | gets |", "|---|---|"]
+        for attempt in attempts:
+            status, code = attempt.gets
+            lines.append(f"| {attempt.text} | {status}{f' `{code}`' if code else ''} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,229 @@
+"""Attempts to misuse a gateway, as raw bytes over sockets; ``attack_table`` has them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from attack_table import KEYED, LIMITED, LOCAL, PAGE, Attempt, World, page
+from raw_http import RawAnswer, raw, request_bytes
+from worker_fleet import Fleet
+
+from broker_config.settings import Settings
+from gateway.access.keys import create_key, new_key, revoke_key
+from gateway.app import create_app
+from gateway.identity import Scope
+from gateway.web.server import GatewayServer
+from nekro_agent.shared_clock import shared_time
+from storage.engine import Database
+from storage.repositories.jobs import NewJob
+from storage.repositories.rounds import RoundRequest
+from storage.states import TriggerKind
+
+DOCS = Path(__file__).parents[2] / "docs"
+_KEYS = {
+    "all": {"scopes": tuple(Scope)},
+    "read": {"scopes": (Scope.READ,)},
+    "post": {"scopes": (Scope.POST,)},
+    "call": {"scopes": (Scope.CALL,)},
+    "run": {"scopes": (Scope.RUN,)},
+    "admin": {"scopes": (Scope.ADMIN,)},
+    "some": {"scopes": tuple(Scope), "chats": "site-*"},
+    "bob": {"scopes": tuple(Scope), "user_id": "bob"},
+    "revoked": {"scopes": tuple(Scope)},
+    "expired": {"scopes": tuple(Scope), "expires_at": timedelta(days=1)},
+}
+
+
+@asynccontextmanager
+async def attacked(settings: Settings, **changes: object) -> AsyncIterator[int]:
+    """Serve a gateway as `nekro gateway` does; returns its port."""
+    gateway = settings.gateway.model_copy(update=changes)
+    app = create_app(settings.model_copy(update={"gateway": gateway}))
+    async with app.router.lifespan_context(app):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = int(listener.getsockname()[1])
+            server = GatewayServer(app, gateway)
+            ready = asyncio.Event()
+            running = asyncio.create_task(server.run_on(listener, on_ready=ready.set))
+            await ready.wait()
+            try:
+                yield port
+            finally:
+                server.should_exit = True
+                await running
+
+
+async def world_of(fleet: Fleet) -> World:
+    """Create keys, and a chat that none of the restricted ones has."""
+    database = Database(fleet.settings.database, fleet.settings.data_dir)
+    keys = {}
+    for name, options in _KEYS.items():
+        given = {k: shared_time() + v if isinstance(v, timedelta) else v for k, v in options.items()}
+        new, keys[name] = new_key(name, **given)  # type: ignore[arg-type]
+        await create_key(database, new, by=None, request_id=None)
+        if name == "revoked":
+            await revoke_key(database, new.id, by=None, request_id=None)
+    async with database.begin() as transaction:
+        await transaction.connection.exec_driver_sql(
+            "UPDATE api_keys SET expires_at = '2020-01-01 00:00:00.000000' WHERE name = 'expired'"
+        )
+    async with database.begin() as transaction:
+        job = await transaction.jobs.add(NewJob(type="t", task_id="t", plugin_key="p.p", chat_key="secret"))
+        await transaction.chats.ensure("secret")
+        request = RoundRequest(chat_key="secret", trigger_kind=TriggerKind.MANUAL, trigger_id="x")
+        round_, _ = await transaction.rounds.request(request)
+        timer = await transaction.timers.add(
+            "secret", fire_at=shared_time() + timedelta(days=1), description="d"
+        )
+    await database.dispose()
+    ids = {"job": job.id, "turn": round_.turn_id, "timer": timer.id, "key": keys["all"].split("_")[1]}
+    return World(keys=keys, ids=ids)
+
+
+async def failures(
+    port: int, world: World, table: Mapping[str, Sequence[Attempt]], *, at_once: bool = False
+) -> list[str]:
+    """Make the attempts; returns a line for each that got something else than the table says."""
+    attempts = [attempt for group in table.values() for attempt in group]
+
+    async def one(attempt: Attempt) -> RawAnswer:
+        return await raw(port, attempt.send(world), ends=attempt.ends)
+
+    if at_once:
+        answers = list(await asyncio.gather(*map(one, attempts)))
+    else:
+        answers = [await one(attempt) for attempt in attempts]
+    wrong = []
+    for attempt, answer in zip(attempts, answers, strict=True):
+        if (answer.status, answer.code) != attempt.gets:
+            wrong.append(f"{attempt.text}: {answer.status} {answer.code!r} {answer.body[:300]!r}")
+        if answer.code:
+            wrong += [f"{attempt.text}: {line}" for line in leaks(answer, world)]
+    return wrong
+
+
+def leaks(answer: RawAnswer, world: World) -> list[str]:
+    """Return what an answer shows that it must not, and the headers that it lacks."""
+    found = [name for name, key in world.keys.items() if key.encode() in answer.body]
+    found += ["a traceback"] if b"Traceback" in answer.body or b"site-packages" in answer.body else []
+    for name, value in (
+        ("x-content-type-options", "nosniff"),
+        ("cross-origin-resource-policy", "same-origin"),
+    ):
+        if answer.headers.get(name) != value:
+            found.append(f"no {name}")
+    if "default-src 'none'" not in answer.headers.get("content-security-policy", ""):
+        found.append("no content-security-policy")
+    if "access-control-allow-origin" in answer.headers:
+        found.append("a permission for other origins")
+    if not re.fullmatch(r"[0-9a-f]{32}", answer.headers.get("x-request-id", "")):
+        found.append("no request id")
+    return found
+
+
+async def test_a_gateway_with_keys_withstands_the_attempts(fresh_fleet: Fleet) -> None:
+    world = await world_of(fresh_fleet)
+    async with attacked(fresh_fleet.settings) as port:
+        used = world.bearer("all", **{"Idempotency-Key": "used"})
+        first = request_bytes("POST", "/api/v1/chats/site-1/messages", used, {"text": "a", "user_id": "u"})
+        assert (await raw(port, first)).status == 202
+        wrong = await failures(port, world, KEYED)
+        assert not wrong, "\n".join(wrong)
+        # The other chat is as it was, and every key still works.
+        done = await raw(
+            port, request_bytes("GET", f"/api/v1/turns/{world.ids['turn']}", world.bearer("all"))
+        )
+        assert done.status == 200 and b'"waiting"' in done.body
+        assert (await raw(port, request_bytes("GET", "/api/v1/keys", world.bearer("all")))).status == 200
+
+
+@pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
+async def test_a_gateway_without_keys_withstands_web_sites(fresh_fleet: Fleet) -> None:
+    world = World(keys={}, ids={})
+    async with attacked(fresh_fleet.settings) as port:
+        wrong = await failures(port, world, LOCAL)
+        assert not wrong, "\n".join(wrong)
+        own = {
+            "Host": f"localhost:{port}",
+            "Origin": f"http://localhost:{port}",
+            "Sec-Fetch-Site": "same-origin",
+        }
+        page_of_own = request_bytes("POST", "/api/v1/chats/c/messages", own, {"text": "a", "user_id": "u"})
+        assert (await raw(port, page_of_own)).status == 202
+        link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+        followed = await raw(port, request_bytes("GET", "/api/v1/keys", link))
+        assert followed.status == 200 and "sandbox" in followed.headers["content-security-policy"]
+
+
+@pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
+async def test_slow_clients_lose_their_connections_and_others_are_served(fresh_fleet: Fleet) -> None:
+    world = await world_of(fresh_fleet)
+    async with attacked(fresh_fleet.settings, body_seconds=1.0) as port:
+        slow = asyncio.create_task(failures(port, world, LIMITED, at_once=True))
+        assert (await raw(port, request_bytes("GET", "/healthz"))).status == 200
+        assert await slow == []
+
+
+@pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
+async def test_more_connections_than_the_limit_are_refused_and_then_served_again(fresh_fleet: Fleet) -> None:
+    async with attacked(fresh_fleet.settings, connections=20) as port:
+        streams = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
+        for reader, writer in streams:
+            writer.write(b"GET /api/v1/chats/c/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await reader.readline()
+        assert (await raw(port, request_bytes("GET", "/healthz"))).status == 503
+        for _, writer in streams:
+            writer.close()
+
+        async with asyncio.timeout(60):
+            while (await raw(port, request_bytes("GET", "/healthz"))).status != 200:
+                await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
+async def test_only_listed_origins_get_a_permission(fresh_fleet: Fleet) -> None:
+    world = await world_of(fresh_fleet)
+    async with attacked(fresh_fleet.settings, cors_origins=("https://app.example",)) as port:
+        for origin, allowed in (("https://app.example", True), ("https://app.example.evil", False)):
+            preflight = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+            answer = await raw(port, request_bytes("OPTIONS", "/api/v1/keys", preflight))
+            assert (answer.headers.get("access-control-allow-origin") == origin) is allowed
+            got = await raw(port, request_bytes("GET", "/api/v1/keys", world.bearer("all", Origin=origin)))
+            assert got.status == 200
+            assert (got.headers.get("access-control-allow-origin") == origin) is allowed
+            assert "access-control-allow-credentials" not in got.headers
+
+
+@pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
+async def test_every_route_but_the_probes_needs_a_key(fresh_fleet: Fleet) -> None:
+    await world_of(fresh_fleet)
+    open_paths = {"/healthz", "/readyz"}
+    async with attacked(fresh_fleet.settings) as port:
+        paths = create_app(fresh_fleet.settings).openapi()["paths"]
+        assert len(paths) > 25
+        for path, operations in paths.items():
+            target = re.sub(r"\{\w+\}", "x", path)
+            for method in operations:
+                answer = await raw(port, request_bytes(method.upper(), target, body={}))
+                assert (answer.status == 401) is (path not in open_paths), (method, path, answer)
+
+
+@pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
+async def test_request_ids_of_clients_are_used_if_they_are_harmless(fresh_fleet: Fleet) -> None:
+    async with attacked(fresh_fleet.settings) as port:
+        for given, used in (("order-17.a", True), ("<script>", False), ("a b", False), ("x" * 200, False)):
+            answer = await raw(port, request_bytes("GET", "/api/v1/nothing", {"X-Request-Id": given}))
+            assert (answer.headers["x-request-id"] == given) is used
+            assert answer.headers["x-request-id"].encode() in answer.body
+
+
+def test_the_page_lists_the_attempts() -> None:
+    assert sum(len(group) for table in (KEYED, LOCAL, LIMITED) for group in table.values()) >= 60
+    assert (DOCS / PAGE).read_text("utf-8") == page()
