@@ -3,7 +3,8 @@
 ``python -m benchmarks.start_up [--plugins 70] [--repetitions 5]`` generates the plugins in a temporary
 directory, starts `nekro up` there, and prints for each command its processor time (user and system) and its
 duration: median, least and greatest. It also prints the time from the start of `nekro up` to its readiness,
-and the memory of a methods worker (resident, and proportional, which shares pages among processes).
+the time that a round takes from its start to the answer of a scripted model, which is that of its prompt, and
+the memory of a methods worker (resident, and proportional, which shares pages among processes).
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import sqlite3
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -109,11 +112,13 @@ def write_plugins(folder: Path, count: int) -> None:
 def _measure(directory: Path, *, plugins: int, repetitions: int) -> None:
     write_plugins(directory / "plugins", plugins)
     (directory / "code.py").write_text("print(list_notes())", "utf-8")
+    (directory / "script.yaml").write_text("- answer: Nothing to do.\n", "utf-8")
     own = {name: value for name, value in os.environ.items() if not name.startswith("NEKRO_")}
     environ = {
         **own,
         "NEKRO_DATA_DIR": str(directory / "data"),
         "NEKRO_PLUGINS__DIRS": str(directory / "plugins"),
+        "NEKRO_LLM__SCRIPT": str(directory / "script.yaml"),
     }
     print(f"\nshipped plugins and {plugins} generated ones ({plugins * _METHODS} methods)")
     with _up(environ, directory) as ready_seconds:
@@ -128,6 +133,9 @@ def _measure(directory: Path, *, plugins: int, repetitions: int) -> None:
         for name, command in commands:
             _run(command, environ, directory)  # warm: files in the page cache, the chat exists
             _print(name, [_run(command, environ, directory) for _ in range(repetitions)])
+        for _ in range(repetitions + 1):
+            _run(("send", "prompts", "hello", "--wait"), environ, directory)
+        print(f"  {'prompt of a round':24} {_prompts(directory / 'data')}")
         running = read_running(directory / "data")
         worker = next(worker for worker in running.workers if worker.lane == "methods") if running else None
         if worker is not None:
@@ -175,6 +183,21 @@ def _print(name: str, runs: Sequence[Spent]) -> None:
 
     cpu, wall = [run.cpu for run in runs], [run.wall for run in runs]
     print(f"  {name:24} CPU {spread(cpu)}, wall {spread(wall)}")
+
+
+def _prompts(data_dir: Path) -> str:
+    """Times from the start of a round to its answer, without the first round."""
+    (path,) = data_dir.rglob("*.db")
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+        rows = database.execute(
+            "SELECT started_at, answered_at, prompt_chars FROM rounds WHERE chat_key = 'prompts'"
+            " ORDER BY sequence"
+        ).fetchall()
+    taken = [
+        (datetime.fromisoformat(answered) - datetime.fromisoformat(started)).total_seconds() * 1000
+        for started, answered, _ in rows
+    ][1:]
+    return f"{statistics.median(taken):6.1f} ms ({min(taken):.1f}–{max(taken):.1f}), {rows[-1][2]} characters"
 
 
 def _memory(pid: int) -> str:
