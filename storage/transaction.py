@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     from storage.access.keys import KeyRepository
     from storage.access.requests import RequestRepository
     from storage.publications import CatalogueRepository
-    from storage.repositories.call_progress import CallProgressRepository
+    from storage.repositories.call_progress import CallProgressRepository, DetachedCallRepository
     from storage.repositories.calls import CallRepository
     from storage.repositories.chats import ChatRepository
-    from storage.repositories.detached_calls import DetachedCallRepository
     from storage.repositories.downloads import DownloadRepository
     from storage.repositories.events import EventRepository
     from storage.repositories.job_signals import JobSignalRepository
@@ -84,7 +83,7 @@ class Repositories:
     @cached_property
     def detached_calls(self) -> DetachedCallRepository:
         """Calls whose callers no longer wait."""
-        from storage.repositories.detached_calls import DetachedCallRepository
+        from storage.repositories.call_progress import DetachedCallRepository
 
         return DetachedCallRepository(self._runner)
 

@@ -80,6 +80,10 @@ PARTS = {
         "access": ("*",),
         "streams": ("*",),
         "api": ("*", "web", "access", "streams"),
+        "openai": ("*", "api", "streams"),
+        "plugins": ("*", "web"),
+        "adapters": ("*", "web"),
+        "webhooks": ("*", "web"),
     },
     "nekro_agent": {
         "tools": ("*", "downloads", "files"),

@@ -1,25 +1,31 @@
-"""Progress of method calls, stored as rows of ``jobs``: one per call that reports progress.
+"""Calls that are shown as jobs: those that report progress, and those whose callers no longer wait.
 
-Such a row has no job function: it is never claimed and its ``args`` are NULL. It ends with its call,
-or when its lease expires because the call's worker died.
+The row of such a call in ``jobs`` has no job function: it is never claimed and its ``args`` are NULL. It ends
+with its call, or when its lease expires because the call's worker died. The result of a detached call, which
+has a row in ``calls`` too, goes to the chat.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Final
 
+from sqlalchemy import func
 from sqlalchemy.dialects.postgresql import Insert
 
 from nekro_agent.errors import FencedError
 from storage.clock import now, seconds_from_now
-from storage.models import JobRow
-from storage.repositories.base import Repository
+from storage.models import CallRow, JobRow
+from storage.repositories.base import Repository, found, is_one_of
+from storage.repositories.calls import Call, CallRequest
 from storage.repositories.jobs import JobRepository
-from storage.states import CrashPolicy, JobState
+from storage.states import CallState, CrashPolicy, JobState
 from storage.upsert import insert
 
-__all__ = ["CallProgress", "CallProgressRepository"]
+__all__ = ["CallProgress", "CallProgressRepository", "DetachedCallRepository"]
+
+_OPEN: Final = (CallState.QUEUED, CallState.RUNNING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,3 +103,71 @@ class CallProgressRepository(Repository):
             )
         except FencedError:  # it has ended, by another delivery or because its lease expired
             return
+
+
+class DetachedCallRepository(Repository):
+    """Rows of ``calls`` that are detached or may become so.
+
+    Caller and worker each update the same row with one statement, and the second one sees the first: either
+    the caller sees that the call has ended, or the worker sees that the result must go to the chat.
+    """
+
+    async def detach(self, request: CallRequest, *, runs_seconds: float | None = None) -> Call:
+        """Record that the caller no longer waits; returns the call's current row, which may have ended.
+
+        Args:
+            request: the call with its ``invocation``, which names the chat to notify; inserted if it has
+                no row.
+            runs_seconds: how long a call that no worker claims may run; None for a call that is claimed.
+        """
+        claimless = runs_seconds is not None
+        new = insert(self._dialect, CallRow).values(
+            **_request_values(request),
+            state=CallState.RUNNING if claimless else CallState.QUEUED,
+            lease_until=seconds_from_now(runs_seconds) if runs_seconds is not None else None,
+            requested_at=now(),
+            published_at=now(),
+            detached_at=now(),
+        )
+        statement = new.on_conflict_do_update(
+            index_elements=[CallRow.id],
+            set_={
+                "detached_at": func.coalesce(CallRow.detached_at, now()),
+                # A recorded call already has its complete message, which the sweep publishes again.
+                "invocation": func.coalesce(CallRow.invocation, new.excluded.invocation),
+            },
+            where=is_one_of(CallRow.state, *_OPEN),
+        ).returning(CallRow)
+        return await self._one_or_none(Call, statement) or found(
+            await self._one_or_none(Call, CallRow.__table__.select().where(CallRow.id == request.id)),
+            "call",
+            request.id,
+        )
+
+    async def end(
+        self,
+        request: CallRequest,
+        *,
+        state: CallState,
+        outcome: dict[str, Any] | None = None,
+        error_type: str | None = None,
+        error_message: str | None = None,
+    ) -> Call | None:
+        """Record the end of an unclaimed call that may be detached; None if it has ended already."""
+        values = {
+            "state": state,
+            "outcome": outcome,
+            "error_type": error_type,
+            "error_message": error_message,
+            "finished_at": now(),
+            "lease_until": None,
+        }
+        new = insert(self._dialect, CallRow).values(**_request_values(request), **values, requested_at=now())
+        statement = new.on_conflict_do_update(
+            index_elements=[CallRow.id], set_=values, where=is_one_of(CallRow.state, *_OPEN)
+        ).returning(CallRow)
+        return await self._one_or_none(Call, statement)
+
+
+def _request_values(request: CallRequest) -> dict[str, Any]:
+    return {item.name: getattr(request, item.name) for item in dataclasses.fields(CallRequest)}

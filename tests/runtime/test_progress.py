@@ -133,7 +133,7 @@ async def test_row_of_a_call_is_not_a_job_of_the_plugin_and_is_cancelled_by_revo
         assert jobs.running() == []
         assert jobs.peek("tests.p", "fetch", call.call_id) is None
         assert await jobs.cancel(call.call_id)
-    assert recorder.events == [f"revoke {call.call_id}"]
+    assert recorder.events == ["live call.progress", f"revoke {call.call_id}"]
     await row(database, call.call_id, lambda job: job.state.is_final)
 
 

@@ -1,0 +1,219 @@
+"""Measure the event streams of one gateway process: ``python -m benchmarks.streams``.
+
+Readers of several chats, over sockets; one writer appends events to every chat as a worker does. The time of
+an event is from its commit to its arrival at a reader, by the clock of one host. Redis, SQLite (or
+``--database-url``), the gateway, the writer and the readers share the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import resource
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from benchmarks.harness.figures import percentile
+from benchmarks.harness.machine import describe_machine
+from benchmarks.harness.processes import Child, interrupted_by_sigterm, peak_bytes
+from benchmarks.harness.redis_server import redis_server
+from broker_config.settings import Settings
+
+__all__ = ["main", "parse"]
+
+_NUMBER: Final = re.compile(rb"^id: (\d+)\r?$", re.MULTILINE)
+_OPEN_SECONDS: Final = 120
+
+
+@dataclass
+class _Reader:
+    chat_key: str
+    numbers: list[int] = field(default_factory=list)
+    #: Seconds from each event's commit to its arrival.
+    seconds: list[float] = field(default_factory=list)
+
+    async def run(self, port: int, sent: dict[tuple[str, int], float], opened: asyncio.Semaphore) -> None:
+        """Read for ever."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        request = (
+            f"GET /api/v1/chats/{self.chat_key}/events?after=0 HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n"
+        )
+        writer.write(request.encode())
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            if b" 200 " not in head[:20]:
+                raise SystemExit(f"the gateway answered {head!r}")
+            opened.release()
+            while data := await reader.readuntil(b"\r\n\r\n"):
+                for found in _NUMBER.findall(data):
+                    self.numbers.append(int(found))
+                    self.seconds.append(time.time() - sent.get((self.chat_key, int(found)), time.time()))
+        finally:
+            writer.close()
+
+
+async def measure(
+    *, readers: int, chats: int, events: int, per_second: float, database_url: str | None
+) -> dict[str, object]:
+    """Run it; returns the figures."""
+    with tempfile.TemporaryDirectory(prefix="nekro-bench-") as name, redis_server(Path(name)) as server:
+        directory = Path(name)
+        settings = _settings(directory, server.url, database_url)
+        async with _gateway(settings, directory) as (port, child):
+            found = await _read(settings, port, readers=readers, chats=chats, events=events, rate=per_second)
+            found["gateway_peak_mb"] = round((peak_bytes(child.pid) or 0) / 1e6)
+        found["machine"] = describe_machine(server.version)
+        return found
+
+
+def _settings(directory: Path, redis_url: str, database_url: str | None) -> Settings:
+    values: dict[str, object] = {
+        "data_dir": str(directory / "data"),
+        "broker": {"url": redis_url},
+        "security": {"signing_key": "bench-signing-key"},
+        "database": {"url": database_url or f"sqlite:///{directory}/nekro.db"},
+        "log": {"level": "WARNING"},
+    }
+    (directory / "settings.json").write_text(json.dumps(values), "utf-8")
+    return Settings.load(env_file=None, **values)
+
+
+@asynccontextmanager
+async def _gateway(settings: Settings, directory: Path) -> AsyncIterator[tuple[int, Child]]:
+    from storage.migrate import upgrade
+
+    await upgrade(settings.database, settings.data_dir)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.streams",
+        "--serve",
+        str(directory / "settings.json"),
+        str(port),
+    ]
+    with Child(command, log=directory / "gateway.log") as child:
+        for _ in range(600):
+            await asyncio.sleep(0.1)
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                continue
+            writer.close()
+            break
+        yield port, child
+
+
+async def _read(
+    settings: Settings, port: int, *, readers: int, chats: int, events: int, rate: float
+) -> dict[str, object]:
+    from storage.repositories.events import NewEvent
+    from workers.chats.events import record
+    from workers.composition import CALLER, Services
+
+    services = Services.load(settings, role=CALLER)
+    await services.start()
+    keys = [f"bench_{number}" for number in range(chats)]
+    async with services.database.begin() as transaction:
+        for key in keys:
+            await transaction.chats.ensure(key)
+    sent: dict[tuple[str, int], float] = {}
+    opened = asyncio.Semaphore(0)
+    all_readers = [_Reader(keys[number % chats]) for number in range(readers)]
+    begin = time.perf_counter()
+    tasks = [asyncio.create_task(reader.run(port, sent, opened)) for reader in all_readers]
+    async with asyncio.timeout(_OPEN_SECONDS):
+        for _ in all_readers:
+            await opened.acquire()
+    open_seconds = time.perf_counter() - begin
+    data = {"text": "x" * 200}
+    begin = time.perf_counter()
+    for number in range(events):
+        for key in keys:
+            async with services.database.begin() as transaction:
+                record(transaction, services.publisher, key, NewEvent(type="call.ended", data=data))
+            sent[key, number + 1] = time.time()
+            await asyncio.sleep(max(0.0, begin + len(sent) / rate - time.perf_counter()))
+    async with asyncio.timeout(_OPEN_SECONDS):
+        while not all(len(reader.numbers) == events for reader in all_readers):
+            await asyncio.sleep(0.05)
+    taken = time.perf_counter() - begin
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await services.close()
+    whole = list(range(1, events + 1))
+    seconds = [value for reader in all_readers for value in reader.seconds]
+    return {
+        "readers": readers,
+        "chats": chats,
+        "complete": sum(reader.numbers == whole for reader in all_readers),
+        "open_seconds": round(open_seconds, 3),
+        "deliveries_per_second": round(len(seconds) / taken),
+        **{f"p{percent}_ms": round(percentile(seconds, percent) * 1e3, 2) for percent in (50, 95, 99)},
+    }
+
+
+def _serve(settings: Path, port: int) -> None:
+    import uvicorn
+
+    from gateway.app import create_app
+
+    app = create_app(Settings.load(env_file=None, **json.loads(settings.read_text("utf-8"))))
+    uvicorn.run(app, host="127.0.0.1", port=port, log_config=None, access_log=False)
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line; ends the process with code 2 when it is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.streams", description=__doc__)
+    parser.add_argument("--readers", type=int, default=2000, help="open streams (default: 2000)")
+    parser.add_argument("--chats", type=int, default=20, help="chats that they read (default: 20)")
+    parser.add_argument("--events", type=int, default=50, help="events of each chat (default: 50)")
+    parser.add_argument(
+        "--per-second", type=float, default=20, help="events of all chats together (default: 20)"
+    )
+    parser.add_argument("--database-url", help="instead of SQLite, for example postgresql://host/scratch")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
+    parser.add_argument("--serve", nargs=2, metavar=("SETTINGS", "PORT"), help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print; 1 when a reader missed an event or got one twice."""
+    interrupted_by_sigterm()
+    options = parse(argv)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = max(soft, min(hard, 2 * options.readers + 1000))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if options.serve is not None:
+        _serve(Path(options.serve[0]), int(options.serve[1]))
+        return 0
+    found = asyncio.run(
+        measure(
+            readers=options.readers,
+            chats=options.chats,
+            events=options.events,
+            per_second=options.per_second,
+            database_url=options.database_url,
+        )
+    )
+    print(found.pop("machine"), file=sys.stderr)
+    for name, value in found.items():
+        print(f"{name:24} {value}")
+    if options.json is not None:
+        options.json.write_text(json.dumps(found) + "\n", "utf-8")
+    return 0 if found["complete"] == found["readers"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
