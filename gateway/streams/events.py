@@ -7,6 +7,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, Final
 
+from gateway.streams.json_text import json_text
 from nekro_agent.shared_clock import shared_time
 from nekro_client.models import Event, EventType
 from storage.repositories.events import ChatEvent
@@ -31,7 +32,7 @@ class StreamEvent:
     @cached_property
     def json(self) -> str:
         """The event as a response has it."""
-        return self.event.model_dump_json()
+        return json_text(self.event)
 
     @cached_property
     def frame(self) -> bytes:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from waiting import WAIT_SECONDS
 
+from benchmarks import streams
 from benchmarks.harness.contender import (
     ROOT,
     TEXT,
@@ -232,3 +233,11 @@ def test_last_output_of_a_failed_child_is_kept(tmp_path: Path) -> None:
         child.process.wait(WAIT_SECONDS)
         assert child.ended() == 1
         assert child.last_words() == "no such thing"
+
+
+def test_streams_reach_every_reader_once(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    options = ["--readers", "20", "--chats", "2", "--events", "5", "--per-second", "100"]
+    assert streams.main([*options, "--json", str(figures)]) == 0
+    found = json.loads(figures.read_text("utf-8"))
+    assert (found["readers"], found["complete"]) == (20, 20)

@@ -195,6 +195,22 @@ async def test_a_reader_catches_up_with_more_than_the_ring_holds(
     assert numbers == list(range(1, total + 2))
 
 
+async def test_texts_that_utf_8_cannot_encode_do_not_end_a_stream(
+    fleet: Fleet, services: Services, chat: str
+) -> None:
+    """Plugins send such texts, and a program can print them."""
+    message_id = await services.receive_message(chat, "a\ud800\u2028\r\nid: 7", user_id="u", user_name="U")
+    async with (
+        served(create_app(fleet.settings)) as client,
+        client.stream("GET", path(chat), params={"after": 0}) as response,
+    ):
+        received, started = await take(response, 2)
+        turn = await client.get(f"/api/v1/turns/{started.data['turn_id']}")
+    assert received.data["data"]["text"] == "a\ud800\u2028\r\nid: 7"
+    assert (received.id, started.id) == (1, 2)
+    assert [item["id"] for item in turn.json()["messages"]] == [message_id]
+
+
 async def test_a_slow_reader_is_ended_and_does_not_slow_others(
     services: Services, hub: EventHub, chat: str
 ) -> None:

@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final
 
 from loguru import logger
@@ -44,8 +44,19 @@ _PAUSE_SECONDS: Final = REFRESH_SECONDS
 #: Arguments and results with a longer text are not kept; the event has their length.
 _MOST_BYTES: Final = 4_000
 
-#: Builds an event's data when it is written, off the call's way.
-_Build = Callable[[], NewEvent]
+
+class _Waiting:
+    """An event whose arguments or result are read when it is written, off the call's way."""
+
+    def __init__(self, event: NewEvent, values: Mapping[str, bytes], redact: Callable[[str], str]) -> None:
+        self._event, self._values, self._redact = event, values, redact
+
+    @cached_property
+    def event(self) -> NewEvent:
+        """The event with its values."""
+        for name, text in self._values.items():
+            self._event.data.update(_kept(name, text, self._redact))
+        return self._event
 
 
 class RoundEvents:
@@ -74,7 +85,7 @@ class RoundEvents:
         self._round = round_
         self._fence = fence
         self._redact = redact
-        self._waiting: list[_Build] = []
+        self._waiting: list[_Waiting] = []
         #: Whether a commit failed whose outcome is unknown.
         self._is_in_doubt = False
         self._is_closed = False
@@ -145,6 +156,8 @@ class RoundEvents:
     async def held(self) -> AsyncIterator[None]:
         """Let no batch be written during the block, which writes the events itself with ``take``."""
         async with self._writing:
+            for waiting in self._waiting:  # before the transaction, which keeps other writers waiting
+                _ = waiting.event
             yield
 
     async def take(self, transaction: Transaction, *, later: bool = False) -> None:
@@ -155,7 +168,7 @@ class RoundEvents:
         """
         self._output.flush()
         count = len(self._waiting)
-        events = [build() for build in self._waiting]
+        events = [waiting.event for waiting in self._waiting]
         if self._is_in_doubt:
             events = await self._missing(transaction, events)
         if events:
@@ -194,14 +207,9 @@ class RoundEvents:
             data=data,
             created_at=shared_time(),
         )
-        self._waiting.append(partial(self._built, event, values))
+        self._waiting.append(_Waiting(event, values, self._redact))
         if self._timer is None and not self._is_closed:
             self._schedule(max(FLUSH_SECONDS, self._next_at - time.monotonic()))
-
-    def _built(self, event: NewEvent, values: Mapping[str, bytes]) -> NewEvent:
-        for name, text in values.items():
-            event.data.update(_kept(name, text, self._redact))
-        return event
 
     def _schedule(self, seconds: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._begin_flush)
