@@ -8,25 +8,46 @@ has seen all smaller ones.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from functools import cache
+from datetime import UTC, datetime
 from typing import Any, Final
 
-from sqlalchemy import Executable, Integer, bindparam, insert, select, update
+from sqlalchemy import Executable, Integer, bindparam, select, text, update
 
 from nekro_agent.shared_clock import shared_time
 from storage.driver.connection import Connection
 from storage.driver.statements import FixedStatement
+from storage.escaped_text import escaped
 from storage.models import ChatEventRow, ChatRow
 from storage.repositories.base import Repository
 from storage.states import EventType
+from storage.types import KeyText
 
 __all__ = ["ChatEvent", "EventRepository", "NewEvent"]
 
-#: Rows of one INSERT; SQLite accepts 999 parameters in its older releases.
-_ROWS: Final = 50
+#: All rows of an INSERT are one parameter, a JSON array of arrays. A parameter per value would take several
+#: times as long, and a round writes two events per call.
+_INSERT: Final = """
+INSERT INTO chat_events
+    (chat_key, number, type, turn_id, round_id, call_id, message_id, data, created_at)
+"""
+_SELECT: Final = {
+    "sqlite": """
+SELECT :of_chat, :before + 1 + key,
+    json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'),
+    json_extract(value, '$[3]'), json_extract(value, '$[4]'), json_extract(value, '$[5]'),
+    json_extract(value, '$[6]')
+FROM json_each(:rows)
+""",
+    "postgresql": """
+SELECT CAST(:of_chat AS text), CAST(:before AS bigint) + place,
+    value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5,
+    CAST((value ->> 6) || '+00' AS timestamptz)
+FROM json_array_elements(CAST(:rows AS json)) WITH ORDINALITY AS given (value, place)
+""",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,15 +112,9 @@ class EventRepository(Repository):
         last = await self._scalar(_count_statement, {"of_chat": chat_key, "added": len(events)})
         if last is None:
             return None
-        first = last - len(events) + 1
-        for begin in range(0, len(events), _ROWS):
-            part = events[begin : begin + _ROWS]
-            values = {
-                f"{name}_{row}": value
-                for row, event in enumerate(part)
-                for name, value in _values(event, chat_key, first + begin + row).items()
-            }
-            await self._connection.execute(_insert_statement(len(part)), values)
+        rows = json.dumps([_row(event) for event in events])
+        values = {"of_chat": chat_key, "before": last - len(events), "rows": rows}
+        await self._connection.execute(_insert_statement, values)
         self.numbers[chat_key] = last
         return int(last)
 
@@ -132,8 +147,14 @@ class EventRepository(Repository):
         return next(iter(await self.of_turn(turn_id, types=(EventType.TURN_ENDED,))), None)
 
 
-def _values(event: NewEvent, chat_key: str, number: int) -> dict[str, Any]:
-    return {**vars(event), "chat_key": chat_key, "number": number}
+def _row(event: NewEvent) -> list[str | None]:
+    """Return the columns of an event as the database stores them, without its chat and number."""
+    texts = (event.type, event.turn_id, event.round_id, event.call_id, event.message_id)
+    return [
+        *(None if value is None else escaped(value) for value in texts),
+        json.dumps(event.data),
+        event.created_at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f"),
+    ]
 
 
 @FixedStatement
@@ -159,14 +180,6 @@ def _after_statement(_dialect: str) -> Executable:
     )
 
 
-@cache
-def _insert_statement(rows: int) -> FixedStatement:
-    names = [item.name for item in dataclasses.fields(ChatEvent)]
-    columns = ChatEventRow.__table__.c
-    statement = insert(ChatEventRow).values(
-        [
-            {name: bindparam(f"{name}_{row}", type_=columns[name].type) for name in names}
-            for row in range(rows)
-        ]
-    )
-    return FixedStatement(lambda _dialect: statement)
+@FixedStatement
+def _insert_statement(dialect: str) -> Executable:
+    return text(_INSERT + _SELECT[dialect]).bindparams(bindparam("of_chat", type_=KeyText()))

@@ -8,7 +8,6 @@ has buffered, which is at most ``REFRESH_SECONDS`` old.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -270,7 +269,6 @@ def _kept(name: str, text: bytes, redact: Callable[[str], str]) -> dict[str, Any
     if len(text) <= _MOST_BYTES:
         try:
             value = from_json(redact(text.decode()), allow_inf_nan=False)
-            json.dumps(value, allow_nan=False)
         except (ValueError, RecursionError):
             pass
         else:
