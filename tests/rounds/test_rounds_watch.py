@@ -45,6 +45,32 @@ def test_a_watcher_gets_only_the_events_of_its_chat(settings: Settings) -> None:
     assert keys(settings, "watch*") == []
 
 
+def test_an_event_that_is_published_while_its_watcher_ends_leaves_no_queue(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watcher = EventWatcher(create_app(settings), settings.broker, chat_key=CHAT).__enter__()
+    queue = f"{settings.broker.key_prefix}watch.{watcher._id}"
+
+    def publish_late(_seconds: float) -> None:
+        """A publisher has read the bindings before the watcher deleted its own."""
+        with redis.Redis.from_url(str(settings.broker.url)) as client:
+            client.lpush(queue, "late")
+
+    monkeypatch.setattr(watching.time, "sleep", publish_late)
+    watcher.__exit__(None, None, None)
+    assert keys(settings, "watch*") == []
+
+
+def test_a_watcher_of_all_chats_gets_announcements_and_live_events_only(settings: Settings) -> None:
+    app = create_app(settings)
+    with EventWatcher(app, settings.broker, chat_key=None) as watcher:
+        publish_event(app, "events.added", CHAT, {"number": 1})
+        publish_event(app, "events.live", "x" * 500, {"type": "model.delta"})
+        publish_round_requested(app, CHAT)
+        got = [(event.name, dict(event.body)) for event in watcher.poll()]
+    assert got == [("events.added", {"number": 1}), ("events.live", {"type": "model.delta"})]
+
+
 def test_events_that_a_slow_watcher_does_not_fetch_are_dropped_and_counted(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
