@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from agent.model import HistoryMessage
+from agent.model import HistoryMessage, Part, TextPart
 from agent.text import attribute, cut_middle, neutralise
 from broker_config.settings import AgentSettings
 from nekro_agent.ports import MessageKind
 
-__all__ = ["Segment", "render_history", "render_time", "split_by_round"]
+__all__ = ["Segment", "render_history", "render_images", "render_time", "split_by_round"]
 
 #: Least characters shown of a message that must be shown although the budget is used up.
 _LEAST_CHARS = 100
@@ -59,6 +59,16 @@ def render_history(segment: Segment, settings: AgentSettings) -> str:
     return "\n".join(reversed(shown))
 
 
+def render_images(segment: Segment) -> list[Part]:
+    """Return the pictures of a segment's messages, each after a text that names it."""
+    parts: list[Part] = []
+    for message in segment.messages:
+        for image in message.images:
+            if image.part is not None:
+                parts += [TextPart(text=f"[image: {attribute(image.path, limit=200)}]"), image.part]
+    return parts
+
+
 def render_time(moment: datetime) -> str:
     """Return a time in the form that prompts use: UTC, to the second."""
     return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -67,6 +77,7 @@ def render_time(moment: datetime) -> str:
 def _render(message: HistoryMessage, limit: int) -> str:
     body = cut_middle(neutralise(message.text), limit)
     body += "".join(f"\n[file: {attribute(name, limit=200)}]" for name in message.attachments)
+    body += "".join(f"\n[image: {attribute(image.path, limit=200)}]" for image in message.images)
     moment = render_time(message.sent_at)
     if message.kind is MessageKind.SYSTEM:
         return f'<notice at="{moment}">\n{body}\n</notice>'

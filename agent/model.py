@@ -14,6 +14,7 @@ from sandbox.models import StopType
 
 __all__ = [
     "ChatBrief",
+    "HistoryImage",
     "HistoryMessage",
     "ImagePart",
     "InjectedPrompt",
@@ -92,6 +93,17 @@ class ChatBrief:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HistoryImage:
+    """A picture of a chat's message.
+
+    ``path`` is its path in the sandbox; ``part`` shows it, None where the prompt only names it.
+    """
+
+    path: str
+    part: Part | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class HistoryMessage:
     """One message of the chat, as the prompt shows it.
 
@@ -107,6 +119,7 @@ class HistoryMessage:
     sender_name: str = ""
     sender_id: str = ""
     attachments: tuple[str, ...] = ()
+    images: tuple[HistoryImage, ...] = ()
     observation_of: str | None = None
 
 

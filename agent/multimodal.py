@@ -18,7 +18,7 @@ from agent.text import cut_middle, neutralise
 from nekro_agent.errors import ResultError
 from nekro_agent.execution.invoke import segments_of
 
-__all__ = ["image_data", "render_segments"]
+__all__ = ["image_data", "picture_part", "picture_type", "render_segments"]
 
 #: Image formats that OpenAI-compatible endpoints accept, recognised by their first bytes.
 _SIGNATURES: Final = (
@@ -47,6 +47,19 @@ def render_segments(value: object, *, image_bytes: int) -> list[Part]:
     if len(segments) > MAX_PARTS:
         parts.append(TextPart(text=f"[{len(segments) - MAX_PARTS} more parts are not shown]"))
     return parts
+
+
+def picture_type(head: bytes) -> str | None:
+    """Return the media type of a picture that endpoints accept, by its first 16 bytes; None for others."""
+    return next((media_type for media_type, signature in _SIGNATURES if signature.match(head)), None)
+
+
+def picture_part(data: bytes) -> Part:
+    """Return the part of a prompt that shows a picture, or the sentence that replaces other content."""
+    media_type = picture_type(data)
+    if media_type is None:
+        return _missing(f"{len(data)} bytes, which are not a PNG, JPEG, GIF or WebP image")
+    return ImagePart(url=_data_url(media_type, data))
 
 
 def image_data(url: str) -> tuple[str, bytes] | None:
@@ -109,9 +122,9 @@ def _checked(url: str, image_bytes: int) -> str:
     declared, data = decoded
     if len(data) > image_bytes:
         raise ValueError(f"an image of {len(data)} bytes; the limit is {image_bytes}")
-    for media_type, signature in _SIGNATURES:
-        if signature.match(data):
-            return url if media_type == declared else _data_url(media_type, data)
+    media_type = picture_type(data)
+    if media_type is not None:
+        return url if media_type == declared else _data_url(media_type, data)
     raise ValueError(f"{len(data)} bytes of type {declared}, which are not a PNG, JPEG, GIF or WebP image")
 
 

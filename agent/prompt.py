@@ -15,7 +15,7 @@ from typing import Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from agent.history import Segment, render_history, render_time, split_by_round
+from agent.history import Segment, render_history, render_images, render_time, split_by_round
 from agent.model import (
     ChatBrief,
     HistoryMessage,
@@ -126,6 +126,7 @@ class PromptBuilder:
         name = attribute(request.chat.channel_name or request.chat.chat_key)
         body = render_history(segment, self._agent) or "[no messages yet]"
         parts: list[Part] = [TextPart(text=f'<chat_history chat="{name}">\n{body}\n</chat_history>')]
+        parts += render_images(segment)
         for observation in request.observations:
             parts += self._observation(observation)
         return parts
@@ -147,6 +148,7 @@ class PromptBuilder:
         if segment.messages:
             news = render_history(segment, self._agent)
             parts.append(TextPart(text=f"<new_messages>\n{news}\n</new_messages>"))
+            parts += render_images(segment)
         return parts
 
     def _observation(self, observation: Observation) -> list[Part]:

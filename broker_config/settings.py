@@ -339,6 +339,9 @@ class LLMSettings(_Group):
     )
     record: Path | None = Field(None, description="Append each request, as JSON lines, to this file.")
     stream: bool = Field(True, description="Ask for streamed answers.")
+    vision: bool = Field(
+        True, description="Whether the model sees pictures of messages; else prompts only name their files."
+    )
     temperature: float | None = Field(
         None, ge=0, le=2, description="Sampling temperature; unset means the endpoint's default."
     )
@@ -389,6 +392,12 @@ class AgentSettings(_Group):
         "output of a run, that is longer than a fifth is cut in the middle.",
     )
     image_bytes: int = Field(8 << 20, ge=1024, description="Largest image in a prompt.")
+    history_images: int = Field(
+        4,
+        ge=0,
+        description="Newest pictures of people's messages that a model with `NEKRO_LLM__VISION` sees; "
+        "prompts only name the others.",
+    )
     debounce_seconds: float = Field(
         0,
         ge=0,

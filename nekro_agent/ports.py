@@ -85,6 +85,9 @@ class OutgoingMessage:
     file_path: str | None = None
     file_name: str | None = None
     file_kind: str | None = None
+    #: Size of the file in bytes, and the last change of its content in nanoseconds since the epoch.
+    file_size: int | None = None
+    file_modified_ns: int | None = None
     record: bool = True
     reply_to: str | None = None
     call_id: str | None = None
@@ -145,11 +148,10 @@ class IncomingMessage:
     #: ``"group"`` or ``"private"``.
     channel_type: str | None = None
     channel_name: str | None = None
-    #: Sandbox path of a file that belongs to the message; None if it has none.
-    file_path: str | None = None
     #: The platform's id of the message, if it has one.
     platform_message_id: str = ""
-    #: Segments as JSON values; empty means that the text is all.
+    #: Segments as JSON values, those of files and pictures with the ``file_name`` in the chat's uploads;
+    #: empty means that the text is all.
     content_data: Sequence[Mapping[str, Any]] = ()
     ext_data: Mapping[str, Any] = field(default_factory=dict)
     raw_cq_code: str = ""

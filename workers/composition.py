@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from loguru import logger
@@ -25,12 +25,15 @@ from workers.calls.records import CallRecords
 from workers.catalogue.arguments import refuse_unfit
 from workers.catalogue.fleet import FleetCatalogue
 from workers.catalogue.registry import Registry
+from workers.chats.attachments import segments_of_message
 from workers.parts import CALLER, Parts
 
 if TYPE_CHECKING:
     from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
     from nekro_agent.schemas.agent_ctx import AgentCtx
     from workers.catalogue.entries import MethodEntry, PluginEntry
+    from workers.chats.attachments import Attachment
+    from workers.chats.files import ChatFiles
     from workers.rounds.runs import CodeReport
     from workers.rounds.stop import StoppedRounds
 
@@ -253,6 +256,12 @@ class Services(Parts):
             await self.read_catalogue()  # a worker may have published it within the last second
         return self.registry.find(name)
 
+    def files_of(self, chat: ChatInfo) -> ChatFiles:
+        """Return the files of a chat; its methods block."""
+        from workers.chats.files import ChatFiles
+
+        return ChatFiles(self.settings, self.areas, chat)
+
     async def chat(self, chat_key: str) -> ChatInfo:
         """Return a chat's row, created if it is new."""
         # Nearly every chat exists, and a read waits for no writer.
@@ -344,11 +353,14 @@ class Services(Parts):
         channel_id: str | None = None,
         channel_type: str | None = None,
         channel_name: str | None = None,
-        file_path: str | None = None,
+        files: Sequence[Attachment] = (),
     ) -> str | None:
         """Run hooks on a person's message, record it, request a round; returns its id, None if blocked.
 
         For the arguments see ``nekro_agent.ports.IncomingMessage``.
+
+        Args:
+            files: pictures and files of the message, which ``files_of(chat).add`` has stored.
         """
         return await self.intake.receive(
             IncomingMessage(
@@ -361,7 +373,7 @@ class Services(Parts):
                 channel_id=channel_id,
                 channel_type=channel_type,
                 channel_name=channel_name,
-                file_path=file_path,
+                content_data=segments_of_message(text, files),
             )
         )
 

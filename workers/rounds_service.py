@@ -9,6 +9,7 @@ from agent.llm import LLMClient, create_client
 from agent.rounds import RoundRunner
 from workers.rounds.drain import RoundDrain
 from workers.rounds.input import RoundInputs
+from workers.rounds.pictures import PictureLoader
 
 if TYPE_CHECKING:
     from workers.composition import Services
@@ -49,7 +50,13 @@ class RoundsService:
             publisher=services.publisher,
             ledger=services.ledger,
             runner=runner,
-            inputs=RoundInputs(services.database, services.registry, services.dispatcher, services.host),
+            inputs=RoundInputs(
+                services.database,
+                services.registry,
+                services.dispatcher,
+                services.host,
+                PictureLoader(services.settings, services.areas),
+            ),
             settings=settings.agent,
             owner=services.node,
             slots=slots,

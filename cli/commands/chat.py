@@ -25,8 +25,9 @@ from nekro_agent.errors import LLMError, NekroError, UsageError
 from nekro_agent.ports import MessageKind
 
 if TYPE_CHECKING:
-    from cli.services.chat_files import ChatFiles
     from storage.repositories.messages import Message
+    from workers.chats.attachments import Attachment
+    from workers.chats.files import ChatFiles
     from workers.composition import Services
 
 __all__ = ["Args", "register", "run"]
@@ -87,12 +88,9 @@ def run(args: Args, deps: Deps) -> int:
     )
     reader = LineReader(deps.output, settings.data_dir / "chat_history")
     with closing(reader), opened_beside(opening) as beside:
-        from cli.services.chat_files import ChatFiles
-
         services = beside.value[1]
         chat = beside.run(services.chat(args.chat_key))
-        with closing(ChatFiles(services.settings, chat)) as files:
-            return _Conversation(beside, reader, files, args, deps).hold()
+        return _Conversation(beside, reader, services.files_of(chat), args, deps).hold()
 
 
 class _Conversation:
@@ -146,9 +144,9 @@ class _Conversation:
                     self._output.words(_COMMANDS)
                 case "/file":
                     path, text = _arguments(rest, usage="/file PATH [TEXT]")
-                    stored = self._files.put(Path(path).expanduser())
-                    self._output.words(f"· sends {stored}")
-                    self._send(text, file_path=stored)
+                    stored = self._files.add_file(Path(path).expanduser())
+                    self._output.words(f"· sends {stored.path}")
+                    self._send(text, files=[stored])
                 case "/save":
                     path, target = _arguments(rest, usage="/save PATH [FILE]")
                     name = path.rpartition("/")[2]
@@ -160,11 +158,11 @@ class _Conversation:
             # A mistake in one line does not end the chat.
             self._output.error(exc)
 
-    def _send(self, text: str, *, file_path: str | None = None) -> None:
+    def _send(self, text: str, *, files: Sequence[Attachment] = ()) -> None:
         user = self._args.user_id
         message_id = self._beside.run(
             self._services.receive_message(
-                self._args.chat_key, text, user_id=user, user_name=user, file_path=file_path
+                self._args.chat_key, text, user_id=user, user_name=user, files=files
             )
         )
         if message_id is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
@@ -18,8 +17,8 @@ from cli.services.database import open_database
 from nekro_agent.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
-    from cli.services.chat_files import ChatFiles
     from nekro_agent.ports import ChatInfo
+    from workers.chats.files import ChatFiles
 
 __all__ = ["Args", "register", "run", "save"]
 
@@ -80,11 +79,11 @@ def run(args: Args, deps: Deps) -> int:
     if args.action == "get" and args.target == "-" and args.json:
         raise UsageError("with --json the file cannot go to stdout; name a file instead of -")
     from broker_config.embedded import resolve_settings
-    from cli.services.chat_files import ChatFiles
+    from cli.services.chat_files import open_chat_files
 
     settings = resolve_settings(deps.load_settings())
     chat = run_async(_chat(settings, args.chat_key))
-    with closing(ChatFiles(settings, chat)) as files:
+    with open_chat_files(settings, chat) as files:
         {"list": _list, "get": _get, "put": _put}[args.action](files, args, deps)
     return 0
 

@@ -115,7 +115,7 @@ def describe_message(message: Message) -> dict[str, Any]:
 def _text(message: Message) -> str:
     # Indented, so that no line of a message looks like another message.
     lines = visible_lines(message.text.rstrip("\n"))
-    path = (message.data or {}).get("file_path")
-    if path:
-        lines.append(one_line(f"[file {path}]"))
+    from workers.chats.attachments import attachments_of
+
+    lines += [one_line(f"[{file.kind} {file.path}]") for file in attachments_of(message.data)]
     return "\n    ".join(lines)

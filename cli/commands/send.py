@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cli.command import Deps, add_json, chat_key
@@ -17,6 +19,8 @@ from nekro_agent.ports import MessageKind
 
 if TYPE_CHECKING:
     from storage.engine import Database
+    from workers.chats.attachments import Attachment
+    from workers.composition import Services
 
 __all__ = ["DEFAULT_USER", "Args", "register", "run"]
 
@@ -24,10 +28,14 @@ _EPILOG = """\
 examples:
   nekro send group_1 'What is on today?'
   nekro send group_1 'What is on today?' --user-id ada --wait
+  nekro send group_1 'What do they say?' --file report.pdf --file data.csv
   nekro send onebot_v11-group_1 'See you tomorrow' --overheard --channel-name Friends
 
 A chat key such as onebot_v11-group_1 names adapter, channel and kind of channel. Options state them for
 other keys; they are recorded.
+
+--file stores files of this host in the chat's uploads; a file there that has the name is not replaced. The
+agent sees pictures (PNG, JPEG, GIF, WebP) if its model does, and the paths of other files.
 
 Prints the message's id; with --wait, the agent's answers once its turn has ended. Where no system runs,
 one is started for the turn, which needs a language model, and --wait is implied. A turn that failed or was
@@ -42,6 +50,7 @@ class Args:
 
     chat_key: str
     text: str
+    files: list[Path]
     user_id: str
     user_name: str | None
     wait: bool
@@ -57,7 +66,18 @@ def register(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.epilog = _EPILOG
     parser.add_argument("chat_key", metavar="K", type=chat_key, help="chat")
-    parser.add_argument("text", metavar="TEXT", help="the message")
+    parser.add_argument(
+        "text", metavar="TEXT", nargs="?", default="", help="the message; it may be left out with --file"
+    )
+    parser.add_argument(
+        "--file",
+        dest="files",
+        metavar="PATH",
+        type=Path,
+        action="append",
+        default=[],
+        help="picture or file of this host to send along; may be repeated",
+    )
     parser.add_argument(
         "--user-id", metavar="U", default=DEFAULT_USER, help="id of the sender (default: %(default)s)"
     )
@@ -81,8 +101,8 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def run(args: Args, deps: Deps) -> int:
     """Send the message; wait for the turn with ``--wait`` or on services of its own."""
-    if not args.text.strip():
-        raise UsageError("the message is empty")
+    if not args.text.strip() and not args.files:
+        raise UsageError("the message is empty; write a text or --file PATH")
     settings = deps.load_settings()
 
     async def work() -> int:
@@ -94,6 +114,7 @@ def run(args: Args, deps: Deps) -> int:
             before_start=require_model,
             needs_workers=False,
         ) as (system, services):
+            files = await _stored(services, args)
             before = await last_sequence(services.database, args.chat_key)
             message_id = await services.receive_message(
                 args.chat_key,
@@ -105,6 +126,7 @@ def run(args: Args, deps: Deps) -> int:
                 channel_id=args.channel_id,
                 channel_type=args.channel_type,
                 channel_name=args.channel_name,
+                files=files,
             )
             if message_id is None:
                 raise UsageError(f"a plugin's hook blocks messages of {args.user_id}; nothing was recorded")
@@ -127,6 +149,13 @@ def run(args: Args, deps: Deps) -> int:
         return 0
 
     return run_async(work())
+
+
+async def _stored(services: Services, args: Args) -> list[Attachment]:
+    if not args.files:
+        return []
+    area = services.files_of(await services.chat(args.chat_key))
+    return [await asyncio.to_thread(area.add_file, path) for path in args.files]
 
 
 async def _failure(database: Database, message_id: str) -> LLMError | None:

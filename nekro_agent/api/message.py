@@ -102,12 +102,15 @@ async def _send_path(
         container_key = chat.container_key or layout.default_container_key(chat_key)
     files = FileSystem(_checked_chat(chat_key), container_key, plugin_key=known.plugin_key if known else None)
     sandbox_path = await files.bring_to_uploads(str(file_path), file_name or "")
+    info = (files.upload_path / sandbox_path.removeprefix(f"{layout.SANDBOX_UPLOADS}/")).lstat()
     await runtime.current().messages.send(
         OutgoingMessage(
             chat_key=chat_key,
             file_path=sandbox_path,
             file_name=safe_basename(file_name) if file_name else sandbox_path.rsplit("/", 1)[-1],
             file_kind=kind,
+            file_size=info.st_size,
+            file_modified_ns=info.st_mtime_ns,
             record=record,
             reply_to=ref_msg_id,
             call_id=known.call_id if known else None,

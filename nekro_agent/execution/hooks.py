@@ -17,7 +17,7 @@ from nekro_agent.execution.uses import using
 from nekro_agent.files import staging
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.schemas.agent_ctx import AgentCtx
-from nekro_agent.schemas.chat_message import ChatMessage
+from nekro_agent.schemas.chat_message import ChatMessage, locate_files
 from nekro_agent.schemas.signal import MsgSignal, merge_signals
 
 __all__ = ["HookFailure", "InjectedPrompt", "PluginHost", "RemoteHooks", "signal_of", "state_hooks"]
@@ -168,6 +168,7 @@ class PluginHost:
 
     async def user_message(self, ctx: AgentCtx, message: ChatMessage) -> MsgSignal:
         """Pass an incoming message to every plugin and return their merged answer."""
+        locate_files(message.content_data, chat_key=message.chat_key)
         ran = [await self._show(p, "user_message", ctx, message) for p in self._enabled()]
         return merge_signals(signal_of(answer) for answer, _ in ran)
 

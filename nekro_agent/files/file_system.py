@@ -124,6 +124,8 @@ class FileSystem:
     async def bring_to_uploads(self, file: str, file_name: str = "") -> str:
         """Copy a file to the chat's uploads, which hold the files of messages; return its sandbox path.
 
+        A file there that has its name is not replaced, because an earlier message may show it.
+
         Args:
             file: a URL, a sandbox path, or a host path of this plugin or chat.
             file_name: name to store under; ``""`` keeps the file's own name.
@@ -148,15 +150,15 @@ class FileSystem:
             )
         target = name or safe_basename(Path(file).name)
         if sandbox_path is None and found is not None:
-            await asyncio.to_thread(_upload, self.upload_path, target, found.open())
-            return f"{layout.SANDBOX_UPLOADS}/{target}"
+            stored = await asyncio.to_thread(_upload, self.upload_path, target, found.open())
+            return f"{layout.SANDBOX_UPLOADS}/{stored}"
         path = self.get_file(sandbox_path or file)
         if not path.is_file():
             raise InvalidValueError(f"cannot send {shown(file)}: it is a directory or does not exist")
         if sandbox_path and sandbox_path.startswith(layout.SANDBOX_UPLOADS + "/"):
             return sandbox_path
-        await asyncio.to_thread(_upload, self.upload_path, target, path.open("rb"))
-        return f"{layout.SANDBOX_UPLOADS}/{target}"
+        stored = await asyncio.to_thread(_upload, self.upload_path, target, path.open("rb"))
+        return f"{layout.SANDBOX_UPLOADS}/{stored}"
 
     async def _deliver_upload(self, content: bytes, name: str, *, suffix: str = "") -> str:
         target = name or hashlib.md5(content, usedforsecurity=False).hexdigest() + suffix
@@ -288,9 +290,9 @@ class FileSystem:
         return path.resolve().is_relative_to(runtime.data_root().resolve())
 
 
-def _upload(area: Path, name: str, source: AbstractContextManager[BinaryIO]) -> None:
+def _upload(area: Path, name: str, source: AbstractContextManager[BinaryIO]) -> str:
     with source as file:
-        UploadArea(area).put(name, file)
+        return UploadArea(area).add(name, file)
 
 
 def _copy_found(area: Path, name: str, found: OwnFile) -> None:

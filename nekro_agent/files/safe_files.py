@@ -11,6 +11,7 @@ the size of a file can change while it is read.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import secrets
 import stat
@@ -39,6 +40,7 @@ __all__ = [
     "remove_file",
     "remove_hidden",
     "replace_file",
+    "sha256_of",
     "split_path",
     "take_ownership",
     "walk",
@@ -86,6 +88,14 @@ def open_file(root: Path | int, path: str | PurePath) -> Iterator[BinaryIO]:
         raise
     with os.fdopen(fd, "rb", buffering=0) as file:
         yield file
+
+
+def sha256_of(file: BinaryIO) -> str:
+    """Return the SHA-256 of the rest of a file, in hexadecimal."""
+    digest = hashlib.sha256()
+    while chunk := file.read(_CHUNK_BYTES):
+        digest.update(chunk)
+    return digest.hexdigest()
 
 
 def mode_of(root: Path | int, path: str | PurePath) -> int:

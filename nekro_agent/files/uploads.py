@@ -17,12 +17,13 @@ import contextlib
 import fcntl
 import hashlib
 import io
+import itertools
 import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final
 
 from nekro_agent import layout, runtime
@@ -79,6 +80,42 @@ class UploadArea:
                     os.unlink(part, dir_fd=area_fd)
                 raise
 
+    def add(self, name: str, source: bytes | BinaryIO) -> str:
+        """Store a file under a name that is not in use, and return that name.
+
+        The name gets a number before its suffix (``plot-2.png``) if another file has it. A file of one of
+        these names that has the same content is used instead of a copy.
+
+        Raises:
+            UploadQuotaError: it exceeds the quota.
+        """
+        size = len(source) if isinstance(source, bytes) else os.fstat(source.fileno()).st_size
+        digest = hashlib.sha256()
+        with directory(self.path) as area_fd:
+            part, fd = self._reserve_new(area_fd, name, size, replaces=False)
+            try:
+                with os.fdopen(fd, "wb") as file:
+                    written = safe_files.write_sparse(file, _hashed(_chunks(source, size), digest))
+                with self._locked():
+                    return self._name_free(area_fd, part, name, size=written, digest=digest.hexdigest())
+            finally:
+                with contextlib.suppress(FileNotFoundError):  # it has its name, or is not needed
+                    os.unlink(part, dir_fd=area_fd)
+
+    def _name_free(self, area_fd: int, part: str, name: str, *, size: int, digest: str) -> str:
+        for candidate in _numbered(name):
+            try:
+                info = os.stat(candidate, dir_fd=area_fd, follow_symlinks=False)
+            except FileNotFoundError:
+                os.rename(part, candidate, src_dir_fd=area_fd, dst_dir_fd=area_fd)
+                return candidate
+            is_equal = stat.S_ISREG(info.st_mode) and info.st_nlink == 1 and info.st_size == size
+            if is_equal and _digest_of(area_fd, candidate) == digest:
+                # Retention counts from the last use.
+                os.utime(candidate, ns=(info.st_atime_ns, info.st_mtime_ns), dir_fd=area_fd)
+                return candidate
+        raise AssertionError("unreachable: names are numbered without end")
+
     def new_download(self) -> Path:
         """Return an unused path in the area; :meth:`finish` gives the file its name."""
         return self.path / f".{secrets.token_hex(8)}.download"
@@ -113,11 +150,11 @@ class UploadArea:
             self._check(area_fd, self._relative(target), size, without=self._relative(part))
             yield
 
-    def _reserve_new(self, area_fd: int, name: str, size: int) -> tuple[str, int]:
+    def _reserve_new(self, area_fd: int, name: str, size: int, *, replaces: bool = True) -> tuple[str, int]:
         part = f".{secrets.token_hex(8)}.part"
         mode = modes_within(os.fstat(area_fd)).file
         with self._locked():
-            self._check(area_fd, name, size)
+            self._check(area_fd, name if replaces else part, size)
             fd = os.open(part, _CREATE, mode, dir_fd=area_fd)
             try:
                 os.fchmod(fd, mode)
@@ -221,6 +258,28 @@ def _chunks(source: bytes | BinaryIO, size: int) -> Iterator[bytes]:
     while left and (chunk := stream.read(min(left, _CHUNK_BYTES))):
         left -= len(chunk)
         yield chunk
+
+
+def _hashed(chunks: Iterable[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
+    for chunk in chunks:
+        digest.update(chunk)
+        yield chunk
+
+
+def _digest_of(area_fd: int, name: str) -> str:
+    with safe_files.open_file(area_fd, name) as file:
+        return safe_files.sha256_of(file)
+
+
+def _numbered(name: str) -> Iterator[str]:
+    """Yield the name, then it with numbers before its suffix, within the length of a file name."""
+    yield name
+    path = PurePosixPath(name)
+    suffix = path.suffix if len(path.suffix.encode()) <= 32 else ""
+    stem = name[: len(name) - len(suffix)]
+    for number in itertools.count(2):
+        tail = f"-{number}{suffix}"
+        yield stem.encode()[: 255 - len(tail.encode())].decode(errors="ignore") + tail
 
 
 @contextlib.contextmanager

@@ -16,8 +16,8 @@ from nekro_agent.ports import MessageKind
 from nekro_agent.records import StoredMessage
 from nekro_agent.schemas.chat_message import (
     ChatMessageSegment,
-    ChatMessageSegmentFile,
     ChatType,
+    locate_files,
     segments_from_list,
 )
 
@@ -103,10 +103,8 @@ class DBChatMessage(QueryModel):
         except ValueError as exc:
             raise InvalidValueError(f"content_data of message {self.message_id} is not JSON: {exc}") from exc
         segments = segments_from_list(parsed)
-        for segment in segments:
-            if isinstance(segment, ChatMessageSegmentFile) and not segment.local_path and segment.file_name:
-                uploads = runtime.current().areas.uploads_dir(self.chat_key)
-                segment.local_path = str(uploads / PurePosixPath(segment.file_name).name)
+        unknown = (segment for segment in segments if not getattr(segment, "local_path", None))
+        locate_files(unknown, chat_key=self.chat_key)
         return segments
 
     def parse_chat_history_prompt(

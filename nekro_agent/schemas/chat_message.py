@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
+from pathlib import PurePosixPath
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from nekro_agent import runtime
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.layout import channel_of
 from nekro_agent.shared_clock import shared_now
@@ -21,6 +24,7 @@ __all__ = [
     "ChatMessageSegmentJsonCard",
     "ChatMessageSegmentType",
     "ChatType",
+    "locate_files",
     "segment_from_dict",
     "segments_from_list",
 ]
@@ -133,6 +137,20 @@ def segments_from_list(data: list[dict[str, Any]]) -> list[ChatMessageSegment]:
         InvalidValueError: as for :func:`segment_from_dict`.
     """
     return [segment_from_dict(item) for item in data]
+
+
+def locate_files(segments: Iterable[object], *, chat_key: str) -> None:
+    """Set ``local_path`` of files and images to their path in the chat's uploads on this host.
+
+    A path that another host or a client has stated is replaced. It is None for a file of another address
+    that is not in the uploads.
+    """
+    for segment in segments:
+        if isinstance(segment, ChatMessageSegmentFile) and segment.file_name:
+            uploads = runtime.current().areas.uploads_dir(chat_key)
+            path = uploads / PurePosixPath(segment.file_name).name
+            is_here = not segment.remote_url or path.is_file()
+            segment.local_path = str(path) if is_here else None
 
 
 class ChatMessage(BaseModel):

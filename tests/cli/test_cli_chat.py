@@ -142,7 +142,9 @@ def test_files_are_sent_saved_and_copied(shell: Shell, chats: list[Chat]) -> Non
     assert (shell.directory / "mine.txt").read_text() == "a chart"
     listed = shell.inside("history", "files", "--json").value
     sent = next(m for m in listed if m["kind"] == "user")
-    assert (sent["text"], sent["data"]) == ("look at this", {"file_path": "/app/uploads/my notes.txt"})
+    text, file = sent["data"]["content_data"]
+    assert (sent["text"], text["text"]) == ("look at this", "look at this")
+    assert (file["type"], file["file_name"], file["size_bytes"]) == ("file", "my notes.txt", 8)
 
 
 def test_a_failed_turn_is_explained_and_is_the_exit_code_if_it_was_the_last(shell: Shell) -> None:

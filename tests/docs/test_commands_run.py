@@ -676,6 +676,9 @@ EXPECTED = {
     ),
     "nekro send group_1 'What is on today?'": Expected(out=f"^{HEX}$"),
     "nekro send group_1 'What is on today?' --user-id ada --wait": Expected(out="^Today: rain in Tokyo$"),
+    "nekro send group_1 'What do they say?' --file report.pdf --file data.csv": Expected(
+        before=keep_files, out=f"^{HEX}$"
+    ),
     "nekro send onebot_v11-group_1 'See you tomorrow' --overheard --channel-name Friends": Expected(
         out=f"^{HEX}$"
     ),

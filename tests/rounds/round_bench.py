@@ -23,6 +23,7 @@ from storage.states import FINAL_ROUND_STATES
 from workers.composition import Services
 from workers.rounds.drain import RoundDrain
 from workers.rounds.input import RoundInputs
+from workers.rounds.pictures import PictureLoader
 
 Answer = str | Callable[[LLMRequest], Awaitable[str]]
 
@@ -133,7 +134,13 @@ class Bench:
                 agent_settings=settings.agent,
                 sandbox_settings=settings.sandbox,
             ),
-            inputs=RoundInputs(self.database, services.registry, services.dispatcher, services.host),
+            inputs=RoundInputs(
+                self.database,
+                services.registry,
+                services.dispatcher,
+                services.host,
+                PictureLoader(services.settings, services.areas),
+            ),
             settings=settings.agent,
             owner=owner,
             slots=slots,

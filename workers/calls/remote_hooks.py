@@ -24,7 +24,7 @@ from nekro_agent.methods import Lane
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.ports import ChatInfo
 from nekro_agent.schemas.agent_ctx import AgentCtx
-from nekro_agent.schemas.chat_message import ChatMessage
+from nekro_agent.schemas.chat_message import ChatMessage, locate_files
 from workers.calls.handler import CallTarget, OnStep, TaskSubject, context_of_call
 from workers.calls.plugin_tasks import PluginTasks
 from workers.plugins.configuration import change_config, describe_config
@@ -161,7 +161,9 @@ class ForwardedHooks(CallTarget):
             config = describe_config(plugin) if changes is None else await change_config(plugin, changes)
             return Outcome(type=self.subject.type, value=config)
         if hook == "user_message":
-            args = [ChatMessage.model_validate(args[0])]
+            message = ChatMessage.model_validate(args[0])
+            locate_files(message.content_data, chat_key=message.chat_key)
+            args = [message]
         plugin = self._plugin(arguments)
         answer = await self._host.run_here(plugin, hook, context_of_call(invocation), *args)
         # Only texts and signals have a meaning; a hook may return any other value too.

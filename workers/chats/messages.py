@@ -30,6 +30,8 @@ class SqlMessages:
             "file_path": message.file_path,
             "file_name": message.file_name,
             "file_kind": message.file_kind,
+            "size_bytes": message.file_size,
+            "modified_ns": message.file_modified_ns,
             "reply_to": message.reply_to,
             "hidden": None if message.record else True,
         }

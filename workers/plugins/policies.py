@@ -46,6 +46,7 @@ def _default_group(llm: LLMSettings) -> ModelConfigGroup:
         CHAT_MODEL=llm.model,
         BASE_URL=llm.base_url or "",
         API_KEY=_plain(llm.api_key),
+        ENABLE_VISION=llm.vision,
         TEMPERATURE=llm.temperature,
     )
 

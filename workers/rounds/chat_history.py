@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from agent.model import HistoryMessage
+from agent.model import HistoryImage, HistoryMessage
+from nekro_agent.ports import MessageKind
 from storage.repositories.messages import Message
 from storage.transaction import Transaction
+from workers.chats.attachments import attachments_of
 
 __all__ = ["ChatHistory"]
 
@@ -52,7 +54,9 @@ def _shown(message: Message) -> HistoryMessage | None:
     data = message.data or {}
     if data.get("hidden") or data.get("is_recalled"):
         return None
-    path = data.get("file_path")
+    attachments = attachments_of(data)
+    # The agent made its own pictures; it is told their names.
+    pictures = [a for a in attachments if a.kind == "image" and message.kind is MessageKind.USER]
     return HistoryMessage(
         message_id=message.id,
         kind=message.kind,
@@ -60,7 +64,8 @@ def _shown(message: Message) -> HistoryMessage | None:
         sent_at=message.created_at,
         sender_name=message.sender_name or "",
         sender_id=message.sender_id or "",
-        attachments=(str(path),) if path else (),
+        attachments=tuple(a.path for a in attachments if a not in pictures),
+        images=tuple(HistoryImage(path=a.path) for a in pictures),
         observation_of=_observed_call(message),
     )
 

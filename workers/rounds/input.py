@@ -20,6 +20,7 @@ from workers.catalogue.registry import Registry
 from workers.leases.keeper import HeldLease
 from workers.rounds.chat_view import ChatView
 from workers.rounds.events import RoundEvents
+from workers.rounds.pictures import PictureLoader
 from workers.rounds.runs import context_of
 
 __all__ = ["PreparedRound", "RoundInputs"]
@@ -42,11 +43,13 @@ class RoundInputs:
         registry: Registry,
         dispatcher: Dispatcher,
         host: PluginHost,
+        pictures: PictureLoader,
     ) -> None:
         self._database = database
         self._registry = registry
         self._dispatcher = dispatcher
         self._host = host
+        self._pictures = pictures
 
     async def build(
         self,
@@ -87,7 +90,7 @@ class RoundInputs:
             persona=past.persona,
             number=round_.number,
             turn_started_at=turn.started_at,
-            history=past.messages,
+            history=await self._pictures.load(chat.chat_key, past.messages),
             plugins=self._plugin_briefs(entries, ctx),
             methods=calls.stubs,
             dispatch=_guarded(calls.dispatch, lease),

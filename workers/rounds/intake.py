@@ -186,6 +186,5 @@ def _data(message: IncomingMessage) -> dict[str, Any] | None:
         "content_data": [dict(segment) for segment in message.content_data],
         "ext_data": dict(message.ext_data),
         "raw_cq_code": message.raw_cq_code,
-        "file_path": message.file_path,
     }
     return {name: value for name, value in data.items() if value or value == 0} or None

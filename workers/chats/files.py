@@ -1,0 +1,216 @@
+"""The files of one chat: what its sandboxes see below ``/app/uploads`` and ``/app/shared``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, Final
+
+from agent.multimodal import picture_type
+from broker_config.settings import Settings
+from nekro_agent import layout
+from nekro_agent.errors import InvalidValueError, NotFoundError, ServiceError, UploadQuotaError, UsageError
+from nekro_agent.files import safe_files
+from nekro_agent.files.area_access import safe_basename
+from nekro_agent.files.uploads import UploadArea
+from nekro_agent.policies import UploadPolicy
+from nekro_agent.ports import ChatInfo
+from nekro_agent.tools.path_convertor import PathLocation, locate
+from storage.files.areas import DataAreas
+from workers.chats.attachments import IMAGE_TYPES, Attachment, media_type_of
+
+__all__ = ["ChatFile", "ChatFiles"]
+
+#: Enough of a file to recognise a picture.
+_HEAD_BYTES: Final = 16
+
+#: Most names of an area that are looked at.
+_MOST_NAMES: Final = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatFile:
+    """One file."""
+
+    #: As sandboxed code sees it; bytes that are not UTF-8 are written as ``\\xNN``.
+    path: str
+    size_bytes: int
+    #: Seconds since the epoch.
+    modified_at: float
+
+
+class ChatFiles:
+    """Reads and writes the two areas of a chat; blocking. Links are never followed."""
+
+    def __init__(self, settings: Settings, areas: DataAreas, chat: ChatInfo) -> None:
+        """Open the areas of a chat; ``settings`` as the workers have them."""
+        self._settings = settings
+        self._areas = areas
+        self._chat = chat
+
+    def list(self, *locations: PathLocation) -> Iterator[ChatFile]:
+        """Yield the files of some areas, or of both if none is named, in no order.
+
+        Raises:
+            ServiceError: the shared area is not mounted on this host.
+        """
+        for location in locations or PathLocation:
+            for entry in safe_files.list_files(self._readable(location), max_entries=_MOST_NAMES):
+                shown = os.fsencode(entry.path).decode("utf-8", "backslashreplace")
+                yield ChatFile(
+                    path=f"{layout.SANDBOX_ROOT}/{location.value}/{shown}",
+                    size_bytes=entry.size_bytes,
+                    modified_at=entry.modified_at,
+                )
+
+    @contextlib.contextmanager
+    def open(self, path: str) -> Iterator[BinaryIO]:
+        """Open a file for reading.
+
+        Raises:
+            UsageError: the path is in neither area, contains ``..``, follows a link, or is no ordinary file.
+            NotFoundError: there is no such file.
+            ServiceError: as ``list``.
+        """
+        with _explained(path):
+            location, relative = locate(path)
+            with safe_files.open_file(self._readable(location), relative) as file:
+                yield file
+
+    def put(self, source: Path, path: str | None = None) -> str:
+        """Store a file of this host, replacing a file of its name; returns its path in the sandbox.
+
+        Args:
+            path: where to store it; one that ends in ``/`` is a directory. None means the uploads.
+
+        Raises:
+            UsageError: the path is not acceptable, the source is no ordinary file or cannot be read, or the
+                area has no space for it.
+        """
+        path = f"{layout.SANDBOX_UPLOADS}/" if path is None else path
+        with _explained(path):
+            is_area = path.strip("/") in ("uploads", "shared", "app/uploads", "app/shared")
+            if path.endswith("/") or is_area:
+                path = f"{path.rstrip('/')}/{safe_basename(source.name)}"
+            location, relative = locate(path)
+            with _ordinary(source) as file:
+                if location is PathLocation.UPLOADS:
+                    self._put_upload(relative, file)
+                else:
+                    self._put_shared(relative, file)
+        return f"{layout.SANDBOX_ROOT}/{location.value}/{relative}"
+
+    def add(self, name: str, source: bytes | BinaryIO) -> Attachment:
+        """Store a file in the uploads for a message, under a name that is not in use.
+
+        Args:
+            name: as a client states it; only its last component is used.
+
+        Raises:
+            InvalidValueError: nothing usable is left of the name.
+            UploadQuotaError: the uploads have no space for it.
+        """
+        name = safe_basename(name)
+        area = self._areas.uploads_dir(self._chat.chat_key)
+        stored = UploadArea(area, self._policy).add(name, source)
+        with safe_files.open_file(area, stored) as file:
+            info = os.fstat(file.fileno())
+            head = file.read(_HEAD_BYTES)
+            file.seek(0)
+            digest = safe_files.sha256_of(file)
+        picture = picture_type(head)
+        return Attachment(
+            kind="image" if picture else "file",
+            path=f"{layout.SANDBOX_UPLOADS}/{stored}",
+            name=name,
+            media_type=picture or _not_picture(media_type_of(name)),
+            size_bytes=info.st_size,
+            sha256=digest,
+            modified_ns=info.st_mtime_ns,
+        )
+
+    def add_file(self, source: Path) -> Attachment:
+        """Store a file of this host in the uploads for a message, as ``add`` does.
+
+        Raises:
+            UsageError: it is no ordinary file, cannot be read, or the uploads have no space for it.
+        """
+        with _explained(source.name), _ordinary(source) as file:
+            return self.add(source.name, file)
+
+    def remove(self, path: str) -> None:
+        """Remove a file.
+
+        Raises:
+            UsageError, NotFoundError, ServiceError: as ``open``.
+        """
+        with _explained(path):
+            location, relative = locate(path)
+            safe_files.remove_file(self._readable(location), relative)
+
+    @property
+    def _policy(self) -> UploadPolicy:
+        limits = self._settings.uploads
+        return UploadPolicy(chat_bytes=limits.chat_bytes, chat_names=limits.chat_names)
+
+    def _put_upload(self, relative: PurePosixPath, file: BinaryIO) -> None:
+        if len(relative.parts) != 1:
+            raise UsageError(f"the uploads have no folders; write {layout.SANDBOX_UPLOADS}/{relative.name}")
+        UploadArea(self._areas.uploads_dir(self._chat.chat_key), self._policy).put(relative.name, file)
+
+    def _put_shared(self, relative: PurePosixPath, file: BinaryIO) -> None:
+        area = self._areas.shared_dir(self._chat.container_key)
+        size, most = os.fstat(file.fileno()).st_size, self._settings.sandbox.shared_bytes
+        used, _ = safe_files.measure(area, max_entries=_MOST_NAMES)
+        if used + size > most:
+            raise UsageError(
+                f"{relative.name!r} ({size} bytes) does not fit into {layout.SANDBOX_SHARED}: it holds "
+                f"{used} of {most} bytes (NEKRO_SANDBOX__SHARED_BYTES)"
+            )
+        safe_files.replace_file(area, relative, file)
+
+    def _readable(self, location: PathLocation) -> Path:
+        if location is PathLocation.UPLOADS:
+            return self._areas.uploads_dir(self._chat.chat_key)
+        from sandbox.areas.images import is_unmounted
+
+        area = self._areas.shared_dir(self._chat.container_key)
+        if is_unmounted(area):
+            raise ServiceError(
+                f"{layout.SANDBOX_SHARED} of this chat is an image that is not mounted on this host; run "
+                "this where its rounds run, after its next round"
+            )
+        return area
+
+
+def _not_picture(media_type: str) -> str:
+    """Return the type of content that is no picture, whatever its name says."""
+    return "application/octet-stream" if media_type in IMAGE_TYPES else media_type
+
+
+@contextlib.contextmanager
+def _explained(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (InvalidValueError, UploadQuotaError) as exc:
+        raise UsageError(str(exc)) from exc
+    except FileNotFoundError as exc:
+        raise NotFoundError(f"the chat has no file {path}; list its files (`nekro files list`)") from exc
+    except (IsADirectoryError, NotADirectoryError) as exc:
+        raise UsageError(f"{path} is a directory, or lies below a file") from exc
+
+
+@contextlib.contextmanager
+def _ordinary(source: Path) -> Iterator[BinaryIO]:
+    if not source.is_file():
+        what = "is not an ordinary file" if source.exists() else "does not exist"
+        raise UsageError(f"{source} {what}")
+    try:
+        file = source.open("rb")
+    except OSError as exc:
+        raise UsageError(f"cannot read {source}: {exc.strerror}") from exc
+    with file:
+        yield file
