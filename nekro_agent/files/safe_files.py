@@ -62,7 +62,8 @@ class Entry:
     #: surrogate-escaped: pass the path back unchanged, display it with ``ascii()``.
     path: str
     size_bytes: int
-    modified_at: float
+    #: Last change of the content, in nanoseconds since the epoch.
+    modified_ns: int
 
 
 @contextlib.contextmanager
@@ -207,7 +208,7 @@ def list_files(root: Path | int, *, max_entries: int) -> Iterator[Entry]:
     """
     for node in walk(root, max_entries=max_entries):
         if stat.S_ISREG(node.info.st_mode):
-            yield Entry(path=node.path, size_bytes=node.info.st_size, modified_at=node.info.st_mtime)
+            yield Entry(path=node.path, size_bytes=node.info.st_size, modified_ns=node.info.st_mtime_ns)
 
 
 def measure(root: Path | int, *, max_entries: int) -> tuple[int, int]:

@@ -14,6 +14,7 @@ sandboxed code, which sees the area read-only, could hold it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import io
@@ -80,14 +81,18 @@ class UploadArea:
                     os.unlink(part, dir_fd=area_fd)
                 raise
 
-    def add(self, name: str, source: bytes | BinaryIO) -> str:
+    def add(self, name: str, source: bytes | BinaryIO, *, numbers: bool = True) -> str:
         """Store a file under a name that is not in use, and return that name.
 
         The name gets a number before its suffix (``plot-2.png``) if another file has it. A file of one of
         these names that has the same content is used instead of a copy.
 
+        Args:
+            numbers: whether the name may get a number.
+
         Raises:
             UploadQuotaError: it exceeds the quota.
+            FileExistsError: the name is in use and may not get a number.
         """
         size = len(source) if isinstance(source, bytes) else os.fstat(source.fileno()).st_size
         digest = hashlib.sha256()
@@ -97,13 +102,15 @@ class UploadArea:
                 with os.fdopen(fd, "wb") as file:
                     written = safe_files.write_sparse(file, _hashed(_chunks(source, size), digest))
                 with self._locked():
-                    return self._name_free(area_fd, part, name, size=written, digest=digest.hexdigest())
+                    names = _numbered(name) if numbers else iter([name])
+                    return self._name_free(area_fd, part, names, size=written, digest=digest.hexdigest())
             finally:
                 with contextlib.suppress(FileNotFoundError):  # it has its name, or is not needed
                     os.unlink(part, dir_fd=area_fd)
 
-    def _name_free(self, area_fd: int, part: str, name: str, *, size: int, digest: str) -> str:
-        for candidate in _numbered(name):
+    def _name_free(self, area_fd: int, part: str, names: Iterator[str], *, size: int, digest: str) -> str:
+        candidate = ""
+        for candidate in names:
             try:
                 info = os.stat(candidate, dir_fd=area_fd, follow_symlinks=False)
             except FileNotFoundError:
@@ -114,7 +121,7 @@ class UploadArea:
                 # Retention counts from the last use.
                 os.utime(candidate, ns=(info.st_atime_ns, info.st_mtime_ns), dir_fd=area_fd)
                 return candidate
-        raise AssertionError("unreachable: names are numbered without end")
+        raise FileExistsError(errno.EEXIST, "another file has this name", candidate)
 
     def new_download(self) -> Path:
         """Return an unused path in the area; :meth:`finish` gives the file its name."""

@@ -37,7 +37,7 @@ def secret(tmp_path: Path) -> Path:
 def swap_before_copy(monkeypatch: pytest.MonkeyPatch, victim: Path, target: Path) -> list[str]:
     """Replace ``victim`` by a link to ``target`` right before the host copies; returns the result."""
     swaps: list[str] = []
-    put = UploadArea.put
+    put, add = UploadArea.put, UploadArea.add
 
     def swap() -> None:
         victim.rename(victim.with_name("aside"))
@@ -52,8 +52,13 @@ def swap_before_copy(monkeypatch: pytest.MonkeyPatch, victim: Path, target: Path
         swap()
         put(area, *args)
 
+    def swapped_add(area: UploadArea, *args: Any) -> str:
+        swap()
+        return add(area, *args)
+
     monkeypatch.setattr(files, "copy_in", swapped)
     monkeypatch.setattr(UploadArea, "put", swapped_put)
+    monkeypatch.setattr(UploadArea, "add", swapped_add)
     return swaps
 
 

@@ -12,7 +12,14 @@ from typing import BinaryIO, Final
 from agent.multimodal import picture_type
 from broker_config.settings import Settings
 from nekro_agent import layout
-from nekro_agent.errors import InvalidValueError, NotFoundError, ServiceError, UploadQuotaError, UsageError
+from nekro_agent.errors import (
+    ConflictError,
+    InvalidValueError,
+    NotFoundError,
+    ServiceError,
+    UploadQuotaError,
+    UsageError,
+)
 from nekro_agent.files import safe_files
 from nekro_agent.files.area_access import safe_basename
 from nekro_agent.files.uploads import UploadArea
@@ -22,10 +29,10 @@ from nekro_agent.tools.path_convertor import PathLocation, locate
 from storage.files.areas import DataAreas
 from workers.chats.attachments import IMAGE_TYPES, Attachment, media_type_of
 
-__all__ = ["ChatFile", "ChatFiles"]
+__all__ = ["HEAD_BYTES", "ChatFile", "ChatFiles", "content_type"]
 
 #: Enough of a file to recognise a picture.
-_HEAD_BYTES: Final = 16
+HEAD_BYTES: Final = 16
 
 #: Most names of an area that are looked at.
 _MOST_NAMES: Final = 1_000_000
@@ -38,8 +45,13 @@ class ChatFile:
     #: As sandboxed code sees it; bytes that are not UTF-8 are written as ``\\xNN``.
     path: str
     size_bytes: int
-    #: Seconds since the epoch.
-    modified_at: float
+    #: Last change of the content, in nanoseconds since the epoch.
+    modified_ns: int
+
+    @property
+    def modified_at(self) -> float:
+        """The same in seconds."""
+        return self.modified_ns / 1e9
 
 
 class ChatFiles:
@@ -63,7 +75,7 @@ class ChatFiles:
                 yield ChatFile(
                     path=f"{layout.SANDBOX_ROOT}/{location.value}/{shown}",
                     size_bytes=entry.size_bytes,
-                    modified_at=entry.modified_at,
+                    modified_ns=entry.modified_ns,
                 )
 
     @contextlib.contextmanager
@@ -103,30 +115,49 @@ class ChatFiles:
                     self._put_shared(relative, file)
         return f"{layout.SANDBOX_ROOT}/{location.value}/{relative}"
 
-    def add(self, name: str, source: bytes | BinaryIO) -> Attachment:
+    def add(self, name: str, source: bytes | BinaryIO, *, numbers: bool = True) -> Attachment:
         """Store a file in the uploads for a message, under a name that is not in use.
 
         Args:
             name: as a client states it; only its last component is used.
+            numbers: whether it may get a number before its suffix.
 
         Raises:
             InvalidValueError: nothing usable is left of the name.
             UploadQuotaError: the uploads have no space for it.
+            ConflictError: the name is in use and may not get a number.
         """
         name = safe_basename(name)
         area = self._areas.uploads_dir(self._chat.chat_key)
-        stored = UploadArea(area, self._policy).add(name, source)
-        with safe_files.open_file(area, stored) as file:
+        try:
+            stored = UploadArea(area, self._policy).add(name, source, numbers=numbers)
+        except FileExistsError as exc:
+            raise ConflictError(
+                f"the chat has another file {name!r}; delete it first, or use another name"
+            ) from exc
+        return self.describe(f"{layout.SANDBOX_UPLOADS}/{stored}", name=name)
+
+    def describe(self, path: str, *, name: str | None = None) -> Attachment:
+        """Return the facts of a file, as a message keeps them.
+
+        Args:
+            name: name that people see; None means that of the path.
+
+        Raises:
+            UsageError, NotFoundError, ServiceError: as ``open``.
+        """
+        with self.open(path) as file:
             info = os.fstat(file.fileno())
-            head = file.read(_HEAD_BYTES)
+            head = file.read(HEAD_BYTES)
             file.seek(0)
             digest = safe_files.sha256_of(file)
-        picture = picture_type(head)
+        shown = name or PurePosixPath(path).name
+        media_type = content_type(shown, head)
         return Attachment(
-            kind="image" if picture else "file",
-            path=f"{layout.SANDBOX_UPLOADS}/{stored}",
-            name=name,
-            media_type=picture or _not_picture(media_type_of(name)),
+            kind="image" if media_type in IMAGE_TYPES else "file",
+            path=path,
+            name=shown,
+            media_type=media_type,
             size_bytes=info.st_size,
             sha256=digest,
             modified_ns=info.st_mtime_ns,
@@ -186,9 +217,10 @@ class ChatFiles:
         return area
 
 
-def _not_picture(media_type: str) -> str:
-    """Return the type of content that is no picture, whatever its name says."""
-    return "application/octet-stream" if media_type in IMAGE_TYPES else media_type
+def content_type(name: str, head: bytes) -> str:
+    """Return the media type of a file: of a picture by its first bytes, else as its name suggests."""
+    named = media_type_of(name)
+    return picture_type(head) or (named if named not in IMAGE_TYPES else "application/octet-stream")
 
 
 @contextlib.contextmanager
@@ -198,7 +230,7 @@ def _explained(path: str) -> Iterator[None]:
     except (InvalidValueError, UploadQuotaError) as exc:
         raise UsageError(str(exc)) from exc
     except FileNotFoundError as exc:
-        raise NotFoundError(f"the chat has no file {path}; list its files (`nekro files list`)") from exc
+        raise NotFoundError(f"the chat has no file {path}; `nekro files list` lists its files") from exc
     except (IsADirectoryError, NotADirectoryError) as exc:
         raise UsageError(f"{path} is a directory, or lies below a file") from exc
 

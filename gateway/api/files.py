@@ -1,0 +1,234 @@
+"""Files of chats: listed, stored, served and removed.
+
+The path of a file comes from an id that a gateway made (``gateway.file_ids``); files are opened below the
+chat's areas without following links, because sandboxed code can plant some.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Annotated, BinaryIO, Final, Literal, TypeVar
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query, Request, Response
+
+from gateway.dependencies import ChatKey, IdentityDep, PathText, ServicesDep
+from gateway.file_ids import FileIds, FileIdsDep, FileRef
+from gateway.forms import Form, open_body, open_form
+from gateway.identity import Scope
+from gateway.problems import ProblemError
+from gateway.served_files import etag_of, file_response
+from nekro_agent.errors import NotFoundError, UsageError
+from nekro_agent.files.area_access import safe_basename
+from nekro_agent.ports import ChatInfo
+from nekro_agent.tools.path_convertor import PathLocation
+from nekro_client.models import FileInfo, Page
+from workers.chats.attachments import Attachment, media_type_of
+from workers.chats.files import HEAD_BYTES, ChatFile, ChatFiles, content_type
+from workers.composition import Services
+
+__all__ = ["file_info", "router", "serve_file", "store_files"]
+
+router = APIRouter(tags=["files"])
+T = TypeVar("T")
+_PRIVATE: Final = {"Cache-Control": "private, no-cache"}
+
+
+def file_info(ids: FileIds, chat_key: str, file: Attachment) -> FileInfo:
+    """Return the description of a file of a message."""
+    file_id = ids.make(chat_key, file.path, modified_ns=file.modified_ns)
+    return FileInfo(
+        id=file_id,
+        name=file.name,
+        path=file.path,
+        media_type=file.media_type,
+        size_bytes=file.size_bytes or 0,
+        sha256=file.sha256,
+        created_at=_moment(file.modified_ns),
+        url=f"/api/v1/chats/{quote(chat_key, safe='')}/files/{file_id}",
+    )
+
+
+@router.get("/chats/{chat_key}/files")
+async def list_files(
+    chat_key: ChatKey,
+    services: ServicesDep,
+    identity: IdentityDep,
+    ids: FileIdsDep,
+    *,
+    area: Literal["uploads", "shared"] | None = None,
+    cursor: Annotated[str | None, Query(max_length=8192)] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> Page[FileInfo]:
+    """List the files of a chat in the order of their paths; ``area``: only those of one area."""
+    identity.require(Scope.READ, chat_key=chat_key)
+    files = services.files_of(await known_chat(services, chat_key))
+    locations = [PathLocation(area)] if area else []
+    after = ids.read(chat_key, cursor).path if cursor else ""
+
+    def page() -> list[ChatFile]:
+        found = (file for file in files.list(*locations) if file.path > after)
+        return sorted(found, key=lambda file: file.path)[: limit + 1]
+
+    found = await asyncio.to_thread(page)
+    items = [file_info(ids, chat_key, _listed(file)) for file in found[:limit]]
+    return Page(items=items, next_cursor=items[-1].id if len(found) > limit else None)
+
+
+@router.put("/chats/{chat_key}/files/{name}")
+async def put_file(
+    chat_key: ChatKey,
+    name: PathText,
+    request: Request,
+    response: Response,
+    services: ServicesDep,
+    identity: IdentityDep,
+    ids: FileIdsDep,
+) -> FileInfo:
+    """Store the body as a file in the chat's uploads; the same content again has no effect.
+
+    409: another file has the name. 507: the chat's uploads have no space for it.
+    """
+    identity.require(Scope.POST, chat_key=chat_key)
+    if safe_basename(name) != name or name.startswith("."):
+        raise UsageError(f"{name!r} is not a plain file name")
+    files = services.files_of(await services.chat(chat_key))
+    async with open_body(request, services) as body:
+        stored = await asyncio.to_thread(files.add, name, body, numbers=False)
+    info = file_info(ids, chat_key, stored)
+    response.headers["Location"] = info.url
+    response.status_code = HTTPStatus.CREATED
+    return info
+
+
+@router.post("/chats/{chat_key}/files", status_code=HTTPStatus.CREATED)
+async def post_files(
+    chat_key: ChatKey, request: Request, services: ServicesDep, identity: IdentityDep, ids: FileIdsDep
+) -> list[FileInfo]:
+    """Store the files of a ``multipart/form-data`` body; a name in use gets a number."""
+    identity.require(Scope.POST, chat_key=chat_key)
+    async with open_form(request) as form:
+        stored = await store_files(services, chat_key, form)
+    return [file_info(ids, chat_key, file) for file in stored]
+
+
+@router.api_route("/chats/{chat_key}/files/{file_id}", methods=["GET", "HEAD"], response_class=Response)
+async def get_file(
+    chat_key: ChatKey,
+    file_id: PathText,
+    request: Request,
+    services: ServicesDep,
+    identity: IdentityDep,
+    ids: FileIdsDep,
+) -> Response:
+    """Return the content of a file, or the range that is asked for. 410: it was replaced by another."""
+    identity.require(Scope.READ, chat_key=chat_key)
+    return await serve_file(services, chat_key, ids.read(chat_key, file_id), request)
+
+
+@router.delete("/chats/{chat_key}/files/{file_id}", status_code=HTTPStatus.NO_CONTENT)
+async def delete_file(
+    chat_key: ChatKey, file_id: PathText, services: ServicesDep, identity: IdentityDep, ids: FileIdsDep
+) -> None:
+    """Remove a file. Messages keep its name."""
+    identity.require(Scope.POST, chat_key=chat_key)
+    ref = ids.read(chat_key, file_id)
+    files = services.files_of(await known_chat(services, chat_key))
+
+    def remove() -> None:
+        with files.open(ref.path) as file:
+            _refuse_other_version(ref, os.fstat(file.fileno()))
+        files.remove(ref.path)
+
+    await _found(remove)
+
+
+async def serve_file(services: Services, chat_key: str, ref: FileRef, request: Request) -> Response:
+    """Return the answer with a file of a chat.
+
+    Raises:
+        NotFoundError: the chat or the file does not exist.
+        ProblemError: 410, the content has changed since the id was made.
+    """
+    files = services.files_of(await known_chat(services, chat_key))
+    opened = ExitStack()
+    try:
+        file, info, head = await _found(lambda: _open(files, ref, opened))
+        name = ref.path.rpartition("/")[2]
+        return file_response(
+            request,
+            file,
+            opened,
+            name=name,
+            media_type=content_type(name, head),
+            size=info.st_size,
+            etag=etag_of(size_bytes=info.st_size, modified_ns=info.st_mtime_ns),
+            headers=_PRIVATE,
+        )
+    except BaseException:
+        opened.close()
+        raise
+
+
+async def store_files(services: Services, chat_key: str, form: Form) -> list[Attachment]:
+    """Store the files of a form in a chat's uploads, in order; the chat is created if it is new.
+
+    Raises:
+        InvalidValueError, UploadQuotaError: as from ``ChatFiles.add``.
+    """
+    files = services.files_of(await services.chat(chat_key))
+    return [await asyncio.to_thread(files.add, part.name, part.file) for part in form.files]
+
+
+async def known_chat(services: Services, chat_key: str) -> ChatInfo:
+    """Return a chat that exists.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    async with services.database.read() as transaction:
+        chat = await transaction.chats.find(chat_key)
+    if chat is None:
+        raise NotFoundError(f"there is no chat {chat_key!r}")
+    return chat
+
+
+def _open(files: ChatFiles, ref: FileRef, opened: ExitStack) -> tuple[BinaryIO, os.stat_result, bytes]:
+    file = opened.enter_context(files.open(ref.path))
+    info = os.fstat(file.fileno())
+    _refuse_other_version(ref, info)
+    return file, info, file.read(HEAD_BYTES)
+
+
+def _refuse_other_version(ref: FileRef, info: os.stat_result) -> None:
+    if ref.modified_ns not in (None, info.st_mtime_ns):
+        raise ProblemError(HTTPStatus.GONE, "file_changed", "the file was replaced; list the files again")
+
+
+async def _found(work: Callable[[], T]) -> T:
+    """Do something with a file on a thread; a file that cannot be opened any more does not exist."""
+    try:
+        return await asyncio.to_thread(work)
+    except (UsageError, NotFoundError) as exc:
+        raise NotFoundError("the chat has no such file") from exc
+
+
+def _listed(file: ChatFile) -> Attachment:
+    name = file.path.rpartition("/")[2]
+    return Attachment(
+        kind="file",
+        path=file.path,
+        name=name,
+        media_type=media_type_of(name),
+        size_bytes=file.size_bytes,
+        modified_ns=file.modified_ns,
+    )
+
+
+def _moment(nanoseconds: int | None) -> datetime | None:
+    return None if nanoseconds is None else datetime.fromtimestamp(nanoseconds / 1e9, UTC)

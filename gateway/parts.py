@@ -1,0 +1,139 @@
+"""Parts of messages: those of requests are stored in the chat's uploads, those of rows are described."""
+
+from __future__ import annotations
+
+import asyncio
+import mimetypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final
+
+from agent.multimodal import image_data
+from gateway.api.files import file_info
+from gateway.file_ids import FileIds
+from gateway.problems import ProblemError
+from nekro_agent.errors import NotFoundError, UsageError
+from nekro_client.models import (
+    FilePart,
+    ImagePart,
+    NewFilePart,
+    NewImagePart,
+    NewPart,
+    NewTextPart,
+    Part,
+    TextPart,
+)
+from storage.repositories.messages import Message
+from workers.chats.attachments import Attachment, attachments_of
+from workers.chats.files import ChatFiles
+from workers.composition import Services
+
+__all__ = ["Content", "message_parts", "stored_content"]
+
+#: Most parts of one message.
+MOST_PARTS: Final = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """The content of a message to post."""
+
+    #: Its text parts, joined by line feeds.
+    text: str
+    #: Segments for ``IncomingMessage.content_data``; empty if it is a text only.
+    segments: Sequence[Mapping[str, Any]]
+
+
+async def stored_content(
+    services: Services,
+    ids: FileIds,
+    chat_key: str,
+    parts: Sequence[NewPart],
+    *,
+    files: Sequence[Attachment] = (),
+) -> Content:
+    """Store what parts carry in the chat's uploads, and return the content of their message.
+
+    Args:
+        files: files of the message that are stored already; they follow the parts.
+
+    Raises:
+        ProblemError: 422, a part is not valid or there are too many.
+        InvalidValueError, UploadQuotaError: as from ``ChatFiles.add``.
+    """
+    if len(parts) + len(files) > MOST_PARTS:
+        raise _invalid(f"a message has at most {MOST_PARTS} parts")
+    area = services.files_of(await services.chat(chat_key))
+    texts: list[str] = []
+    segments: list[Mapping[str, Any]] = []
+    for part in parts:
+        if isinstance(part, NewTextPart):
+            texts.append(part.text)
+            segments.append({"type": "text", "text": part.text})
+        else:
+            segments.append((await asyncio.to_thread(_stored, area, ids, chat_key, part)).segment)
+    segments += [file.segment for file in files]
+    is_plain = len(texts) == len(segments)
+    return Content(text="\n".join(texts), segments=[] if is_plain else segments)
+
+
+def message_parts(ids: FileIds, row: Message) -> list[Part]:
+    """Return the parts of a recorded message, in order."""
+    found: list[Part] = []
+    segments = (row.data or {}).get("content_data")
+    if not isinstance(segments, list) or not segments:
+        segments = [{"type": "text", "text": row.text}] if row.text else []
+    for segment in segments:
+        if isinstance(segment, Mapping) and segment.get("type") == "text":
+            found.append(TextPart(text=str(segment.get("text") or "")))
+        elif isinstance(segment, Mapping):
+            found += _file_parts(ids, row.chat_key, attachments_of({"content_data": [segment]}))
+    data = {name: value for name, value in (row.data or {}).items() if name != "content_data"}
+    return [*found, *_file_parts(ids, row.chat_key, attachments_of(data))]
+
+
+def _file_parts(ids: FileIds, chat_key: str, files: Sequence[Attachment]) -> list[Part]:
+    return [
+        (ImagePart if file.kind == "image" else FilePart)(file=file_info(ids, chat_key, file))
+        for file in files
+    ]
+
+
+def _stored(area: ChatFiles, ids: FileIds, chat_key: str, part: NewImagePart | NewFilePart) -> Attachment:
+    if (part.file_id is None) == (part.data_url is None):
+        raise _invalid(f"a part of type {part.type!r} needs file_id or data_url, and not both")
+    if part.data_url is not None:
+        stored = area.add(*_decoded(part.data_url, part.name, part.type))
+    else:
+        stored = _uploaded(area, ids, chat_key, str(part.file_id), part.name)
+    if part.type == "image" and stored.kind != "image":
+        raise _invalid(f"{stored.name!r} is not a PNG, JPEG, GIF or WebP picture; post it as a file")
+    return stored
+
+
+def _uploaded(area: ChatFiles, ids: FileIds, chat_key: str, file_id: str, name: str | None) -> Attachment:
+    try:
+        ref = ids.read(chat_key, file_id)
+        found = area.describe(ref.path, name=name)
+    except (NotFoundError, UsageError) as exc:
+        raise _invalid("file_id names no file of the chat") from exc
+    if ref.modified_ns not in (None, found.modified_ns):
+        raise _invalid("the file of file_id was replaced by another")
+    if not ref.path.startswith("/app/uploads/"):
+        # Sandboxed code can change its own files at any time.
+        with area.open(ref.path) as file:
+            return area.add(found.name, file)
+    return found
+
+
+def _decoded(url: str, name: str | None, kind: str) -> tuple[str, bytes]:
+    decoded = image_data(url) if url.startswith("data:") else None
+    if decoded is None:
+        raise _invalid("data_url is not a valid data URL (data:image/png;base64,…)")
+    media_type, content = decoded
+    return name or f"{kind}{mimetypes.guess_extension(media_type) or ''}", content
+
+
+def _invalid(detail: str) -> ProblemError:
+    return ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_part", detail)

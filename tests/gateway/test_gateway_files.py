@@ -1,0 +1,275 @@
+"""Files of chats over HTTP: stored, listed, served in ranges, removed, and never those of others."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from gateway_server import served
+from worker_fleet import Fleet
+
+from gateway.app import create_app
+from gateway.file_ids import FileIds
+from nekro_agent.errors import NotFoundError
+from workers.composition import Services
+
+#: A picture of one red pixel.
+PIXEL = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
+)
+
+
+@asynccontextmanager
+async def client_of(fleet: Fleet) -> AsyncIterator[tuple[httpx.AsyncClient, Services]]:
+    app = create_app(fleet.settings)
+    async with served(app) as client:
+        await client.get("/healthz")  # answered when the services have started
+        yield client, app.state.services
+
+
+async def areas_of(services: Services, key: str) -> tuple[Path, Path]:
+    chat = await services.chat(key)
+    return services.areas.uploads_dir(key), services.areas.shared_dir(chat.container_key)
+
+
+async def put(client: httpx.AsyncClient, chat: str, name: str, content: bytes) -> dict[str, object]:
+    answer = await client.put(f"/api/v1/chats/{chat}/files/{name}", content=content)
+    assert answer.status_code == 201, answer.text
+    info: dict[str, object] = answer.json()
+    assert answer.headers["location"] == info["url"]
+    return info
+
+
+async def test_a_file_that_is_put_can_be_read_listed_and_deleted(fleet: Fleet) -> None:
+    async with client_of(fleet) as (client, services):
+        content = bytes(range(256)) * 4096
+        info = await put(client, "round", "data.bin", content)
+        assert (info["name"], info["path"]) == ("data.bin", "/app/uploads/data.bin")
+        assert (info["size_bytes"], info["sha256"]) == (1 << 20, hashlib.sha256(content).hexdigest())
+        uploads, shared = await areas_of(services, "round")
+        assert (uploads / "data.bin").read_bytes() == content
+        got = await client.get(str(info["url"]))
+        assert got.content == content and got.headers["content-length"] == str(1 << 20)
+        (shared / "sub").mkdir()
+        (shared / "sub" / "notes.txt").write_text("mine")
+        listed = (await client.get("/api/v1/chats/round/files")).json()
+        assert [file["path"] for file in listed["items"]] == [
+            "/app/shared/sub/notes.txt",
+            "/app/uploads/data.bin",
+        ]
+        assert [file["id"] for file in listed["items"]][1] == info["id"]
+        notes = await client.get(listed["items"][0]["url"])
+        assert notes.text == "mine"
+        assert (await client.delete(str(info["url"]))).status_code == 204
+        gone = await client.get(str(info["url"]))
+        assert (gone.status_code, gone.json()["code"]) == (404, "not_found")
+        assert not (uploads / "data.bin").exists()
+        assert not list(Path(fleet.settings.data_dir, "staging").iterdir())
+
+
+async def test_lists_are_paged_by_cursor(fleet: Fleet) -> None:
+    async with client_of(fleet) as (client, _):
+        for number in range(5):
+            await put(client, "paged", f"{number}.txt", b"x")
+        seen, cursor = [], None
+        while True:
+            params = {"limit": "2"} | ({"cursor": cursor} if cursor else {})
+            page = (await client.get("/api/v1/chats/paged/files", params=params)).json()
+            seen += [file["name"] for file in page["items"]]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                break
+        assert seen == [f"{number}.txt" for number in range(5)]
+        assert (await client.get("/api/v1/chats/paged/files", params={"cursor": "zzz"})).status_code == 404
+        assert (await client.get("/api/v1/chats/paged/files", params={"limit": "0"})).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "content_range", "content"),
+    [
+        ("bytes=0-3", 206, "bytes 0-3/10", b"0123"),
+        ("bytes=8-", 206, "bytes 8-9/10", b"89"),
+        ("bytes=8-100", 206, "bytes 8-9/10", b"89"),
+        ("bytes=-3", 206, "bytes 7-9/10", b"789"),
+        ("bytes=-100", 206, "bytes 0-9/10", b"0123456789"),
+        ("bytes=10-", 416, "bytes */10", b""),
+        ("bytes=-0", 416, "bytes */10", b""),
+        ("bytes=5-2", 200, None, b"0123456789"),
+        ("bytes=0-1,3-4", 200, None, b"0123456789"),
+        ("lines=1-2", 200, None, b"0123456789"),
+        ("bytes=99999999999999999999-", 200, None, b"0123456789"),
+    ],
+)
+async def test_ranges_follow_the_standard(
+    fleet: Fleet, asked: str, status: int, content_range: str | None, content: bytes
+) -> None:
+    async with client_of(fleet) as (client, _):
+        info = await put(client, "ranges", "ten.txt", b"0123456789")
+        got = await client.get(str(info["url"]), headers={"Range": asked})
+        assert (got.status_code, got.headers.get("content-range"), got.content) == (
+            status,
+            content_range,
+            content,
+        )
+
+
+async def test_validators_save_repeated_reading(fleet: Fleet) -> None:
+    async with client_of(fleet) as (client, _):
+        url = str((await put(client, "tags", "a.txt", b"0123456789"))["url"])
+        etag = (await client.get(url)).headers["etag"]
+        assert (await client.get(url, headers={"If-None-Match": etag})).status_code == 304
+        assert (await client.get(url, headers={"If-None-Match": '"x", ' + etag})).status_code == 304
+        part = await client.get(url, headers={"Range": "bytes=1-2", "If-Range": etag})
+        assert (part.status_code, part.content) == (206, b"12")
+        whole = await client.get(url, headers={"Range": "bytes=1-2", "If-Range": '"other"'})
+        assert (whole.status_code, len(whole.content)) == (200, 10)
+        head = await client.head(url)
+        assert (head.status_code, head.headers["content-length"], head.content) == (200, "10", b"")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "media_type", "disposition"),
+    [
+        ("cat.png", PIXEL, "image/png", "inline"),
+        ("cat.dat", PIXEL, "image/png", "inline"),
+        ("page.html", b"<script>alert(1)</script>", "text/html", "attachment"),
+        ("page.png", b"<script>alert(1)</script>", "application/octet-stream", "attachment"),
+        ("drawing.svg", b"<svg onload='alert(1)'/>", "image/svg+xml", "attachment"),
+        ('übung \u202e".txt', b"x", "text/plain", "attachment"),
+    ],
+)
+async def test_browsers_do_not_run_files(
+    fleet: Fleet, name: str, content: bytes, media_type: str, disposition: str
+) -> None:
+    async with client_of(fleet) as (client, _):
+        answer = await client.post("/api/v1/chats/active/files", files={"file": (name, content)})
+        (info,) = answer.json()
+        headers = (await client.get(info["url"])).headers
+        assert headers["content-type"] == media_type
+        assert headers["content-disposition"].startswith(f"{disposition}; filename*=UTF-8''")
+        assert headers["content-disposition"].isascii() and "\n" not in headers["content-disposition"]
+        assert headers["x-content-type-options"] == "nosniff"
+        assert "sandbox" in headers["content-security-policy"]
+
+
+async def test_a_name_in_use_is_not_overwritten(fleet: Fleet) -> None:
+    async with client_of(fleet) as (client, _):
+        first = await put(client, "names", "a.txt", b"one")
+        assert await put(client, "names", "a.txt", b"one") == first
+        refused = await client.put("/api/v1/chats/names/files/a.txt", content=b"two")
+        assert (refused.status_code, refused.json()["code"]) == (409, "conflict")
+        answer = await client.post(
+            "/api/v1/chats/names/files",
+            files=[("file", ("a.txt", b"two")), ("file", ("../../b.txt", b"three"))],
+        )
+        assert [file["path"] for file in answer.json()] == ["/app/uploads/a-2.txt", "/app/uploads/b.txt"]
+        assert [file["name"] for file in answer.json()] == ["a.txt", "b.txt"]
+        assert (await client.get(str(first["url"]))).content == b"one"
+
+
+@pytest.mark.parametrize("name", ["..", ".hidden", "a%5Cb.txt", "%00", "%E2%80%AE%0A", "x" * 300])
+async def test_a_name_that_is_no_plain_name_is_refused(fleet: Fleet, name: str) -> None:
+    async with client_of(fleet) as (client, services):
+        uploads, _ = await areas_of(services, "plain")
+        answer = await client.put(f"/api/v1/chats/plain/files/{name}", content=b"x")
+        assert answer.status_code in (404, 405, 422), answer.text
+        assert list(uploads.iterdir()) == []
+
+
+async def test_an_id_is_valid_for_its_chat_and_version_only(fleet: Fleet) -> None:
+    async with client_of(fleet) as (client, services):
+        info = await put(client, "mine", "a.txt", b"secret")
+        await put(client, "theirs", "a.txt", b"other")
+        uploads, _ = await areas_of(services, "mine")
+        assert (await client.get(f"/api/v1/chats/theirs/files/{info['id']}")).status_code == 404
+        file_id = str(info["id"])
+        for forged in (file_id[:-1], file_id + "AAAA", "a.txt", "..%2Fa.txt", "A" * 5000, "%F0%9F%98%80"):
+            assert (await client.get(f"/api/v1/chats/mine/files/{forged}")).status_code == 404
+        raw = base64.urlsafe_b64encode(bytes(16) + json.dumps(["/etc/passwd", None]).encode()).decode()
+        assert (await client.get(f"/api/v1/chats/mine/files/{raw.rstrip('=')}")).status_code == 404
+        (uploads / "a.txt").write_text("another")
+        os.utime(uploads / "a.txt", ns=(1, 1))
+        changed = await client.get(str(info["url"]))
+        assert (changed.status_code, changed.json()["code"]) == (410, "file_changed")
+
+
+async def test_links_that_sandboxed_code_made_lead_nowhere(fleet: Fleet, tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_text("secret")
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "inside" / "a.txt").write_text("secret")
+    async with client_of(fleet) as (client, services):
+        _, shared = await areas_of(services, "linked")
+        (shared / "folder").mkdir()
+        for name in ("a.txt", "folder/a.txt", "hard.txt"):
+            (shared / name).write_text("mine")
+        listed = {
+            file["path"]: file["url"]
+            for file in (await client.get("/api/v1/chats/linked/files")).json()["items"]
+        }
+        assert (await client.get(listed["/app/shared/a.txt"])).text == "mine"
+        (shared / "a.txt").unlink()
+        (shared / "a.txt").symlink_to(tmp_path / "secret.txt")
+        (shared / "folder" / "a.txt").unlink()
+        (shared / "folder").rmdir()
+        (shared / "folder").symlink_to(tmp_path / "inside")
+        (shared / "hard.txt").unlink()
+        os.link(tmp_path / "secret.txt", shared / "hard.txt")
+        os.mkfifo(shared / "pipe.txt")
+        for path in ("/app/shared/a.txt", "/app/shared/folder/a.txt", "/app/shared/hard.txt"):
+            assert (await client.get(listed[path])).status_code == 404
+            assert (await client.delete(listed[path])).status_code == 404
+        assert (tmp_path / "inside" / "a.txt").exists()
+        names = [file["path"] for file in (await client.get("/api/v1/chats/linked/files")).json()["items"]]
+        assert names == ["/app/shared/hard.txt"]
+
+
+async def test_a_full_area_refuses_files(fleet: Fleet) -> None:
+    settings = fleet.settings.model_copy(
+        update={"uploads": fleet.settings.uploads.model_copy(update={"chat_bytes": 1 << 20})}
+    )
+    async with served(create_app(settings)) as client:
+        answer = await client.put("/api/v1/chats/full/files/large.bin", content=os.urandom((1 << 20) + 1))
+        assert (answer.status_code, answer.json()["code"]) == (507, "upload_quota")
+        listed = await client.get("/api/v1/chats/full/files")
+        assert listed.json()["items"] == []
+
+
+async def test_a_body_that_ends_early_leaves_nothing(fleet: Fleet) -> None:
+    async def half() -> AsyncIterator[bytes]:
+        yield b"x" * 70_000
+        raise ConnectionError("cut")
+
+    async with client_of(fleet) as (client, services):
+        uploads, _ = await areas_of(services, "half")
+        with pytest.raises(ConnectionError):
+            await client.put("/api/v1/chats/half/files/a.bin", content=half())
+        with pytest.raises(ConnectionError):
+            headers = {"Content-Type": "multipart/form-data; boundary=x"}
+            await client.post("/api/v1/chats/half/files", content=half(), headers=headers)
+        for content in (b"", b"--x\r\n", b'--x\r\nContent-Disposition: form-data; name="a\r\n\r\n'):
+            bad = await client.post("/api/v1/chats/half/files", content=content, headers=headers)
+            assert bad.status_code in (201, 400), bad.text
+        assert list(uploads.iterdir()) == []
+
+
+def test_links_expire_and_cannot_be_forged() -> None:
+    ids = FileIds("key")
+    token = ids.link("a", "file", seconds=60)
+    assert ids.followed(token).chat_key == "a"
+    for bad in (
+        ids.link("a", "file", seconds=-1),
+        token[:-2],
+        FileIds("other").link("a", "file", seconds=60),
+        "é",
+    ):
+        with pytest.raises(NotFoundError):
+            ids.followed(bad)
+    with pytest.raises(NotFoundError):
+        ids.read("a", token)
