@@ -12,14 +12,15 @@ import binascii
 import hashlib
 import hmac
 import json
-import time
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated, Any, Final
 
 from fastapi import Depends, Request
 
 from broker_config.embedded import resolve_signing_key
 from nekro_agent.errors import NotFoundError
+from nekro_agent.shared_clock import shared_now
 
 __all__ = ["FileIds", "FileIdsDep", "FileRef", "Link"]
 
@@ -71,9 +72,9 @@ class FileIds:
         path, modified_ns = found
         return FileRef(path=path, modified_ns=modified_ns)
 
-    def link(self, chat_key: str, file_id: str, *, seconds: float) -> str:
+    def link(self, chat_key: str, file_id: str, *, until: datetime) -> str:
         """Return a token by which a file can be read without a key."""
-        return self._sealed([chat_key, file_id, int(time.time() + seconds)], purpose="link")
+        return self._sealed([chat_key, file_id, int(until.timestamp())], purpose="link")
 
     def followed(self, token: str) -> Link:
         """Return what a token names.
@@ -82,7 +83,7 @@ class FileIds:
             NotFoundError: it is not valid, or its time is over.
         """
         found = self._opened(token, purpose="link")
-        if found is None or found[2] < time.time():
+        if found is None or found[2] < shared_now():
             raise NotFoundError("the link is not valid, or its time is over")
         return Link(chat_key=found[0], file_id=found[1])
 

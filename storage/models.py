@@ -52,6 +52,7 @@ __all__ = [
     "LeaseRow",
     "MessageRow",
     "MethodMarkRow",
+    "OpenAIResponseRow",
     "PluginSnapshotRow",
     "PluginStateRow",
     "PluginValueRow",
@@ -474,6 +475,25 @@ class PluginStateRow(Base):
     #: The newest revision for which the plugin's ``on_enabled`` or ``on_disabled`` hooks ran; 0: none.
     announced_revision: Mapped[int] = mapped_column(default=0)
     changed_at: Mapped[datetime]
+
+
+class OpenAIResponseRow(Base):
+    """A response of the OpenAI-compatible API; its content follows from the events of its turn."""
+
+    __tablename__ = "openai_responses"
+
+    id: Mapped[str] = mapped_column(KeyText(), primary_key=True)
+    #: The key that created it; None on a gateway without keys.
+    key_id: Mapped[str | None]
+    chat_key: Mapped[str] = mapped_column(KeyText())
+    #: None: the message was blocked, or starts no turn.
+    turn_id: Mapped[str | None]
+    previous_id: Mapped[str | None]
+    model: Mapped[str]
+    is_background: Mapped[bool]
+    #: What the client stated: ``metadata``, ``instructions`` and the like, which the answer repeats.
+    stated: Mapped[dict[str, Any]] = mapped_column(JsonText())
+    created_at: Mapped[datetime] = mapped_column(index=True)
 
 
 class LeaseRow(LeaseColumns, Base):

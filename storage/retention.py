@@ -20,6 +20,7 @@ from storage.models import (
     JobRow,
     KeyTurnRow,
     MessageRow,
+    OpenAIResponseRow,
     RequestRow,
     RoundRow,
     TimerRow,
@@ -86,6 +87,11 @@ def _rules(retention: RetentionSettings) -> list[_Rule]:
             table=TimerRow,
             key=(TimerRow.id,),
             expired=(TimerRow.fire_at < rounds) & TimerRow.state.not_in(OPEN_TIMER_STATES),
+        ),
+        _Rule(
+            table=OpenAIResponseRow,
+            key=(OpenAIResponseRow.id,),
+            expired=OpenAIResponseRow.created_at < rounds,
         ),
         _Rule(
             table=ChatEventRow,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from storage.access.audit import AuditRepository
     from storage.access.keys import KeyRepository
     from storage.access.requests import RequestRepository
+    from storage.openai_responses import OpenAIResponseRepository
     from storage.publications import CatalogueRepository
     from storage.repositories.call_progress import CallProgressRepository, DetachedCallRepository
     from storage.repositories.calls import CallRepository
@@ -121,6 +122,13 @@ class Repositories:
         from storage.access.keys import KeyRepository
 
         return KeyRepository(self._runner)
+
+    @cached_property
+    def openai_responses(self) -> OpenAIResponseRepository:
+        """Responses of the OpenAI-compatible API."""
+        from storage.openai_responses import OpenAIResponseRepository
+
+        return OpenAIResponseRepository(self._runner)
 
     @cached_property
     def leases(self) -> LeaseRepository:

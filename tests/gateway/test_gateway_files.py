@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
@@ -261,14 +262,11 @@ async def test_a_body_that_ends_early_leaves_nothing(fleet: Fleet) -> None:
 
 def test_links_expire_and_cannot_be_forged() -> None:
     ids = FileIds("key")
-    token = ids.link("a", "file", seconds=60)
+    soon, past = datetime.now(UTC) + timedelta(hours=1), datetime.now(UTC) - timedelta(hours=1)
+    token = ids.link("a", "file", until=soon)
     assert ids.followed(token).chat_key == "a"
-    for bad in (
-        ids.link("a", "file", seconds=-1),
-        token[:-2],
-        FileIds("other").link("a", "file", seconds=60),
-        "é",
-    ):
+    late, foreign = ids.link("a", "file", until=past), FileIds("other").link("a", "file", until=soon)
+    for bad in (late, foreign, token[:-2], "é"):
         with pytest.raises(NotFoundError):
             ids.followed(bad)
     with pytest.raises(NotFoundError):

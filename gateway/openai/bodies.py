@@ -1,0 +1,160 @@
+"""Bodies of requests, and what a person says in them.
+
+Fields that choose how a model samples are accepted and have no effect: the agent's settings decide. Fields
+that ask for another kind of answer are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from gateway.openai.errors import APIError
+from nekro_client.models import NewFilePart, NewImagePart, NewPart, NewTextPart
+
+__all__ = ["CompletionBody", "ResponseBody", "newest_message", "newest_text_or_items"]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    model: str
+    stream: bool | None = None
+    #: The person; the first of these that is stated.
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    tools: list[Any] | None = None
+
+    @property
+    def person(self) -> str | None:
+        """The person or conversation that the client states."""
+        return self.user or self.safety_identifier or self.prompt_cache_key
+
+    def refuse_tools(self) -> None:
+        """Raise if the client wants to run functions of its own."""
+        if self.tools:
+            raise _bad("tools", "the agent calls its plugins' methods; it calls no functions of the client")
+
+
+class StreamOptions(BaseModel):
+    """Options of a stream."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    include_usage: bool | None = None
+
+
+class CompletionBody(_Body):
+    """Body of a chat completion."""
+
+    messages: list[dict[str, Any]]
+    n: int | None = None
+    stream_options: StreamOptions | None = None
+
+
+class Conversation(BaseModel):
+    """A conversation by its id."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    id: str
+
+
+class ResponseBody(_Body):
+    """Body of a response."""
+
+    input: str | list[dict[str, Any]]
+    background: bool | None = None
+    store: bool | None = None
+    previous_response_id: str | None = None
+    conversation: str | Conversation | None = None
+    metadata: dict[str, str] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+
+    @property
+    def conversation_id(self) -> str | None:
+        """Id of the conversation, if one is stated."""
+        stated = self.conversation
+        return stated.id if isinstance(stated, Conversation) else stated
+
+
+def newest_message(messages: Sequence[Mapping[str, Any]], *, param: str) -> list[NewPart]:
+    """Return the parts of the newest message of a user; earlier ones are in the chat's history.
+
+    Raises:
+        APIError: there is none, or one of its parts cannot be shown to the agent.
+    """
+    for index in range(len(messages) - 1, -1, -1):
+        if messages[index].get("role") == "user":
+            content = messages[index].get("content")
+            return _parts(content, param=f"{param}.{index}.content")
+    raise _bad(param, "there is no message of the role 'user'")
+
+
+def newest_text_or_items(given: str | Sequence[Mapping[str, Any]]) -> list[NewPart]:
+    """Return the parts of the newest message of the input of a response; errors as ``newest_message``."""
+    if isinstance(given, str):
+        return _parts(given, param="input")
+    return newest_message(given, param="input")
+
+
+def _parts(content: object, *, param: str) -> list[NewPart]:
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    if not isinstance(content, Sequence) or not content:
+        raise _bad(param, "the content is neither a text nor a list of parts")
+    parts = [_part(part, param=f"{param}.{index}") for index, part in enumerate(content)]
+    if all(isinstance(part, NewTextPart) and not part.text.strip() for part in parts):
+        raise _bad(param, "the message is empty")
+    return parts
+
+
+def _part(part: object, *, param: str) -> NewPart:
+    if not isinstance(part, Mapping):
+        raise _bad(param, "a part is an object with a type")
+    kind = part.get("type")
+    if kind in ("text", "input_text"):
+        return NewTextPart(text=_text(part.get("text"), param=f"{param}.text"))
+    if kind in ("image_url", "input_image"):
+        return _image(part, param=param)
+    if kind in ("file", "input_file"):
+        inner = part.get("file") if kind == "file" else part
+        return _file(inner if isinstance(inner, Mapping) else {}, param=param)
+    raise _bad(f"{param}.type", f"parts of the type {kind!r} are not supported; use text, images and files")
+
+
+def _image(part: Mapping[str, Any], *, param: str) -> NewPart:
+    image = part.get("image_url")
+    url = image.get("url") if isinstance(image, Mapping) else image
+    if url is None and part.get("file_id"):
+        return NewImagePart(file_id=_text(part["file_id"], param=f"{param}.file_id"))
+    url = _text(url, param=f"{param}.image_url")
+    if not url.startswith("data:"):
+        # Fetching would let a client reach servers that only this host reaches.
+        raise _bad(f"{param}.image_url", "send the image itself, as data:image/png;base64,…")
+    return NewImagePart(data_url=url)
+
+
+def _file(part: Mapping[str, Any], *, param: str) -> NewPart:
+    name = part.get("filename")
+    name = _text(name, param=f"{param}.filename") if name is not None else None
+    if part.get("file_data") is not None:
+        data = _text(part["file_data"], param=f"{param}.file_data")
+        # Some clients send the content without the head of a data URL.
+        url = data if data.startswith("data:") else f"data:application/octet-stream;base64,{data}"
+        return NewFilePart(data_url=url, name=name)
+    return NewFilePart(file_id=_text(part.get("file_id"), param=f"{param}.file_id"), name=name)
+
+
+def _text(value: object, *, param: str) -> str:
+    if not isinstance(value, str):
+        raise _bad(param, "it must be a text")
+    return value
+
+
+def _bad(param: str, message: str) -> APIError:
+    return APIError(HTTPStatus.BAD_REQUEST, "invalid_value", f"{param}: {message}", param=param)

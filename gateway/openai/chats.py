@@ -1,0 +1,123 @@
+"""Which chat a request is for, and the posting of its message."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final
+
+from codec.wire import new_id
+from gateway.file_ids import FileIds
+from gateway.identity import Identity, Scope
+from gateway.openai.errors import APIError
+from gateway.parts import stored_content
+from gateway.problems import ProblemError
+from nekro_agent.ports import IncomingMessage
+from nekro_client.models import NewPart
+from workers.composition import Services
+
+__all__ = ["MODEL", "Posted", "chosen_chat", "post", "require_model"]
+
+#: The one model: the agent, with the language model of its settings.
+MODEL: Final = "nekro"
+#: Person of a request that states none.
+_PERSON: Final = "openai-user"
+_WILDCARD: Final = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Posted:
+    """A posted message."""
+
+    #: None: a plugin's hook blocked it.
+    message_id: str | None
+    #: None: it starts no turn.
+    turn_id: str | None
+
+
+def require_model(model: str) -> None:
+    """Return if a model exists.
+
+    Raises:
+        APIError: it does not.
+    """
+    if model != MODEL:
+        raise APIError(
+            HTTPStatus.NOT_FOUND,
+            "model_not_found",
+            f"there is no model {model[:100]!r}; the agent is {MODEL!r}",
+            param="model",
+        )
+
+
+def chosen_chat(identity: Identity, header: str | None, *conversation: str | None) -> str:
+    """Return the key of the chat of a request.
+
+    Args:
+        header: value of ``X-Nekro-Chat``, which names the chat itself.
+        conversation: what the client states about it: user, conversation. The same key with the same
+            values gets the same chat, and no other key does, unless its chats are only one.
+
+    Raises:
+        ProblemError: the key may not post, or not to this chat.
+    """
+    if header is not None:
+        key = header.strip()
+        if not key:
+            raise APIError(HTTPStatus.BAD_REQUEST, "invalid_value", "the header X-Nekro-Chat is empty")
+    else:
+        key = _derived(identity, conversation)
+    try:
+        identity.require(Scope.POST, chat_key=key)
+        identity.require(Scope.READ)
+    except ProblemError as exc:
+        if header is None and exc.status is HTTPStatus.NOT_FOUND:
+            detail = "the key has none of the chats that requests without X-Nekro-Chat get; send that header"
+            raise ProblemError(HTTPStatus.NOT_FOUND, "not_found", detail) from exc
+        raise
+    return key
+
+
+async def post(
+    services: Services,
+    ids: FileIds,
+    identity: Identity,
+    chat_key: str,
+    parts: Sequence[NewPart],
+    user: str | None,
+) -> Posted:
+    """Post a person's message."""
+    person = identity.user_id or user or _PERSON
+    content = await stored_content(services, ids, chat_key, parts)
+    message_id = await services.intake.receive(
+        IncomingMessage(
+            chat_key=chat_key,
+            text=content.text,
+            user_id=person,
+            user_name=person,
+            content_data=content.segments,
+        )
+    )
+    if message_id is None:
+        return Posted(message_id=None, turn_id=None)
+    async with services.database.read() as transaction:
+        row = await transaction.messages.get(message_id)
+    return Posted(message_id=message_id, turn_id=row.turn_id)
+
+
+def new_conversation() -> str:
+    """Return an id that no conversation has."""
+    return new_id()
+
+
+def _derived(identity: Identity, conversation: Sequence[str | None]) -> str:
+    """Return a chat key that fits the pattern of the key: its fixed beginning, then a digest."""
+    wildcard = _WILDCARD.search(identity.chats)
+    if wildcard is None:
+        return identity.chats
+    start = identity.chats[: wildcard.start()] or "openai-"
+    digest = hashlib.sha256(repr((identity.key_id, *conversation)).encode("utf-8", "surrogatepass"))
+    return f"{start}private_{digest.hexdigest()[:24]}"

@@ -1,0 +1,189 @@
+"""``/v1/models`` and ``/v1/chat/completions``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Header, Request, Response
+from fastapi.responses import JSONResponse
+from sse_starlette import EventSourceResponse
+
+from gateway.dependencies import HubDep, IdentityDep, ServicesDep
+from gateway.file_ids import FileIdsDep
+from gateway.openai.answers import AnswerEnd, AnswerReader, Usage
+from gateway.openai.bodies import CompletionBody, newest_message
+from gateway.openai.chats import MODEL, chosen_chat, post, require_model
+from gateway.openai.errors import NO_RETRY, APIError, OpenAIRoute, error_body
+from gateway.streams.hub import SlowReaderError
+from nekro_agent.errors import NekroError
+from nekro_agent.shared_clock import shared_now
+
+__all__ = ["PING_SECONDS", "SEND_SECONDS", "router"]
+
+router = APIRouter(route_class=OpenAIRoute, tags=["openai"])
+
+#: Interval of comment lines in a stream.
+PING_SECONDS: Final = 15
+#: How long one write may take; then the reader is too slow, and its stream ends.
+SEND_SECONDS: Final = 30
+#: Added to the longest turn, which includes no waiting for a worker.
+_MARGIN_SECONDS: Final = 60
+#: Between two messages of an answer.
+_BETWEEN: Final = "\n\n"
+
+
+@router.get("/v1/models")
+async def list_models(identity: IdentityDep) -> dict[str, Any]:
+    """List the one model, which is the agent."""
+    return {"object": "list", "data": [_model()]}
+
+
+@router.get("/v1/models/{model}")
+async def get_model(model: str, identity: IdentityDep) -> dict[str, Any]:
+    """Return the model."""
+    require_model(model)
+    return _model()
+
+
+@router.post("/v1/chat/completions", response_class=Response)
+async def complete_chat(
+    body: CompletionBody,
+    request: Request,
+    services: ServicesDep,
+    hub: HubDep,
+    identity: IdentityDep,
+    ids: FileIdsDep,
+    x_nekro_chat: Annotated[str | None, Header()] = None,
+) -> Response:
+    """Post the newest message of the user; the answer is what the agent sends to the chat in that turn."""
+    require_model(body.model)
+    body.refuse_tools()
+    if body.n not in (None, 1):
+        raise APIError(HTTPStatus.BAD_REQUEST, "invalid_value", "n: there is one answer", param="n")
+    parts = newest_message(body.messages, param="messages")
+    chat_key = chosen_chat(identity, x_nekro_chat, body.person)
+    posted = await post(services, ids, identity, chat_key, parts, body.person)
+    reader = AnswerReader(request, services, hub, ids)
+    completion = _Completion(posted.turn_id, reader)
+    if body.stream:
+        with_usage = bool(body.stream_options and body.stream_options.include_usage)
+        return EventSourceResponse(
+            completion.chunks(with_usage=with_usage), ping=PING_SECONDS, send_timeout=SEND_SECONDS, sep="\n"
+        )
+    return await completion.whole(seconds=services.settings.agent.turn_seconds + _MARGIN_SECONDS)
+
+
+class _Completion:
+    """The answer to one request."""
+
+    def __init__(self, turn_id: str | None, reader: AnswerReader) -> None:
+        self._turn_id = turn_id
+        self._reader = reader
+        self._created = int(shared_now())
+        self._id = f"chatcmpl-{turn_id or 'none'}"
+
+    async def whole(self, *, seconds: float) -> Response:
+        """Wait for the end of the turn; return the answer."""
+        texts: list[str] = []
+        end: AnswerEnd | None = None
+        try:
+            async with asyncio.timeout(seconds):
+                async for part in self._parts():
+                    if isinstance(part, AnswerEnd):
+                        end = part
+                    else:
+                        texts.append(part)
+        except TimeoutError as exc:
+            raise self._error("turn_timeout", f"the turn {self._turn_id} has not ended") from exc
+        except SlowReaderError as exc:
+            raise self._error("overloaded", str(exc)) from exc
+        if end is None:
+            raise self._error("stopping", f"the gateway stopped; the turn {self._turn_id} goes on")
+        if end.error is not None:
+            raise self._error(*end.error)
+        message = {"role": "assistant", "content": "".join(texts), "refusal": None}
+        choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
+        return JSONResponse(
+            {
+                "id": self._id,
+                "object": "chat.completion",
+                "created": self._created,
+                "model": MODEL,
+                "choices": [choice],
+                "usage": _usage(end.usage),
+            }
+        )
+
+    async def chunks(self, *, with_usage: bool) -> AsyncIterator[dict[str, str]]:
+        """Yield the answer in pieces, one or more for each message of the agent."""
+        yield self._chunk({"role": "assistant", "content": ""})
+        try:
+            async for part in self._parts():
+                if isinstance(part, str):
+                    yield self._chunk({"content": part})
+                    continue
+                if part.error is not None:
+                    yield _failure(*part.error)
+                    return
+                yield self._chunk({}, finish_reason="stop")
+                if with_usage:
+                    yield self._chunk(None, usage=_usage(part.usage))
+                yield {"data": "[DONE]"}
+        except SlowReaderError as exc:
+            yield _failure("overloaded", str(exc))
+        except NekroError as exc:
+            yield _failure(exc.code, "the answer cannot be read at present; the turn goes on")
+
+    async def _parts(self) -> AsyncIterator[str | AnswerEnd]:
+        if self._turn_id is None:  # blocked, or nobody asked the agent
+            yield AnswerEnd(state="done", error=None, usage=Usage())
+            return
+        is_first = True
+        async for part in self._reader.read(self._turn_id):
+            if isinstance(part, AnswerEnd):
+                yield part
+            elif part.text:
+                yield part.text if is_first else _BETWEEN + part.text
+                is_first = False
+
+    def _chunk(
+        self,
+        delta: dict[str, Any] | None,
+        *,
+        finish_reason: str | None = None,
+        usage: dict[str, Any] | None = None,
+    ) -> dict[str, str]:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
+        chunk = {
+            "id": self._id,
+            "object": "chat.completion.chunk",
+            "created": self._created,
+            "model": MODEL,
+            "choices": [] if delta is None else [choice],
+            "usage": usage,
+        }
+        return {"data": json.dumps(chunk)}
+
+    def _error(self, code: str, message: str) -> APIError:
+        status = HTTPStatus.GATEWAY_TIMEOUT if code == "turn_timeout" else HTTPStatus.BAD_GATEWAY
+        return APIError(status, code, message, headers=NO_RETRY)
+
+
+def _failure(code: str, message: str) -> dict[str, str]:
+    return {"data": json.dumps(error_body(HTTPStatus.BAD_GATEWAY, code, message))}
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+def _model() -> dict[str, Any]:
+    return {"id": MODEL, "object": "model", "created": 0, "owned_by": "nekro-workers"}

@@ -1,0 +1,93 @@
+"""Errors in the form that clients of OpenAI's API read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from http import HTTPStatus
+from typing import Any, Final
+
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+
+from gateway.problems import ProblemError, status_of
+from nekro_agent.errors import NekroError
+
+__all__ = ["NO_RETRY", "APIError", "OpenAIRoute", "error_body"]
+
+#: OpenAI's client repeats requests that failed; one whose message is recorded must not be repeated.
+NO_RETRY: Final = {"x-should-retry": "false"}
+_TYPES: Final = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+}
+
+
+class APIError(Exception):
+    """Ends a request with an error."""
+
+    def __init__(
+        self,
+        status: HTTPStatus,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Take the status, the stable code, a text that says what to do, and the field that is wrong."""
+        super().__init__(message)
+        self.status, self.code, self.param = status, code, param
+        self.headers = dict(headers or {})
+
+
+class OpenAIRoute(APIRoute):
+    """A route whose errors have OpenAI's form."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the handler of requests."""
+        handle = super().get_route_handler()
+
+        async def guarded(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except (APIError, ProblemError, NekroError, RequestValidationError, HTTPException) as exc:
+                return _answer(request, exc)
+
+        return guarded
+
+
+def error_body(status: HTTPStatus, code: str, message: str, *, param: str | None = None) -> dict[str, Any]:
+    """Return the body of an error."""
+    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def _answer(request: Request, error: Exception) -> Response:
+    headers: Mapping[str, str] | None = None
+    param = None
+    if isinstance(error, APIError):
+        status, code, param, headers = error.status, error.code, error.param, error.headers
+        message = str(error)
+    elif isinstance(error, ProblemError):
+        status, code, message, headers = error.status, error.code, error.detail, error.headers
+    elif isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        status, code = HTTPStatus.BAD_REQUEST, "invalid_request"
+        param = ".".join(str(part) for part in first["loc"][1:]) or None
+        message = f"{param or 'the body'}: {first['msg']}"
+    elif isinstance(error, HTTPException):
+        status, message, headers = HTTPStatus(error.status_code), str(error.detail), error.headers
+        code = status.name.lower()
+    elif isinstance(error, NekroError):
+        # The text may quote paths of this host, or values of settings.
+        status, code = status_of(error), error.code
+        message = request.app.state.services.redactor(str(error))
+    else:
+        raise error
+    text = message.encode("utf-8", "backslashreplace").decode()
+    return JSONResponse(error_body(status, code, text, param=param), status_code=status, headers=headers)

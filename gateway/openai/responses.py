@@ -1,0 +1,214 @@
+"""``/v1/responses``: created, streamed, read again, cancelled, deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi.responses import JSONResponse
+from loguru import logger
+from sse_starlette import EventSourceResponse
+
+from codec.wire import new_id
+from gateway.dependencies import HubDep, IdentityDep, ServicesDep
+from gateway.file_ids import FileIdsDep
+from gateway.identity import Identity, Scope
+from gateway.openai.answers import AnswerReader
+from gateway.openai.bodies import ResponseBody, newest_text_or_items
+from gateway.openai.chats import chosen_chat, post, require_model
+from gateway.openai.completions import PING_SECONDS, SEND_SECONDS
+from gateway.openai.errors import NO_RETRY, APIError, OpenAIRoute
+from gateway.openai.response_events import ResponseView, item_of
+from gateway.streams.hub import SlowReaderError
+from nekro_agent.durations import CLOSE_STEP_SECONDS
+from nekro_agent.errors import NekroError
+from nekro_agent.shared_clock import shared_time
+from storage.openai_responses import OpenAIResponse
+from workers.composition import Services
+
+__all__ = ["router"]
+
+router = APIRouter(route_class=OpenAIRoute, tags=["openai"])
+_MARGIN_SECONDS: Final = 60
+
+
+def _reader(request: Request, services: ServicesDep, hub: HubDep, ids: FileIdsDep) -> AnswerReader:
+    return AnswerReader(request, services, hub, ids)
+
+
+ReaderDep = Annotated[AnswerReader, Depends(_reader)]
+
+
+@router.post("/v1/responses", response_class=Response)
+async def create_response(
+    body: ResponseBody,
+    services: ServicesDep,
+    identity: IdentityDep,
+    ids: FileIdsDep,
+    reader: ReaderDep,
+    x_nekro_chat: Annotated[str | None, Header()] = None,
+) -> Response:
+    """Post the newest message of the user; the response is what the agent sends to the chat in that turn."""
+    require_model(body.model)
+    body.refuse_tools()
+    if body.background and body.store is False:
+        raise _bad("store", "a background response is read later, so it must be stored")
+    if body.previous_response_id and body.conversation_id:
+        raise _bad("conversation", "state a conversation or a previous response, not both")
+    parts = newest_text_or_items(body.input)
+    response_id = f"resp_{new_id()}"
+    chat_key = await _chat_of(services, identity, body, x_nekro_chat, response_id)
+    posted = await post(services, ids, identity, chat_key, parts, body.person)
+    row = OpenAIResponse(
+        id=response_id,
+        key_id=identity.key_id,
+        chat_key=chat_key,
+        turn_id=posted.turn_id,
+        previous_id=body.previous_response_id,
+        model=body.model,
+        is_background=bool(body.background),
+        stated=_stated(body),
+        created_at=shared_time(),
+    )
+    if body.store is not False:
+        async with services.database.begin() as transaction:
+            await transaction.openai_responses.add(row)
+    if body.stream:
+        return _stream(row, reader, after=-1)
+    if body.background:
+        view = ResponseView(row, status="queued" if row.turn_id else "completed")
+        return JSONResponse(view.as_json())
+    return await _whole(row, reader, seconds=services.settings.agent.turn_seconds + _MARGIN_SECONDS)
+
+
+@router.get("/v1/responses/{response_id}", response_class=Response)
+async def get_response(
+    response_id: str,
+    services: ServicesDep,
+    identity: IdentityDep,
+    reader: ReaderDep,
+    *,
+    stream: bool = False,
+    starting_after: Annotated[int | None, Query(ge=0)] = None,
+) -> Response:
+    """Return a response as it is now; with ``stream`` its events after a number, then those to come."""
+    row = await _found(services, identity, response_id, Scope.READ)
+    if stream:
+        return _stream(row, reader, after=-1 if starting_after is None else starting_after)
+    return JSONResponse((await _now(row, reader)).as_json())
+
+
+@router.post("/v1/responses/{response_id}/cancel", response_class=Response)
+async def cancel_response(
+    response_id: str, services: ServicesDep, identity: IdentityDep, reader: ReaderDep
+) -> Response:
+    """Cancel the turn of a background response; one that has ended stays as it is."""
+    row = await _found(services, identity, response_id, Scope.POST)
+    if not row.is_background:
+        raise _bad("background", "only background responses can be cancelled")
+    if row.turn_id is not None:
+        await services.stopper.stop(
+            row.chat_key,
+            reason="cancelled on request",
+            wait_seconds=CLOSE_STEP_SECONDS,
+            turn_id=row.turn_id,
+        )
+    return JSONResponse((await _now(row, reader)).as_json())
+
+
+@router.delete("/v1/responses/{response_id}")
+async def delete_response(response_id: str, services: ServicesDep, identity: IdentityDep) -> dict[str, Any]:
+    """Delete a response; the chat keeps its messages."""
+    await _found(services, identity, response_id, Scope.POST)
+    async with services.database.begin() as transaction:
+        await transaction.openai_responses.delete(response_id)
+    return {"id": response_id, "object": "response", "deleted": True}
+
+
+async def _chat_of(
+    services: Services, identity: Identity, body: ResponseBody, header: str | None, response_id: str
+) -> str:
+    """Return the chat of a new response: that of the previous one, or as ``chosen_chat`` chooses.
+
+    Without any statement the response begins a conversation of its own.
+    """
+    if body.previous_response_id is not None:
+        previous = await _found(services, identity, body.previous_response_id, Scope.POST)
+        return previous.chat_key
+    stated = (body.person, body.conversation_id)
+    return chosen_chat(identity, header, *(stated if any(stated) else (None, response_id)))
+
+
+async def _whole(row: OpenAIResponse, reader: AnswerReader, *, seconds: float) -> Response:
+    view = ResponseView(row)
+    try:
+        async with asyncio.timeout(seconds):
+            await view.finish(reader)
+    except (TimeoutError, SlowReaderError) as exc:
+        detail = f"the response {row.id} has not ended; retrieve it later"
+        raise APIError(HTTPStatus.GATEWAY_TIMEOUT, "turn_timeout", detail, headers=NO_RETRY) from exc
+    if view.end is None:
+        detail = f"the gateway stopped; the response {row.id} goes on, retrieve it"
+        raise APIError(HTTPStatus.BAD_GATEWAY, "stopping", detail, headers=NO_RETRY)
+    return JSONResponse(view.as_json())
+
+
+async def _now(row: OpenAIResponse, reader: AnswerReader) -> ResponseView:
+    """Return a response as far as it is known at present."""
+    view = ResponseView(row)
+    if row.turn_id is None or await reader.has_ended(row.turn_id):
+        await view.finish(reader)
+    else:
+        view.status = await reader.state(row.turn_id)
+        view.output = [item_of(piece) for piece in await reader.so_far(row.turn_id)]
+    return view
+
+
+def _stream(row: OpenAIResponse, reader: AnswerReader, *, after: int) -> EventSourceResponse:
+    return EventSourceResponse(
+        _frames(ResponseView(row), reader, after), ping=PING_SECONDS, send_timeout=SEND_SECONDS, sep="\n"
+    )
+
+
+async def _frames(view: ResponseView, reader: AnswerReader, after: int) -> AsyncIterator[dict[str, str]]:
+    try:
+        async for event in view.events(reader, after=after):
+            yield {"event": event["type"], "data": json.dumps(event)}
+    except (SlowReaderError, NekroError) as exc:
+        # The stream ends early; the client continues after the last number that it has.
+        logger.bind(response_id=view.row.id, reason=str(exc)).info("response_stream_ended")
+
+
+async def _found(services: Services, identity: Identity, response_id: str, scope: Scope) -> OpenAIResponse:
+    """Return a response of the key.
+
+    Raises:
+        APIError: 404, there is none, or it belongs to another key.
+        ProblemError: the key may not.
+    """
+    identity.require(scope)
+    async with services.database.read() as transaction:
+        row = await transaction.openai_responses.find(response_id)
+    if row is None or row.key_id != identity.key_id:
+        detail = f"there is no response {response_id[:100]!r}"
+        raise APIError(HTTPStatus.NOT_FOUND, "not_found", detail, param="response_id")
+    identity.require(scope, chat_key=row.chat_key)
+    return row
+
+
+def _stated(body: ResponseBody) -> dict[str, Any]:
+    stated = {
+        "metadata": body.metadata,
+        "conversation": body.conversation_id,
+        "user": body.person,
+        "store": body.store,
+    }
+    return {name: value for name, value in stated.items() if value is not None}
+
+
+def _bad(param: str, message: str) -> APIError:
+    return APIError(HTTPStatus.BAD_REQUEST, "invalid_value", f"{param}: {message}", param=param)

@@ -1,0 +1,46 @@
+"""Responses of the OpenAI-compatible API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import delete, insert, select
+
+from storage.models import OpenAIResponseRow
+from storage.repositories.base import Repository
+
+__all__ = ["OpenAIResponse", "OpenAIResponseRepository"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenAIResponse:
+    """One response; its fields as in ``OpenAIResponseRow``."""
+
+    id: str
+    key_id: str | None
+    chat_key: str
+    turn_id: str | None
+    previous_id: str | None
+    model: str
+    is_background: bool
+    stated: dict[str, Any]
+    created_at: datetime
+
+
+class OpenAIResponseRepository(Repository):
+    """Rows of responses."""
+
+    async def add(self, response: OpenAIResponse) -> None:
+        """Keep a response."""
+        await self._count(insert(OpenAIResponseRow).values(**vars(response)))
+
+    async def find(self, response_id: str) -> OpenAIResponse | None:
+        """Return the response, or None."""
+        statement = select(OpenAIResponseRow).where(OpenAIResponseRow.id == response_id)
+        return await self._one_or_none(OpenAIResponse, statement)
+
+    async def delete(self, response_id: str) -> bool:
+        """Delete a response; False when there is none."""
+        return await self._count(delete(OpenAIResponseRow).where(OpenAIResponseRow.id == response_id)) > 0

@@ -1,0 +1,285 @@
+"""The OpenAI-compatible API with the unchanged ``openai`` package, on workers as processes."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+
+import httpx
+import openai
+import pytest
+from gateway_server import served
+from painter_model import PIXEL, PainterModel
+from worker_fleet import Fleet
+
+from gateway.app import create_app
+
+DATA_URL = "data:image/png;base64," + base64.b64encode(PIXEL).decode()
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[PainterModel]:
+    model = PainterModel()
+    yield model
+    model.stop()
+
+
+@pytest.fixture(scope="module")
+def agents(make_fleet: Callable[..., Fleet], model: PainterModel) -> Fleet:
+    """A fleet that answers."""
+    llm = {"base_url": model.start(), "model": "tests-1", "stream": False, "tries": 1}
+    fleet = make_fleet(llm=llm, agent={"history_images": 3})
+    fleet.start("methods", "rounds")
+    return fleet
+
+
+@asynccontextmanager
+async def client_of(fleet: Fleet) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with (
+        served(create_app(fleet.settings)) as http,
+        openai.AsyncOpenAI(base_url=f"{http.base_url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
+
+
+async def test_a_chat_completion_is_what_the_agent_sends(agents: Fleet) -> None:
+    async with client_of(agents) as client:
+        done = await client.chat.completions.create(
+            model="nekro", user="ada", messages=[{"role": "user", "content": "scene:hello"}]
+        )
+    assert done.choices[0].message.content == "Hello!\n\nHow are you?"
+    assert done.choices[0].finish_reason == "stop"
+    assert done.usage is not None
+    assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (1000, 200)
+
+
+async def test_a_streamed_completion_has_each_message_as_it_is_sent(agents: Fleet) -> None:
+    async with client_of(agents) as client:
+        stream = await client.chat.completions.create(
+            model="nekro",
+            user="bob",
+            messages=[{"role": "user", "content": "scene:hello"}],
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        chunks = [chunk async for chunk in stream]
+    texts = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices]
+    assert texts == ["", "Hello!", "\n\nHow are you?", None]
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    assert chunks[-1].usage is not None and chunks[-1].usage.total_tokens == 1200
+
+
+async def test_pictures_reach_the_model_and_files_return_as_links(agents: Fleet) -> None:
+    async with client_of(agents) as client:
+        content = [
+            {"type": "text", "text": "scene:look"},
+            {"type": "image_url", "image_url": {"url": DATA_URL}},
+        ]
+        done = await client.chat.completions.create(
+            model="nekro",
+            user="painter",
+            messages=[{"role": "user", "content": content}],  # type: ignore[list-item, misc]
+        )
+        assert done.choices[0].message.content == "I see 1: data:image/png;base64"
+        drawn = await client.chat.completions.create(
+            model="nekro", user="painter", messages=[{"role": "user", "content": "scene:draw"}]
+        )
+        text, link = (drawn.choices[0].message.content or "").split("\n\n")
+        assert text == "Here it is." and link.startswith("![plot.png](http://127.0.0.1:")
+        url = link.partition("(")[2].rstrip(")")
+        async with httpx.AsyncClient() as browser:
+            picture = await browser.get(url)
+            assert (picture.content, picture.headers["content-type"]) == (PIXEL, "image/png")
+            assert picture.headers["cross-origin-resource-policy"] == "cross-origin"
+            token = url.rsplit("/", 2)[1]
+            assert (await browser.get(url.replace(token, token[:-3] + "AAA"))).status_code == 404
+
+
+async def test_the_chat_follows_from_the_user_or_the_header(agents: Fleet) -> None:
+    async with client_of(agents) as client:
+        named = {"X-Nekro-Chat": "named-1"}
+        for user, headers in (("carl", {}), ("carl", {}), ("dora", {}), ("dora", named)):
+            await client.chat.completions.create(
+                model="nekro",
+                user=user,
+                messages=[{"role": "user", "content": "scene:silent"}],
+                extra_headers=headers,
+            )
+    services = agents.services()
+    async with services.database.read() as transaction:
+        chats = await transaction.chats.newest(limit=100)
+        sizes = {
+            chat.chat_key: len(await transaction.messages.newest(chat.chat_key, limit=10)) for chat in chats
+        }
+    await services.database.dispose()
+    assert sizes["named-1"] == 1 and 2 in sizes.values()
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"model": "gpt-9"}, 404, "model"),
+        ({"messages": []}, 400, "messages"),
+        ({"messages": [{"role": "system", "content": "be kind"}]}, 400, "messages"),
+        ({"messages": [{"role": "user", "content": 5}]}, 400, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": " "}]}, 400, "messages.0.content"),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/a.png"}}],
+                    }
+                ]
+            },
+            400,
+            "messages.0.content.0.image_url",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
+            400,
+            "messages.0.content.0.type",
+        ),
+        ({"n": 2}, 400, "n"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools"),
+    ],
+)
+async def test_errors_have_the_form_of_openai(
+    fleet: Fleet, fields: dict[str, object], status: int, param: str
+) -> None:
+    body = {"model": "nekro", "messages": [{"role": "user", "content": "hello"}], **fields}
+    async with served(create_app(fleet.settings)) as http:
+        answer = await http.post("/v1/chat/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_a_failed_turn_is_an_error_that_is_not_repeated(agents: Fleet, model: PainterModel) -> None:
+    async with (
+        served(create_app(agents.settings)) as http,
+        openai.AsyncOpenAI(base_url=f"{http.base_url}/v1", api_key="none") as client,
+    ):
+        asked = len(model.seen)
+        with pytest.raises(openai.InternalServerError, match="the model refuses") as failed:
+            await client.chat.completions.create(
+                model="nekro", user="eve", messages=[{"role": "user", "content": "scene:fail"}]
+            )
+        assert failed.value.code
+        assert len(model.seen) == asked + 1
+        stream = await client.chat.completions.create(
+            model="nekro", user="eve", messages=[{"role": "user", "content": "scene:fail"}], stream=True
+        )
+        with pytest.raises(openai.APIError, match="the model refuses"):
+            async for _ in stream:
+                pass
+        response = await client.responses.create(model="nekro", user="eve", input="scene:fail")
+        assert response.status == "failed"
+        assert response.error is not None and "the model refuses" in response.error.message
+
+
+async def test_models_are_listed(fleet: Fleet) -> None:
+    async with client_of(fleet) as client:
+        assert [item.id async for item in client.models.list()] == ["nekro"]
+        assert (await client.models.retrieve("nekro")).id == "nekro"
+        with pytest.raises(openai.NotFoundError):
+            await client.models.retrieve("other")
+
+
+async def test_a_response_is_created_read_continued_and_deleted(agents: Fleet) -> None:
+    async with client_of(agents) as client:
+        first = await client.responses.create(model="nekro", input="scene:hello", metadata={"a": "b"})
+        assert (first.status, first.output_text) == ("completed", "Hello!How are you?")
+        assert first.usage is not None and first.usage.total_tokens == 1200
+        again = await client.responses.retrieve(first.id)
+        assert again.to_dict() == first.to_dict()
+        image = {"type": "input_image", "image_url": DATA_URL, "detail": "auto"}
+        content = [{"type": "input_text", "text": "scene:look"}, image]
+        second = await client.responses.create(
+            model="nekro",
+            input=[{"role": "user", "content": content}],  # type: ignore[list-item, misc]
+            previous_response_id=first.id,
+        )
+        assert second.output_text == "I see 1: data:image/png;base64"
+        third = await client.responses.create(
+            model="nekro", input="scene:look", previous_response_id=second.id, store=False
+        )
+        # The picture is in the history of the conversation.
+        assert third.output_text == "I see 1: data:image/png;base64"
+        other = await client.responses.create(model="nekro", input="scene:look")
+        assert other.output_text == "I see 0: "
+        await client.responses.delete(first.id)
+        for gone in (first.id, third.id, "resp_none"):
+            with pytest.raises(openai.NotFoundError):
+                await client.responses.retrieve(gone)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.create(model="nekro", input="scene:hello", previous_response_id=first.id)
+
+
+async def test_a_streamed_response_has_numbered_events(agents: Fleet) -> None:
+    async with client_of(agents) as client:
+        async with client.responses.stream(model="nekro", input="scene:hello") as stream:
+            events = [event async for event in stream]
+            final = await stream.get_final_response()
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        assert (events[0].type, events[-1].type) == ("response.created", "response.completed")
+        assert final.output_text == "Hello!How are you?"
+        again = await client.responses.retrieve(final.id, stream=True, starting_after=4)
+        numbers = [event.sequence_number async for event in again]
+        assert numbers == list(range(5, len(events)))
+
+
+async def test_a_background_response_can_be_read_while_it_runs_and_cancelled(
+    agents: Fleet, model: PainterModel
+) -> None:
+    model.hold()
+    async with client_of(agents) as client:
+        response = await client.responses.create(model="nekro", input="scene:slow", background=True)
+        assert response.status == "queued"
+        stream = await client.responses.retrieve(response.id, stream=True)
+        async for event in stream:
+            if event.type == "response.output_text.done":
+                assert event.text == "one"
+                break
+        now = await client.responses.retrieve(response.id)
+        assert (now.status, now.output_text) == ("in_progress", "one")
+        cancelled = await client.responses.cancel(response.id)
+        assert cancelled.status == "cancelled"
+        last = [event.type async for event in await client.responses.retrieve(response.id, stream=True)][-1]
+        assert last == "response.incomplete"
+        waiting = await client.responses.create(model="nekro", input="scene:slow", background=True)
+        model.release()
+        events = [event async for event in await client.responses.retrieve(waiting.id, stream=True)]
+        assert events[-1].type == "response.completed" and events[-1].response.output_text == "onetwo"
+        with pytest.raises(openai.BadRequestError):
+            whole = await client.responses.create(model="nekro", input="scene:hello")
+            await client.responses.cancel(whole.id)
+
+
+async def test_the_synchronous_client_works_alike(agents: Fleet) -> None:
+    seen: dict[str, object] = {}
+
+    def talk(url: str) -> None:
+        with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            done = client.chat.completions.create(
+                model="nekro", user="sync", messages=[{"role": "user", "content": "scene:hello"}]
+            )
+            seen["plain"] = done.choices[0].message.content
+            chunks = client.chat.completions.create(
+                model="nekro", user="sync", messages=[{"role": "user", "content": "scene:hello"}], stream=True
+            )
+            seen["streamed"] = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+            seen["response"] = client.responses.create(model="nekro", input="scene:hello").output_text
+            events = client.responses.create(model="nekro", input="scene:hello", stream=True)
+            seen["events"] = [event.type for event in events][-1]
+
+    async with served(create_app(agents.settings)) as http:
+        await http.get("/healthz")
+        await asyncio.to_thread(talk, f"{http.base_url}/v1")
+    assert seen == {
+        "plain": "Hello!\n\nHow are you?",
+        "streamed": "Hello!\n\nHow are you?",
+        "response": "Hello!How are you?",
+        "events": "response.completed",
+    }
