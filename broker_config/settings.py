@@ -489,6 +489,10 @@ class GatewaySettings(_Group):
     body_bytes: int = Field(
         2 << 20, ge=1024, description="Largest body of a request, except of uploads and routes of plugins."
     )
+    upload_bytes: int = Field(1 << 30, ge=1024, description="Largest body of an upload of files.")
+    media_bytes: int = Field(
+        48 << 20, ge=1024, description="Largest body of a message, which may contain pictures and files."
+    )
     body_seconds: float = Field(
         30, gt=0, description="How long a client may take to send a request's headers, and then its body."
     )

@@ -14,8 +14,9 @@ from broker_config.settings import GatewaySettings, Settings
 from gateway import problems
 from gateway.access.keys import require_key
 from gateway.access.rates import Rates
-from gateway.api import ROUTERS, probes
+from gateway.api import ROUTERS, links, probes
 from gateway.dependencies import identity_of
+from gateway.openai import router as openai_router
 from gateway.streams.hub import EventHub
 from gateway.web.limits import BodyLimit
 from gateway.web.middleware import Entrance, RequestContext
@@ -75,6 +76,8 @@ def create_app(settings: Settings) -> FastAPI:
     for router in ROUTERS:
         api.include_router(router)
     app.include_router(api)
+    app.include_router(openai_router)
+    app.include_router(links.router)
     return app
 
 

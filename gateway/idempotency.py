@@ -36,7 +36,7 @@ from nekro_agent.errors import (
 from storage.access.requests import RecordedRequest
 from storage.engine import Database
 
-__all__ = ["Once", "OnceDep"]
+__all__ = ["Once", "OnceDep", "once_of"]
 
 _HEADER: Final = "idempotency-key"
 _KEY: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")
@@ -160,8 +160,13 @@ class Once:
                     await transaction.requests.renew(digest, fence=fence, lease_seconds=_LEASE_SECONDS)
 
 
+async def once_of(request: Request, *, body: bytes) -> Once:
+    """Return a request by what a repetition must repeat, for bodies that are not read at once."""
+    return Once(request.app.state.services.database, name=await _name(request), body=body)
+
+
 async def _once(request: Request) -> Once:
-    return Once(request.app.state.services.database, name=await _name(request), body=await request.body())
+    return await once_of(request, body=await request.body())
 
 
 async def _name(request: Request) -> str | None:

@@ -52,5 +52,6 @@ async def post_message(
     if receipt is None:
         return PostedMessage(message=None, turn_id=None)
     return PostedMessage(
-        message=message_answer(receipt.message, turn_id=receipt.turn_id), turn_id=receipt.turn_id
+        message=message_answer(receipt.message, services.file_ids, turn_id=receipt.turn_id),
+        turn_id=receipt.turn_id,
     )

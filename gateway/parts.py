@@ -6,15 +6,16 @@ import asyncio
 import mimetypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, Final
+from urllib.parse import quote
 
 from agent.multimodal import image_data
-from gateway.api.files import file_info
-from gateway.file_ids import FileIds
 from gateway.problems import ProblemError
 from nekro_agent.errors import NotFoundError, UsageError
 from nekro_client.models import (
+    FileInfo,
     FilePart,
     ImagePart,
     NewFilePart,
@@ -26,10 +27,11 @@ from nekro_client.models import (
 )
 from storage.repositories.messages import Message
 from workers.chats.attachments import Attachment, attachments_of
+from workers.chats.file_ids import FileIds
 from workers.chats.files import ChatFiles
 from workers.composition import Services
 
-__all__ = ["Content", "message_parts", "stored_content"]
+__all__ = ["Content", "file_info", "message_parts", "stored_content"]
 
 #: Most parts of one message.
 MOST_PARTS: Final = 64
@@ -47,7 +49,6 @@ class Content:
 
 async def stored_content(
     services: Services,
-    ids: FileIds,
     chat_key: str,
     parts: Sequence[NewPart],
     *,
@@ -72,10 +73,27 @@ async def stored_content(
             texts.append(part.text)
             segments.append({"type": "text", "text": part.text})
         else:
-            segments.append((await asyncio.to_thread(_stored, area, ids, chat_key, part)).segment)
+            segments.append(
+                (await asyncio.to_thread(_stored, area, services.file_ids, chat_key, part)).segment
+            )
     segments += [file.segment for file in files]
     is_plain = len(texts) == len(segments)
     return Content(text="\n".join(texts), segments=[] if is_plain else segments)
+
+
+def file_info(ids: FileIds, chat_key: str, file: Attachment) -> FileInfo:
+    """Return the description of a file of a message."""
+    file_id = ids.make(chat_key, file.path, modified_ns=file.modified_ns)
+    return FileInfo(
+        id=file_id,
+        name=file.name,
+        path=file.path,
+        media_type=file.media_type,
+        size_bytes=file.size_bytes or 0,
+        sha256=file.sha256,
+        created_at=_moment(file.modified_ns),
+        url=f"/api/v1/chats/{quote(chat_key, safe='')}/files/{file_id}",
+    )
 
 
 def message_parts(ids: FileIds, row: Message) -> list[Part]:
@@ -137,3 +155,7 @@ def _decoded(url: str, name: str | None, kind: str) -> tuple[str, bytes]:
 
 def _invalid(detail: str) -> ProblemError:
     return ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_part", detail)
+
+
+def _moment(nanoseconds: int | None) -> datetime | None:
+    return None if nanoseconds is None else datetime.fromtimestamp(nanoseconds / 1e9, UTC)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from gateway.parts import message_parts
 from nekro_agent.ports import CronJob, JobState
 from nekro_client import models
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from storage.repositories.rounds import Round
     from storage.repositories.timers import RecordedTimer
     from workers.catalogue.entries import MethodEntry, PluginEntry
+    from workers.chats.file_ids import FileIds
     from workers.rounds.runs import CodeReport
 
 __all__ = [
@@ -40,13 +42,12 @@ __all__ = [
 _JOB_STATES: Final = {JobState.SUCCEEDED: "done"}
 
 
-def message_answer(row: Message, *, turn_id: str | None = None) -> models.Message:
+def message_answer(row: Message, ids: FileIds, *, turn_id: str | None = None) -> models.Message:
     """Return a message of a chat.
 
     Args:
         turn_id: the turn that it has just started; None: the recorded one.
     """
-    parts: list[models.Part] = [models.TextPart(text=row.text)] if row.text else []
     return models.Message(
         id=row.id,
         sequence=row.sequence,
@@ -55,7 +56,7 @@ def message_answer(row: Message, *, turn_id: str | None = None) -> models.Messag
         sender_id=row.sender_id,
         sender_name=row.sender_name,
         text=row.text,
-        parts=parts,
+        parts=message_parts(ids, row),
         turn_id=turn_id or row.turn_id,
         call_id=row.call_id,
         round_id=row.round_id,

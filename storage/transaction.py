@@ -13,8 +13,8 @@ from storage.driver.connection import Connection
 if TYPE_CHECKING:
     from storage.access.audit import AuditRepository
     from storage.access.keys import KeyRepository
+    from storage.access.openai_responses import OpenAIResponseRepository
     from storage.access.requests import RequestRepository
-    from storage.openai_responses import OpenAIResponseRepository
     from storage.publications import CatalogueRepository
     from storage.repositories.call_progress import CallProgressRepository, DetachedCallRepository
     from storage.repositories.calls import CallRepository
@@ -126,7 +126,7 @@ class Repositories:
     @cached_property
     def openai_responses(self) -> OpenAIResponseRepository:
         """Responses of the OpenAI-compatible API."""
-        from storage.openai_responses import OpenAIResponseRepository
+        from storage.access.openai_responses import OpenAIResponseRepository
 
         return OpenAIResponseRepository(self._runner)
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from workers.calls.progress import ProgressAnnouncer
     from workers.calls.remote_hooks import ForwardedHooks, HookForwarder
     from workers.catalogue.fleet import CatalogueReader
+    from workers.chats.file_ids import FileIds
     from workers.chats.publisher import EventPublisher
     from workers.jobs.runner import JobRunner
     from workers.leases.keeper import LeaseKeeper
@@ -218,6 +219,13 @@ class Parts:
         from storage.files.areas import DataAreas
 
         return DataAreas(self.settings.data_dir, uploads=self.upload_areas)
+
+    @cached_property
+    def file_ids(self) -> FileIds:
+        """Ids of chats' files."""
+        from workers.chats.file_ids import FileIds
+
+        return FileIds(resolve_signing_key(self.settings).get_secret_value())
 
     @cached_property
     def upload_areas(self) -> UploadAreas:

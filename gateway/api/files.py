@@ -1,7 +1,7 @@
 """Files of chats: listed, stored, served and removed.
 
-The path of a file comes from an id that a gateway made (``gateway.file_ids``); files are opened below the
-chat's areas without following links, because sandboxed code can plant some.
+The path of a file comes from an id that a gateway made (``workers.chats.file_ids``); files are opened below
+the chat's areas without following links, because sandboxed code can plant some.
 """
 
 from __future__ import annotations
@@ -10,17 +10,15 @@ import asyncio
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Annotated, BinaryIO, Final, Literal, TypeVar
-from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request, Response
 
 from gateway.dependencies import ChatKey, IdentityDep, PathText, ServicesDep
-from gateway.file_ids import FileIds, FileIdsDep, FileRef
-from gateway.forms import Form, open_body, open_form
+from gateway.forms import open_body, open_form, store_files
 from gateway.identity import Scope
+from gateway.parts import file_info
 from gateway.problems import ProblemError
 from gateway.served_files import etag_of, file_response
 from nekro_agent.errors import NotFoundError, UsageError
@@ -29,29 +27,15 @@ from nekro_agent.ports import ChatInfo
 from nekro_agent.tools.path_convertor import PathLocation
 from nekro_client.models import FileInfo, Page
 from workers.chats.attachments import Attachment, media_type_of
+from workers.chats.file_ids import FileRef
 from workers.chats.files import HEAD_BYTES, ChatFile, ChatFiles, content_type
 from workers.composition import Services
 
-__all__ = ["file_info", "router", "serve_file", "store_files"]
+__all__ = ["router", "serve_file"]
 
 router = APIRouter(tags=["files"])
 T = TypeVar("T")
 _PRIVATE: Final = {"Cache-Control": "private, no-cache"}
-
-
-def file_info(ids: FileIds, chat_key: str, file: Attachment) -> FileInfo:
-    """Return the description of a file of a message."""
-    file_id = ids.make(chat_key, file.path, modified_ns=file.modified_ns)
-    return FileInfo(
-        id=file_id,
-        name=file.name,
-        path=file.path,
-        media_type=file.media_type,
-        size_bytes=file.size_bytes or 0,
-        sha256=file.sha256,
-        created_at=_moment(file.modified_ns),
-        url=f"/api/v1/chats/{quote(chat_key, safe='')}/files/{file_id}",
-    )
 
 
 @router.get("/chats/{chat_key}/files")
@@ -59,7 +43,6 @@ async def list_files(
     chat_key: ChatKey,
     services: ServicesDep,
     identity: IdentityDep,
-    ids: FileIdsDep,
     *,
     area: Literal["uploads", "shared"] | None = None,
     cursor: Annotated[str | None, Query(max_length=8192)] = None,
@@ -69,14 +52,14 @@ async def list_files(
     identity.require(Scope.READ, chat_key=chat_key)
     files = services.files_of(await known_chat(services, chat_key))
     locations = [PathLocation(area)] if area else []
-    after = ids.read(chat_key, cursor).path if cursor else ""
+    after = services.file_ids.read(chat_key, cursor).path if cursor else ""
 
     def page() -> list[ChatFile]:
         found = (file for file in files.list(*locations) if file.path > after)
         return sorted(found, key=lambda file: file.path)[: limit + 1]
 
     found = await asyncio.to_thread(page)
-    items = [file_info(ids, chat_key, _listed(file)) for file in found[:limit]]
+    items = [file_info(services.file_ids, chat_key, _listed(file)) for file in found[:limit]]
     return Page(items=items, next_cursor=items[-1].id if len(found) > limit else None)
 
 
@@ -88,7 +71,6 @@ async def put_file(
     response: Response,
     services: ServicesDep,
     identity: IdentityDep,
-    ids: FileIdsDep,
 ) -> FileInfo:
     """Store the body as a file in the chat's uploads; the same content again has no effect.
 
@@ -100,7 +82,7 @@ async def put_file(
     files = services.files_of(await services.chat(chat_key))
     async with open_body(request, services) as body:
         stored = await asyncio.to_thread(files.add, name, body, numbers=False)
-    info = file_info(ids, chat_key, stored)
+    info = file_info(services.file_ids, chat_key, stored)
     response.headers["Location"] = info.url
     response.status_code = HTTPStatus.CREATED
     return info
@@ -108,13 +90,13 @@ async def put_file(
 
 @router.post("/chats/{chat_key}/files", status_code=HTTPStatus.CREATED)
 async def post_files(
-    chat_key: ChatKey, request: Request, services: ServicesDep, identity: IdentityDep, ids: FileIdsDep
+    chat_key: ChatKey, request: Request, services: ServicesDep, identity: IdentityDep
 ) -> list[FileInfo]:
     """Store the files of a ``multipart/form-data`` body; a name in use gets a number."""
     identity.require(Scope.POST, chat_key=chat_key)
     async with open_form(request) as form:
-        stored = await store_files(services, chat_key, form)
-    return [file_info(ids, chat_key, file) for file in stored]
+        stored = await store_files(services, chat_key, form.files)
+    return [file_info(services.file_ids, chat_key, file) for file in stored]
 
 
 @router.api_route("/chats/{chat_key}/files/{file_id}", methods=["GET", "HEAD"], response_class=Response)
@@ -124,20 +106,19 @@ async def get_file(
     request: Request,
     services: ServicesDep,
     identity: IdentityDep,
-    ids: FileIdsDep,
 ) -> Response:
     """Return the content of a file, or the range that is asked for. 410: it was replaced by another."""
     identity.require(Scope.READ, chat_key=chat_key)
-    return await serve_file(services, chat_key, ids.read(chat_key, file_id), request)
+    return await serve_file(services, chat_key, services.file_ids.read(chat_key, file_id), request)
 
 
 @router.delete("/chats/{chat_key}/files/{file_id}", status_code=HTTPStatus.NO_CONTENT)
 async def delete_file(
-    chat_key: ChatKey, file_id: PathText, services: ServicesDep, identity: IdentityDep, ids: FileIdsDep
+    chat_key: ChatKey, file_id: PathText, services: ServicesDep, identity: IdentityDep
 ) -> None:
     """Remove a file. Messages keep its name."""
     identity.require(Scope.POST, chat_key=chat_key)
-    ref = ids.read(chat_key, file_id)
+    ref = services.file_ids.read(chat_key, file_id)
     files = services.files_of(await known_chat(services, chat_key))
 
     def remove() -> None:
@@ -173,16 +154,6 @@ async def serve_file(services: Services, chat_key: str, ref: FileRef, request: R
     except BaseException:
         opened.close()
         raise
-
-
-async def store_files(services: Services, chat_key: str, form: Form) -> list[Attachment]:
-    """Store the files of a form in a chat's uploads, in order; the chat is created if it is new.
-
-    Raises:
-        InvalidValueError, UploadQuotaError: as from ``ChatFiles.add``.
-    """
-    files = services.files_of(await services.chat(chat_key))
-    return [await asyncio.to_thread(files.add, part.name, part.file) for part in form.files]
 
 
 async def known_chat(services: Services, chat_key: str) -> ChatInfo:
@@ -228,7 +199,3 @@ def _listed(file: ChatFile) -> Attachment:
         size_bytes=file.size_bytes,
         modified_ns=file.modified_ns,
     )
-
-
-def _moment(nanoseconds: int | None) -> datetime | None:
-    return None if nanoseconds is None else datetime.fromtimestamp(nanoseconds / 1e9, UTC)

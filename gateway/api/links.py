@@ -11,8 +11,8 @@ from fastapi import APIRouter, Request, Response
 from broker_config.settings import RetentionSettings
 from gateway.api.files import serve_file
 from gateway.dependencies import ServicesDep
-from gateway.file_ids import FileIds, FileIdsDep
 from workers.chats.attachments import Attachment
+from workers.chats.file_ids import FileIds
 
 __all__ = ["LINKS", "link_to", "router"]
 
@@ -24,8 +24,9 @@ router = APIRouter(tags=["files"])
 
 
 @router.api_route(LINKS + "{token}/{name}", methods=["GET", "HEAD"], response_class=Response)
-async def follow(token: str, name: str, request: Request, services: ServicesDep, ids: FileIdsDep) -> Response:
+async def follow(token: str, name: str, request: Request, services: ServicesDep) -> Response:
     """Return the content of a file that a link names; the name is only shown."""
+    ids = services.file_ids
     link = ids.followed(token)
     answer = await serve_file(services, link.chat_key, ids.read(link.chat_key, link.file_id), request)
     answer.headers["Cross-Origin-Resource-Policy"] = "cross-origin"

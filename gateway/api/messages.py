@@ -5,14 +5,15 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated, Final, Literal
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from gateway.dependencies import ChatKey, HubDep, IdentityDep, ServicesDep
-from gateway.idempotency import OnceDep
+from gateway.forms import MESSAGE_BODY, open_message, store_files
+from gateway.idempotency import OnceDep, once_of
 from gateway.identity import Scope
 from gateway.messages import post_message, sender_of
-from gateway.problems import ProblemError
+from gateway.parts import stored_content
 from gateway.streams.hub import EventHub, SlowReaderError
 from gateway.streams.turn_tree import read_turn
 from gateway.streams.turns import turn_end
@@ -21,7 +22,7 @@ from gateway.web.paging import Cursor, Limit, cursor_of, number_of
 from gateway.web.responses import JsonAnswer
 from nekro_agent.errors import NotFoundError
 from nekro_agent.ports import IncomingMessage
-from nekro_client.models import Message, MessageBody, NewTextPart, Page, PostedMessage, Reset
+from nekro_client.models import Message, Page, PostedMessage, Reset
 from workers.composition import Services
 
 __all__ = ["MOST_WAIT_SECONDS", "router"]
@@ -32,34 +33,46 @@ MOST_WAIT_SECONDS: Final = 300
 router = APIRouter(tags=["messages"])
 
 
-@router.post("/chats/{chat_key}/messages", status_code=HTTPStatus.ACCEPTED, response_model=PostedMessage)
+@router.post(
+    "/chats/{chat_key}/messages",
+    status_code=HTTPStatus.ACCEPTED,
+    response_model=PostedMessage,
+    openapi_extra={"requestBody": MESSAGE_BODY},
+)
 async def post(
     chat_key: ChatKey,
-    body: MessageBody,
+    request: Request,
     services: ServicesDep,
     identity: IdentityDep,
     hub: HubDep,
-    once: OnceDep,
     wait: Annotated[
         float, Query(ge=0, le=MOST_WAIT_SECONDS, description="Seconds to wait for the end of the turn.")
     ] = 0,
 ) -> Response:
     """Post a person's message, which starts a turn; a new chat begins with it.
 
-    With `wait` the answer has the whole turn, and status 200, if the turn ends in time.
+    The body is JSON, or `multipart/form-data` with the files of the message and its other fields. With
+    `wait` the answer has the whole turn, and status 200, if the turn ends in time.
     """
     identity.require(Scope.POST, chat_key=chat_key)
-    user_id = sender_of(identity, body.user_id)
-    message = IncomingMessage(
-        chat_key=chat_key,
-        text=_text_of(body),
-        user_id=user_id,
-        user_name=body.user_name or user_id,
-        is_tome=body.to_agent,
-    )
-    answer = await once.run(
-        lambda: post_message(services, identity, message, once=once.name), status=HTTPStatus.ACCEPTED
-    )
+    async with open_message(request) as posted:
+        user_id = sender_of(identity, posted.body.user_id)
+        once = await once_of(request, body=posted.digest)
+
+        async def work() -> PostedMessage:
+            files = await store_files(services, chat_key, posted.files)
+            content = await stored_content(services, chat_key, posted.parts, files=files)
+            message = IncomingMessage(
+                chat_key=chat_key,
+                text=content.text,
+                user_id=user_id,
+                user_name=posted.body.user_name or user_id,
+                is_tome=posted.body.to_agent,
+                content_data=content.segments,
+            )
+            return await post_message(services, identity, message, once=once.name)
+
+        answer = await once.run(work, status=HTTPStatus.ACCEPTED)
     return await _with_turn(answer, services, hub, seconds=wait) if wait else answer
 
 
@@ -89,7 +102,7 @@ async def history(
             rows = await messages.newest(chat_key, limit=limit, before=position, with_past=with_past)
             rows.reverse()
     more = cursor_of(rows[-1].sequence) if len(rows) == limit else None
-    return Page(items=[message_answer(row) for row in rows], next_cursor=more)
+    return Page(items=[message_answer(row, services.file_ids) for row in rows], next_cursor=more)
 
 
 @router.post("/chats/{chat_key}/reset")
@@ -119,21 +132,7 @@ async def _with_turn(
         ended = await turn_end(hub, services.database, posted.turn_id, seconds=seconds)
     except SlowReaderError:
         return answer
-    turn = await read_turn(services.database, posted.turn_id)
+    turn = await read_turn(services, posted.turn_id)
     if ended is None and turn.finished_at is None:
         return answer
     return JsonAnswer(posted.model_copy(update={"turn": turn}).model_dump(mode="json"))
-
-
-def _text_of(body: MessageBody) -> str:
-    if any(not isinstance(part, NewTextPart) for part in body.parts):
-        raise _empty("images and files are not taken in this form")
-    texts = [part.text for part in body.parts if isinstance(part, NewTextPart)]
-    text = "\n".join(([body.text] if body.text is not None else []) + texts)
-    if not text.strip():
-        raise _empty("the message is empty; send text")
-    return text
-
-
-def _empty(detail: str) -> ProblemError:
-    return ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", detail)

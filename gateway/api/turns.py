@@ -44,7 +44,7 @@ async def cancel_turn(turn_id: PathText, services: ServicesDep, identity: Identi
 
 
 async def _answer(services: Services, turn_id: str) -> Response:
-    turn = await read_turn(services.database, turn_id)
+    turn = await read_turn(services, turn_id)
     return Response(json_text(turn), media_type="application/json")
 
 

@@ -11,7 +11,6 @@ from typing import Any
 from fastapi import Request
 
 from gateway.api.links import link_to
-from gateway.file_ids import FileIds
 from gateway.streams.hub import EventHub
 from gateway.streams.turns import turn_events
 from nekro_agent.ports import MessageKind
@@ -63,10 +62,10 @@ class AnswerEnd:
 class AnswerReader:
     """Reads answers for one request."""
 
-    def __init__(self, request: Request, services: Services, hub: EventHub, ids: FileIds) -> None:
+    def __init__(self, request: Request, services: Services, hub: EventHub) -> None:
         """Take what it reads from; links are for the address that the request names."""
         self._base_url = str(request.base_url)
-        self._services, self._hub, self._ids = services, hub, ids
+        self._services, self._hub, self._ids = services, hub, services.file_ids
 
     async def read(self, turn_id: str) -> AsyncGenerator[Piece | AnswerEnd, None]:
         """Yield the messages of a turn as they are sent, then its end; without one if this gateway stops.

@@ -5,13 +5,11 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
 
-from codec.wire import new_id
-from gateway.file_ids import FileIds
 from gateway.identity import Identity, Scope
+from gateway.messages import post_message
 from gateway.openai.errors import APIError
 from gateway.parts import stored_content
 from gateway.problems import ProblemError
@@ -19,23 +17,13 @@ from nekro_agent.ports import IncomingMessage
 from nekro_client.models import NewPart
 from workers.composition import Services
 
-__all__ = ["MODEL", "Posted", "chosen_chat", "post", "require_model"]
+__all__ = ["MODEL", "chosen_chat", "post", "require_model"]
 
 #: The one model: the agent, with the language model of its settings.
 MODEL: Final = "nekro"
 #: Person of a request that states none.
 _PERSON: Final = "openai-user"
 _WILDCARD: Final = re.compile(r"[*?\[]")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Posted:
-    """A posted message."""
-
-    #: None: a plugin's hook blocked it.
-    message_id: str | None
-    #: None: it starts no turn.
-    turn_id: str | None
 
 
 def require_model(model: str) -> None:
@@ -82,35 +70,23 @@ def chosen_chat(identity: Identity, header: str | None, *conversation: str | Non
 
 
 async def post(
-    services: Services,
-    ids: FileIds,
-    identity: Identity,
-    chat_key: str,
-    parts: Sequence[NewPart],
-    user: str | None,
-) -> Posted:
-    """Post a person's message."""
+    services: Services, identity: Identity, chat_key: str, parts: Sequence[NewPart], user: str | None
+) -> str | None:
+    """Post a person's message; returns the turn that it starts, None if it starts none.
+
+    Raises:
+        ProblemError: a part is not valid, or as from ``post_message``.
+    """
     person = identity.user_id or user or _PERSON
-    content = await stored_content(services, ids, chat_key, parts)
-    message_id = await services.intake.receive(
-        IncomingMessage(
-            chat_key=chat_key,
-            text=content.text,
-            user_id=person,
-            user_name=person,
-            content_data=content.segments,
-        )
+    content = await stored_content(services, chat_key, parts)
+    message = IncomingMessage(
+        chat_key=chat_key,
+        text=content.text,
+        user_id=person,
+        user_name=person,
+        content_data=content.segments,
     )
-    if message_id is None:
-        return Posted(message_id=None, turn_id=None)
-    async with services.database.read() as transaction:
-        row = await transaction.messages.get(message_id)
-    return Posted(message_id=message_id, turn_id=row.turn_id)
-
-
-def new_conversation() -> str:
-    """Return an id that no conversation has."""
-    return new_id()
+    return (await post_message(services, identity, message, once=None)).turn_id
 
 
 def _derived(identity: Identity, conversation: Sequence[str | None]) -> str:

@@ -13,7 +13,6 @@ from fastapi.responses import JSONResponse
 from sse_starlette import EventSourceResponse
 
 from gateway.dependencies import HubDep, IdentityDep, ServicesDep
-from gateway.file_ids import FileIdsDep
 from gateway.openai.answers import AnswerEnd, AnswerReader, Usage
 from gateway.openai.bodies import CompletionBody, newest_message
 from gateway.openai.chats import MODEL, chosen_chat, post, require_model
@@ -56,7 +55,6 @@ async def complete_chat(
     services: ServicesDep,
     hub: HubDep,
     identity: IdentityDep,
-    ids: FileIdsDep,
     x_nekro_chat: Annotated[str | None, Header()] = None,
 ) -> Response:
     """Post the newest message of the user; the answer is what the agent sends to the chat in that turn."""
@@ -66,9 +64,9 @@ async def complete_chat(
         raise APIError(HTTPStatus.BAD_REQUEST, "invalid_value", "n: there is one answer", param="n")
     parts = newest_message(body.messages, param="messages")
     chat_key = chosen_chat(identity, x_nekro_chat, body.person)
-    posted = await post(services, ids, identity, chat_key, parts, body.person)
-    reader = AnswerReader(request, services, hub, ids)
-    completion = _Completion(posted.turn_id, reader)
+    turn_id = await post(services, identity, chat_key, parts, body.person)
+    reader = AnswerReader(request, services, hub)
+    completion = _Completion(turn_id, reader)
     if body.stream:
         with_usage = bool(body.stream_options and body.stream_options.include_usage)
         return EventSourceResponse(

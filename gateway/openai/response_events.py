@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.openai.answers import AnswerEnd, AnswerReader, Piece, Usage
-from storage.openai_responses import OpenAIResponse
+from storage.access.openai_responses import OpenAIResponse
 
 __all__ = ["ResponseView", "item_of"]
 

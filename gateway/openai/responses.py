@@ -15,7 +15,6 @@ from sse_starlette import EventSourceResponse
 
 from codec.wire import new_id
 from gateway.dependencies import HubDep, IdentityDep, ServicesDep
-from gateway.file_ids import FileIdsDep
 from gateway.identity import Identity, Scope
 from gateway.openai.answers import AnswerReader
 from gateway.openai.bodies import ResponseBody, newest_text_or_items
@@ -27,7 +26,7 @@ from gateway.streams.hub import SlowReaderError
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import NekroError
 from nekro_agent.shared_clock import shared_time
-from storage.openai_responses import OpenAIResponse
+from storage.access.openai_responses import OpenAIResponse
 from workers.composition import Services
 
 __all__ = ["router"]
@@ -36,8 +35,8 @@ router = APIRouter(route_class=OpenAIRoute, tags=["openai"])
 _MARGIN_SECONDS: Final = 60
 
 
-def _reader(request: Request, services: ServicesDep, hub: HubDep, ids: FileIdsDep) -> AnswerReader:
-    return AnswerReader(request, services, hub, ids)
+def _reader(request: Request, services: ServicesDep, hub: HubDep) -> AnswerReader:
+    return AnswerReader(request, services, hub)
 
 
 ReaderDep = Annotated[AnswerReader, Depends(_reader)]
@@ -48,7 +47,6 @@ async def create_response(
     body: ResponseBody,
     services: ServicesDep,
     identity: IdentityDep,
-    ids: FileIdsDep,
     reader: ReaderDep,
     x_nekro_chat: Annotated[str | None, Header()] = None,
 ) -> Response:
@@ -62,12 +60,12 @@ async def create_response(
     parts = newest_text_or_items(body.input)
     response_id = f"resp_{new_id()}"
     chat_key = await _chat_of(services, identity, body, x_nekro_chat, response_id)
-    posted = await post(services, ids, identity, chat_key, parts, body.person)
+    turn_id = await post(services, identity, chat_key, parts, body.person)
     row = OpenAIResponse(
         id=response_id,
         key_id=identity.key_id,
         chat_key=chat_key,
-        turn_id=posted.turn_id,
+        turn_id=turn_id,
         previous_id=body.previous_response_id,
         model=body.model,
         is_background=bool(body.background),

@@ -11,13 +11,13 @@ from nekro_agent.methods import SandboxMethodType
 from nekro_client import models
 from nekro_client.models import TurnCause, TurnError, TurnState
 from sandbox.models import StopType
-from storage.engine import Database
 from storage.repositories.calls import Call
 from storage.repositories.events import ChatEvent
 from storage.repositories.rounds import Round
 from storage.states import EventType, RoundState
 from storage.transaction import Transaction
 from workers.calls.story import told_calls
+from workers.composition import Services
 
 __all__ = ["read_turn"]
 
@@ -30,7 +30,7 @@ _TURN_STATES = {
 _UNKNOWN = "round_failed"
 
 
-async def read_turn(database: Database, turn_id: str) -> models.Turn:
+async def read_turn(services: Services, turn_id: str) -> models.Turn:
     """Return a turn with everything that is recorded of it.
 
     The rounds are its own, and the ones of other turns into which its rounds were merged.
@@ -38,7 +38,7 @@ async def read_turn(database: Database, turn_id: str) -> models.Turn:
     Raises:
         NotFoundError: there is no such turn.
     """
-    async with database.read() as transaction:
+    async with services.database.read() as transaction:
         first = await transaction.rounds.get(turn_id)
         rounds = [
             item for item in await transaction.rounds.rounds_of_turns(turn_id) if item.turn_id == turn_id
@@ -65,7 +65,7 @@ async def read_turn(database: Database, turn_id: str) -> models.Turn:
         finished_at=_finished_at(rounds, takers, end),
         error=_error(rounds, takers, end),
         rounds=details,
-        messages=[message_answer(item) for item in messages],
+        messages=[message_answer(item, services.file_ids) for item in messages],
         jobs=[job_answer(item) for item in jobs],
     )
 

@@ -20,7 +20,12 @@ __all__ = ["OWN_LIMITS", "BodyLimit"]
 
 #: Paths with a limit other than ``body_bytes``. Time limits apply between two pieces of such a body, because
 #: it may be long.
-OWN_LIMITS: Final[list[tuple[re.Pattern[str], Callable[[GatewaySettings], int]]]] = []
+OWN_LIMITS: Final[list[tuple[re.Pattern[str], Callable[[GatewaySettings], int]]]] = [
+    (re.compile(r"/api/v1/chats/[^/]+/files(/[^/]*)?"), lambda settings: settings.upload_bytes),
+    # Pictures and files are in the JSON; a form may have more only by uploading first.
+    (re.compile(r"/api/v1/chats/[^/]+/messages"), lambda settings: settings.media_bytes),
+    (re.compile(r"/v1/(chat/completions|responses)"), lambda settings: settings.media_bytes),
+]
 
 
 class BodyLimit:

@@ -35,6 +35,8 @@ _PROBES: Final = ("/healthz", "/readyz")
 _PAGES: Final = "/plugins/"
 #: Most bytes of the URL and the headers together.
 _HEAD_BYTES: Final = 32 << 10
+#: Files that pages of any site may show: who has the link may read.
+_LINKS: Final = "/links/"
 _SAFE_SITES: Final = ("same-origin", "none")
 _HEADERS: Final = {
     "x-content-type-options": "nosniff",
@@ -157,6 +159,8 @@ class Entrance:
             detail = "the Host header names none of NEKRO_GATEWAY__ALLOWED_HOSTS"
             return HTTPStatus.MISDIRECTED_REQUEST, "host_not_allowed", detail
         headers = _headers(scope)
+        if path.startswith(_LINKS):
+            return None
         if "authorization" not in headers and self._is_cross_site(scope["method"], headers):
             detail = "a web site of another origin may not use this gateway without a key"
             return HTTPStatus.FORBIDDEN, "cross_site", detail

@@ -6,11 +6,14 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import httpx
 import openai
 import pytest
+from gateway_process import GatewayProcess
 from gateway_server import served
+from openai.types.responses import ResponseStreamEvent
 from painter_model import PIXEL, PainterModel
 from worker_fleet import Fleet
 
@@ -283,3 +286,46 @@ async def test_the_synchronous_client_works_alike(agents: Fleet) -> None:
         "response": "Hello!How are you?",
         "events": "response.completed",
     }
+
+
+def test_a_background_response_is_resumed_after_the_gateway_was_killed(
+    agents: Fleet, model: PainterModel, tmp_path: Path
+) -> None:
+    model.hold()
+    gateway = GatewayProcess(agents.settings, tmp_path / "gateway.log")
+    seen: list[ResponseStreamEvent] = []
+    try:
+        gateway.start()
+        gateway.wait_ready()
+        with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+            events = client.responses.create(model="nekro", input="scene:slow", background=True, stream=True)
+            response_id = _first_id(next(iter(events)), seen)
+        for last in (1, 4, 7):
+            with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+                events = client.responses.retrieve(
+                    response_id, stream=True, starting_after=seen[-1].sequence_number
+                )
+                for event in events:
+                    seen.append(event)
+                    if event.sequence_number == last:
+                        break
+                gateway.kill()
+            gateway.start()
+            gateway.wait_ready()
+        with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+            events = client.responses.retrieve(response_id, stream=True, starting_after=7)
+            waiting = iter(events)
+            model.release()
+            seen += list(waiting)
+    finally:
+        gateway.kill()
+    assert [event.sequence_number for event in seen] == list(range(15))
+    deltas = [event.delta for event in seen if event.type == "response.output_text.delta"]
+    assert deltas == ["one", "two"]
+    assert seen[-1].type == "response.completed" and seen[-1].response.output_text == "onetwo"
+
+
+def _first_id(event: ResponseStreamEvent, seen: list[ResponseStreamEvent]) -> str:
+    assert event.type == "response.created"
+    seen.append(event)
+    return event.response.id

@@ -88,7 +88,7 @@ async def test_the_tree_of_a_turn_has_everything(bench: Bench) -> None:
     await bench.say(CHAT, "hello")
     model = Model('look("tea")', f'print(tick("one"))\n{SAY}')
     first, second = await bench.play(CHAT, bench.drain(model, slots=2))
-    turn = await read_turn(bench.database, first.id)
+    turn = await read_turn(bench.services, first.id)
     assert (turn.state, turn.error, turn.merged_into) == ("done", None, None)
     assert [(item.id, item.state, item.stop_type) for item in turn.rounds] == [
         (first.id, "done", "AGENT"),
@@ -120,7 +120,7 @@ async def test_merged_turns_end_with_the_round_that_took_them(bench: Bench) -> N
     assert ends[first] == {"state": "done"}
     for merged in rounds[1:]:
         assert ends[merged.id] == {"state": "done", "merged_into": first}
-        turn = await read_turn(bench.database, merged.id)
+        turn = await read_turn(bench.services, merged.id)
         assert (turn.state, turn.merged_into) == ("done", first)
         assert [item.id for item in turn.rounds] == [first, merged.id]
 
@@ -134,7 +134,7 @@ async def test_a_failed_turn_has_an_error(bench: Bench) -> None:
     assert await ends_of(bench) == {
         failed.id: {"state": "failed", "error": {"code": "llm", "text": "no model"}}
     }
-    turn = await read_turn(bench.database, failed.id)
+    turn = await read_turn(bench.services, failed.id)
     assert turn.error == models.TurnError(code="llm", text="no model")
 
 
@@ -234,7 +234,7 @@ async def test_calls_are_recorded_while_the_round_runs(bench: Bench) -> None:
     found = await eventually(seen, what="the events of the calls")
     assert found.count("call.ended") == 1 and "round.ended" not in found
     (running,) = await bench.rounds(CHAT)
-    turn = await read_turn(bench.database, running.id)
+    turn = await read_turn(bench.services, running.id)
     assert turn.state == "running"
     assert [(call.method, call.state) for call in turn.rounds[0].calls] == [
         ("tests.scene.tick", "done"),

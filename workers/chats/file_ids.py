@@ -1,8 +1,8 @@
-"""Ids and links of chats' files.
+"""Ids and links of chats' files, for the HTTP API.
 
-An id names chat, path and version of one file, with a code that only gateways of the fleet can compute. The
-path that a request leads to is therefore always one that a gateway has stated, and an id is valid for its
-chat only. Ids need no table: they are computed where a message or a list names a file.
+An id names chat, path and version of one file, with a code that only processes of the fleet can compute. The
+path that a request leads to is therefore always one that such a process has stated, and an id is valid for
+its chat only. Ids need no table: they are computed where a message or a list names a file.
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ import hmac
 import json
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-from fastapi import Depends, Request
-
-from broker_config.embedded import resolve_signing_key
 from nekro_agent.errors import NotFoundError
 from nekro_agent.shared_clock import shared_now
 
-__all__ = ["FileIds", "FileIdsDep", "FileRef", "Link"]
+__all__ = ["FileIds", "FileRef", "Link"]
 
 _MAC_BYTES: Final = 16
 #: Longer texts are no ids; paths have at most 4,096 bytes.
@@ -108,14 +105,3 @@ class FileIds:
         text = purpose.encode("utf-8", "surrogatepass")
         head = len(text).to_bytes(8, "big") + text
         return hmac.new(self._key, head + body, hashlib.sha256).digest()[:_MAC_BYTES]
-
-
-def _file_ids(request: Request) -> FileIds:
-    state = request.app.state
-    if not hasattr(state, "file_ids"):
-        state.file_ids = FileIds(resolve_signing_key(state.services.settings).get_secret_value())
-    ids: FileIds = state.file_ids
-    return ids
-
-
-FileIdsDep = Annotated[FileIds, Depends(_file_ids)]
