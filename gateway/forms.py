@@ -17,6 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException
 from starlette.types import Message
 
 from gateway.problems import ProblemError
@@ -118,6 +119,10 @@ async def open_form(request: Request) -> AsyncIterator[Form]:
         nonlocal tail
         message = await request.receive()
         tail = (tail + message.get("body", b""))[-_TAIL_BYTES:]
+        is_last = message["type"] == "http.request" and not message.get("more_body", False)
+        if is_last and not tail.rstrip(b" \t\r\n").endswith(b"--"):
+            # The parser leaves out a part without an end; a message must not lose a file in that way.
+            raise MultiPartException("the form has no end")
         return message
 
     try:
@@ -125,9 +130,6 @@ async def open_form(request: Request) -> AsyncIterator[Form]:
             max_files=MOST_FILES, max_fields=_MOST_FIELDS, max_part_size=_FIELD_BYTES
         )
         async with form as parts:
-            if not tail.rstrip(b" \t\r\n").endswith(b"--"):
-                # The parser leaves out a part without an end; a message must not lose a file in that way.
-                raise ProblemError(HTTPStatus.BAD_REQUEST, "invalid_request", "the form has no end")
             fields: dict[str, str] = {}
             files: list[NewFile] = []
             for name, value in parts.multi_items():

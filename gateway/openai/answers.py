@@ -76,12 +76,12 @@ class AnswerReader:
             NotFoundError: there is no such turn, or its rounds were deleted.
             SlowReaderError: as from ``EventHub.stream``.
         """
-        usage, is_kept = Usage(), False
+        usage = Usage()
         async with aclosing(
             turn_events(self._hub, self._services.database, turn_id, with_live=False)
         ) as events:
             async for item in events:
-                event, is_kept = item.event, True
+                event = item.event
                 if event.type in (EventType.MESSAGE_SENT, EventType.FILE_SENT):
                     yield self._piece(event)
                 elif event.type == EventType.ROUND_ENDED:
@@ -90,7 +90,7 @@ class AnswerReader:
                 elif event.type == EventType.TURN_ENDED and event.turn_id == turn_id:
                     yield _end(event, usage)
                     return
-        if not is_kept:
+        if not await self._has_events(turn_id):
             async for part in self._from_rows(turn_id):
                 yield part
 
@@ -105,10 +105,13 @@ class AnswerReader:
         async with self._services.database.read() as transaction:
             if await transaction.events.end_of_turn(turn_id) is not None:
                 return True
-            own = await transaction.events.of_turn(turn_id, limit=1)
             first = await transaction.rounds.get(turn_id)
-        # Without events, retention has deleted them.
-        return not own and first.state in FINAL_ROUND_STATES
+        return first.state in FINAL_ROUND_STATES and not await self._has_events(turn_id)
+
+    async def _has_events(self, turn_id: str) -> bool:
+        """Whether the events of a turn are kept; retention deletes them some time after its end."""
+        async with self._services.database.read() as transaction:
+            return bool(await transaction.events.of_turn(turn_id, limit=1))
 
     async def so_far(self, turn_id: str) -> list[Piece]:
         """Return the messages of a turn that has not ended, without waiting for more."""

@@ -70,9 +70,18 @@ def chosen_chat(identity: Identity, header: str | None, *conversation: str | Non
 
 
 async def post(
-    services: Services, identity: Identity, chat_key: str, parts: Sequence[NewPart], user: str | None
+    services: Services,
+    identity: Identity,
+    chat_key: str,
+    parts: Sequence[NewPart],
+    user: str | None,
+    *,
+    once: str | None,
 ) -> str | None:
     """Post a person's message; returns the turn that it starts, None if it starts none.
+
+    Args:
+        once: as of ``post_message``.
 
     Raises:
         ProblemError: a part is not valid, or as from ``post_message``.
@@ -86,7 +95,7 @@ async def post(
         user_name=person,
         content_data=content.segments,
     )
-    return (await post_message(services, identity, message, once=None)).turn_id
+    return (await post_message(services, identity, message, once=once)).turn_id
 
 
 def _derived(identity: Identity, conversation: Sequence[str | None]) -> str:

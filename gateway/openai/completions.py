@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse
 from sse_starlette import EventSourceResponse
 
 from gateway.dependencies import HubDep, IdentityDep, ServicesDep
+from gateway.idempotency import once_of
 from gateway.openai.answers import AnswerEnd, AnswerReader, Usage
 from gateway.openai.bodies import CompletionBody, newest_message
 from gateway.openai.chats import MODEL, chosen_chat, post, require_model
@@ -57,14 +58,18 @@ async def complete_chat(
     identity: IdentityDep,
     x_nekro_chat: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """Post the newest message of the user; the answer is what the agent sends to the chat in that turn."""
+    """Post the newest message of the user; the answer is what the agent sends to the chat in that turn.
+
+    A repetition with the same `Idempotency-Key` posts nothing and has the same answer.
+    """
     require_model(body.model)
     body.refuse_tools()
     if body.n not in (None, 1):
         raise APIError(HTTPStatus.BAD_REQUEST, "invalid_value", "n: there is one answer", param="n")
     parts = newest_message(body.messages, param="messages")
     chat_key = chosen_chat(identity, x_nekro_chat, body.person)
-    turn_id = await post(services, identity, chat_key, parts, body.person)
+    once = await once_of(request, body=b"")
+    turn_id = await post(services, identity, chat_key, parts, body.person, once=once.name)
     reader = AnswerReader(request, services, hub)
     completion = _Completion(turn_id, reader)
     if body.stream:
@@ -131,6 +136,8 @@ class _Completion:
                 if with_usage:
                     yield self._chunk(None, usage=_usage(part.usage))
                 yield {"data": "[DONE]"}
+                return
+            yield _failure("stopping", f"the gateway stopped; the turn {self._turn_id} goes on")
         except SlowReaderError as exc:
             yield _failure("overloaded", str(exc))
         except NekroError as exc:

@@ -15,6 +15,7 @@ from sse_starlette import EventSourceResponse
 
 from codec.wire import new_id
 from gateway.dependencies import HubDep, IdentityDep, ServicesDep
+from gateway.idempotency import once_of
 from gateway.identity import Identity, Scope
 from gateway.openai.answers import AnswerReader
 from gateway.openai.bodies import ResponseBody, newest_text_or_items
@@ -45,6 +46,7 @@ ReaderDep = Annotated[AnswerReader, Depends(_reader)]
 @router.post("/v1/responses", response_class=Response)
 async def create_response(
     body: ResponseBody,
+    request: Request,
     services: ServicesDep,
     identity: IdentityDep,
     reader: ReaderDep,
@@ -58,9 +60,11 @@ async def create_response(
     if body.previous_response_id and body.conversation_id:
         raise _bad("conversation", "state a conversation or a previous response, not both")
     parts = newest_text_or_items(body.input)
-    response_id = f"resp_{new_id()}"
+    once = await once_of(request, body=b"")
+    # A repetition with the same Idempotency-Key is the same response.
+    response_id = f"resp_{once.name[:32] if once.name else new_id()}"
     chat_key = await _chat_of(services, identity, body, x_nekro_chat, response_id)
-    turn_id = await post(services, identity, chat_key, parts, body.person)
+    turn_id = await post(services, identity, chat_key, parts, body.person, once=once.name)
     row = OpenAIResponse(
         id=response_id,
         key_id=identity.key_id,

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import delete, select
 
 from storage.models import OpenAIResponseRow
 from storage.repositories.base import Repository
+from storage.upsert import insert
 
 __all__ = ["OpenAIResponse", "OpenAIResponseRepository"]
 
@@ -33,8 +34,9 @@ class OpenAIResponseRepository(Repository):
     """Rows of responses."""
 
     async def add(self, response: OpenAIResponse) -> None:
-        """Keep a response."""
-        await self._count(insert(OpenAIResponseRow).values(**vars(response)))
+        """Keep a response unless one of its id is kept already."""
+        new = insert(self._dialect, OpenAIResponseRow).values(**vars(response))
+        await self._count(new.on_conflict_do_nothing())
 
     async def find(self, response_id: str) -> OpenAIResponse | None:
         """Return the response, or None."""

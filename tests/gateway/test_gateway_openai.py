@@ -13,6 +13,8 @@ import openai
 import pytest
 from gateway_process import GatewayProcess
 from gateway_server import served
+from key_ring import make_key
+from openai.types.chat import ChatCompletionUserMessageParam
 from openai.types.responses import ResponseStreamEvent
 from painter_model import PIXEL, PainterModel
 from worker_fleet import Fleet
@@ -38,17 +40,23 @@ def agents(make_fleet: Callable[..., Fleet], model: PainterModel) -> Fleet:
     return fleet
 
 
+@pytest.fixture(scope="module")
+def key(agents: Fleet) -> str:
+    """A key for the fleet that answers."""
+    return make_key(agents.settings)
+
+
 @asynccontextmanager
-async def client_of(fleet: Fleet) -> AsyncIterator[openai.AsyncOpenAI]:
+async def client_of(fleet: Fleet, key: str) -> AsyncIterator[openai.AsyncOpenAI]:
     async with (
         served(create_app(fleet.settings)) as http,
-        openai.AsyncOpenAI(base_url=f"{http.base_url}/v1", api_key="none", max_retries=0) as client,
+        openai.AsyncOpenAI(base_url=f"{http.base_url}/v1", api_key=key, max_retries=0) as client,
     ):
         yield client
 
 
-async def test_a_chat_completion_is_what_the_agent_sends(agents: Fleet) -> None:
-    async with client_of(agents) as client:
+async def test_a_chat_completion_is_what_the_agent_sends(agents: Fleet, key: str) -> None:
+    async with client_of(agents, key) as client:
         done = await client.chat.completions.create(
             model="nekro", user="ada", messages=[{"role": "user", "content": "scene:hello"}]
         )
@@ -58,8 +66,8 @@ async def test_a_chat_completion_is_what_the_agent_sends(agents: Fleet) -> None:
     assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (1000, 200)
 
 
-async def test_a_streamed_completion_has_each_message_as_it_is_sent(agents: Fleet) -> None:
-    async with client_of(agents) as client:
+async def test_a_streamed_completion_has_each_message_as_it_is_sent(agents: Fleet, key: str) -> None:
+    async with client_of(agents, key) as client:
         stream = await client.chat.completions.create(
             model="nekro",
             user="bob",
@@ -74,8 +82,8 @@ async def test_a_streamed_completion_has_each_message_as_it_is_sent(agents: Flee
     assert chunks[-1].usage is not None and chunks[-1].usage.total_tokens == 1200
 
 
-async def test_pictures_reach_the_model_and_files_return_as_links(agents: Fleet) -> None:
-    async with client_of(agents) as client:
+async def test_pictures_reach_the_model_and_files_return_as_links(agents: Fleet, key: str) -> None:
+    async with client_of(agents, key) as client:
         content = [
             {"type": "text", "text": "scene:look"},
             {"type": "image_url", "image_url": {"url": DATA_URL}},
@@ -100,8 +108,8 @@ async def test_pictures_reach_the_model_and_files_return_as_links(agents: Fleet)
             assert (await browser.get(url.replace(token, token[:-3] + "AAA"))).status_code == 404
 
 
-async def test_the_chat_follows_from_the_user_or_the_header(agents: Fleet) -> None:
-    async with client_of(agents) as client:
+async def test_the_chat_follows_from_the_user_or_the_header(agents: Fleet, key: str) -> None:
+    async with client_of(agents, key) as client:
         named = {"X-Nekro-Chat": "named-1"}
         for user, headers in (("carl", {}), ("carl", {}), ("dora", {}), ("dora", named)):
             await client.chat.completions.create(
@@ -150,19 +158,24 @@ async def test_the_chat_follows_from_the_user_or_the_header(agents: Fleet) -> No
     ],
 )
 async def test_errors_have_the_form_of_openai(
-    fleet: Fleet, fields: dict[str, object], status: int, param: str
+    agents: Fleet, key: str, fields: dict[str, object], status: int, param: str
 ) -> None:
     body = {"model": "nekro", "messages": [{"role": "user", "content": "hello"}], **fields}
-    async with served(create_app(fleet.settings)) as http:
-        answer = await http.post("/v1/chat/completions", json=body)
+    async with served(create_app(agents.settings)) as http:
+        url = "/v1/chat/completions"
+        answer = await http.post(url, json=body, headers={"Authorization": f"Bearer {key}"})
+        refused = await http.post(url, json=body, headers={"Authorization": "Bearer nk_none"})
+    assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
-async def test_a_failed_turn_is_an_error_that_is_not_repeated(agents: Fleet, model: PainterModel) -> None:
+async def test_a_failed_turn_is_an_error_that_is_not_repeated(
+    agents: Fleet, key: str, model: PainterModel
+) -> None:
     async with (
         served(create_app(agents.settings)) as http,
-        openai.AsyncOpenAI(base_url=f"{http.base_url}/v1", api_key="none") as client,
+        openai.AsyncOpenAI(base_url=f"{http.base_url}/v1", api_key=key) as client,
     ):
         asked = len(model.seen)
         with pytest.raises(openai.InternalServerError, match="the model refuses") as failed:
@@ -182,16 +195,16 @@ async def test_a_failed_turn_is_an_error_that_is_not_repeated(agents: Fleet, mod
         assert response.error is not None and "the model refuses" in response.error.message
 
 
-async def test_models_are_listed(fleet: Fleet) -> None:
-    async with client_of(fleet) as client:
+async def test_models_are_listed(agents: Fleet, key: str) -> None:
+    async with client_of(agents, key) as client:
         assert [item.id async for item in client.models.list()] == ["nekro"]
         assert (await client.models.retrieve("nekro")).id == "nekro"
         with pytest.raises(openai.NotFoundError):
             await client.models.retrieve("other")
 
 
-async def test_a_response_is_created_read_continued_and_deleted(agents: Fleet) -> None:
-    async with client_of(agents) as client:
+async def test_a_response_is_created_read_continued_and_deleted(agents: Fleet, key: str) -> None:
+    async with client_of(agents, key) as client:
         first = await client.responses.create(model="nekro", input="scene:hello", metadata={"a": "b"})
         assert (first.status, first.output_text) == ("completed", "Hello!How are you?")
         assert first.usage is not None and first.usage.total_tokens == 1200
@@ -220,8 +233,29 @@ async def test_a_response_is_created_read_continued_and_deleted(agents: Fleet) -
             await client.responses.create(model="nekro", input="scene:hello", previous_response_id=first.id)
 
 
-async def test_a_streamed_response_has_numbered_events(agents: Fleet) -> None:
-    async with client_of(agents) as client:
+async def test_a_repeated_request_posts_one_message(agents: Fleet, key: str, model: PainterModel) -> None:
+    async with client_of(agents, key) as client:
+        asked = len(model.seen)
+        headers = {"Idempotency-Key": "once-1"}
+        message: ChatCompletionUserMessageParam = {"role": "user", "content": "scene:hello"}
+        answers = [
+            await client.chat.completions.create(
+                model="nekro", user="once", messages=[message], extra_headers=headers
+            )
+            for _ in range(2)
+        ]
+        assert answers[0].id == answers[1].id
+        assert answers[0].choices[0].message.content == answers[1].choices[0].message.content
+        responses = [
+            await client.responses.create(model="nekro", input="scene:hello", extra_headers=headers)
+            for _ in range(2)
+        ]
+        assert responses[0].id == responses[1].id and responses[0].output == responses[1].output
+        assert len(model.seen) == asked + 2
+
+
+async def test_a_streamed_response_has_numbered_events(agents: Fleet, key: str) -> None:
+    async with client_of(agents, key) as client:
         async with client.responses.stream(model="nekro", input="scene:hello") as stream:
             events = [event async for event in stream]
             final = await stream.get_final_response()
@@ -234,10 +268,10 @@ async def test_a_streamed_response_has_numbered_events(agents: Fleet) -> None:
 
 
 async def test_a_background_response_can_be_read_while_it_runs_and_cancelled(
-    agents: Fleet, model: PainterModel
+    agents: Fleet, key: str, model: PainterModel
 ) -> None:
     model.hold()
-    async with client_of(agents) as client:
+    async with client_of(agents, key) as client:
         response = await client.responses.create(model="nekro", input="scene:slow", background=True)
         assert response.status == "queued"
         stream = await client.responses.retrieve(response.id, stream=True)
@@ -260,11 +294,11 @@ async def test_a_background_response_can_be_read_while_it_runs_and_cancelled(
             await client.responses.cancel(whole.id)
 
 
-async def test_the_synchronous_client_works_alike(agents: Fleet) -> None:
+async def test_the_synchronous_client_works_alike(agents: Fleet, key: str) -> None:
     seen: dict[str, object] = {}
 
     def talk(url: str) -> None:
-        with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        with openai.OpenAI(base_url=url, api_key=key, max_retries=0) as client:
             done = client.chat.completions.create(
                 model="nekro", user="sync", messages=[{"role": "user", "content": "scene:hello"}]
             )
@@ -289,7 +323,7 @@ async def test_the_synchronous_client_works_alike(agents: Fleet) -> None:
 
 
 def test_a_background_response_is_resumed_after_the_gateway_was_killed(
-    agents: Fleet, model: PainterModel, tmp_path: Path
+    agents: Fleet, key: str, model: PainterModel, tmp_path: Path
 ) -> None:
     model.hold()
     gateway = GatewayProcess(agents.settings, tmp_path / "gateway.log")
@@ -297,11 +331,11 @@ def test_a_background_response_is_resumed_after_the_gateway_was_killed(
     try:
         gateway.start()
         gateway.wait_ready()
-        with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+        with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0) as client:
             events = client.responses.create(model="nekro", input="scene:slow", background=True, stream=True)
             response_id = _first_id(next(iter(events)), seen)
         for last in (1, 4, 7):
-            with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+            with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0) as client:
                 events = client.responses.retrieve(
                     response_id, stream=True, starting_after=seen[-1].sequence_number
                 )
@@ -312,7 +346,7 @@ def test_a_background_response_is_resumed_after_the_gateway_was_killed(
                 gateway.kill()
             gateway.start()
             gateway.wait_ready()
-        with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+        with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0) as client:
             events = client.responses.retrieve(response_id, stream=True, starting_after=7)
             waiting = iter(events)
             model.release()

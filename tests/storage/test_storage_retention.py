@@ -74,6 +74,7 @@ async def test_old_ended_rows_are_deleted_and_open_or_recent_ones_kept(database:
         "chat_events": 0,
         "idempotent_requests": 0,
         "key_turns": 0,
+        "openai_responses": 0,
     }
     assert set((await delete_expired(database, keep)).values()) == {0}
     assert (await delete_expired(database, RetentionSettings(messages_days=1)))["messages"] == 3
