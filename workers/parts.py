@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from workers.calls.plugin_tasks import PluginTasks
     from workers.calls.progress import ProgressAnnouncer
     from workers.calls.remote_hooks import ForwardedHooks, HookForwarder
+    from workers.calls.webhooks import WebhookTargets
     from workers.catalogue.fleet import CatalogueReader
     from workers.chats.file_ids import FileIds
     from workers.chats.publisher import EventPublisher
@@ -460,6 +461,13 @@ class Parts:
             home_of=self._queue_of_home,
             watchdog=self.watchdog,
         )
+
+    @cached_property
+    def webhooks(self) -> WebhookTargets:
+        """The webhooks that calls run."""
+        from workers.calls.webhooks import WebhookTargets
+
+        return WebhookTargets(self.loaded_registry, home_of=self._queue_of_home, watchdog=self.watchdog)
 
     @cached_property
     def commands(self) -> CommandTable:

@@ -38,7 +38,8 @@ Execute = Callable[[Any], Awaitable[Any]]
 def register_tasks(services: Services, *, drain: Callable[[], RoundDrain]) -> Callable[[], bool]:
     """Register the tasks of this process's lane: calls on every lane, drains and jobs on their own.
 
-    Each method of the catalogue is a task ``author.module.function``. Disabled methods are registered too,
+    Each method of the catalogue is a task ``author.module.function``, and each webhook one
+    ``author.module.webhook:<endpoint>``. Disabled methods are registered too,
     so that this worker answers their callers with an error.
 
     Returns a function that registers methods which a reload added; it returns whether there are any.
@@ -62,10 +63,12 @@ def register_tasks(services: Services, *, drain: Callable[[], RoundDrain]) -> Ca
     registered: set[str] = set()
 
     def register_methods() -> bool:
-        new = {entry.task for entry in services.registry} - registered
+        finders = {entry.task: methods.find for entry in services.registry}
+        finders |= dict.fromkeys(services.loaded_registry.webhook_tasks, services.webhooks.find)
+        new = finders.keys() - registered
         registered.update(new)
         for name in new:
-            register_calls(name, methods.find)
+            register_calls(name, finders[name])
         return bool(new)
 
     register_methods()

@@ -43,8 +43,12 @@ class PluginTasks:
         chat: ChatInfo,
         user_id: str | None,
         timeout_seconds: float,
+        lane: str | None = None,
     ) -> object:
         """Run a task in the process that may run the plugin, and return its value.
+
+        Args:
+            lane: None means the lane of the plugin's commands and hooks.
 
         Raises:
             ArgumentError: an argument or the value is not plain data.
@@ -56,5 +60,5 @@ class PluginTasks:
             call_id=new_id(),
             deadline=shared_time() + timedelta(seconds=timeout_seconds),
         )
-        envelope = await caller.call(invocation, lane=self.lanes.lane_of_plugin(plugin_key))
+        envelope = await caller.call(invocation, lane=lane or self.lanes.lane_of_plugin(plugin_key))
         return decode_value(envelope.value or "", max_bytes=self._return_bytes)

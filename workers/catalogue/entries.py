@@ -11,11 +11,20 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 from nekro_agent.methods import Lane, SandboxMethodType
 
-__all__ = ["CommandEntry", "MethodEntry", "Parameter", "PluginEntry", "PluginStatus", "digest_of"]
+__all__ = [
+    "CommandEntry",
+    "MethodEntry",
+    "Parameter",
+    "PluginEntry",
+    "PluginStatus",
+    "RoutedEntry",
+    "WebhookEntry",
+    "digest_of",
+]
 
 
 class PluginStatus(StrEnum):
@@ -85,6 +94,40 @@ class CommandEntry:
         return f"{self.plugin_key}:{self.name}"
 
 
+class RoutedEntry(Protocol):
+    """What a lane is chosen for: a method or a webhook."""
+
+    @property
+    def task(self) -> str:
+        """Name of the Celery task."""
+        ...
+
+    @property
+    def plugin_key(self) -> str:
+        """Plugin that owns it."""
+        ...
+
+    @property
+    def lane(self) -> Lane:
+        """Lane that it requests."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WebhookEntry:
+    """A function that a plugin runs when a webhook's endpoint is posted to."""
+
+    #: Last part of the URL; several plugins may serve the same one.
+    endpoint: str
+    #: ``author.module.webhook:<endpoint>``, the Celery task name; no method can have it.
+    task: str
+    plugin_key: str
+    #: Name for people.
+    label: str = ""
+    description: str = ""
+    lane: Lane = Lane.METHODS
+
+
 @dataclass(frozen=True, kw_only=True)
 class PluginEntry:
     """One plugin, or one that failed to load."""
@@ -118,6 +161,9 @@ class PluginEntry:
     hooks: tuple[str, ...] = ()
     #: Task types of its background jobs.
     task_types: tuple[str, ...] = ()
+    webhooks: tuple[WebhookEntry, ...] = ()
+    #: Whether it has HTTP routes or pages; the hook ``router`` is one reason, ``webui_path`` the other.
+    serves_http: bool = False
     #: JSON schema of its configuration; None without one.
     config_schema: dict[str, Any] | None = field(default=None, compare=False)
 
@@ -135,6 +181,7 @@ class PluginEntry:
             CommandEntry(**{**_known(CommandEntry, command), "aliases": tuple(command.get("aliases", ()))})
             for command in values.get("commands", ())
         )
+        values["webhooks"] = tuple(_webhook(webhook) for webhook in values.get("webhooks", ()))
         for name in ("adapters", "placeholders", "hooks", "task_types"):
             values[name] = tuple(values.get(name, ()))
         return cls(**values)
@@ -143,6 +190,11 @@ class PluginEntry:
 def digest_of(text: str) -> str:
     """Return the digest that identifies a stored entry."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _webhook(values: Mapping[str, Any]) -> WebhookEntry:
+    known = _known(WebhookEntry, values)
+    return WebhookEntry(**{**known, "lane": Lane(known.get("lane", Lane.METHODS))})
 
 
 def _method(values: Mapping[str, Any]) -> MethodEntry:

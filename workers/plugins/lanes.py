@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from broker_config.keys import pinned_queue
 from broker_config.urls import is_redis
 from nekro_agent.methods import Lane
-from workers.catalogue.entries import MethodEntry
+from workers.catalogue.entries import RoutedEntry
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -29,7 +29,7 @@ class LaneChooser:
         """Whether a plugin runs in one process: by its own declaration, by settings or by a mark."""
         return plugin_key in self._pinned
 
-    def lane_of(self, entry: MethodEntry) -> str:
+    def lane_of(self, entry: RoutedEntry) -> str:
         """Name of the lane, which is also the name of its queue."""
         if self.is_pinned(entry.plugin_key):
             return pinned_queue(entry.plugin_key)

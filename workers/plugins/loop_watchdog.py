@@ -19,7 +19,7 @@ from loguru import logger
 
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from runtime.metrics import metrics
-from workers.catalogue.entries import MethodEntry
+from workers.catalogue.entries import RoutedEntry
 
 __all__ = ["Blocking", "LoopWatchdog"]
 
@@ -38,7 +38,7 @@ _GIVE_UP_EXIT: Final = 70
 class Blocking:
     """A method that was observed to block."""
 
-    entry: MethodEntry
+    entry: RoutedEntry
     #: Duration so far; it may continue.
     seconds: float
     #: Innermost frame: ``file:line in function``.
@@ -51,7 +51,7 @@ class Blocking:
 class _Step:
     """A coroutine's execution between two suspensions."""
 
-    entry: MethodEntry
+    entry: RoutedEntry
     began_at: float
     #: On the same clock: when the process ends.
     give_up_at: float
@@ -99,7 +99,7 @@ class LoopWatchdog:
     @types.coroutine
     def follow(
         self,
-        entry: MethodEntry,
+        entry: RoutedEntry,
         work: Coroutine[Any, Any, T],
         *,
         remaining_seconds: float,

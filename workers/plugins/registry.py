@@ -8,17 +8,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from nekro_agent.core.logger import get_sub_logger
-from nekro_agent.errors import InvalidValueError
+from nekro_agent.errors import InvalidValueError, MethodDisabledError, MethodNotFoundError
 from nekro_agent.execution.invoke import run_callable
 from nekro_agent.execution.signatures import describe, takes_context_second
 from nekro_agent.methods import Lane, SandboxMethod
 from nekro_agent.mounts import LANE_ATTRIBUTE, REPEATABLE_ATTRIBUTE
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.schemas.agent_ctx import AgentCtx
-from workers.catalogue.entries import CommandEntry, MethodEntry, Parameter, PluginEntry
+from workers.catalogue.entries import CommandEntry, MethodEntry, Parameter, PluginEntry, WebhookEntry
 from workers.catalogue.registry import Registry
 
-__all__ = ["LoadedMethod", "LoadedRegistry"]
+__all__ = ["LoadedMethod", "LoadedRegistry", "LoadedWebhook"]
 
 _log = get_sub_logger("registry")
 #: Hooks that a plugin may register; ``enabled`` and ``disabled`` are lists of callbacks.
@@ -38,6 +38,16 @@ class LoadedMethod:
     method: SandboxMethod
 
 
+@dataclass(frozen=True, kw_only=True)
+class LoadedWebhook:
+    """A webhook of a plugin that this process has imported."""
+
+    entry: WebhookEntry
+    plugin: NekroPlugin
+    #: What a request runs.
+    method: SandboxMethod
+
+
 class LoadedRegistry(Registry):
     """The registry of a worker; only its methods can be run in this process."""
 
@@ -52,6 +62,7 @@ class LoadedRegistry(Registry):
         self._long_methods = tuple(long_methods)
         self._loaded = {plugin.key: plugin for plugin in plugins}
         self._methods: dict[str, LoadedMethod] = {}
+        self._webhooks: dict[str, LoadedWebhook] = {}
         self.replace([self._entry(plugin) for plugin in self._loaded.values()])
 
     def serve(self, plugins: Iterable[NekroPlugin]) -> None:
@@ -63,6 +74,25 @@ class LoadedRegistry(Registry):
     def loaded(self, entry: MethodEntry) -> LoadedMethod:
         """Return what a call of ``entry`` runs."""
         return self._methods[entry.task]
+
+    @property
+    def webhook_tasks(self) -> list[str]:
+        """Names of the tasks of all webhooks, also of disabled plugins."""
+        return list(self._webhooks)
+
+    def webhook(self, task: str) -> LoadedWebhook:
+        """Return the webhook of a task.
+
+        Raises:
+            MethodNotFoundError: this process has none of that name.
+            MethodDisabledError: its plugin is disabled.
+        """
+        found = self._webhooks.get(task)
+        if found is None:
+            raise MethodNotFoundError(f"this worker has no webhook {task!r}")
+        if not self.is_enabled(found.plugin.key):
+            raise MethodDisabledError(f"webhook {task} exists, but plugin {found.plugin.key} is disabled")
+        return found
 
     def newest(self, method: LoadedMethod) -> LoadedMethod:
         """Return the newest version of a method.
@@ -104,8 +134,28 @@ class LoadedRegistry(Registry):
             ),
             hooks=tuple(hook for hook in _HOOKS if plugin.hook(hook) is not None),
             task_types=tuple(plugin.task_types),
+            webhooks=tuple(
+                self._webhook(plugin, endpoint, method) for endpoint, method in plugin.webhook_methods.items()
+            ),
+            serves_http=plugin.hook("router") is not None or plugin.webui_path is not None,
             config_schema=_config_schema(plugin),
         )
+
+    def _webhook(self, plugin: NekroPlugin, endpoint: str, method: SandboxMethod) -> WebhookEntry:
+        task = f"{plugin.key}.webhook:{endpoint}"
+        lane = getattr(method.func, LANE_ATTRIBUTE, None) or Lane.METHODS
+        if any(fnmatch.fnmatchcase(task, pattern) for pattern in self._long_methods):
+            lane = Lane.LONG
+        entry = WebhookEntry(
+            endpoint=endpoint,
+            task=task,
+            plugin_key=plugin.key,
+            label=method.name,
+            description=method.description,
+            lane=Lane(lane),
+        )
+        self._webhooks[task] = LoadedWebhook(entry=entry, plugin=plugin, method=method)
+        return entry
 
     def _method(self, plugin: NekroPlugin, method: SandboxMethod) -> MethodEntry:
         function, name = method.func, method.func.__name__

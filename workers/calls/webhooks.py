@@ -1,0 +1,150 @@
+"""Webhooks: a request is sent to a worker for each plugin that serves its endpoint, as a task of its own.
+
+A webhook has effects, so each of its tasks runs at most once. It belongs to no chat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+from codec.values import Arguments
+from codec.wire import Invocation
+from messaging.calls import MethodCaller
+from nekro_agent.errors import NekroError
+from nekro_agent.execution.author_frames import AuthorFrame
+from nekro_agent.execution.invoke import Outcome, call_method
+from nekro_agent.execution.uses import using
+from nekro_agent.ports import ChatInfo
+from nekro_agent.schemas.agent_ctx import AgentCtx, WebhookRequest
+from runtime.redaction import Redactor
+from workers.calls.failures import places_in_plugin
+from workers.calls.handler import CallTarget, OnStep, TaskSubject
+from workers.calls.plugin_tasks import PluginTasks
+from workers.catalogue.entries import WebhookEntry
+from workers.plugins.loop_watchdog import LoopWatchdog
+from workers.plugins.registry import LoadedRegistry, LoadedWebhook
+
+__all__ = ["WebhookEnd", "WebhookTargets", "run_webhooks"]
+
+_NO_CHAT: Final = ChatInfo(chat_key="", container_key="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebhookEnd:
+    """How the webhook of one plugin ended."""
+
+    plugin_key: str
+    #: What it returned, as JSON data.
+    value: Any = None
+    #: None if it returned.
+    error: NekroError | None = None
+
+
+async def run_webhooks(
+    caller: MethodCaller,
+    tasks: PluginTasks,
+    entries: Sequence[WebhookEntry],
+    *,
+    headers: Mapping[str, str],
+    body: Any,
+    timeout_seconds: float,
+) -> list[WebhookEnd]:
+    """Run webhooks on workers, all at the same time; returns their ends in the same order.
+
+    Args:
+        body: plain data.
+        timeout_seconds: time limit of each; one that has not started by then does not start.
+    """
+    await tasks.refresh()
+
+    async def run(entry: WebhookEntry) -> WebhookEnd:
+        try:
+            value = await tasks.run(
+                caller,
+                entry.task,
+                (dict(headers), body),
+                plugin_key=entry.plugin_key,
+                chat=_NO_CHAT,
+                user_id=None,
+                timeout_seconds=timeout_seconds,
+                lane=tasks.lanes.lane_of(entry),
+            )
+        except NekroError as exc:
+            return WebhookEnd(plugin_key=entry.plugin_key, error=exc)
+        return WebhookEnd(plugin_key=entry.plugin_key, value=value)
+
+    return list(await asyncio.gather(*map(run, entries)))
+
+
+class WebhookTargets:
+    """Finds the webhooks that calls name; one instance per worker process."""
+
+    def __init__(
+        self,
+        registry: LoadedRegistry,
+        *,
+        home_of: Callable[[str], str | None],
+        watchdog: LoopWatchdog | None = None,
+    ) -> None:
+        """Create the targets.
+
+        Args:
+            home_of: the queue of a plugin that another process owns; None if this process may run it.
+        """
+        self.registry = registry
+        self.home_of = home_of
+        self.watchdog = watchdog
+
+    def find(self, invocation: Invocation) -> CallTarget:
+        """Return the webhook that a call names.
+
+        Raises:
+            MethodNotFoundError, MethodDisabledError: as their names say.
+        """
+        return _Webhook(self.registry.webhook(invocation.method), self)
+
+
+class _Webhook(CallTarget):
+    """One webhook, and the services of the process that runs it."""
+
+    is_claimed = True
+
+    def __init__(self, loaded: LoadedWebhook, targets: WebhookTargets) -> None:
+        self._loaded, self._targets = loaded, targets
+        entry = loaded.entry
+        self.subject = TaskSubject(name=entry.endpoint, plugin_key=entry.plugin_key, lane=entry.lane)
+
+    def home(self, arguments: Arguments) -> str | None:
+        return self._targets.home_of(self.subject.plugin_key)
+
+    async def run(self, invocation: Invocation, arguments: Arguments, on_step: OnStep) -> Outcome:
+        """Run the webhook; the value is what it returned, as JSON data."""
+        (headers, body), _ = arguments
+        loaded, watchdog = self._loaded, self._targets.watchdog
+        loaded.plugin.refresh_config()
+        context = await AgentCtx.create_by_webhook(WebhookRequest(headers=headers, body=body))
+        with using(loaded.plugin):
+            work = call_method(loaded.method, context.for_plugin(loaded.plugin.key), (), {})
+            if watchdog is None:
+                outcome = await work
+            else:
+                outcome = await watchdog.follow(
+                    loaded.entry, work, remaining_seconds=invocation.remaining_seconds(), on_step=on_step
+                )
+        return Outcome(type=self.subject.type, value=_plain(outcome.value))
+
+    def places(self, error: Exception, redactor: Redactor) -> tuple[AuthorFrame, ...]:
+        return places_in_plugin(error, self._loaded.method.func, redactor)
+
+
+def _plain(value: object) -> Any:
+    """Return a result as JSON data; what JSON cannot express becomes its text."""
+    try:
+        return to_jsonable_python(value, fallback=str)
+    except (PydanticSerializationError, ValueError, RecursionError):
+        return str(value)
