@@ -10,10 +10,11 @@ import difflib
 import os
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings import SettingsError as SourceError
 
@@ -34,6 +35,7 @@ __all__ = [
     "LLMSettings",
     "LogSettings",
     "MetricsSettings",
+    "PluginAccess",
     "PluginSettings",
     "QdrantSettings",
     "ResultSettings",
@@ -444,6 +446,16 @@ class WorkerSettings(_Group):
     cleanup_seconds: float = Field(
         20, ge=0, description="Time limit of all cleanup hooks of plugins together when a worker stops."
     )
+    http_address: str = Field(
+        "127.0.0.1",
+        description="Address on which workers serve the HTTP routes of plugins to gateways; `0.0.0.0` for "
+        "gateways on other hosts. Each plugin gets a free port.",
+    )
+    http_advertise: str | None = Field(
+        None,
+        description="Name or address by which gateways reach this host; unset means `http_address`, or the "
+        "address of the host's name if that is `0.0.0.0` or `::`.",
+    )
     long_nice: int = Field(
         5,
         ge=0,
@@ -463,6 +475,28 @@ class WorkerSettings(_Group):
         One step more than drain and closing, for acknowledgements, connections and threads.
         """
         return self.drain_seconds + self.close_seconds + CLOSE_STEP_SECONDS
+
+
+class PluginAccess(StrEnum):
+    """Who may use the webhooks, HTTP routes and pages of a plugin."""
+
+    #: Nobody; the gateway answers as if the plugin did not exist.
+    CLOSED = "closed"
+    #: Everybody who reaches the gateway; its pages are active documents of the gateway's origin.
+    OPEN = "open"
+    #: Requests with a key of the gateway that has the scope ``call``.
+    KEY = "key"
+    #: Everybody, because the plugin checks requests itself; it receives their cookies and authorization.
+    PLUGIN = "plugin"
+
+
+def _check_access(entries: tuple[str, ...]) -> tuple[str, ...]:
+    for entry in entries:
+        key, _, mode = entry.partition("=")
+        if not key or mode not in list(PluginAccess):
+            choices = ", ".join(PluginAccess)
+            raise ValueError(f"{entry!r} must be author.module=MODE or *=MODE; MODE is one of {choices}")
+    return entries
 
 
 class GatewaySettings(_Group):
@@ -505,6 +539,36 @@ class GatewaySettings(_Group):
     drain_seconds: float = Field(
         10, ge=0, description="How long a stopping gateway waits for running requests; streams end at once."
     )
+    plugin_http: Annotated[CommaList, AfterValidator(_check_access)] = Field(
+        (),
+        description="Who may use the webhooks, HTTP routes and pages of plugins: `author.module=MODE`, "
+        "comma-separated; `*` stands for the plugins that are not named. `open`: everybody; `key`: keys with "
+        "the scope `call`; `plugin`: everybody, the plugin checks requests itself; `closed`: nobody, as for "
+        "plugins without an entry.",
+    )
+    plugin_body_bytes: int = Field(
+        32 << 20, ge=1024, description="Largest body of a request to a route of a plugin."
+    )
+    webhook_body_bytes: int = Field(
+        512 << 10, ge=1024, description="Largest body of a webhook that plugins receive."
+    )
+    plugin_seconds: float = Field(
+        30,
+        gt=0,
+        description="How long a plugin may take to begin an answer, and between two parts of it; also the "
+        "time limit of a webhook.",
+    )
+    plugin_stream_seconds: float = Field(
+        3600, gt=0, description="Longest answer of a route of a plugin; then it is cut."
+    )
+    plugin_requests: int = Field(
+        64, ge=1, description="Requests to the routes of one plugin at the same time in one gateway."
+    )
+
+    def access_to(self, plugin_key: str) -> PluginAccess:
+        """Return who may use the webhooks, routes and pages of a plugin."""
+        modes = dict(entry.split("=", 1) for entry in self.plugin_http)
+        return PluginAccess(modes.get(plugin_key) or modes.get("*") or PluginAccess.CLOSED)
 
 
 class SecuritySettings(_Group):

@@ -17,6 +17,8 @@ from gateway.access.rates import Rates
 from gateway.api import ROUTERS, links, probes
 from gateway.dependencies import identity_of
 from gateway.openai import router as openai_router
+from gateway.plugins import proxy, webhooks
+from gateway.plugins.proxy import PluginProxy
 from gateway.streams.hub import EventHub
 from gateway.web.limits import BodyLimit
 from gateway.web.middleware import Entrance, RequestContext
@@ -52,7 +54,9 @@ def create_app(settings: Settings) -> FastAPI:
             await services.start()
             await require_key(services)
             app.state.hub.start()
+            app.state.plugin_proxy = PluginProxy(services)
             yield
+            await app.state.plugin_proxy.close()
         finally:
             await app.state.hub.close()
             await app.state.rates.close()
@@ -78,6 +82,9 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(api)
     app.include_router(openai_router)
     app.include_router(links.router)
+    # Nekro Agent's paths; each of these routes admits requests itself.
+    app.include_router(webhooks.router)
+    proxy.install(app)
     return app
 
 

@@ -64,6 +64,7 @@ __all__ = [
     "UserRow",
     "WorkerPluginRow",
     "WorkerRow",
+    "WorkerSiteRow",
 ]
 
 _Sequence = BigInteger().with_variant(Integer, "sqlite")
@@ -547,6 +548,17 @@ class WorkerRow(LeaseColumns, Base):
     host: Mapped[str]
     pid: Mapped[int]
     started_at: Mapped[datetime]
+
+
+class WorkerSiteRow(Base):
+    """Where a worker serves the HTTP routes and pages of a plugin; deleted with its worker."""
+
+    __tablename__ = "worker_sites"
+
+    worker_id: Mapped[str] = mapped_column(KeyText(), primary_key=True)
+    plugin_key: Mapped[str] = mapped_column(KeyText(), primary_key=True)
+    #: ``host:port``.
+    address: Mapped[str]
 
 
 class PluginSnapshotRow(Base):

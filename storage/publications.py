@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,12 +10,12 @@ from sqlalchemy import delete, select, update
 
 from storage.caller_reads import Snapshot
 from storage.clock import now, seconds_from_now
-from storage.models import PluginSnapshotRow, WorkerPluginRow, WorkerRow
+from storage.models import PluginSnapshotRow, WorkerPluginRow, WorkerRow, WorkerSiteRow
 from storage.repositories.base import Repository
 from storage.repositories.leases import LeaseTable, is_free
 from storage.upsert import insert
 
-__all__ = ["WORKER_LEASES", "CatalogueRepository", "NewWorker"]
+__all__ = ["WORKER_LEASES", "CatalogueRepository", "NewWorker", "Site"]
 
 WORKER_LEASES: Final = LeaseTable(
     key=WorkerRow.id, fence=WorkerRow.fence, is_live=WorkerRow.lease_until.is_not(None)
@@ -31,6 +31,17 @@ class NewWorker:
     lane: str
     host: str
     pid: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """Where a worker serves the HTTP routes of a plugin."""
+
+    worker_id: str
+    #: ``host:port``.
+    address: str
+    #: Name of the worker's host.
+    host: str
 
 
 class CatalogueRepository(Repository):
@@ -80,6 +91,26 @@ class CatalogueRepository(Repository):
         ]
         await self._rows(insert(self._dialect, WorkerPluginRow).values(links))
 
+    async def serve_sites(self, worker_id: str, addresses: Mapping[str, str]) -> None:
+        """Replace where a worker serves the routes of plugins: ``host:port`` by the plugin's key."""
+        await self._count(delete(WorkerSiteRow).where(WorkerSiteRow.worker_id == worker_id))
+        if addresses:
+            rows = [
+                {"worker_id": worker_id, "plugin_key": key, "address": address}
+                for key, address in addresses.items()
+            ]
+            await self._rows(insert(self._dialect, WorkerSiteRow).values(rows))
+
+    async def sites_of(self, plugin_key: str) -> list[Site]:
+        """List where live workers serve the routes of a plugin."""
+        statement = (
+            select(WorkerSiteRow.worker_id, WorkerSiteRow.address, WorkerRow.host)
+            .join(WorkerRow, WorkerRow.id == WorkerSiteRow.worker_id)
+            .where(WorkerSiteRow.plugin_key == plugin_key, ~is_free(WorkerRow))
+            .order_by(WorkerSiteRow.worker_id)
+        )
+        return await self._all(Site, statement)
+
     async def forget_gone(self) -> int:
         """Delete workers without a lease, and the versions that no worker serves; returns how many workers.
 
@@ -87,6 +118,9 @@ class CatalogueRepository(Repository):
         """
         gone = select(WorkerRow.id).where(is_free(WorkerRow))
         await self._count(delete(WorkerPluginRow).where(WorkerPluginRow.worker_id.in_(gone)))
+        # Also those of workers that an older release deleted.
+        there = select(WorkerRow.id).where(~is_free(WorkerRow))
+        await self._count(delete(WorkerSiteRow).where(WorkerSiteRow.worker_id.not_in(there)))
         count = await self._count(delete(WorkerRow).where(is_free(WorkerRow)))
         served = select(WorkerPluginRow.digest)
         await self._count(delete(PluginSnapshotRow).where(PluginSnapshotRow.digest.not_in(served)))

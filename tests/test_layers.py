@@ -74,6 +74,13 @@ PARTS = {
         "rounds": ("chats", "leases", "plugins", "calls", "catalogue"),
         "jobs": ("pools", "chats", "leases", "calls"),
         "ops": ("pools", "chats", "leases", "calls", "jobs"),
+        "web": ("pools", "leases", "catalogue", "plugins"),
+    },
+    "gateway": {
+        "web": ("*",),
+        "access": ("*",),
+        "api": ("*", "web", "access"),
+        "plugins": ("*", "web"),
     },
     "gateway": {
         "web": ("*",),

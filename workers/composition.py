@@ -146,6 +146,7 @@ class Services(Parts):
         self.states.start()
         if self.settings.plugins.reload:
             self.reloader.start()
+        await self.plugin_hosts.start()
         await self.publisher_of_catalogue.start()
 
     async def _start_calling(self) -> None:
@@ -186,6 +187,7 @@ class Services(Parts):
         """The cleanup steps, in order."""
         steps: list[tuple[str, Cleanup, float]] = [
             ("catalogue", self._leave_catalogue, CLOSE_STEP_SECONDS),
+            ("plugin routes", self._stop_routes, 2 * CLOSE_STEP_SECONDS),
             ("plugin states", self._stop_states, CLOSE_STEP_SECONDS),
             ("plugins", self._stop_plugins, self.settings.workers.cleanup_seconds + LEAST_SECONDS),
             ("sandboxes", self._close_sandboxes, 3 * CLOSE_STEP_SECONDS),
@@ -220,6 +222,10 @@ class Services(Parts):
     async def _leave_catalogue(self) -> None:
         if "publisher_of_catalogue" in self.__dict__:
             await self.publisher_of_catalogue.close()
+
+    async def _stop_routes(self) -> None:
+        if "plugin_hosts" in self.__dict__:
+            await self.plugin_hosts.close()
 
     async def _close_remote_hooks(self) -> None:
         if "remote_hooks" in self.__dict__:

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from workers.rounds.ledger import RoundLedger
     from workers.rounds.runs import CodeRuns
     from workers.rounds.stop import RoundStopper
+    from workers.web.hosts import PluginHosts
 
 __all__ = ["CALLER", "Parts"]
 
@@ -152,6 +153,26 @@ class Parts:
             name=self.node,
             lane=self.role,
             lease_seconds=self.settings.agent.lease_seconds,
+            sites=lambda: self.plugin_hosts.addresses,
+        )
+
+    @cached_property
+    def plugin_hosts(self) -> PluginHosts:
+        """Serves the HTTP routes and pages of plugins."""
+        from workers.web.hosts import PluginHosts
+
+        settings = self.settings.workers
+        return PluginHosts(
+            role=self.role,
+            key=resolve_signing_key(self.settings).get_secret_value(),
+            database=self.database,
+            plugins=lambda: self.host.plugins,
+            is_pinned=self.lanes.is_pinned,
+            owns=lambda key: self._queue_of_home(key) is None,
+            watchdog=self.watchdog,
+            address=settings.http_address,
+            advertised=settings.http_advertise,
+            on_failure=self.loaded.add_error,
         )
 
     @cached_property

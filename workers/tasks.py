@@ -51,7 +51,8 @@ def register_tasks(services: Services, *, drain: Callable[[], RoundDrain]) -> Ca
 
     def register(name: str, execute: Execute, **options: Any) -> None:
         run, begin = task_body(execute, before=cleanups.ensure)
-        run.__name__ = name.rpartition(".")[2]
+        # Celery writes the name into source code; that of a webhook ends with any text.
+        run.__name__ = name.partition(":")[0].rpartition(".")[2]
         checked = checked_task_options(name=name, typing=False, shared=False, bind=True, **options)
         setattr(services.app.task(**checked)(run), FAST_BODY, begin)
 

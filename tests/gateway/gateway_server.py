@@ -18,7 +18,7 @@ __all__ = ["served"]
 async def served(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the application on a free loopback port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", proxy_headers=False))
         running = asyncio.create_task(server.serve([listener]))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:

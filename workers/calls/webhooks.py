@@ -6,7 +6,7 @@ A webhook has effects, so each of its tasks runs at most once. It belongs to no 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,8 +17,9 @@ from codec.wire import Invocation
 from messaging.calls import MethodCaller
 from nekro_agent.errors import NekroError
 from nekro_agent.execution.author_frames import AuthorFrame
-from nekro_agent.execution.invoke import Outcome, call_method
+from nekro_agent.execution.invoke import Outcome, run_callable
 from nekro_agent.execution.uses import using
+from nekro_agent.files import staging
 from nekro_agent.ports import ChatInfo
 from nekro_agent.schemas.agent_ctx import AgentCtx, WebhookRequest
 from runtime.redaction import Redactor
@@ -48,15 +49,15 @@ class WebhookEnd:
 async def run_webhooks(
     caller: MethodCaller,
     tasks: PluginTasks,
-    entries: Sequence[WebhookEntry],
+    headers: Mapping[WebhookEntry, Mapping[str, str]],
     *,
-    headers: Mapping[str, str],
     body: Any,
     timeout_seconds: float,
 ) -> list[WebhookEnd]:
     """Run webhooks on workers, all at the same time; returns their ends in the same order.
 
     Args:
+        headers: the webhooks, and the headers that each of them receives.
         body: plain data.
         timeout_seconds: time limit of each; one that has not started by then does not start.
     """
@@ -67,7 +68,7 @@ async def run_webhooks(
             value = await tasks.run(
                 caller,
                 entry.task,
-                (dict(headers), body),
+                (dict(headers[entry]), body),
                 plugin_key=entry.plugin_key,
                 chat=_NO_CHAT,
                 user_id=None,
@@ -78,7 +79,7 @@ async def run_webhooks(
             return WebhookEnd(plugin_key=entry.plugin_key, error=exc)
         return WebhookEnd(plugin_key=entry.plugin_key, value=value)
 
-    return list(await asyncio.gather(*map(run, entries)))
+    return list(await asyncio.gather(*map(run, headers)))
 
 
 class WebhookTargets:
@@ -129,17 +130,22 @@ class _Webhook(CallTarget):
         loaded.plugin.refresh_config()
         context = await AgentCtx.create_by_webhook(WebhookRequest(headers=headers, body=body))
         with using(loaded.plugin):
-            work = call_method(loaded.method, context.for_plugin(loaded.plugin.key), (), {})
+            work = _called(loaded.method.func, context.for_plugin(loaded.plugin.key))
             if watchdog is None:
-                outcome = await work
+                value = await work
             else:
-                outcome = await watchdog.follow(
+                value = await watchdog.follow(
                     loaded.entry, work, remaining_seconds=invocation.remaining_seconds(), on_step=on_step
                 )
-        return Outcome(type=self.subject.type, value=_plain(outcome.value))
+        return Outcome(type=self.subject.type, value=_plain(value))
 
     def places(self, error: Exception, redactor: Redactor) -> tuple[AuthorFrame, ...]:
         return places_in_plugin(error, self._loaded.method.func, redactor)
+
+
+async def _called(function: Callable[..., Any], context: AgentCtx) -> object:
+    async with staging.call_scope():
+        return await run_callable(function, context)
 
 
 def _plain(value: object) -> Any:

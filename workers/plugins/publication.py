@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import sys
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from loguru import logger
@@ -46,11 +47,13 @@ class CataloguePublisher:
         name: str,
         lane: str,
         lease_seconds: float,
+        sites: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         """Create the publisher; nothing is written yet.
 
         Args:
             name: how the catalogue names this worker.
+            sites: returns where this worker serves the HTTP routes of plugins.
             lease_seconds: how long a worker that died stays in the catalogue.
         """
         self._database = database
@@ -59,6 +62,7 @@ class CataloguePublisher:
         self._loaded = loaded
         self._registry = registry
         self._lease_seconds = lease_seconds
+        self._sites = sites
         self._worker = NewWorker(
             id=new_id(), name=name, lane=lane, host=socket.gethostname(), pid=os.getpid()
         )
@@ -92,12 +96,13 @@ class CataloguePublisher:
         Raises:
             StorageUnavailableError: the database does not answer; nothing has changed.
         """
-        state = self._state()
+        state, sites = self._state(), self._sites()
         snapshots = await asyncio.to_thread(self._snapshots)
         since = elapsed_seconds()
         async with self._database.begin() as transaction:
             fence = await transaction.catalogue.enter(self._worker, lease_seconds=self._lease_seconds)
             await transaction.catalogue.serve(self._worker.id, snapshots)
+            await transaction.catalogue.serve_sites(self._worker.id, sites)
             await transaction.catalogue.forget_gone()
         if self._lease is not None:
             self._lease.drop()
@@ -127,7 +132,7 @@ class CataloguePublisher:
             (record.key, record.status, record.error, record.path, tuple(record.placeholders))
             for record in self._loaded.records
         ]
-        return records, self._registry.plugins
+        return records, self._registry.plugins, self._sites()
 
     def _snapshots(self) -> list[Snapshot]:
         snapshots = []

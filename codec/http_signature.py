@@ -1,0 +1,95 @@
+"""Signs the requests by which a gateway reaches the HTTP servers of plugins on workers.
+
+The signature says that the request comes from a process with the fleet's signing key. It covers the
+method, the path with its query, and the plugin; a random number makes each usable once. The answer
+carries a proof of the same key, so a gateway does not take the answer of another program that listens on
+the port of a worker that has ended.
+
+``x-nekro-signature: <issued at, ms>.<random>.<HMAC-SHA256, hexadecimal>``
+``x-nekro-proof: <HMAC-SHA256 of the random, hexadecimal>``
+"""
+
+from __future__ import annotations
+
+import hmac
+from os import urandom
+from typing import Final
+
+from nekro_agent.errors import MessageRefusedError
+from nekro_agent.shared_clock import shared_now
+
+__all__ = ["PROOF_HEADER", "SIGNATURE_HEADER", "HttpSigner", "HttpVerifier"]
+
+SIGNATURE_HEADER: Final = "x-nekro-signature"
+PROOF_HEADER: Final = "x-nekro-proof"
+#: How far the clocks of gateway and worker, and the request's way, may differ.
+_VALID_SECONDS: Final = 30.0
+#: Most random numbers remembered; with more requests in a minute, further ones are refused.
+_MOST_SEEN: Final = 200_000
+
+
+class _Keyed:
+    def __init__(self, key: str) -> None:
+        # A key of its own, so that no signature of a call can be passed off as one of a request.
+        derived = hmac.digest(key.encode(), b"nekro-workers plugin http 1", "sha256")
+        self._keyed = hmac.new(derived, digestmod="sha256")
+
+    def _digest(self, *parts: str) -> str:
+        digest = self._keyed.copy()
+        for part in parts:
+            data = part.encode("utf-8", "surrogateescape")
+            digest.update(b"%d:" % len(data) + data)
+        return digest.hexdigest()
+
+    def proof(self, random: str) -> str:
+        """Return the answer's proof for the random number of a request."""
+        return self._digest("answer", random)
+
+
+class HttpSigner(_Keyed):
+    """The gateway's side."""
+
+    def sign(self, *, method: str, target: str, plugin_key: str) -> tuple[str, str]:
+        """Return the header of a request, and the proof that its answer must carry.
+
+        Args:
+            target: path and query as they are sent.
+        """
+        random, issued_at = urandom(16).hex(), str(int(shared_now() * 1000))
+        digest = self._digest("request", issued_at, random, method, target, plugin_key)
+        return f"{issued_at}.{random}.{digest}", self.proof(random)
+
+
+class HttpVerifier(_Keyed):
+    """The worker's side; used on one event loop."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        #: Random numbers of the last minute or so, and when they may be forgotten.
+        self._seen: dict[str, float] = {}
+
+    def verify(self, header: str, *, method: str, target: str, plugin_key: str) -> str:
+        """Return the proof for the answer to a request.
+
+        Raises:
+            MessageRefusedError: the header is missing, was not made with this key for this request, is too
+                old, or was used before.
+        """
+        issued_at, _, rest = header.partition(".")
+        random, _, digest = rest.partition(".")
+        expected = self._digest("request", issued_at, random, method, target, plugin_key)
+        if not digest.isascii() or not hmac.compare_digest(expected, digest):
+            raise MessageRefusedError("request refused: it is not signed with the key of this fleet")
+        now = shared_now()
+        if not abs(now - int(issued_at) / 1000) <= _VALID_SECONDS:
+            raise MessageRefusedError("request refused: its signature is too old")
+        self._forget(now)
+        if random in self._seen or len(self._seen) >= _MOST_SEEN:
+            raise MessageRefusedError("request refused: its signature was used before")
+        self._seen[random] = now + 2 * _VALID_SECONDS
+        return self.proof(random)
+
+    def _forget(self, now: float) -> None:
+        # Added in order of time, so the first ones are the oldest.
+        while self._seen and next(iter(self._seen.values())) < now:
+            del self._seen[next(iter(self._seen))]

@@ -1,0 +1,1 @@
+"""The HTTP routes and pages of plugins, served to gateways."""

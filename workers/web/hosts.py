@@ -1,0 +1,166 @@
+"""Which plugins' routes and pages this worker serves, and at which addresses gateways find them.
+
+Routes of an ordinary plugin run in workers of lane ``long``, each plugin on a thread with an event loop of
+its own. That lane exists for code that blocks: a route that hangs stops only the routes of its own plugin,
+and one that ends the process costs what a job that does so costs. Neither reaches the calls of methods.
+
+Routes of a pinned plugin run in its owner, on the loop on which its init and its methods run, because they
+share state that exists only there. The watchdog of that loop reports a route that blocks, like a method.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Final
+
+from loguru import logger
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from codec.http_signature import HttpVerifier
+from nekro_agent.durations import FRESH_SECONDS
+from nekro_agent.methods import Lane
+from nekro_agent.plugin import NekroPlugin
+from storage.engine import Database
+from workers.catalogue.entries import WebhookEntry
+from workers.leases.keeping import survived
+from workers.plugins.loop_watchdog import LoopWatchdog
+from workers.web.server import PluginServer
+from workers.web.site import PluginSite, application_of, serves_http
+
+__all__ = ["PluginHosts"]
+
+_WILDCARDS: Final = ("0.0.0.0", "::")  # noqa: S104 - compared with
+
+
+class PluginHosts:
+    """The HTTP servers of one worker; ``start`` and ``close`` it on the loop of the services."""
+
+    def __init__(
+        self,
+        *,
+        role: str,
+        key: str,
+        database: Database,
+        plugins: Callable[[], Iterable[NekroPlugin]],
+        is_pinned: Callable[[str], bool],
+        owns: Callable[[str], bool],
+        watchdog: LoopWatchdog | None,
+        address: str,
+        advertised: str | None,
+        on_failure: Callable[[str, str], None],
+    ) -> None:
+        """Create it; nothing is served yet.
+
+        Args:
+            role: the worker's lane.
+            key: the fleet's signing key.
+            plugins: returns the plugins as they are loaded now.
+            owns: whether this process owns the pinned plugin of a key.
+            address: the address to listen on.
+            advertised: the name or address by which gateways reach this host; None: ``address``.
+            on_failure: told the plugin's key and why its routes could not be built.
+        """
+        self._role, self._key, self._database = role, key, database
+        self._plugins, self._is_pinned, self._owns = plugins, is_pinned, owns
+        self._watchdog = watchdog
+        self._address = address
+        self._host = advertised or (own_address() if address in _WILDCARDS else address)
+        self._on_failure = on_failure
+        self._servers: dict[str, tuple[NekroPlugin, PluginServer | None]] = {}
+        self._addresses: dict[str, str] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def addresses(self) -> Mapping[str, str]:
+        """``host:port`` by the key of each plugin that is served now; replaced, never changed."""
+        return self._addresses
+
+    async def start(self) -> None:
+        """Serve what this worker may serve, from now on."""
+        await self._look()
+        self._task = asyncio.create_task(self._look_forever(), name="nekro-plugin-http")
+
+    async def close(self) -> None:
+        """Stop all servers."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await asyncio.gather(*map(self._stop, list(self._servers)))
+        self._addresses = {}
+
+    async def _look_forever(self) -> None:
+        while True:
+            await asyncio.sleep(FRESH_SECONDS)
+            with survived("plugin_routes_not_served"):
+                await self._look()
+
+    async def _look(self) -> None:
+        wanted = {plugin.key: plugin for plugin in self._plugins() if self._serves(plugin)}
+        for key, (plugin, _) in list(self._servers.items()):
+            if wanted.get(key) is not plugin:  # another version was loaded, or its owner is another process
+                await self._stop(key)
+        for key, plugin in wanted.items():
+            if key not in self._servers:
+                self._servers[key] = (plugin, await self._started(plugin))
+        found = {
+            key: f"{f'[{self._host}]' if ':' in self._host else self._host}:{server.port}"
+            for key, (_, server) in self._servers.items()
+            if server is not None and server.answers()
+        }
+        if found != self._addresses:
+            self._addresses = found
+
+    def _serves(self, plugin: NekroPlugin) -> bool:
+        if not serves_http(plugin):
+            return False
+        if self._is_pinned(plugin.key):
+            return self._owns(plugin.key)
+        return self._role == Lane.LONG.value
+
+    async def _started(self, plugin: NekroPlugin) -> PluginServer | None:
+        """Return a running server; None if the plugin's routes cannot be built, until it is loaded again."""
+        has_thread = not self._is_pinned(plugin.key)
+        server = PluginServer(plugin.key, self._address, database=self._database, has_thread=has_thread)
+        try:
+            await server.start(partial(self._site, plugin, is_watched=not has_thread))
+        except Exception as exc:  # the plugin's code, which must not stop the worker
+            logger.opt(exception=exc).bind(plugin=plugin.key).error("plugin_routes_not_built")
+            self._on_failure(plugin.key, f"its HTTP routes are not served: {exc}")
+            return None
+        logger.bind(plugin=plugin.key, port=server.port).info("plugin_routes_served")
+        return server
+
+    async def _stop(self, key: str) -> None:
+        _, server = self._servers.pop(key)
+        if server is not None:
+            with survived("plugin_routes_not_stopped", plugin=key):
+                await server.stop()
+
+    def _site(self, plugin: NekroPlugin, *, is_watched: bool) -> ASGIApp:
+        app = application_of(plugin)
+        if is_watched and self._watchdog is not None:
+            app = _watched(app, plugin.key, self._watchdog)
+        return PluginSite(plugin, HttpVerifier(self._key), app)
+
+
+def own_address() -> str:
+    """Return the address of this host's name, which other hosts reach it by in most networks."""
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return socket.gethostname()
+
+
+def _watched(app: ASGIApp, plugin_key: str, watchdog: LoopWatchdog) -> ASGIApp:
+    entry = WebhookEntry(endpoint="", task=f"{plugin_key}.router", plugin_key=plugin_key)
+
+    async def watched(scope: Scope, receive: Receive, send: Send) -> None:
+        async def work() -> None:
+            await app(scope, receive, send)
+
+        await watchdog.follow(entry, work(), remaining_seconds=0)
+
+    return watched

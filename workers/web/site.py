@@ -1,0 +1,109 @@
+"""The ASGI application of one plugin: its router, its pages, and the check that a gateway asks."""
+
+from __future__ import annotations
+
+import sys
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from codec.http_signature import PROOF_HEADER, SIGNATURE_HEADER, HttpVerifier
+from nekro_agent.errors import InvalidValueError, MessageRefusedError
+from nekro_agent.execution.uses import using
+from nekro_agent.plugin import NekroPlugin
+
+__all__ = ["PluginSite", "application_of", "pages_of", "serves_http"]
+
+
+def serves_http(plugin: NekroPlugin) -> bool:
+    """Whether a plugin has routes or pages."""
+    return plugin.hook("router") is not None or plugin.webui_path is not None
+
+
+def application_of(plugin: NekroPlugin) -> ASGIApp:
+    """Build the application of a plugin below ``/plugins/<key>``; runs the plugin's code.
+
+    Raises:
+        InvalidValueError: ``mount_router`` returned no ``APIRouter``, or ``webui_path`` is no directory.
+        Exception: what the plugin raised.
+    """
+    app = FastAPI(title=plugin.name, version=plugin.version, docs_url=None, redoc_url=None)
+    make_router = plugin.hook("router")
+    if make_router is not None:
+        router = make_router()
+        if not isinstance(router, APIRouter):
+            raise InvalidValueError(
+                f"{plugin.key}: the function of mount_router must return an APIRouter, "
+                f"not {type(router).__name__}"
+            )
+        app.include_router(router)
+    if plugin.webui_path is not None:
+        # Refuses paths and symbolic links that lead out of the directory.
+        app.mount("/", StaticFiles(directory=pages_of(plugin), html=True))
+    return Starlette(routes=[Mount(f"/plugins/{plugin.key}", app=app)])
+
+
+def pages_of(plugin: NekroPlugin) -> Path:
+    """Return the directory of a plugin's pages; a relative ``webui_path`` is beside its module.
+
+    Raises:
+        InvalidValueError: it is no directory, or a relative one that leads out of the module's.
+    """
+    file = getattr(sys.modules.get(plugin._module_name), "__file__", None)
+    root = Path(file).resolve().parent if file else Path.cwd()
+    given = Path(str(plugin.webui_path))
+    path = (root / given).resolve()
+    if not path.is_dir() or not (given.is_absolute() or path.is_relative_to(root)):
+        raise InvalidValueError(f"{plugin.key}: webui_path {str(given)!r} is no directory below {root}")
+    return path
+
+
+class PluginSite:
+    """Admits the requests of gateways only, and only while the plugin is enabled."""
+
+    def __init__(self, plugin: NekroPlugin, verifier: HttpVerifier, app: ASGIApp) -> None:
+        self._plugin, self._verifier, self._app = plugin, verifier, app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            return
+        headers = {name: value for name, value in scope["headers"] if name.startswith(b"x-")}
+        target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+        try:
+            proof = self._verifier.verify(
+                headers.get(SIGNATURE_HEADER.encode(), b"").decode("latin-1"),
+                method=scope["method"],
+                target=target.decode("latin-1"),
+                plugin_key=self._plugin.key,
+            )
+        except MessageRefusedError as exc:
+            await PlainTextResponse(f"{exc}\n", HTTPStatus.FORBIDDEN)(scope, receive, send)
+            return
+
+        async def prove(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (PROOF_HEADER.encode(), proof.encode())]
+            await send(message)
+
+        if not self._plugin.is_enabled:
+            refusal = PlainTextResponse("this plugin is disabled\n", HTTPStatus.NOT_FOUND)
+            await refusal(scope, receive, prove)
+            return
+        self._plugin.refresh_config()
+        with using(self._plugin):
+            await self._app(_as_asked(scope, headers), receive, prove)
+
+
+def _as_asked(scope: Scope, headers: dict[bytes, bytes]) -> dict[str, Any]:
+    """Return the scope as the gateway's client caused it: with its scheme, without what is between us."""
+    scheme = headers.get(b"x-forwarded-proto", b"http").decode("latin-1")
+    kept = [(name, value) for name, value in scope["headers"] if not name.startswith(b"x-nekro-")]
+    return {**scope, "scheme": scheme, "headers": kept}
