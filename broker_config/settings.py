@@ -565,6 +565,15 @@ class GatewaySettings(_Group):
         64, ge=1, description="Requests to the routes of one plugin at the same time in one gateway."
     )
 
+    sse_access_key: SecretStr | None = Field(
+        None,
+        description="Access key of programs that connect chats over Nekro Agent's SSE adapter protocol "
+        "(`/api/adapters/sse/connect`); unset means that it is not served.",
+    )
+    sse_file_bytes: int = Field(
+        32 << 20, ge=1024, description="Largest file of a message in that protocol, in either direction."
+    )
+
     def access_to(self, plugin_key: str) -> PluginAccess:
         """Return who may use the webhooks, routes and pages of a plugin."""
         modes = dict(entry.split("=", 1) for entry in self.plugin_http)

@@ -15,6 +15,9 @@ from gateway import problems
 from gateway.access.keys import require_key
 from gateway.access.rates import Rates
 from gateway.api import ROUTERS, links, probes
+from gateway.adapters import sse
+from gateway.adapters.sse import SseAdapter
+from gateway.api import ROUTERS, probes
 from gateway.dependencies import identity_of
 from gateway.openai import router as openai_router
 from gateway.plugins import proxy, webhooks
@@ -55,8 +58,10 @@ def create_app(settings: Settings) -> FastAPI:
             await require_key(services)
             app.state.hub.start()
             app.state.plugin_proxy = PluginProxy(services)
+            app.state.sse_adapter = SseAdapter(services)
             yield
             await app.state.plugin_proxy.close()
+            await app.state.sse_adapter.close()
         finally:
             await app.state.hub.close()
             await app.state.rates.close()
@@ -84,6 +89,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(links.router)
     # Nekro Agent's paths; each of these routes admits requests itself.
     app.include_router(webhooks.router)
+    app.include_router(sse.router)
     proxy.install(app)
     return app
 

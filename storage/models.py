@@ -28,15 +28,20 @@ from nekro_agent.ports import MessageKind, WorkdayMode
 from storage.states import (
     CallState,
     CrashPolicy,
+    DeliveryState,
     JobState,
     MarkSource,
     RoundState,
+    SendState,
     TimerState,
     TriggerKind,
 )
 from storage.types import FaithfulText, JsonText, KeyText, StateText, UtcDateTime
 
 __all__ = [
+    "AdapterClientRow",
+    "AdapterSendRow",
+    "AdapterSubscriptionRow",
     "ApiKeyRow",
     "AuditRow",
     "Base",
@@ -62,6 +67,9 @@ __all__ = [
     "TimerRow",
     "UploadAreaRow",
     "UserRow",
+    "WebhookCursorRow",
+    "WebhookDeliveryRow",
+    "WebhookRow",
     "WorkerPluginRow",
     "WorkerRow",
     "WorkerSiteRow",
@@ -90,8 +98,8 @@ class Base(DeclarativeBase):
         **{
             states: StateText(states)
             for states in (
-                CallState, CrashPolicy, JobState, Lane, MarkSource, MessageKind, RoundState,
-                SandboxMethodType, TimerState, TriggerKind, WorkdayMode,
+                CallState, CrashPolicy, DeliveryState, JobState, Lane, MarkSource, MessageKind, RoundState,
+                SandboxMethodType, SendState, TimerState, TriggerKind, WorkdayMode,
             )
         },
     }  # fmt: skip
@@ -530,6 +538,141 @@ class UploadAreaRow(Base):
     chat_name: Mapped[str] = mapped_column(primary_key=True)
     directory: Mapped[str] = mapped_column(unique=True)
     created_at: Mapped[datetime]
+
+
+class AdapterClientRow(LeaseColumns, Base):
+    """A program that connects chats of an adapter; its lease is held by the gateway that streams to it."""
+
+    __tablename__ = "adapter_clients"
+
+    id: Mapped[str] = mapped_column(KeyText(), primary_key=True)
+    adapter_key: Mapped[str]
+    platform: Mapped[str]
+    name: Mapped[str]
+    version: Mapped[str]
+    created_at: Mapped[datetime]
+    seen_at: Mapped[datetime] = mapped_column(index=True)
+
+
+class AdapterSubscriptionRow(Base):
+    """A channel of which a client receives what the agent sends."""
+
+    __tablename__ = "adapter_subscriptions"
+
+    client_id: Mapped[str] = mapped_column(
+        KeyText(), ForeignKey("adapter_clients.id", ondelete="CASCADE"), primary_key=True
+    )
+    channel_id: Mapped[str] = mapped_column(KeyText(), primary_key=True)
+
+
+class AdapterSendRow(Base):
+    """A request to a client of an adapter: a message of the agent, or a question."""
+
+    __tablename__ = "adapter_sends"
+
+    sequence: Mapped[int] = _sequence()
+    #: Also the request's id in the protocol.
+    id: Mapped[str] = mapped_column(KeyText(), unique=True)
+    adapter_key: Mapped[str]
+    channel_id: Mapped[str] = mapped_column(KeyText())
+    #: The protocol's name of the request.
+    event: Mapped[str]
+    #: The message to send; None for questions.
+    message_id: Mapped[str | None]
+    #: The question; None for messages.
+    data: Mapped[dict[str, Any] | None] = mapped_column(JsonText())
+    state: Mapped[SendState]
+    attempt: Mapped[int] = mapped_column(default=0)
+    #: The client that received it last, and the fencing token of its connection.
+    client_id: Mapped[str | None]
+    client_fence: Mapped[int | None] = mapped_column(BigInteger())
+    #: When it is sent again unless it is answered.
+    due_at: Mapped[datetime]
+    #: A question is not asked after this time; None for messages.
+    expires_at: Mapped[datetime | None]
+    answer: Mapped[dict[str, Any] | None] = mapped_column(JsonText())
+    error: Mapped[str | None]
+    created_at: Mapped[datetime]
+    finished_at: Mapped[datetime | None] = mapped_column(index=True)
+
+    __table_args__ = (
+        Index(
+            "ix_adapter_sends_open",
+            "channel_id",
+            "sequence",
+            postgresql_where=text("state IN ('waiting', 'sent')"),
+            sqlite_where=text("state IN ('waiting', 'sent')"),
+        ),
+        _ORDERED,
+    )
+
+
+class WebhookRow(Base):
+    """A subscription of a URL to events of chats."""
+
+    __tablename__ = "webhooks"
+
+    id: Mapped[str] = mapped_column(KeyText(), primary_key=True)
+    url: Mapped[str]
+    description: Mapped[str]
+    #: Patterns of event types, as of ``fnmatch``.
+    events: Mapped[list[str]] = mapped_column(JsonText())
+    #: Pattern of chat keys.
+    chats: Mapped[str]
+    #: Counts changes of the secret, which follows from it and the signing key.
+    secret_version: Mapped[int]
+    is_active: Mapped[bool]
+    #: Why it was deactivated; None if an operator did, or if it is active.
+    fault: Mapped[str | None]
+    created_at: Mapped[datetime]
+    updated_at: Mapped[datetime]
+
+
+class WebhookCursorRow(Base):
+    """Up to which event of a chat a webhook has its deliveries."""
+
+    __tablename__ = "webhook_cursors"
+
+    webhook_id: Mapped[str] = mapped_column(
+        KeyText(), ForeignKey("webhooks.id", ondelete="CASCADE"), primary_key=True
+    )
+    chat_key: Mapped[str] = mapped_column(
+        KeyText(), ForeignKey("chats.chat_key", ondelete="CASCADE"), primary_key=True
+    )
+    number: Mapped[int] = mapped_column(BigInteger())
+
+
+class WebhookDeliveryRow(Base):
+    """One event that is to be delivered to the URL of a webhook."""
+
+    __tablename__ = "webhook_deliveries"
+
+    #: The webhook id of Standard Webhooks: the same in every attempt.
+    id: Mapped[str] = mapped_column(KeyText(), primary_key=True)
+    webhook_id: Mapped[str] = mapped_column(KeyText(), ForeignKey("webhooks.id", ondelete="CASCADE"))
+    chat_key: Mapped[str]
+    number: Mapped[int] = mapped_column(BigInteger())
+    type: Mapped[str]
+    #: The body, as it is signed and sent.
+    body: Mapped[str]
+    state: Mapped[DeliveryState]
+    attempts: Mapped[int] = mapped_column(default=0)
+    due_at: Mapped[datetime]
+    #: HTTP status of the last answer; None without one.
+    status: Mapped[int | None]
+    error: Mapped[str | None]
+    created_at: Mapped[datetime]
+    finished_at: Mapped[datetime | None] = mapped_column(index=True)
+
+    __table_args__ = (
+        Index("ix_webhook_deliveries_webhook_id_created_at", "webhook_id", "created_at"),
+        Index(
+            "ix_webhook_deliveries_open",
+            "due_at",
+            postgresql_where=text("state = 'waiting'"),
+            sqlite_where=text("state = 'waiting'"),
+        ),
+    )
 
 
 class WorkerRow(LeaseColumns, Base):

@@ -14,10 +14,12 @@ __all__ = [
     "OPEN_TIMER_STATES",
     "CallState",
     "CrashPolicy",
+    "DeliveryState",
     "EventType",
     "JobState",
     "MarkSource",
     "RoundState",
+    "SendState",
     "TimerState",
     "TriggerKind",
 ]
@@ -143,3 +145,27 @@ FINAL_ROUND_STATES: Final = frozenset(
     {RoundState.DONE, RoundState.FAILED, RoundState.CANCELLED, RoundState.MERGED}
 )
 FINAL_JOB_STATES: Final = frozenset(state for state in JobState if state.is_final)
+
+
+class SendState(StrEnum):
+    """State of a request to a client of an adapter."""
+
+    #: No client has it, or it is due again.
+    WAITING = "waiting"
+    #: A client received it and has not answered.
+    SENT = "sent"
+    #: The client confirmed it.
+    DONE = "done"
+    #: The client refused it as often as allowed, or it was not answered in time.
+    FAILED = "failed"
+
+
+class DeliveryState(StrEnum):
+    """State of an event's delivery to a webhook's URL."""
+
+    #: Due at once or later.
+    WAITING = "waiting"
+    #: The URL answered with a status from 200 to 299.
+    DONE = "done"
+    #: Dead letter: given up after all attempts.
+    DEAD = "dead"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from storage.access.keys import KeyRepository
     from storage.access.openai_responses import OpenAIResponseRepository
     from storage.access.requests import RequestRepository
+    from storage.outbound.adapters import AdapterRepository
     from storage.publications import CatalogueRepository
     from storage.repositories.call_progress import CallProgressRepository, DetachedCallRepository
     from storage.repositories.calls import CallRepository
@@ -38,6 +39,13 @@ class Repositories:
 
     def __init__(self, connection: Connection) -> None:
         self._runner = connection
+
+    @cached_property
+    def adapters(self) -> AdapterRepository:
+        """Clients of adapters, and what they are sent."""
+        from storage.outbound.adapters import AdapterRepository
+
+        return AdapterRepository(self._runner)
 
     @cached_property
     def audit(self) -> AuditRepository:

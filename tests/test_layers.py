@@ -54,6 +54,7 @@ PARTS = {
         "repositories": ("*", "driver"),
         "access": ("*", "driver", "repositories"),
         "files": ("*", "driver"),
+        "outbound": ("*", "driver", "repositories"),
         "migrations": ("*",),
     },
     "sandbox": {
@@ -81,6 +82,7 @@ PARTS = {
         "access": ("*",),
         "api": ("*", "web", "access"),
         "plugins": ("*", "web"),
+        "adapters": ("*", "web"),
     },
     "gateway": {
         "web": ("*",),

@@ -68,12 +68,18 @@ _EMBEDDED_4: Final = (
 class AddressPolicy:
     """Admits public addresses, and private ones that are allowed by name or network."""
 
-    def __init__(self, allow_private: Iterable[str] = ()) -> None:
+    def __init__(
+        self, allow_private: Iterable[str] = (), *, setting: str = "NEKRO_DOWNLOADS__ALLOW_PRIVATE"
+    ) -> None:
         """Take host names (``models.internal``), addresses and networks (``10.0.0.0/8``).
+
+        Args:
+            setting: variable with these entries, for errors.
 
         Raises:
             SettingsError: an entry looks like a network but is not one.
         """
+        self._setting = setting
         self._hosts: set[str] = set()
         self._networks: list[IPNetwork] = []
         for entry in allow_private:
@@ -82,8 +88,7 @@ class AddressPolicy:
             except ValueError as exc:
                 if "/" in entry:
                     raise SettingsError(
-                        f"NEKRO_DOWNLOADS__ALLOW_PRIVATE: {entry!r} is not a network; "
-                        "write one like 10.0.0.0/8, or a host name"
+                        f"{setting}: {entry!r} is not a network; write one like 10.0.0.0/8, or a host name"
                     ) from exc
                 self._hosts.add(entry.lower().rstrip("."))
 
@@ -111,7 +116,7 @@ class AddressPolicy:
         if not admitted:
             raise DownloadRefusedError(
                 f"host {host!r} is at {', '.join(addresses)}: private, loopback and link-local addresses are "
-                "refused. To allow it, list the host or network in NEKRO_DOWNLOADS__ALLOW_PRIVATE"
+                f"refused. To allow it, list the host or network in {self._setting}"
             )
         return admitted
 

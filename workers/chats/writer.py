@@ -9,6 +9,7 @@ from __future__ import annotations
 from storage.repositories.messages import Message, NewMessage
 from storage.repositories.rounds import Round, RoundRequest
 from storage.transaction import Transaction
+from workers.chats.adapters import queue_send
 from workers.chats.events import message_event, record, turn_started
 from workers.chats.publisher import EventPublisher
 
@@ -28,6 +29,7 @@ async def append_message(
     await transaction.chats.lock(new.chat_key, create=True)
     row, is_new = await transaction.messages.append(new)
     if is_new:
+        await queue_send(transaction, row)
         record(transaction, publisher, row.chat_key, message_event(row), later=later)
     return row
 

@@ -1,0 +1,1 @@
+"""Nekro Agent's SSE adapter protocol: programs that connect chats of other platforms."""

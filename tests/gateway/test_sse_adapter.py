@@ -1,0 +1,283 @@
+"""Chats over Nekro Agent's SSE adapter protocol, with clients and gateways that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+from gateway_server import served
+from pydantic import SecretStr
+from sse_client import ACCESS_KEY, PATH, SseClient
+from worker_fleet import Fleet
+
+from broker_config.settings import Settings
+from gateway.app import create_app
+from storage.states import SendState
+
+
+@pytest.fixture(scope="module")
+def fleet(make_fleet: Callable[..., Fleet]) -> Fleet:
+    fleet = make_fleet()
+    fleet.start("methods")
+    return fleet
+
+
+def opened(settings: Settings, **options: Any) -> Settings:
+    values = {"sse_access_key": SecretStr(ACCESS_KEY), **options}
+    return settings.model_copy(update={"gateway": settings.gateway.model_copy(update=values)})
+
+
+@asynccontextmanager
+async def gateway(fleet: Fleet, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+    async with served(create_app(opened(fleet.settings, **options))) as http:
+        http.timeout = httpx.Timeout(60)
+        yield http
+
+
+@pytest.fixture
+async def http(fleet: Fleet) -> AsyncIterator[httpx.AsyncClient]:
+    async with gateway(fleet) as http:
+        yield http
+
+
+@pytest.fixture
+def channel() -> str:
+    return f"group_{uuid4().hex[:8]}"
+
+
+async def invoke(fleet: Fleet, channel: str, method: str, *calls: tuple[Any, ...]) -> None:
+    services = fleet.services()
+    await services.start()
+    try:
+        for arguments in calls:
+            await services.invoke(
+                method, arguments, {}, chat_key=f"sse-{channel}", user_id=None, timeout_seconds=60.0
+            )
+    finally:
+        await services.close()
+
+
+async def say(fleet: Fleet, channel: str, *texts: str) -> None:
+    await invoke(fleet, channel, "say", *((text,) for text in texts))
+
+
+async def rows(fleet: Fleet, sql: str, *values: Any) -> list[Any]:
+    services = fleet.services()
+    async with services.database.read() as transaction:
+        mark = "?" if transaction.connection.is_sqlite else "%s"
+        found = list(await transaction.connection.exec_driver_sql(sql.replace("?", mark), values))
+    await services.database.dispose()
+    return found
+
+
+async def test_a_conversation(http: httpx.AsyncClient, fleet: Fleet, channel: str) -> None:
+    client = SseClient(http)
+    await client.register()
+    async with client.connected():
+        await client.subscribe(channel)
+        await client.post(
+            channel,
+            {"type": "at", "user_id": "bot", "nickname": "Bot"},
+            {"type": "text", "content": "hello"},
+            msg_id="1",
+            is_to_me=True,
+        )
+        ((text, sender, adapter, name, kind),) = await rows(
+            fleet,
+            "SELECT m.text, m.sender_name, c.adapter_key, c.channel_name, c.channel_type FROM messages m"
+            " JOIN chats c ON c.chat_key = m.chat_key WHERE m.chat_key = ?",
+            f"sse-{channel}",
+        )
+        assert (text, sender, adapter, name, kind) == ("@Bot hello", "Uma", "sse", "The group", "group")
+        assert await rows(fleet, "SELECT state FROM rounds WHERE chat_key = ?", f"sse-{channel}")
+        await say(fleet, channel, "hi Uma")
+        name, request = await client.next()
+        assert name == "send_message"
+        assert request["data"] == {
+            "channel_id": channel,
+            "channel_name": "The group",
+            "segments": [{"type": "text", "content": "hi Uma"}],
+        }
+        assert await client.answer(request["request_id"], message_id="p1", success=True)
+        assert not await client.answer(request["request_id"], message_id="p1", success=True)
+
+
+async def test_a_message_that_is_posted_again_is_recorded_once(
+    http: httpx.AsyncClient, fleet: Fleet, channel: str
+) -> None:
+    client = SseClient(http)
+    await client.register()
+    for _ in range(3):
+        await client.post(channel, {"type": "text", "content": "once"}, msg_id="7", is_to_me=True)
+    await client.post(channel, {"type": "text", "content": "mine"}, msg_id="8", is_self=True)
+    found = await rows(
+        fleet, "SELECT text FROM messages WHERE chat_key = ? ORDER BY sequence", f"sse-{channel}"
+    )
+    assert [row[0] for row in found] == ["once"]
+    assert len(await rows(fleet, "SELECT id FROM rounds WHERE chat_key = ?", f"sse-{channel}")) == 1
+
+
+async def test_what_is_sent_waits_for_the_client_and_survives_gateways(fleet: Fleet, channel: str) -> None:
+    texts = [f"text {number}" for number in range(150)]
+    async with gateway(fleet) as http:
+        client = SseClient(http)
+        await client.register()
+        await client.subscribe(channel)
+        await say(fleet, channel, *texts)
+        async with client.connected():
+            assert await client.next_texts(3) == texts[:3]
+            # The next one arrives and is not confirmed, because the connection breaks.
+            _, unconfirmed = await client.next()
+    async with gateway(fleet) as http:
+        client.http, client.events = http, asyncio.Queue()
+        async with client.connected():
+            name, again = await client.next()
+            assert (name, again) == ("send_message", unconfirmed)
+            assert await client.answer(again["request_id"], success=True)
+            assert await client.next_texts(146) == texts[4:]
+    states = await rows(fleet, "SELECT DISTINCT state FROM adapter_sends WHERE channel_id = ?", channel)
+    assert [row[0] for row in states] == [SendState.DONE]
+
+
+async def test_any_gateway_takes_the_commands_of_a_client(fleet: Fleet, channel: str) -> None:
+    async with gateway(fleet) as streaming, gateway(fleet) as other:
+        client = SseClient(streaming)
+        await client.register()
+        async with client.connected():
+            client.http = other
+            await client.subscribe(channel)
+            await say(fleet, channel, "a", "b")
+            assert await client.next_texts(2) == ["a", "b"]
+
+
+async def test_a_later_connection_ends_the_earlier_one(
+    http: httpx.AsyncClient, fleet: Fleet, channel: str
+) -> None:
+    client = SseClient(http)
+    await client.register()
+    await client.subscribe(channel)
+    query = {"client_id": client.id, "access_key": ACCESS_KEY}
+    async with http.stream("GET", PATH, params=query) as earlier:
+        lines = earlier.aiter_lines()
+        assert await anext(lines) == "event: connected"
+        async with client.connected():
+            await say(fleet, channel, "for the later one")
+            assert await client.next_texts(1) == ["for the later one"]
+            rest = [line async for line in lines]
+    assert not any("send_message" in line for line in rest)
+
+
+async def test_a_refused_message_is_tried_again_and_then_given_up(
+    http: httpx.AsyncClient, fleet: Fleet, channel: str
+) -> None:
+    client = SseClient(http)
+    await client.register()
+    async with client.connected():
+        await client.subscribe(channel)
+        await say(fleet, channel, "refused", "next")
+        for number in range(3):
+            _, request = await client.next()
+            assert request["data"]["segments"][0]["content"] == "refused"
+            # Clients report failures in either place.
+            outcome = {"success": False} if number else {"success": True}
+            body = {"cmd": "response", "request_id": request["request_id"], "data": {"success": False}}
+            await client.command(**{**body, **outcome})
+        assert await client.next_texts(1) == ["next"]
+    ((state, error),) = await rows(
+        fleet,
+        "SELECT state, error FROM adapter_sends WHERE channel_id = ? AND attempt = 3",
+        channel,
+    )
+    assert (state, '"success": false' in error) == (SendState.FAILED, True)
+
+
+@pytest.mark.parametrize("size", [5, 3_000_000])
+async def test_files_are_sent_whole_or_in_parts(
+    http: httpx.AsyncClient, fleet: Fleet, channel: str, size: int
+) -> None:
+    client = SseClient(http)
+    await client.register()
+    async with client.connected():
+        await client.subscribe(channel)
+        await invoke(fleet, channel, "show", ("a b.bin", size))
+        name, request = await client.next()
+        content = b""
+        if name == "send_message":
+            (segment,) = request["data"]["segments"]
+            head, _, text = segment["base64_url"].partition(",")
+            assert head == "data:application/octet-stream;base64"
+            assert (segment["type"], segment["size"], segment["suffix"]) == ("file", size, ".bin")
+            content = base64.b64decode(text)
+        while name == "file_chunk":
+            part = request["data"]
+            is_last = part["chunk_index"] == part["total_chunks"] - 1
+            assert bool(request["request_id"]) is is_last
+            assert (part["total_size"], part["channel_id"]) == (size, channel)
+            content += base64.b64decode(part["chunk_data"])
+            last_id = request["request_id"]
+            name, request = await client.next()
+        assert content == bytes(index % 251 for index in range(size))
+        if size > 5:
+            assert (name, request["data"]["success"]) == ("file_chunk_complete", True)
+            request["request_id"] = last_id
+        assert await client.answer(request["request_id"], success=True)
+
+
+async def test_files_of_people_are_stored_in_the_chat(
+    http: httpx.AsyncClient, fleet: Fleet, channel: str
+) -> None:
+    client = SseClient(http)
+    await client.register()
+    content = bytes(range(256)) * 40
+    text = base64.b64encode(content).decode()
+    await client.post(
+        channel,
+        {"type": "text", "content": "look"},
+        {"type": "image", "base64_url": f"data:image/png;base64,{text}", "name": "../../p.png"},
+        {"type": "file", "base64_url": text, "name": "n.bin", "size": 3, "unknown": 1},
+    )
+    services = fleet.services()
+    folder = await asyncio.to_thread(services.areas.uploads_dir, f"sse-{channel}")
+    names = sorted(path.name.partition("-")[2] for path in folder.iterdir())
+    assert names == ["n.bin", "p.png"]
+    assert all(path.read_bytes() == content for path in folder.iterdir())
+    await services.close()
+    headers = {"X-Access-Key": ACCESS_KEY, "X-Client-ID": client.id}
+    for segment, code in (
+        ({"type": "image", "url": "http://127.0.0.1:1/a.png"}, "file_not_fetched"),
+        ({"type": "image", "url": "http://169.254.169.254/latest"}, "file_not_fetched"),
+        ({"type": "image", "url": "file:///etc/passwd"}, "file_not_fetched"),
+        ({"type": "file", "base64_url": "data:x;base64,%%%"}, "invalid_request"),
+        ({"type": "file"}, "invalid_request"),
+        ({"type": "video", "url": "x"}, "invalid_request"),
+    ):
+        message = {"from_id": "u", "from_name": "U", "channel_id": channel, "segments": [segment]}
+        body = {"cmd": "message", "channel_id": channel, "message": message}
+        refused = await http.post(PATH, json=body, headers=headers)
+        assert (refused.status_code, refused.json()["code"]) == (400, code), segment
+
+
+async def test_wrong_keys_clients_and_commands_are_refused(http: httpx.AsyncClient, fleet: Fleet) -> None:
+    for key in (None, "", "the-access-ke", "ü" * 10, "x" * 5000):
+        headers = {"X-Access-Key": key.encode()} if key is not None else {}
+        refused = await http.post(PATH, json={"cmd": "register"}, headers=headers)  # type: ignore[arg-type]
+        assert refused.status_code == 401
+        query = {"access_key": key} if key is not None else {}
+        assert (await http.get(PATH, params=query)).status_code == 401
+    headers = {"X-Access-Key": ACCESS_KEY, "X-Client-ID": "unknown"}
+    for body, status in (
+        ({"cmd": "subscribe", "channel_ids": ["a"]}, 404),
+        ({"cmd": "reboot"}, 400),
+        ({}, 400),
+        ([], 400),
+    ):
+        assert (await http.post(PATH, json=body, headers=headers)).status_code == status
+    assert (await http.post(PATH, content=b"{", headers=headers)).status_code == 400
+    async with served(create_app(fleet.settings)) as closed:
+        assert (await closed.get(PATH)).status_code == 404
