@@ -574,6 +574,24 @@ class GatewaySettings(_Group):
         32 << 20, ge=1024, description="Largest file of a message in that protocol, in either direction."
     )
 
+    webhook_attempts: int = Field(
+        10,
+        ge=1,
+        le=30,
+        description="Attempts to deliver an event to a webhook's URL; then it is a dead letter.",
+    )
+    webhook_retry_seconds: float = Field(
+        5,
+        gt=0,
+        description="Pause after the first failed delivery; each further one is four times as long, up to "
+        "12 h.",
+    )
+    webhook_allow_private: CommaList = Field(
+        (),
+        description="Hosts or networks (CIDR) that webhooks may reach although private, loopback or "
+        "link-local.",
+    )
+
     def access_to(self, plugin_key: str) -> PluginAccess:
         """Return who may use the webhooks, routes and pages of a plugin."""
         modes = dict(entry.split("=", 1) for entry in self.plugin_http)

@@ -16,6 +16,7 @@ from gateway.access.keys import require_key
 from gateway.access.rates import Rates
 from gateway.api import ROUTERS, links, probes
 from gateway.adapters import sse
+from gateway.adapters import questions, sse
 from gateway.adapters.sse import SseAdapter
 from gateway.api import ROUTERS, probes
 from gateway.dependencies import identity_of
@@ -26,6 +27,8 @@ from gateway.streams.hub import EventHub
 from gateway.web.limits import BodyLimit
 from gateway.web.middleware import Entrance, RequestContext
 from gateway.web.responses import JsonAnswer
+from gateway.webhooks import routes
+from gateway.webhooks.sender import WebhookSender
 from workers.composition import CALLER, Services
 
 __all__ = ["API", "create_app"]
@@ -59,9 +62,12 @@ def create_app(settings: Settings) -> FastAPI:
             app.state.hub.start()
             app.state.plugin_proxy = PluginProxy(services)
             app.state.sse_adapter = SseAdapter(services)
+            app.state.webhook_sender = WebhookSender(services)
+            app.state.webhook_sender.start()
             yield
-            await app.state.plugin_proxy.close()
+            await app.state.webhook_sender.close()
             await app.state.sse_adapter.close()
+            await app.state.plugin_proxy.close()
         finally:
             await app.state.hub.close()
             await app.state.rates.close()
@@ -82,7 +88,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(probes.router)
     # Each route of the API needs a key; a route that forgets to check its scope is at least not open.
     api = APIRouter(prefix=API, dependencies=[Depends(identity_of)])
-    for router in ROUTERS:
+    for router in (*ROUTERS, questions.router, routes.router):
         api.include_router(router)
     app.include_router(api)
     app.include_router(openai_router)

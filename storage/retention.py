@@ -13,6 +13,8 @@ from broker_config.settings import RetentionSettings
 from storage.clock import seconds_from_now
 from storage.engine import Database
 from storage.models import (
+    AdapterClientRow,
+    AdapterSendRow,
     AuditRow,
     Base,
     CallRow,
@@ -24,7 +26,9 @@ from storage.models import (
     RequestRow,
     RoundRow,
     TimerRow,
+    WebhookDeliveryRow,
 )
+from storage.repositories.leases import is_free
 from storage.states import FINAL_CALL_STATES, FINAL_JOB_STATES, FINAL_ROUND_STATES, OPEN_TIMER_STATES
 
 __all__ = ["delete_expired"]
@@ -97,6 +101,18 @@ def _rules(retention: RetentionSettings) -> list[_Rule]:
             table=ChatEventRow,
             key=(ChatEventRow.chat_key, ChatEventRow.number),
             expired=ChatEventRow.created_at < events,
+        ),
+        # An ended one has a time of its end.
+        _Rule(table=AdapterSendRow, key=(AdapterSendRow.id,), expired=AdapterSendRow.finished_at < calls),
+        _Rule(
+            table=WebhookDeliveryRow,
+            key=(WebhookDeliveryRow.id,),
+            expired=WebhookDeliveryRow.finished_at < calls,
+        ),
+        _Rule(
+            table=AdapterClientRow,
+            key=(AdapterClientRow.id,),
+            expired=(AdapterClientRow.seen_at < rounds) & is_free(AdapterClientRow),
         ),
     ]
     rules += [

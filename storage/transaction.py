@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from storage.access.openai_responses import OpenAIResponseRepository
     from storage.access.requests import RequestRepository
     from storage.outbound.adapters import AdapterRepository
+    from storage.outbound.webhooks import WebhookRepository
     from storage.publications import CatalogueRepository
     from storage.repositories.call_progress import CallProgressRepository, DetachedCallRepository
     from storage.repositories.calls import CallRepository
@@ -193,6 +194,13 @@ class Repositories:
         from storage.repositories.timers import TimerRepository
 
         return TimerRepository(self._runner)
+
+    @cached_property
+    def webhooks(self) -> WebhookRepository:
+        """Subscriptions of URLs to events, and their deliveries."""
+        from storage.outbound.webhooks import WebhookRepository
+
+        return WebhookRepository(self._runner)
 
 
 class Transaction(Repositories):

@@ -83,6 +83,7 @@ PARTS = {
         "api": ("*", "web", "access"),
         "plugins": ("*", "web"),
         "adapters": ("*", "web"),
+        "webhooks": ("*", "web"),
     },
     "gateway": {
         "web": ("*",),

@@ -25,7 +25,6 @@ __all__ = ["MESSAGE_EVENT", "AdapterClient", "AdapterRepository", "AdapterSend"]
 #: The request that sends a message; the others are questions.
 MESSAGE_EVENT: Final = "send_message"
 _OPEN: Final = (SendState.WAITING, SendState.SENT)
-_ENDED: Final = (SendState.DONE, SendState.FAILED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,18 +299,4 @@ class AdapterRepository(Repository):
             AdapterSendRow.id == request_id,
             AdapterSendRow.client_id == client_id,
             is_one_of(AdapterSendRow.state, *_OPEN),
-        )
-
-    async def forget(self, *, days: float) -> int:
-        """Delete ended requests, and clients without a connection, of so many days ago; returns how many."""
-        before = seconds_from_now(-days * 86400)
-        clients = await self._count(
-            delete(AdapterClientRow).where(
-                AdapterClientRow.seen_at < before, AdapterClientRow.lease_until.is_(None)
-            )
-        )
-        return clients + await self._count(
-            delete(AdapterSendRow).where(
-                AdapterSendRow.finished_at < before, is_one_of(AdapterSendRow.state, *_ENDED)
-            )
         )

@@ -63,7 +63,7 @@ async def test_the_published_client_converses_and_receives_files(fleet: Fleet, s
             for segment in data.segments:
                 if segment.type == "text":
                     texts.append(segment.content)
-            return sdk.SendMessageResponse(message_id=uuid4().hex, success=True)
+            return sdk.models.SendMessageResponse(message_id=uuid4().hex, success=True)
 
         async def _on_file_received(self, filename: str, content: bytes, *rest: Any) -> None:
             files[filename] = content

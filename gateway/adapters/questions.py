@@ -1,0 +1,60 @@
+"""``POST /api/v1/adapters/sse/requests``: asks the client of a channel and returns its answer."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Final
+
+from fastapi import APIRouter
+
+from codec.wire import new_id
+from gateway.dependencies import IdentityDep, ServicesDep
+from gateway.identity import Scope
+from gateway.problems import ProblemError
+from nekro_client.models import AdapterAnswer, AdapterRequestBody
+from storage.states import SendState
+from workers.chats.adapters import SSE_ADAPTER
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/adapters/sse", tags=["adapters"])
+
+_LOOK_SECONDS: Final = 0.1
+
+
+@router.post("/requests")
+async def ask_client(body: AdapterRequestBody, services: ServicesDep, identity: IdentityDep) -> AdapterAnswer:
+    """Ask for a person, a channel or the agent's own account on the platform, or set a reaction."""
+    identity.require(Scope.ADMIN, chat_key=f"{SSE_ADAPTER}-{body.channel_id}")
+    request_id = new_id()
+    async with services.database.begin() as transaction:
+        if not await transaction.adapters.clients_of(body.channel_id, adapter_key=SSE_ADAPTER):
+            raise ProblemError(
+                HTTPStatus.NOT_FOUND, "not_found", f"no client has subscribed to channel {body.channel_id!r}"
+            )
+        await transaction.adapters.ask(
+            request_id,
+            adapter_key=SSE_ADAPTER,
+            channel_id=body.channel_id,
+            event=body.request,
+            data=body.data,
+            seconds=body.timeout_seconds,
+        )
+    try:
+        async with asyncio.timeout(body.timeout_seconds):
+            while True:
+                await asyncio.sleep(_LOOK_SECONDS)
+                async with services.database.read() as transaction:
+                    send = await transaction.adapters.get_send(request_id)
+                if send is not None and send.state is SendState.DONE:
+                    return AdapterAnswer(data=send.answer or {})
+                if send is None or send.state is SendState.FAILED:
+                    reason = send.error if send else None
+                    raise ProblemError(
+                        HTTPStatus.BAD_GATEWAY, "client_failed", f"the client failed: {reason}"
+                    )
+    except TimeoutError:
+        raise ProblemError(
+            HTTPStatus.GATEWAY_TIMEOUT, "client_timeout", f"no client answered in {body.timeout_seconds:g} s"
+        ) from None

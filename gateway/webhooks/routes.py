@@ -1,0 +1,193 @@
+"""``/api/v1/webhooks``: subscriptions of URLs to events, their deliveries and dead letters."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from http import HTTPStatus
+from typing import Annotated, Final
+from urllib.parse import urlsplit
+
+from fastapi import APIRouter, Query, Request, Response
+
+from broker_config.embedded import resolve_signing_key
+from codec.wire import new_id
+from gateway.dependencies import IdentityDep, ServicesDep
+from gateway.identity import Scope
+from gateway.problems import ProblemError
+from gateway.webhooks.secrets import webhook_secret
+from gateway.webhooks.sender import WebhookSender
+from nekro_agent.downloads.http import checked_url
+from nekro_agent.errors import DownloadError, NotFoundError
+from nekro_client import models
+from storage.outbound.webhooks import Delivery, Webhook
+from storage.states import DeliveryState
+from workers.composition import Services
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/webhooks", tags=["webhooks"])
+
+#: Patterns with these characters are matched in time that grows with their number only.
+_PATTERN: Final = re.compile(r"[A-Za-z0-9_.*?-]{1,200}")
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+@router.post("", status_code=HTTPStatus.CREATED)
+async def create_webhook(
+    body: models.WebhookBody, request: Request, services: ServicesDep, identity: IdentityDep
+) -> models.NewWebhook:
+    """Subscribe a URL to events from now on; the answer is the only one with the secret."""
+    identity.require(Scope.ADMIN)
+    _check_patterns(body.events, body.chats)
+    await _check_url(request, body.url)
+    async with services.database.begin() as transaction:
+        webhook = await transaction.webhooks.add(
+            new_id(), url=body.url, description=body.description, events=body.events, chats=body.chats
+        )
+    return models.NewWebhook(**_shown(webhook).model_dump(), secret=_secret(services, webhook))
+
+
+@router.get("")
+async def list_webhooks(services: ServicesDep, identity: IdentityDep) -> models.Page[models.Webhook]:
+    """List the subscriptions, the oldest first."""
+    identity.require(Scope.ADMIN)
+    async with services.database.read() as transaction:
+        return models.Page(items=[_shown(one) for one in await transaction.webhooks.all()])
+
+
+@router.get("/{webhook_id}")
+async def get_webhook(webhook_id: str, services: ServicesDep, identity: IdentityDep) -> models.Webhook:
+    """Return one subscription."""
+    identity.require(Scope.ADMIN)
+    async with services.database.read() as transaction:
+        return _shown(await transaction.webhooks.get(webhook_id))
+
+
+@router.patch("/{webhook_id}")
+async def change_webhook(
+    webhook_id: str,
+    body: models.WebhookChange,
+    request: Request,
+    services: ServicesDep,
+    identity: IdentityDep,
+) -> models.Webhook:
+    """Change a subscription; one that is activated again goes on with the present events."""
+    identity.require(Scope.ADMIN)
+    values = body.model_dump(exclude_none=True)
+    _check_patterns(body.events or (), body.chats or "*")
+    if body.url is not None:
+        await _check_url(request, body.url)
+    if body.is_active:
+        values["fault"] = None
+    async with services.database.begin() as transaction:
+        return _shown(await transaction.webhooks.change(webhook_id, values))
+
+
+@router.delete("/{webhook_id}", status_code=HTTPStatus.NO_CONTENT, response_class=Response)
+async def delete_webhook(webhook_id: str, services: ServicesDep, identity: IdentityDep) -> None:
+    """End a subscription, and delete its deliveries."""
+    identity.require(Scope.ADMIN)
+    async with services.database.begin() as transaction:
+        await transaction.webhooks.remove(webhook_id)
+
+
+@router.post("/{webhook_id}/secret")
+async def renew_secret(webhook_id: str, services: ServicesDep, identity: IdentityDep) -> models.NewWebhook:
+    """Replace the secret at once."""
+    identity.require(Scope.ADMIN)
+    async with services.database.begin() as transaction:
+        before = await transaction.webhooks.get(webhook_id)
+        webhook = await transaction.webhooks.change(webhook_id, {"secret_version": before.secret_version + 1})
+    return models.NewWebhook(**_shown(webhook).model_dump(), secret=_secret(services, webhook))
+
+
+@router.get("/{webhook_id}/deliveries")
+async def list_deliveries(
+    webhook_id: str,
+    services: ServicesDep,
+    identity: IdentityDep,
+    state: DeliveryState | None = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    cursor: datetime | None = None,
+) -> models.Page[models.WebhookDelivery]:
+    """List deliveries, the newest first."""
+    identity.require(Scope.ADMIN)
+    async with services.database.read() as transaction:
+        await transaction.webhooks.get(webhook_id)
+        found = await transaction.webhooks.deliveries(webhook_id, state=state, before=cursor, limit=limit + 1)
+    more = found[limit - 1].created_at.isoformat() if len(found) > limit else None
+    return models.Page(items=[_delivery(one) for one in found[:limit]], next_cursor=more)
+
+
+@router.post("/{webhook_id}/replay", status_code=HTTPStatus.ACCEPTED)
+async def replay(
+    webhook_id: str, body: models.ReplayBody, services: ServicesDep, identity: IdentityDep
+) -> models.Replayed:
+    """Deliver one ended delivery again, or every dead letter; the webhook id stays the same."""
+    identity.require(Scope.ADMIN)
+    async with services.database.begin() as transaction:
+        await transaction.webhooks.get(webhook_id)
+        count = await transaction.webhooks.replay(webhook_id, delivery_id=body.delivery_id)
+    if not count and body.delivery_id is not None:
+        raise NotFoundError(f"there is no ended delivery {body.delivery_id!r}")
+    return models.Replayed(count=count)
+
+
+def _check_patterns(events: object, chats: str) -> None:
+    patterns = [*(events if isinstance(events, list) else ()), chats]
+    for pattern in patterns:
+        # Of chat keys only the length matters: they may have any characters.
+        if not _PATTERN.fullmatch(pattern) and not (pattern is chats and 0 < len(chats) <= 200):
+            raise _invalid(f"{pattern!r} is no pattern like message.* or group_1")
+
+
+async def _check_url(request: Request, url: str) -> None:
+    """Refuse a URL that no delivery could reach; the address is checked again at every delivery."""
+    sender: WebhookSender = request.app.state.webhook_sender
+    try:
+        address, host = checked_url(url)
+        parts = urlsplit(address)
+        await sender.http.policy.resolve(host, parts.port or _PORTS[parts.scheme])
+    except DownloadError as exc:
+        raise _invalid(str(exc)) from exc
+    if parts.username is not None:
+        raise _invalid("the URL has a user name; deliveries are signed instead")
+
+
+def _invalid(detail: str) -> ProblemError:
+    return ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", detail)
+
+
+def _secret(services: Services, webhook: Webhook) -> str:
+    key = resolve_signing_key(services.settings).get_secret_value()
+    return webhook_secret(key, webhook.id, webhook.secret_version)
+
+
+def _shown(webhook: Webhook) -> models.Webhook:
+    return models.Webhook(
+        id=webhook.id,
+        url=webhook.url,
+        description=webhook.description,
+        events=webhook.events,
+        chats=webhook.chats,
+        is_active=webhook.is_active,
+        fault=webhook.fault,
+        created_at=webhook.created_at,
+    )
+
+
+def _delivery(delivery: Delivery) -> models.WebhookDelivery:
+    return models.WebhookDelivery(
+        id=delivery.id,
+        chat_key=delivery.chat_key,
+        event_number=delivery.number,
+        type=delivery.type,
+        state=delivery.state.value,
+        attempts=delivery.attempts,
+        due_at=delivery.due_at if delivery.state is DeliveryState.WAITING else None,
+        status=delivery.status,
+        error=delivery.error,
+        created_at=delivery.created_at,
+        finished_at=delivery.finished_at,
+    )

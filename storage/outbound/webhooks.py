@@ -1,0 +1,278 @@
+"""Subscriptions of URLs to events of chats, and the deliveries that follow from them.
+
+A delivery is a row before it is sent, and its id follows from webhook, chat and event, so the readers of
+any number of gateways make each delivery once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy import and_, delete, func, insert, literal, select, update
+
+from storage import upsert
+from storage.clock import now, seconds_from_now
+from storage.models import ChatEventRow, ChatRow, WebhookCursorRow, WebhookDeliveryRow, WebhookRow
+from storage.repositories.base import Repository, chosen_once, found, is_one_of
+from storage.repositories.events import ChatEvent, EventRepository
+from storage.states import DeliveryState
+
+__all__ = ["Delivery", "Webhook", "WebhookRepository"]
+
+#: Events of a chat that become deliveries in one transaction.
+_PAGE: Final = 200
+_MOST_ERROR_CHARS: Final = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Webhook:
+    """A subscription of a URL to events."""
+
+    id: str
+    url: str
+    description: str
+    #: Patterns of event types.
+    events: list[str]
+    #: Pattern of chat keys.
+    chats: str
+    secret_version: int
+    is_active: bool
+    #: Why it was deactivated; None if an operator did, or if it is active.
+    fault: str | None
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """One event for the URL of a webhook."""
+
+    id: str
+    webhook_id: str
+    chat_key: str
+    number: int
+    type: str
+    body: str
+    state: DeliveryState
+    attempts: int
+    due_at: datetime
+    status: int | None
+    error: str | None
+    created_at: datetime
+    finished_at: datetime | None
+
+
+class WebhookRepository(Repository):
+    """Rows of webhooks, of how far they have read, and of their deliveries."""
+
+    async def add(
+        self, webhook_id: str, *, url: str, description: str, events: Sequence[str], chats: str
+    ) -> Webhook:
+        """Add an active webhook, which receives the events from now on."""
+        values = {
+            "id": webhook_id, "url": url, "description": description, "events": list(events),
+            "chats": chats, "secret_version": 1, "is_active": True, "created_at": now(), "updated_at": now(),
+        }  # fmt: skip
+        await self._rows(insert(WebhookRow).values(values))
+        known = select(literal(webhook_id), ChatRow.chat_key, ChatRow.last_event)
+        await self._rows(insert(WebhookCursorRow).from_select(["webhook_id", "chat_key", "number"], known))
+        return await self.get(webhook_id)
+
+    async def get(self, webhook_id: str) -> Webhook:
+        """Return a webhook.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        statement = select(WebhookRow).where(WebhookRow.id == webhook_id)
+        return found(await self._one_or_none(Webhook, statement), "webhook", webhook_id)
+
+    async def all(self) -> list[Webhook]:
+        """List the webhooks, the oldest first."""
+        return await self._all(Webhook, select(WebhookRow).order_by(WebhookRow.created_at, WebhookRow.id))
+
+    async def change(self, webhook_id: str, values: Mapping[str, Any]) -> Webhook:
+        """Change columns of a webhook; one that becomes active goes on with the present events.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        before = await self.get(webhook_id)
+        await self._count(
+            update(WebhookRow).where(WebhookRow.id == webhook_id).values({**values, "updated_at": now()})
+        )
+        if values.get("is_active") and not before.is_active:
+            await self._skip_to_present(webhook_id)
+        return await self.get(webhook_id)
+
+    async def _skip_to_present(self, webhook_id: str) -> None:
+        await self._count(delete(WebhookCursorRow).where(WebhookCursorRow.webhook_id == webhook_id))
+        known = select(literal(webhook_id), ChatRow.chat_key, ChatRow.last_event)
+        await self._rows(insert(WebhookCursorRow).from_select(["webhook_id", "chat_key", "number"], known))
+
+    async def remove(self, webhook_id: str) -> None:
+        """Delete a webhook and its deliveries.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        await self.get(webhook_id)
+        await self._count(delete(WebhookRow).where(WebhookRow.id == webhook_id))
+
+    async def chats_behind(self, webhook_id: str, *, recent_seconds: float | None, limit: int) -> list[str]:
+        """List chats with events that the webhook has not read.
+
+        Args:
+            recent_seconds: only chats with an event in this time, which is quick; None looks at all chats.
+        """
+        cursor = and_(
+            WebhookCursorRow.webhook_id == webhook_id, WebhookCursorRow.chat_key == ChatRow.chat_key
+        )
+        statement = (
+            select(ChatRow.chat_key)
+            .outerjoin(WebhookCursorRow, cursor)
+            .where(ChatRow.last_event > func.coalesce(WebhookCursorRow.number, 0))
+            .limit(limit)
+        )
+        if recent_seconds is not None:
+            recent = select(ChatEventRow.chat_key).where(
+                ChatEventRow.created_at > seconds_from_now(-recent_seconds)
+            )
+            statement = statement.where(ChatRow.chat_key.in_(recent))
+        return [row[0] for row in await self._rows(statement)]
+
+    async def read_on(
+        self, webhook_id: str, chat_key: str, *, body_of: Callable[[ChatEvent], str | None]
+    ) -> int:
+        """Make deliveries of the next events of a chat; returns how many events were read.
+
+        Another transaction that reads the same chat for the webhook is not waited for.
+
+        Args:
+            body_of: returns the body of an event's delivery; None if the webhook does not want the event.
+        """
+        first = {"webhook_id": webhook_id, "chat_key": chat_key, "number": 0}
+        await self._rows(
+            upsert.insert(self._dialect, WebhookCursorRow).values(first).on_conflict_do_nothing()
+        )
+        own = (WebhookCursorRow.webhook_id == webhook_id) & (WebhookCursorRow.chat_key == chat_key)
+        number = await self._scalar(
+            select(WebhookCursorRow.number).where(own).with_for_update(skip_locked=True)
+        )
+        if number is None:
+            return 0
+        events = await EventRepository(self._connection).after(chat_key, number=number, limit=_PAGE)
+        if not events:  # retention deleted what the webhook had not read
+            newest = select(ChatRow.last_event).where(ChatRow.chat_key == chat_key).scalar_subquery()
+            await self._count(update(WebhookCursorRow).where(own).values(number=newest))
+            return 0
+        rows = [
+            {
+                "id": _delivery_id(webhook_id, event), "webhook_id": webhook_id, "chat_key": chat_key,
+                "number": event.number, "type": event.type, "body": body,
+                "state": DeliveryState.WAITING, "attempts": 0, "due_at": now(), "created_at": now(),
+            }
+            for event in events
+            if (body := body_of(event)) is not None
+        ]  # fmt: skip
+        for row in rows:
+            new = upsert.insert(self._dialect, WebhookDeliveryRow).values(row)
+            await self._rows(new.on_conflict_do_nothing(index_elements=[WebhookDeliveryRow.id]))
+        await self._count(update(WebhookCursorRow).where(own).values(number=events[-1].number))
+        return len(events)
+
+    async def take_due(self, webhook_id: str, *, lease_seconds: float, limit: int) -> list[Delivery]:
+        """Take due deliveries of a webhook; one that is not ended by then is due again."""
+        due = (
+            select(WebhookDeliveryRow.id)
+            .where(
+                WebhookDeliveryRow.webhook_id == webhook_id,
+                is_one_of(WebhookDeliveryRow.state, DeliveryState.WAITING),
+                WebhookDeliveryRow.due_at <= now(),
+            )
+            .order_by(WebhookDeliveryRow.due_at)
+            .limit(limit)
+            .with_for_update(skip_locked=True)
+        )
+        statement = (
+            update(WebhookDeliveryRow)
+            .where(WebhookDeliveryRow.id.in_(chosen_once(due)))
+            .values(due_at=seconds_from_now(lease_seconds), attempts=WebhookDeliveryRow.attempts + 1)
+            .returning(WebhookDeliveryRow)
+        )
+        return sorted(await self._all(Delivery, statement), key=lambda one: (one.chat_key, one.number))
+
+    async def has_due(self) -> set[str]:
+        """Return the ids of the webhooks with due deliveries."""
+        statement = (
+            select(WebhookDeliveryRow.webhook_id)
+            .where(
+                is_one_of(WebhookDeliveryRow.state, DeliveryState.WAITING),
+                WebhookDeliveryRow.due_at <= now(),
+            )
+            .distinct()
+        )
+        return {row[0] for row in await self._rows(statement)}
+
+    async def end(
+        self, delivery_id: str, state: DeliveryState, *, status: int | None, error: str | None
+    ) -> None:
+        """End a delivery that waits."""
+        await self._change_waiting(delivery_id, state=state, status=status, error=error, finished_at=now())
+
+    async def retry(self, delivery_id: str, *, seconds: float, status: int | None, error: str | None) -> None:
+        """Let a delivery be due again after so many seconds."""
+        await self._change_waiting(delivery_id, due_at=seconds_from_now(seconds), status=status, error=error)
+
+    async def _change_waiting(self, delivery_id: str, **values: Any) -> None:
+        if values.get("error") is not None:
+            values["error"] = values["error"][:_MOST_ERROR_CHARS]
+        await self._count(
+            update(WebhookDeliveryRow)
+            .where(
+                WebhookDeliveryRow.id == delivery_id,
+                is_one_of(WebhookDeliveryRow.state, DeliveryState.WAITING),
+            )
+            .values(values)
+        )
+
+    async def deliveries(
+        self, webhook_id: str, *, state: DeliveryState | None, before: datetime | None, limit: int
+    ) -> list[Delivery]:
+        """List deliveries of a webhook, the newest first.
+
+        Args:
+            state: None means all.
+            before: only older ones, for paging.
+        """
+        statement = select(WebhookDeliveryRow).where(WebhookDeliveryRow.webhook_id == webhook_id)
+        if state is not None:
+            statement = statement.where(WebhookDeliveryRow.state == state)
+        if before is not None:
+            statement = statement.where(WebhookDeliveryRow.created_at < before)
+        ordered = statement.order_by(WebhookDeliveryRow.created_at.desc(), WebhookDeliveryRow.id)
+        return await self._all(Delivery, ordered.limit(limit))
+
+    async def replay(self, webhook_id: str, *, delivery_id: str | None) -> int:
+        """Let ended deliveries be due again, with the same id; returns how many.
+
+        Args:
+            delivery_id: None means every dead letter of the webhook.
+        """
+        chosen = WebhookDeliveryRow.webhook_id == webhook_id
+        if delivery_id is None:
+            chosen &= is_one_of(WebhookDeliveryRow.state, DeliveryState.DEAD)
+        else:
+            chosen &= WebhookDeliveryRow.id == delivery_id
+            chosen &= is_one_of(WebhookDeliveryRow.state, DeliveryState.DEAD, DeliveryState.DONE)
+        values = {"state": DeliveryState.WAITING, "attempts": 0, "due_at": now(), "finished_at": None}
+        return await self._count(update(WebhookDeliveryRow).where(chosen).values(values))
+
+
+def _delivery_id(webhook_id: str, event: ChatEvent) -> str:
+    parts = f"{webhook_id}\0{event.chat_key}\0{event.number}"
+    return f"msg_{hashlib.sha256(parts.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
