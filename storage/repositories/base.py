@@ -77,7 +77,7 @@ def is_one_of(column: InstrumentedAttribute[Any], *states: StrEnum) -> ColumnEle
     return column.in_([literal_column(f"'{state.value}'") for state in states])
 
 
-def chosen_once(chosen: Select[str]) -> Select[str]:
+def chosen_once(chosen: Select[Any]) -> Select[Any]:
     """SQL: the keys that ``chosen`` selects, for the ``IN`` of an UPDATE that returns what it changed.
 
     PostgreSQL may run the subquery of an ``IN`` once per row of the outer table. With ``LIMIT`` and

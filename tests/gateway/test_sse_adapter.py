@@ -12,6 +12,7 @@ from uuid import uuid4
 import httpx
 import pytest
 from gateway_server import served
+from killable_gateway import killable_gateway
 from pydantic import SecretStr
 from sse_client import ACCESS_KEY, PATH, SseClient
 from worker_fleet import Fleet
@@ -281,3 +282,49 @@ async def test_wrong_keys_clients_and_commands_are_refused(http: httpx.AsyncClie
     assert (await http.post(PATH, content=b"{", headers=headers)).status_code == 400
     async with served(create_app(fleet.settings)) as closed:
         assert (await closed.get(PATH)).status_code == 404
+
+
+@pytest.mark.slow
+async def test_killed_gateways_lose_and_reorder_nothing(fleet: Fleet, channel: str) -> None:
+    settings = opened(fleet.settings)
+    texts = [f"text {number}" for number in range(40)]
+    confirmed: list[str] = []
+    client = SseClient(httpx.AsyncClient())
+    async with killable_gateway(settings) as first:
+        client.http = first.http
+        await client.register()
+        await client.subscribe(channel)
+    await say(fleet, channel, *texts)
+    for kill_after in (7, 13, len(texts)):
+        async with killable_gateway(settings) as process:
+            client.http, client.events = process.http, asyncio.Queue()
+            async with client.connected():
+                while len(confirmed) < kill_after:
+                    confirmed += await client.next_texts(1)
+                if kill_after < len(texts):
+                    _, lost = await client.next()  # arrives, and its gateway is killed
+                    assert lost["data"]["segments"][0]["content"] == texts[kill_after]
+                    await process.kill()
+    assert confirmed == texts
+
+
+async def test_a_client_is_asked_about_its_platform(
+    http: httpx.AsyncClient, fleet: Fleet, channel: str
+) -> None:
+    client = SseClient(http)
+    await client.register()
+    path = "/api/v1/adapters/sse/requests"
+    body = {"channel_id": channel, "request": "get_user_info", "data": {"user_id": "u1"}}
+    assert (await http.post(path, json=body)).status_code == 404
+    async with client.connected():
+        await client.subscribe(channel)
+        asked = asyncio.create_task(http.post(path, json=body))
+        name, request = await client.next()
+        assert (name, request["data"]) == ("get_user_info", {"user_id": "u1"})
+        info = {"user_id": "u1", "user_name": "Uma", "platform_name": "wx"}
+        assert await client.answer(request["request_id"], **info)
+        assert (await asked).json() == {"data": info}
+        late = await http.post(path, json={**body, "timeout_seconds": 0.5})
+        assert (late.status_code, late.json()["code"]) == (504, "client_timeout")
+        reboot = await http.post(path, json={**body, "request": "reboot"})
+        assert reboot.status_code == 422

@@ -9,11 +9,13 @@ from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import MessageKind
 from storage.engine import Database
 from storage.repositories.calls import CallRequest
+from storage.repositories.events import NewEvent
 from storage.repositories.jobs import NewJob
 from storage.repositories.messages import NewMessage
 from storage.repositories.rounds import RoundRequest
 from storage.retention import delete_expired
-from storage.states import JobState, TriggerKind
+from storage.states import DeliveryState, JobState, TriggerKind
+from storage.transaction import Transaction
 
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 AGES = {
@@ -21,6 +23,9 @@ AGES = {
     "rounds": ("requested_at", "finished_at"),
     "jobs": ("updated_at", "finished_at"),
     "messages": ("created_at",),
+    "adapter_sends": ("finished_at",),
+    "adapter_clients": ("seen_at",),
+    "webhook_deliveries": ("finished_at",),
 }
 
 
@@ -45,11 +50,30 @@ async def _fill(database: Database, *, prefix: str) -> None:
             await tx.calls.finish(f"{prefix}{number}", fence=1, outcome=None)
             await tx.jobs.claim(f"{prefix}{number}", worker="w", lease_seconds=60)
             await tx.jobs.finish(f"{prefix}{number}", fence=1, state=JobState.FAILED, message="")
+        await _fill_outbound(tx, prefix)
         await tx.timers.fire_due(limit=2)
         await tx.rounds.cancel(prefix, reason="x")
         await tx.rounds.request(
             RoundRequest(chat_key=prefix, trigger_kind=TriggerKind.CALL, trigger_id=prefix + "open")
         )
+
+
+async def _fill_outbound(tx: Transaction, prefix: str) -> None:
+    """Add a confirmed and an open request to a connected client and a client that left, and deliveries."""
+    for name in ("here", "gone"):
+        client_id = f"{prefix}-{name}"
+        await tx.adapters.register(client_id, adapter_key="sse", platform="", name="", version="")
+        await tx.adapters.subscribe(client_id, [prefix])
+    fence = await tx.adapters.connect(f"{prefix}-here", owner="w", lease_seconds=60)
+    for number in range(2):
+        await tx.adapters.add_message(f"{prefix}{number}", adapter_key="sse", channel_id=prefix)
+    await tx.adapters.take_due(f"{prefix}-here", fence, adapter_key="sse", answer_seconds=60, limit=9)
+    assert await tx.adapters.confirm(f"{prefix}0", client_id=f"{prefix}-here", answer={})
+    await tx.webhooks.add(prefix, url="https://example.com", description="", events=["*"], chats="*")
+    await tx.events.append(prefix, [NewEvent(type="turn.ended"), NewEvent(type="turn.ended")])
+    assert await tx.webhooks.read_on(prefix, prefix, body_of=lambda event: "{}") == 2
+    (first, _) = await tx.webhooks.take_due(prefix, lease_seconds=60, limit=9)
+    await tx.webhooks.end(first.id, DeliveryState.DEAD, status=None, error="x")
 
 
 async def test_old_ended_rows_are_deleted_and_open_or_recent_ones_kept(database: Database) -> None:
@@ -66,16 +90,10 @@ async def test_old_ended_rows_are_deleted_and_open_or_recent_ones_kept(database:
         paused = (await tx.timers.of_chat("young"))[0]
         assert await tx.timers.set_paused(paused.id, True)
     # The age of a timer is that of its time; four of the six have fired.
-    assert await delete_expired(database, keep, batch=2) == {
-        "calls": 2,
-        "rounds": 3,
-        "jobs": 2,
-        "timers": 4,
-        "chat_events": 0,
-        "idempotent_requests": 0,
-        "key_turns": 0,
-        "openai_responses": 0,
-    }
+    expected = {"calls": 2, "rounds": 3, "jobs": 2, "timers": 4, "chat_events": 0}
+    expected |= {"idempotent_requests": 0, "key_turns": 0, "openai_responses": 0}
+    expected |= {"adapter_sends": 1, "adapter_clients": 1, "webhook_deliveries": 1}
+    assert await delete_expired(database, keep, batch=2) == expected
     assert set((await delete_expired(database, keep)).values()) == {0}
     assert (await delete_expired(database, RetentionSettings(messages_days=1)))["messages"] == 3
     async with database.read() as tx:
