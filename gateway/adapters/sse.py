@@ -122,7 +122,7 @@ async def connect(
     adapter.admit(access_key)
     known = await _find(services, client_id_query or client_id)
     own_id = known.id if known else await _register(services, platform, client_name, "")
-    stream = ClientStream(services, adapter.files, own_id)
+    stream = ClientStream(services, adapter.files, own_id, stopping=request.app.state.stopping)
     # The protocol has heartbeats of its own.
     return EventSourceResponse(stream.events(), ping=3600)
 

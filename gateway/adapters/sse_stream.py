@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Final
 
 from loguru import logger
@@ -32,21 +33,32 @@ _BATCH: Final = 8
 class ClientStream:
     """What one connection of a client receives; a later connection of the client ends it."""
 
-    def __init__(self, services: Services, files: SseFiles, client_id: str) -> None:
+    def __init__(
+        self, services: Services, files: SseFiles, client_id: str, *, stopping: asyncio.Event
+    ) -> None:
+        """Take nothing yet.
+
+        Args:
+            stopping: set when the gateway stops; the stream then ends, and the client connects elsewhere.
+        """
         self._services, self._files, self._client_id = services, files, client_id
+        self._stopping = stopping
         self._database = services.database
         self._fence = 0
         self._beaten_at = 0.0
 
     async def events(self) -> AsyncIterator[WireEvent]:
-        """Yield events until a later connection takes over; closing the iterator releases the stream."""
+        """Yield events until a later connection takes over or the gateway stops.
+
+        Closing the iterator releases the stream.
+        """
         async with self._database.begin() as transaction:
             self._fence = await transaction.adapters.connect(
                 self._client_id, owner=self._services.node, lease_seconds=_LEASE_SECONDS
             )
         try:
             yield wire_event("connected", {"client_id": self._client_id, "timestamp": int(time.time())})
-            while True:
+            while not self._stopping.is_set():
                 if time.monotonic() - self._beaten_at >= _HEARTBEAT_SECONDS:
                     self._beaten_at = time.monotonic()
                     if not await self._keep():
@@ -57,9 +69,13 @@ class ClientStream:
                     async for event in self._written(send):
                         yield event
                 if not sends:
-                    await asyncio.sleep(_LOOK_SECONDS)
+                    await self._pause()
         finally:
             await asyncio.shield(self._release())
+
+    async def _pause(self) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), _LOOK_SECONDS)
 
     async def _keep(self) -> bool:
         """Renew the stream; False if a later connection has it. A database that is away changes nothing."""

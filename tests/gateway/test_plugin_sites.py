@@ -11,9 +11,11 @@ import pytest
 from gateway_server import served
 from worker_fleet import Fleet
 
+from gateway.access.keys import create_key, new_key
 from gateway.app import create_app
+from gateway.identity import Scope
 from storage.publications import NewWorker, Snapshot
-from workers.catalogue.entries import PluginEntry, digest_of
+from workers.catalogue.entries import PluginEntry, WebhookEntry, digest_of
 
 KEY = "Ada.far"
 
@@ -31,7 +33,8 @@ async def client(fleet: Fleet) -> AsyncIterator[httpx.AsyncClient]:
 
 async def publish(fleet: Fleet, *sites: tuple[str, str]) -> None:
     """Publish workers that serve the plugin, each on a host at an address; no others are live."""
-    text = PluginEntry(key=KEY, serves_http=True).to_json()
+    webhook = WebhookEntry(endpoint="far", task=f"{KEY}.webhook:far", plugin_key=KEY)
+    text = PluginEntry(key=KEY, serves_http=True, webhooks=(webhook,)).to_json()
     services = fleet.services()
     async with services.database.begin() as transaction:
         await transaction.connection.exec_driver_sql("UPDATE workers SET lease_until = NULL")
@@ -84,3 +87,29 @@ async def test_a_worker_that_accepts_no_connection_is_passed_over(
     await publish(fleet, (here, f"127.0.0.1:{free}"))
     answer = await client.get(f"/plugins/{KEY}/")
     assert (answer.status_code, answer.json()["code"]) == (502, "plugin_failed")
+
+
+async def test_a_plugin_that_needs_a_key_is_reached_with_the_scope_call_only(fresh_fleet: Fleet) -> None:
+    values = {"plugin_http": (f"{KEY}=key",), "plugin_seconds": 0.1}
+    settings = fresh_fleet.settings
+    settings = settings.model_copy(update={"gateway": settings.gateway.model_copy(update=values)})
+    await publish(fresh_fleet, ("elsewhere", "127.0.0.1:1"))
+    services = fresh_fleet.services()
+    keys = {}
+    for scope in (Scope.CALL, Scope.READ):
+        stored, keys[scope] = new_key(scope.value, scopes=(scope,))
+        await create_key(services.database, stored, by=None, request_id=None)
+    await services.database.dispose()
+    async with served(create_app(settings)) as client:
+        for key, status in ((None, 401), ("nk_0_0", 401), (keys[Scope.READ], 403), (keys[Scope.CALL], 503)):
+            headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+            page = await client.get(f"/plugins/{KEY}/", headers=headers)
+            assert page.status_code == status, page.text
+            # An admitted webhook is sent; no worker takes it.
+            called = await client.post("/api/webhook/far", headers=headers)
+            assert called.status_code == (200 if status == 503 else status)
+            token = {} if key is None else {"X-Webhook-Token": key}
+            assert (await client.post("/api/webhook/far", headers=token)).status_code == called.status_code
+            query = {} if key is None else {"webhook_token": key}
+            assert (await client.post("/api/webhook/far", params=query)).status_code == called.status_code
+        assert called.json()["data"]["errors"][0]["plugin_key"] == KEY

@@ -13,30 +13,23 @@ import httpx
 import pytest
 from gateway_server import served
 from killable_gateway import killable_gateway
-from pydantic import SecretStr
 from sse_client import ACCESS_KEY, PATH, SseClient
 from worker_fleet import Fleet
 
-from broker_config.settings import Settings
 from gateway.app import create_app
 from storage.states import SendState
 
 
 @pytest.fixture(scope="module")
 def fleet(make_fleet: Callable[..., Fleet]) -> Fleet:
-    fleet = make_fleet()
+    fleet = make_fleet(gateway={"sse_access_key": ACCESS_KEY})
     fleet.start("methods")
     return fleet
 
 
-def opened(settings: Settings, **options: Any) -> Settings:
-    values = {"sse_access_key": SecretStr(ACCESS_KEY), **options}
-    return settings.model_copy(update={"gateway": settings.gateway.model_copy(update=values)})
-
-
 @asynccontextmanager
-async def gateway(fleet: Fleet, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
-    async with served(create_app(opened(fleet.settings, **options))) as http:
+async def gateway(fleet: Fleet) -> AsyncIterator[httpx.AsyncClient]:
+    async with served(create_app(fleet.settings)) as http:
         http.timeout = httpx.Timeout(60)
         yield http
 
@@ -280,23 +273,24 @@ async def test_wrong_keys_clients_and_commands_are_refused(http: httpx.AsyncClie
     ):
         assert (await http.post(PATH, json=body, headers=headers)).status_code == status
     assert (await http.post(PATH, content=b"{", headers=headers)).status_code == 400
-    async with served(create_app(fleet.settings)) as closed:
+    gateway_settings = fleet.settings.gateway.model_copy(update={"sse_access_key": None})
+    settings = fleet.settings.model_copy(update={"gateway": gateway_settings})
+    async with served(create_app(settings)) as closed:
         assert (await closed.get(PATH)).status_code == 404
 
 
 @pytest.mark.slow
 async def test_killed_gateways_lose_and_reorder_nothing(fleet: Fleet, channel: str) -> None:
-    settings = opened(fleet.settings)
     texts = [f"text {number}" for number in range(40)]
     confirmed: list[str] = []
     client = SseClient(httpx.AsyncClient())
-    async with killable_gateway(settings) as first:
+    async with killable_gateway(fleet) as first:
         client.http = first.http
         await client.register()
         await client.subscribe(channel)
     await say(fleet, channel, *texts)
     for kill_after in (7, 13, len(texts)):
-        async with killable_gateway(settings) as process:
+        async with killable_gateway(fleet) as process:
             client.http, client.events = process.http, asyncio.Queue()
             async with client.connected():
                 while len(confirmed) < kill_after:
@@ -306,6 +300,20 @@ async def test_killed_gateways_lose_and_reorder_nothing(fleet: Fleet, channel: s
                     assert lost["data"]["segments"][0]["content"] == texts[kill_after]
                     await process.kill()
     assert confirmed == texts
+
+
+@pytest.mark.slow
+async def test_a_gateway_that_stops_ends_its_streams(fleet: Fleet, channel: str) -> None:
+    async with killable_gateway(fleet) as process:
+        client = SseClient(process.http)
+        await client.register()
+        await client.subscribe(channel)
+        async with client.connected():
+            await say(fleet, channel, "before")
+            assert await client.next_texts(1) == ["before"]
+            assert await process.stop() == 0
+    rows_of_client = await rows(fleet, "SELECT lease_until FROM adapter_clients WHERE id = ?", client.id)
+    assert rows_of_client[0][0] is None
 
 
 async def test_a_client_is_asked_about_its_platform(

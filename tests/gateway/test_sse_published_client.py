@@ -47,7 +47,7 @@ def sdk(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def fleet(make_fleet: Callable[..., Fleet]) -> Fleet:
-    fleet = make_fleet()
+    fleet = make_fleet(gateway={"sse_access_key": ACCESS_KEY})
     fleet.start("methods")
     return fleet
 
