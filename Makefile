@@ -101,10 +101,11 @@ constraints: install ## Write constraints.txt and deploy/requirements.txt with h
 	printf 'hatchling\neditables\n' | $(COMPILE) pyproject.toml - --extra test --extra flower --extra otel --extra plugins --extra bench --extra release -o constraints.txt
 	echo hatchling | $(COMPILE) pyproject.toml - --extra flower --extra otel --extra plugins -c constraints.txt -o deploy/requirements.txt
 
-wheel: install ## Build wheel and sdist into dist/, and try the wheel in a clean environment of each CPython here.
+wheel: install ## Build the wheels and the sdist into dist/, and try the wheel in a clean environment of each CPython here.
 	rm -f dist/*.whl dist/*.tar.gz
 	$(BIN)/python -m hatchling build --directory dist
-	$(BIN)/python scripts/try-wheel dist/*.whl
+	cd nekro_client && ../$(BIN)/python -m hatchling build --target wheel --directory ../dist
+	$(BIN)/python scripts/try-wheel dist/nekro_workers-*.whl
 
 sbom: install ## Write dist/nekro-workers.cdx.json: the dependencies of the wheel (CycloneDX).
 	@mkdir -p dist

@@ -1,1 +1,46 @@
-"""Python client of the HTTP API; needs pydantic and httpx only."""
+"""Python client of the HTTP API; needs httpx and pydantic only.
+
+>>> from nekro_client import Client
+>>> client = Client("http://127.0.0.1:8600", key="")
+>>> client.chat("web-1").key
+'web-1'
+"""
+
+from nekro_client.async_chats import AsyncChat, AsyncEventStream
+from nekro_client.chats import Chat, EventStream
+from nekro_client.client import AsyncClient, Client
+from nekro_client.errors import (
+    ApiError,
+    AuthenticationError,
+    ClientError,
+    ConflictError,
+    ForbiddenError,
+    InvalidAnswerError,
+    InvalidRequestError,
+    NotFoundError,
+    RateLimitedError,
+    UnavailableError,
+    UnreachableError,
+    WaitTimeoutError,
+)
+
+__all__ = [
+    "ApiError",
+    "AsyncChat",
+    "AsyncClient",
+    "AsyncEventStream",
+    "AuthenticationError",
+    "Chat",
+    "Client",
+    "ClientError",
+    "ConflictError",
+    "EventStream",
+    "ForbiddenError",
+    "InvalidAnswerError",
+    "InvalidRequestError",
+    "NotFoundError",
+    "RateLimitedError",
+    "UnavailableError",
+    "UnreachableError",
+    "WaitTimeoutError",
+]

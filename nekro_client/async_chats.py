@@ -1,0 +1,237 @@
+"""Chats with their messages, events and files; as the synchronous ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import BinaryIO
+
+import httpx
+
+from nekro_client import endpoints
+from nekro_client.bodies import file_part, message_body
+from nekro_client.connections import AsyncConnection, connecting
+from nekro_client.downloads import Download
+from nekro_client.errors import ClientError, ConflictError
+from nekro_client.models import (
+    Event,
+    FileInfo,
+    Message,
+    NewPart,
+    Page,
+    PostedMessage,
+    Reset,
+)
+from nekro_client.operations import failure_of, segment, unreachable
+from nekro_client.streams import STREAM_TIMEOUT, EventCursor
+from nekro_client.uploads import Upload
+
+__all__ = ["AsyncChat", "AsyncEventStream", "AsyncFiles"]
+
+
+class AsyncChat:
+    """One chat of a gateway."""
+
+    def __init__(self, connection: AsyncConnection, key: str) -> None:
+        """Take the connection and the chat's key."""
+        segment(key)  # refuses what no URL can name
+        self._connection = connection
+        self.key = key
+        self.files = AsyncFiles(connection, key)
+
+    async def send(
+        self,
+        text: str | None = None,
+        *,
+        parts: Sequence[NewPart] = (),
+        files: Sequence[Path | str] = (),
+        wait: float = 0,
+        user_id: str | None = None,
+        user_name: str | None = None,
+        to_agent: bool = True,
+        idempotency_key: str | None = None,
+    ) -> PostedMessage:
+        """Post a person's message.
+
+        Args:
+            parts: of the message, after the text.
+            files: of this host, uploaded first; pictures are seen by the model.
+            wait: seconds to wait for the end of the turn; the answer then has it as ``turn``.
+            user_id: None means the key's user.
+            to_agent: a message that is not to the agent starts no turn unless a plugin demands one.
+            idempotency_key: None makes one; a program that may crash in between keeps its own.
+        """
+        added = [file_part(await self.files.store(file)) for file in files]
+        body = message_body(text, [*parts, *added], user_id, user_name, to_agent)
+        return await self._connection.send(
+            endpoints.post_message(self.key, body, wait_seconds=wait, idempotency_key=idempotency_key)
+        )
+
+    async def messages(self, *, cursor: str | None = None, limit: int | None = None) -> Page[Message]:
+        """Return a page of the history, the newest messages on the first page."""
+        return await self._connection.send(endpoints.list_messages(self.key, cursor=cursor, limit=limit))
+
+    def events(self, *, after: int | None = None, give_up_seconds: float | None = 300) -> AsyncEventStream:
+        """Return the events of the chat, without end: first those that are kept, then live ones.
+
+        The stream survives restarts of gateways, proxies and networks: it connects again after the last
+        event, so none is missing and none comes twice. ``close`` ends it.
+
+        Args:
+            after: number of the last event that was read; 0 for all kept ones; None for those from now on.
+            give_up_seconds: how long the gateway may be out of reach; None means for ever.
+        """
+        cursor = EventCursor(self.key, after=after, give_up_seconds=give_up_seconds)
+        return AsyncEventStream(self._connection.http, cursor)
+
+    async def reset(self) -> Reset:
+        """Stop the chat's rounds and start a new history; returns the rounds."""
+        return await self._connection.send(endpoints.reset_chat(self.key))
+
+
+class AsyncEventStream(AsyncIterator[Event]):
+    """Events of a chat; also a context manager."""
+
+    def __init__(self, http: httpx.AsyncClient, cursor: EventCursor) -> None:
+        """Connect at the first event."""
+        self._cursor = cursor
+        self._events = self._read(http)
+
+    @property
+    def last_number(self) -> int | None:
+        """Number of the last kept event that came; pass it as ``after`` to go on in another process."""
+        return self._cursor.last_number
+
+    async def __anext__(self) -> Event:
+        """Wait for the next event.
+
+        Raises:
+            ApiError: the gateway refuses the stream.
+            UnreachableError: it was out of reach for ``give_up_seconds``.
+            InvalidAnswerError: something else than a gateway answered.
+        """
+        return await anext(self._events)
+
+    async def __aenter__(self) -> AsyncEventStream:
+        """Return the stream."""
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """End the stream."""
+        await self.close()
+
+    async def close(self) -> None:
+        """End the stream; closed twice is no error."""
+        await self._events.aclose()
+
+    async def _read(self, http: httpx.AsyncClient) -> AsyncGenerator[Event, None]:
+        cursor = self._cursor
+        while True:
+            params, headers = cursor.connect()
+            error: ClientError | None = None
+            try:
+                async with http.stream(
+                    "GET", cursor.path, params=params, headers=headers, timeout=STREAM_TIMEOUT
+                ) as response:
+                    if not response.is_success:
+                        await response.aread()
+                    error = failure_of(response)
+                    if error is None:
+                        cursor.accept(response)
+                        async for chunk in response.aiter_bytes():
+                            for event in cursor.take(chunk):
+                                yield event
+            except httpx.RequestError as exc:
+                error = unreachable(cursor.path, exc)
+            await asyncio.sleep(cursor.delay_after(error))
+
+
+class AsyncFiles:
+    """Files of a chat."""
+
+    def __init__(self, connection: AsyncConnection, chat_key: str) -> None:
+        """Take the connection and the chat's key."""
+        self._connection = connection
+        self._chat_key = chat_key
+
+    async def list(self) -> list[FileInfo]:
+        """Return the files of the chat."""
+        return await self._connection.all(
+            lambda cursor: endpoints.list_files(self._chat_key, cursor=cursor, limit=None)
+        )
+
+    async def upload(
+        self, source: Path | str | bytes, *, name: str | None = None, media_type: str | None = None
+    ) -> FileInfo:
+        """Store a file in the chat's uploads; a path is sent in pieces.
+
+        Args:
+            source: path of this host, or the content itself, which needs a name.
+            media_type: None guesses it from the name.
+
+        Raises:
+            OSError: the file cannot be read.
+            ConflictError: another file has the name.
+        """
+        upload = Upload.of(source, name=name, media_type=media_type)
+        return await self._connection.send(endpoints.put_file(self._chat_key, upload))
+
+    async def store(self, source: Path | str) -> FileInfo:
+        """Store a file as ``upload`` does; if another one has its name, under one with its digest."""
+        upload = Upload.of(source, name=None, media_type=None)
+        try:
+            return await self._connection.send(endpoints.put_file(self._chat_key, upload))
+        except ConflictError:
+            renamed = await asyncio.to_thread(upload.with_digest)
+            return await self._connection.send(endpoints.put_file(self._chat_key, renamed))
+
+    async def delete(self, file_id: str) -> None:
+        """Remove a file; messages keep its name."""
+        await self._connection.send(endpoints.delete_file(self._chat_key, file_id))
+
+    async def read(self, file_id: str, *, start: int = 0, end: int | None = None) -> bytes:
+        """Return the content of a file, or its bytes from ``start`` and before ``end``."""
+        buffer = BytesIO()
+        await self._fetch(file_id, Download(buffer, start=start, end=end))
+        return buffer.getvalue()
+
+    async def download(self, file_id: str, target: Path | str | BinaryIO) -> int:
+        """Write a file to a path or into a stream; returns its size in bytes.
+
+        A cut connection goes on where it ended.
+
+        Raises:
+            OSError: the target exists already, or cannot be written.
+        """
+        if not isinstance(target, (Path, str)):
+            return await self._fetch(file_id, Download(target))
+        path = Path(target)
+        file = await asyncio.to_thread(path.open, "xb")
+        try:
+            return await self._fetch(file_id, Download(file))
+        except BaseException:
+            await asyncio.shield(asyncio.to_thread(path.unlink, missing_ok=True))
+            raise
+        finally:
+            await asyncio.shield(asyncio.to_thread(file.close))
+
+    async def _fetch(self, file_id: str, download: Download) -> int:
+        path = endpoints.file_path(self._chat_key, file_id)
+        while True:
+            try:
+                with connecting(path):
+                    return await self._attempt(path, download)
+            except ClientError as error:
+                delay = download.delay_after(error)
+            await asyncio.sleep(delay)
+
+    async def _attempt(self, path: str, download: Download) -> int:
+        async with self._connection.http.stream("GET", path, headers=download.headers()) as response:
+            if not response.is_success:
+                await response.aread()
+            download.begin(response)
+            async for chunk in response.aiter_raw():
+                await asyncio.to_thread(download.write, chunk)
+        return download.size_bytes

@@ -1,0 +1,259 @@
+"""The two clients; the asynchronous one has the same methods, which are coroutines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+
+import httpx
+from pydantic import JsonValue
+
+from nekro_client import endpoints
+from nekro_client.async_chats import AsyncChat
+from nekro_client.async_work import AsyncDeadLetters, AsyncJobs, AsyncKeys, AsyncTimers, AsyncTurns
+from nekro_client.bodies import call_body
+from nekro_client.chats import Chat
+from nekro_client.connections import AsyncConnection, Connection
+from nekro_client.models import (
+    Call,
+    Method,
+    Plugin,
+    PluginConfig,
+    Queues,
+    Run,
+    RunBody,
+    Worker,
+)
+from nekro_client.work import DeadLetters, Jobs, Keys, Timers, Turns
+
+__all__ = ["AsyncClient", "Client"]
+
+
+class Client:
+    """A connection to a gateway; thread-safe, usable as a context manager.
+
+    A request that fails in passing (connection lost, 429, 503) is sent again with growing pauses. A POST has
+    an idempotency key, so the gateway does what it asks for once.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        key: str | None = None,
+        *,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        """Connect on first use.
+
+        Args:
+            url: of the gateway, as ``https://agent.example.org``; None reads ``NEKRO_URL``.
+            key: ``nk_…``; None reads ``NEKRO_KEY``; "" sends none, which a gateway on this host permits.
+            transport: for tests and special networks; None is httpx's.
+
+        Raises:
+            ClientError: there is no URL, or it is not one of HTTP.
+        """
+        self._connection = Connection(url, key, transport)
+        self.turns = Turns(self._connection)
+        self.jobs = Jobs(self._connection)
+        self.timers = Timers(self._connection)
+        self.dead_letters = DeadLetters(self._connection)
+        self.keys = Keys(self._connection)
+
+    def __enter__(self) -> Client:
+        """Return the client."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the connections."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._connection.close()
+
+    def chat(self, key: str) -> Chat:
+        """Return a chat by its key; it need not exist yet.
+
+        Raises:
+            ValueError: it cannot be a chat key.
+        """
+        return Chat(self._connection, key)
+
+    def run(
+        self,
+        code: str,
+        *,
+        chat_key: str,
+        user_id: str | None = None,
+        follow_up: bool = False,
+        seconds: float = 600,
+        idempotency_key: str | None = None,
+    ) -> Run:
+        """Run code in the chat's sandbox.
+
+        Args:
+            follow_up: whether an AGENT result requests a round.
+            seconds: how long to wait for the report.
+        """
+        body = RunBody(code=code, chat_key=chat_key, user_id=user_id, follow_up=follow_up)
+        return self._connection.send(endpoints.run(body, seconds=seconds, idempotency_key=idempotency_key))
+
+    def call(
+        self,
+        method: str,
+        args: Sequence[JsonValue] = (),
+        kwargs: Mapping[str, JsonValue] | None = None,
+        *,
+        chat_key: str,
+        user_id: str | None = None,
+        timeout_seconds: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> Call:
+        """Call a method of a plugin; a call that fails is an ``ApiError``.
+
+        Args:
+            timeout_seconds: None means the limit of the method's lane.
+        """
+        body = call_body(method, args, kwargs, chat_key, user_id, timeout_seconds)
+        return self._connection.send(endpoints.call(body, idempotency_key=idempotency_key))
+
+    def methods(self) -> list[Method]:
+        """Return the methods that code may call."""
+        return self._connection.all(lambda cursor: endpoints.list_methods(cursor=cursor))
+
+    def plugins(self) -> list[Plugin]:
+        """Return the plugins, also those that failed to load."""
+        return self._connection.all(lambda cursor: endpoints.list_plugins(cursor=cursor))
+
+    def plugin_config(self, key: str) -> PluginConfig:
+        """Return a plugin's configuration with its JSON schema; secrets are masked."""
+        return self._connection.send(endpoints.get_plugin_config(key))
+
+    def set_plugin_config(self, key: str, values: Mapping[str, JsonValue]) -> PluginConfig:
+        """Change fields of a plugin's configuration on all workers; returns the new one."""
+        return self._connection.send(endpoints.set_plugin_config(key, values))
+
+    def workers(self) -> list[Worker]:
+        """Return the workers that are alive."""
+        return self._connection.send(endpoints.list_workers()).items
+
+    def queues(self) -> Queues:
+        """Return what waits and runs in the queues, as rounds and as jobs."""
+        return self._connection.send(endpoints.get_queues())
+
+
+class AsyncClient:
+    """As ``Client``, for one event loop; an asynchronous context manager."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        key: str | None = None,
+        *,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        """Connect on first use.
+
+        Args:
+            url: of the gateway, as ``https://agent.example.org``; None reads ``NEKRO_URL``.
+            key: ``nk_…``; None reads ``NEKRO_KEY``; "" sends none, which a gateway on this host permits.
+            transport: for tests and special networks; None is httpx's.
+
+        Raises:
+            ClientError: there is no URL, or it is not one of HTTP.
+        """
+        self._connection = AsyncConnection(url, key, transport)
+        self.turns = AsyncTurns(self._connection)
+        self.jobs = AsyncJobs(self._connection)
+        self.timers = AsyncTimers(self._connection)
+        self.dead_letters = AsyncDeadLetters(self._connection)
+        self.keys = AsyncKeys(self._connection)
+
+    async def __aenter__(self) -> AsyncClient:
+        """Return the client."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the connections."""
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._connection.close()
+
+    def chat(self, key: str) -> AsyncChat:
+        """Return a chat by its key; it need not exist yet.
+
+        Raises:
+            ValueError: it cannot be a chat key.
+        """
+        return AsyncChat(self._connection, key)
+
+    async def run(
+        self,
+        code: str,
+        *,
+        chat_key: str,
+        user_id: str | None = None,
+        follow_up: bool = False,
+        seconds: float = 600,
+        idempotency_key: str | None = None,
+    ) -> Run:
+        """Run code in the chat's sandbox.
+
+        Args:
+            follow_up: whether an AGENT result requests a round.
+            seconds: how long to wait for the report.
+        """
+        body = RunBody(code=code, chat_key=chat_key, user_id=user_id, follow_up=follow_up)
+        return await self._connection.send(
+            endpoints.run(body, seconds=seconds, idempotency_key=idempotency_key)
+        )
+
+    async def call(
+        self,
+        method: str,
+        args: Sequence[JsonValue] = (),
+        kwargs: Mapping[str, JsonValue] | None = None,
+        *,
+        chat_key: str,
+        user_id: str | None = None,
+        timeout_seconds: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> Call:
+        """Call a method of a plugin; a call that fails is an ``ApiError``.
+
+        Args:
+            timeout_seconds: None means the limit of the method's lane.
+        """
+        body = call_body(method, args, kwargs, chat_key, user_id, timeout_seconds)
+        return await self._connection.send(endpoints.call(body, idempotency_key=idempotency_key))
+
+    async def methods(self) -> list[Method]:
+        """Return the methods that code may call."""
+        return await self._connection.all(lambda cursor: endpoints.list_methods(cursor=cursor))
+
+    async def plugins(self) -> list[Plugin]:
+        """Return the plugins, also those that failed to load."""
+        return await self._connection.all(lambda cursor: endpoints.list_plugins(cursor=cursor))
+
+    async def plugin_config(self, key: str) -> PluginConfig:
+        """Return a plugin's configuration with its JSON schema; secrets are masked."""
+        return await self._connection.send(endpoints.get_plugin_config(key))
+
+    async def set_plugin_config(self, key: str, values: Mapping[str, JsonValue]) -> PluginConfig:
+        """Change fields of a plugin's configuration on all workers; returns the new one."""
+        return await self._connection.send(endpoints.set_plugin_config(key, values))
+
+    async def workers(self) -> list[Worker]:
+        """Return the workers that are alive."""
+        return (await self._connection.send(endpoints.list_workers())).items
+
+    async def queues(self) -> Queues:
+        """Return what waits and runs in the queues, as rounds and as jobs."""
+        return await self._connection.send(endpoints.get_queues())

@@ -1,0 +1,144 @@
+"""Connections to a gateway: requests with repetition, and lists of pages."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import httpx
+
+from nekro_client.errors import ClientError
+from nekro_client.models import Page
+from nekro_client.operations import Backoff, Operation, connection_options, failure_of, unreachable
+
+__all__ = ["AsyncConnection", "Connection", "connecting"]
+
+T = TypeVar("T")
+
+
+class Connection:
+    """A pool of connections to one gateway."""
+
+    def __init__(self, url: str | None, key: str | None, transport: httpx.BaseTransport | None) -> None:
+        """Connect on first use; for the arguments see ``Client``."""
+        base, headers = connection_options(url, key)
+        self.http = httpx.Client(base_url=base, headers=headers, transport=transport)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.http.close()
+
+    def send(self, operation: Operation[T]) -> T:
+        """Send a request until it has an answer, and return the answer.
+
+        Raises:
+            ApiError: the gateway answered with an error; its class and ``code`` say which.
+            UnreachableError: no answer came.
+            InvalidAnswerError: what came is no answer of a gateway.
+        """
+        backoff = Backoff()
+        while True:
+            try:
+                return operation.parse(self._attempt(operation))
+            except ClientError as error:
+                delay = backoff.delay_after(error)
+                if delay is None:
+                    raise
+            time.sleep(delay)
+
+    def all(self, page: Callable[[str | None], Operation[Page[T]]]) -> list[T]:
+        """Return the items of all pages of a list."""
+        items: list[T] = []
+        cursor: str | None = None
+        while True:
+            answer = self.send(page(cursor))
+            items += answer.items
+            cursor = answer.next_cursor
+            if cursor is None:
+                return items
+
+    def _attempt(self, operation: Operation[Any]) -> httpx.Response:
+        content = operation.upload.chunks() if operation.upload is not None else operation.content
+        with connecting(operation.path):
+            response = self.http.request(
+                operation.method,
+                operation.path,
+                params=operation.params,
+                headers=operation.headers,
+                content=content,
+                timeout=operation.timeout,
+            )
+        failure = failure_of(response)
+        if failure is not None:
+            raise failure
+        return response
+
+
+class AsyncConnection:
+    """A pool of connections to one gateway."""
+
+    def __init__(self, url: str | None, key: str | None, transport: httpx.AsyncBaseTransport | None) -> None:
+        """Connect on first use; for the arguments see ``AsyncClient``."""
+        base, headers = connection_options(url, key)
+        self.http = httpx.AsyncClient(base_url=base, headers=headers, transport=transport)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self.http.aclose()
+
+    async def send(self, operation: Operation[T]) -> T:
+        """Send a request until it has an answer, and return the answer.
+
+        Raises:
+            ApiError: the gateway answered with an error; its class and ``code`` say which.
+            UnreachableError: no answer came.
+            InvalidAnswerError: what came is no answer of a gateway.
+        """
+        backoff = Backoff()
+        while True:
+            try:
+                return operation.parse(await self._attempt(operation))
+            except ClientError as error:
+                delay = backoff.delay_after(error)
+                if delay is None:
+                    raise
+            await asyncio.sleep(delay)
+
+    async def all(self, page: Callable[[str | None], Operation[Page[T]]]) -> list[T]:
+        """Return the items of all pages of a list."""
+        items: list[T] = []
+        cursor: str | None = None
+        while True:
+            answer = await self.send(page(cursor))
+            items += answer.items
+            cursor = answer.next_cursor
+            if cursor is None:
+                return items
+
+    async def _attempt(self, operation: Operation[Any]) -> httpx.Response:
+        content = operation.upload.achunks() if operation.upload is not None else operation.content
+        with connecting(operation.path):
+            response = await self.http.request(
+                operation.method,
+                operation.path,
+                params=operation.params,
+                headers=operation.headers,
+                content=content,
+                timeout=operation.timeout,
+            )
+        failure = failure_of(response)
+        if failure is not None:
+            raise failure
+        return response
+
+
+@contextmanager
+def connecting(path: str) -> Iterator[None]:
+    """Translate errors of httpx for a request of ``path``."""
+    try:
+        yield
+    except httpx.RequestError as exc:
+        raise unreachable(path, exc) from exc

@@ -1,0 +1,209 @@
+"""One function per request of the API; both clients call them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import JsonValue
+
+from nekro_client.models import (
+    ApiKey,
+    Call,
+    CallBody,
+    CreatedKey,
+    DeadLetter,
+    FileInfo,
+    Job,
+    KeyBody,
+    Message,
+    MessageBody,
+    Method,
+    Page,
+    Plugin,
+    PluginConfig,
+    PostedMessage,
+    Queues,
+    Reset,
+    RetryBody,
+    Run,
+    RunBody,
+    Timer,
+    TimerBody,
+    Turn,
+    Worker,
+)
+from nekro_client.operations import API, Operation, operation, segment
+from nekro_client.uploads import Upload
+
+
+def post_message(
+    chat_key: str,
+    body: MessageBody,
+    *,
+    wait_seconds: float,
+    idempotency_key: str | None,
+) -> Operation[PostedMessage]:
+    """``POST /chats/{key}/messages``."""
+    return operation(
+        "POST",
+        f"/chats/{segment(chat_key)}/messages",
+        PostedMessage,
+        params={"wait": wait_seconds or None},
+        body=body,
+        idempotency_key=idempotency_key,
+        wait_seconds=wait_seconds,
+    )
+
+
+def list_messages(chat_key: str, *, cursor: str | None, limit: int | None) -> Operation[Page[Message]]:
+    """``GET /chats/{key}/messages``."""
+    params = {"cursor": cursor, "limit": limit}
+    return operation("GET", f"/chats/{segment(chat_key)}/messages", Page[Message], params=params)
+
+
+def reset_chat(chat_key: str) -> Operation[Reset]:
+    """``POST /chats/{key}/reset``."""
+    return operation("POST", f"/chats/{segment(chat_key)}/reset", Reset)
+
+
+def get_turn(turn_id: str) -> Operation[Turn]:
+    """``GET /turns/{id}``."""
+    return operation("GET", f"/turns/{segment(turn_id)}", Turn)
+
+
+def cancel_turn(turn_id: str) -> Operation[Turn]:
+    """``POST /turns/{id}/cancel``."""
+    return operation("POST", f"/turns/{segment(turn_id)}/cancel", Turn)
+
+
+def run(body: RunBody, *, seconds: float, idempotency_key: str | None) -> Operation[Run]:
+    """``POST /runs``."""
+    return operation("POST", "/runs", Run, body=body, wait_seconds=seconds, idempotency_key=idempotency_key)
+
+
+def call(body: CallBody, *, idempotency_key: str | None) -> Operation[Call]:
+    """``POST /calls``."""
+    # Without a limit of its own, a call has the one of its lane, which the client does not know.
+    seconds = 3600.0 if body.timeout_seconds is None else body.timeout_seconds
+    return operation("POST", "/calls", Call, body=body, idempotency_key=idempotency_key, wait_seconds=seconds)
+
+
+def list_methods(*, cursor: str | None = None) -> Operation[Page[Method]]:
+    """``GET /methods``."""
+    return operation("GET", "/methods", Page[Method], params={"cursor": cursor})
+
+
+def list_plugins(*, cursor: str | None = None) -> Operation[Page[Plugin]]:
+    """``GET /plugins``."""
+    return operation("GET", "/plugins", Page[Plugin], params={"cursor": cursor})
+
+
+def get_plugin_config(key: str) -> Operation[PluginConfig]:
+    """``GET /plugins/{key}/config``."""
+    return operation("GET", f"/plugins/{segment(key)}/config", PluginConfig)
+
+
+def set_plugin_config(key: str, values: Mapping[str, JsonValue]) -> Operation[PluginConfig]:
+    """``PATCH /plugins/{key}/config``."""
+    return operation("PATCH", f"/plugins/{segment(key)}/config", PluginConfig, body={"values": dict(values)})
+
+
+def list_jobs(
+    *, chat_key: str | None, open_only: bool, cursor: str | None, limit: int | None
+) -> Operation[Page[Job]]:
+    """``GET /jobs``."""
+    params = {"chat_key": chat_key, "open": open_only or None, "cursor": cursor, "limit": limit}
+    return operation("GET", "/jobs", Page[Job], params=params)
+
+
+def get_job(job_id: str) -> Operation[Job]:
+    """``GET /jobs/{id}``."""
+    return operation("GET", f"/jobs/{segment(job_id)}", Job)
+
+
+def cancel_job(job_id: str) -> Operation[Job]:
+    """``POST /jobs/{id}/cancel``."""
+    return operation("POST", f"/jobs/{segment(job_id)}/cancel", Job)
+
+
+def list_timers(*, chat_key: str | None, cursor: str | None, limit: int | None) -> Operation[Page[Timer]]:
+    """``GET /timers``."""
+    params = {"chat_key": chat_key, "cursor": cursor, "limit": limit}
+    return operation("GET", "/timers", Page[Timer], params=params)
+
+
+def change_timer(timer_id: str, body: TimerBody) -> Operation[Timer]:
+    """``PATCH /timers/{id}``."""
+    return operation("PATCH", f"/timers/{segment(timer_id)}", Timer, body=body)
+
+
+def delete_timer(timer_id: str) -> Operation[None]:
+    """``DELETE /timers/{id}``."""
+    return operation("DELETE", f"/timers/{segment(timer_id)}", None)
+
+
+def list_dead_letters(*, cursor: str | None, limit: int | None) -> Operation[Page[DeadLetter]]:
+    """``GET /dead-letters``."""
+    return operation("GET", "/dead-letters", Page[DeadLetter], params={"cursor": cursor, "limit": limit})
+
+
+def get_dead_letter(letter_id: str) -> Operation[DeadLetter]:
+    """``GET /dead-letters/{id}``."""
+    return operation("GET", f"/dead-letters/{segment(letter_id)}", DeadLetter)
+
+
+def retry_dead_letter(letter_id: str, body: RetryBody) -> Operation[DeadLetter]:
+    """``POST /dead-letters/{id}/retry``."""
+    return operation("POST", f"/dead-letters/{segment(letter_id)}/retry", DeadLetter, body=body)
+
+
+def drop_dead_letter(letter_id: str) -> Operation[None]:
+    """``DELETE /dead-letters/{id}``."""
+    return operation("DELETE", f"/dead-letters/{segment(letter_id)}", None)
+
+
+def list_workers() -> Operation[Page[Worker]]:
+    """``GET /workers``."""
+    return operation("GET", "/workers", Page[Worker])
+
+
+def get_queues() -> Operation[Queues]:
+    """``GET /queues``."""
+    return operation("GET", "/queues", Queues)
+
+
+def create_key(body: KeyBody) -> Operation[CreatedKey]:
+    """``POST /keys``."""
+    return operation("POST", "/keys", CreatedKey, body=body)
+
+
+def list_keys() -> Operation[Page[ApiKey]]:
+    """``GET /keys``."""
+    return operation("GET", "/keys", Page[ApiKey])
+
+
+def revoke_key(key_id: str) -> Operation[None]:
+    """``DELETE /keys/{id}``."""
+    return operation("DELETE", f"/keys/{segment(key_id)}", None)
+
+
+def list_files(chat_key: str, *, cursor: str | None, limit: int | None) -> Operation[Page[FileInfo]]:
+    """``GET /chats/{key}/files``."""
+    params = {"cursor": cursor, "limit": limit}
+    return operation("GET", f"/chats/{segment(chat_key)}/files", Page[FileInfo], params=params)
+
+
+def put_file(chat_key: str, upload: Upload) -> Operation[FileInfo]:
+    """``PUT /chats/{key}/files/{name}``; its body is the content."""
+    path = f"/chats/{segment(chat_key)}/files/{segment(upload.name)}"
+    return operation("PUT", path, FileInfo, upload=upload)
+
+
+def delete_file(chat_key: str, file_id: str) -> Operation[None]:
+    """``DELETE /chats/{key}/files/{id}``."""
+    return operation("DELETE", f"/chats/{segment(chat_key)}/files/{segment(file_id)}", None)
+
+
+def file_path(chat_key: str, file_id: str) -> str:
+    """Path of a file's content."""
+    return f"{API}/chats/{segment(chat_key)}/files/{segment(file_id)}"

@@ -1,0 +1,223 @@
+"""The requests of the API, independent of how they are sent: both clients share them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Final, Generic, TypeVar
+from urllib.parse import quote
+from uuid import uuid4
+
+import httpx
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from nekro_client.errors import ApiError, ClientError, InvalidAnswerError, UnreachableError, api_error
+from nekro_client.models import Problem
+from nekro_client.uploads import Upload
+
+__all__ = [
+    "API",
+    "Backoff",
+    "Operation",
+    "connection_options",
+    "failure_of",
+    "is_passing",
+    "operation",
+    "segment",
+    "unreachable",
+]
+
+T = TypeVar("T")
+
+API: Final = "/api/v1"
+#: Default limits in seconds; the time of ``wait`` comes on top of the read limit.
+_CONNECT_SECONDS: Final = 10.0
+READ_SECONDS: Final = 60.0
+_RETRIES: Final = 6
+_FIRST_DELAY_SECONDS: Final = 0.1
+_LONGEST_DELAY_SECONDS: Final = 5.0
+#: Statuses of proxies whose gateway is restarting.
+_PROXY_STATUSES: Final = frozenset({502, 503, 504})
+#: Problems that pass by themselves and after which nothing has happened, or happens only once by its key.
+_PASSING_CODES: Final = frozenset({"idempotency_in_progress", "request_in_progress"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation(Generic[T]):
+    """One request and how its answer is read."""
+
+    method: str
+    path: str
+    parse: Callable[[httpx.Response], T]
+    params: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    content: bytes | None = None
+    #: Content that is sent in pieces, instead of ``content``.
+    upload: Upload | None = None
+    #: How long the gateway may hold the request on purpose, in seconds.
+    wait_seconds: float = 0
+
+    @property
+    def timeout(self) -> httpx.Timeout:
+        """Limits of the request."""
+        return httpx.Timeout(READ_SECONDS + self.wait_seconds, connect=_CONNECT_SECONDS)
+
+
+def operation(
+    method: str,
+    path: str,
+    kind: type[T] | Any,
+    *,
+    params: Mapping[str, object] | None = None,
+    body: BaseModel | Mapping[str, object] | None = None,
+    idempotency_key: str | None = None,
+    wait_seconds: float = 0,
+    upload: Upload | None = None,
+) -> Operation[T]:
+    """Return a request with a JSON body whose answer is JSON.
+
+    Args:
+        kind: type of the answer; ``None`` for an answer whose body is not read.
+        params: of the query; None values are left out.
+        idempotency_key: of a POST; None makes one, so that repeating the request is safe.
+    """
+    headers = {"accept": "application/json"}
+    content = None
+    if body is not None:
+        plain = body.model_dump(mode="json", exclude_unset=True) if isinstance(body, BaseModel) else body
+        content = json.dumps(plain, ensure_ascii=False, allow_nan=False).encode()
+        headers["content-type"] = "application/json"
+    if upload is not None:
+        headers |= upload.headers
+    if method == "POST":
+        headers["idempotency-key"] = idempotency_key or uuid4().hex
+    return Operation(
+        method=method,
+        path=f"{API}{path}",
+        params={name: _query(value) for name, value in (params or {}).items() if value is not None},
+        headers=headers,
+        content=content,
+        upload=upload,
+        wait_seconds=wait_seconds,
+        parse=_parser(kind),
+    )
+
+
+def unreachable(path: str, cause: httpx.RequestError) -> UnreachableError:
+    """Return the error of a request that got no whole answer."""
+    return UnreachableError(f"no answer for {path}: {cause or type(cause).__name__}")
+
+
+def segment(text: str) -> str:
+    """Return an id or a key as one segment of a path.
+
+    Raises:
+        ValueError: no URL can have it as a segment.
+    """
+    if text in ("", ".", ".."):
+        raise ValueError(f"{text!r} cannot be an id or a chat key")
+    return quote(text, safe="")
+
+
+def connection_options(url: str | None, key: str | None) -> tuple[str, dict[str, str]]:
+    """Return base URL and headers; what is None comes from ``NEKRO_URL`` and ``NEKRO_KEY``.
+
+    Raises:
+        ClientError: there is no URL, or it is not one of HTTP.
+    """
+    url = url or os.environ.get("NEKRO_URL") or ""
+    parsed = httpx.URL(url)
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ClientError(f"the URL of the gateway is {url!r}; pass url= or set NEKRO_URL=https://host")
+    key = key if key is not None else os.environ.get("NEKRO_KEY")
+    headers = {"user-agent": "nekro-client"}
+    if key:
+        headers["authorization"] = f"Bearer {key.strip()}"
+    return url.rstrip("/").removesuffix(API), headers
+
+
+def failure_of(response: httpx.Response) -> ApiError | None:
+    """Return the error that a response is; None for a success. Its body must have been read."""
+    if response.is_success:
+        return None
+    try:
+        problem = Problem.model_validate_json(response.content)
+    except ValidationError:
+        phrase = response.reason_phrase or f"status {response.status_code}"
+        problem = Problem(
+            title=phrase,
+            status=response.status_code,
+            detail=f"{response.request.method} {response.request.url.path}: {phrase}",
+            code="no_problem_document",
+            request_id=response.headers.get("x-request-id"),
+        )
+    return api_error(problem, retry_after_seconds=_retry_after(response))
+
+
+class Backoff:
+    """Decides whether and when a request that failed is sent again; one per request.
+
+    Every request may be repeated: GET, PUT and DELETE by their meaning, POST by its idempotency key.
+    """
+
+    def __init__(self, *, retries: int = _RETRIES) -> None:
+        """Allow so many repetitions."""
+        self._left = retries
+        self._delay = _FIRST_DELAY_SECONDS
+
+    def delay_after(self, error: ClientError) -> float | None:
+        """Return the seconds to wait before the next attempt; None if there is none."""
+        if self._left <= 0 or not is_passing(error):
+            return None
+        self._left -= 1
+        self._delay, delay = min(self._delay * 2, _LONGEST_DELAY_SECONDS), self._delay
+        stated = error.retry_after_seconds if isinstance(error, ApiError) else None
+        if stated is not None and stated > 12 * _LONGEST_DELAY_SECONDS:
+            return None  # the caller decides about such a wait
+        return max(delay, stated or 0.0)
+
+
+def is_passing(error: ClientError) -> bool:
+    """Whether the same request may succeed a moment later."""
+    if isinstance(error, UnreachableError):
+        return True
+    if not isinstance(error, ApiError):
+        return False
+    if error.code == "no_problem_document":
+        return error.status in _PROXY_STATUSES
+    return error.status in (429, 503) or error.code in _PASSING_CODES
+
+
+def _parser(kind: Any) -> Callable[[httpx.Response], Any]:
+    if kind is None:
+        return lambda response: None
+    adapter: TypeAdapter[Any] = TypeAdapter(kind)
+
+    def parse(response: httpx.Response) -> Any:
+        try:
+            return adapter.validate_json(response.content)
+        except ValidationError as exc:
+            raise InvalidAnswerError(f"{response.url.path} gave an answer of another form: {exc}") from exc
+
+    return parse
+
+
+def _query(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+def _retry_after(response: httpx.Response) -> float | None:
+    text = response.headers.get("retry-after", "")
+    if text.isascii() and text.isdigit():
+        return float(text[:9])
+    try:
+        at = parsedate_to_datetime(text)
+    except (TypeError, ValueError):
+        return None
+    return max(0.0, (at.astimezone(UTC) - datetime.now(UTC)).total_seconds())

@@ -1,0 +1,108 @@
+"""Parser of server-sent events.
+
+Source: the section "Server-sent events" of the HTML standard (WHATWG).
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+__all__ = ["EventParser", "EventTooLargeError", "ServerEvent"]
+
+#: Largest event in characters; a stream that exceeds it is not one of a gateway.
+MAX_CHARACTERS = 64 * 1024 * 1024
+
+
+class EventTooLargeError(Exception):
+    """A line or an event of the stream is larger than a gateway sends."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerEvent:
+    """One event of a stream."""
+
+    #: "message" if the stream names no type.
+    type: str
+    data: str
+    #: The last id that the stream named, by this event or an earlier one; "" if none.
+    last_id: str
+
+
+class EventParser:
+    """Turns the bytes of one connection into events; an event that the end of the stream cuts is dropped."""
+
+    def __init__(self) -> None:
+        """Begin a stream."""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._line: list[str] = []
+        self._line_size = 0
+        self._has_return = False
+        self._is_first = True
+        self._type = ""
+        self._data: list[str] = []
+        self._data_size = 0
+        self._id = ""
+        #: Id that takes effect with the end of the event.
+        self.last_id = ""
+        #: Milliseconds to wait before the next connection, if the stream said so.
+        self.retry_ms: int | None = None
+
+    def feed(self, chunk: bytes) -> Iterator[ServerEvent]:
+        """Yield the events that ``chunk`` completes.
+
+        Raises:
+            EventTooLargeError: a line or an event is too large.
+        """
+        text = self._decoder.decode(chunk)
+        if self._is_first and text:
+            self._is_first = False
+            text = text.removeprefix("\ufeff")
+        if self._has_return and text:
+            # The \n of a \r\n that two chunks share.
+            self._has_return = False
+            text = text.removeprefix("\n")
+        self._has_return = text.endswith("\r") if text else self._has_return
+        # Only \r\n, \n and \r end lines; ``str.splitlines`` knows more.
+        *lines, rest = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        for line in lines:
+            self._line.append(line)
+            whole, self._line, self._line_size = "".join(self._line), [], 0
+            event = self._take(whole)
+            if event is not None:
+                yield event
+        if rest:
+            self._line.append(rest)
+            self._line_size += len(rest)
+            self._require(self._line_size)
+
+    def _take(self, line: str) -> ServerEvent | None:
+        if not line:
+            return self._end()
+        field, colon, value = line.partition(":")
+        if colon and not field:
+            return None  # a comment
+        value = value.removeprefix(" ")
+        if field == "event":
+            self._type = value
+        elif field == "data":
+            self._data.append(value)
+            self._data_size += len(value) + 1
+            self._require(self._data_size)
+        elif field == "id" and "\0" not in value:
+            self._id = value
+        elif field == "retry" and value.isascii() and value.isdigit():
+            self.retry_ms = int(value[:10])
+        return None
+
+    def _end(self) -> ServerEvent | None:
+        kind, data = self._type or "message", self._data
+        self.last_id = self._id
+        self._type, self._data, self._data_size = "", [], 0
+        return ServerEvent(type=kind, data="\n".join(data), last_id=self.last_id) if data else None
+
+    @staticmethod
+    def _require(size: int) -> None:
+        if size > MAX_CHARACTERS:
+            raise EventTooLargeError(f"an event of the stream has more than {MAX_CHARACTERS} characters")

@@ -1,0 +1,107 @@
+"""The event stream of a chat over any number of connections: both clients share this logic."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import httpx
+from pydantic import ValidationError
+
+from nekro_client.errors import ApiError, ClientError, InvalidAnswerError, UnreachableError
+from nekro_client.models import Event
+from nekro_client.operations import API, is_passing, segment
+from nekro_client.sse import EventParser, EventTooLargeError
+
+__all__ = ["STREAM_TIMEOUT", "EventCursor"]
+
+#: The gateway sends a comment every 15 s; after three missing ones the connection is dead.
+STREAM_TIMEOUT: Final = httpx.Timeout(45.0, connect=10.0)
+_FIRST_DELAY_SECONDS: Final = 0.1
+_LONGEST_DELAY_SECONDS: Final = 5.0
+#: A connection that lasted this long was a good one.
+_GOOD_SECONDS: Final = 5.0
+
+
+class EventCursor:
+    """Position of a reader: asks each connection for what follows, and drops what came already."""
+
+    def __init__(self, chat_key: str, *, after: int | None, give_up_seconds: float | None) -> None:
+        """Begin after an event.
+
+        Args:
+            after: number of the last event that the reader has; 0 means none, so that all kept events come;
+                None means only those that happen from now on.
+            give_up_seconds: how long the gateway may be out of reach; None means for ever.
+        """
+        self.path = f"{API}/chats/{segment(chat_key)}/events"
+        self.last_number = after
+        self._give_up_seconds = give_up_seconds
+        self._delay = _FIRST_DELAY_SECONDS
+        self._opened_at = self._heard_at = time.monotonic()
+        self._parser = EventParser()
+
+    def connect(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
+        """Begin a connection; returns the parameters and headers of its request."""
+        self._parser = EventParser()
+        self._opened_at = time.monotonic()
+        headers = {"accept": "text/event-stream", "cache-control": "no-store"}
+        return ({} if self.last_number is None else {"after": str(self.last_number)}), headers
+
+    def accept(self, response: httpx.Response) -> None:
+        """Check the head of a successful answer.
+
+        Raises:
+            InvalidAnswerError: it is no event stream.
+        """
+        kind = response.headers.get("content-type", "")
+        if not kind.startswith("text/event-stream"):
+            raise InvalidAnswerError(
+                f"{response.url.path} answered with {kind or 'no type'}, no event stream"
+            )
+
+    def take(self, chunk: bytes) -> Iterator[Event]:
+        """Yield the new events that a chunk completes.
+
+        Raises:
+            InvalidAnswerError: the stream has something else than events.
+        """
+        self._heard_at = time.monotonic()
+        try:
+            for sent in self._parser.feed(chunk):
+                event = Event.model_validate_json(sent.data)
+                if event.number is not None:
+                    if self.last_number is not None and event.number <= self.last_number:
+                        continue
+                    self.last_number = event.number
+                self._delay = _FIRST_DELAY_SECONDS
+                yield event
+        except (ValidationError, EventTooLargeError) as exc:
+            raise InvalidAnswerError(f"{self.path} sent something else than events: {exc}") from exc
+        # A reader that began without a number learns its position before the first event.
+        if self.last_number is None and self._parser.last_id.isascii() and self._parser.last_id.isdigit():
+            self.last_number = int(self._parser.last_id)
+
+    def delay_after(self, error: ClientError | None) -> float:
+        """Return the seconds to wait before the next connection.
+
+        Args:
+            error: what ended the last one; None: the gateway closed it.
+
+        Raises:
+            ClientError: ``error``, because another connection would not help, or the gateway has been out of
+                reach too long.
+        """
+        now = time.monotonic()
+        if error is not None and not is_passing(error):
+            raise error
+        if now - self._opened_at >= _GOOD_SECONDS and error is None:
+            self._delay = _FIRST_DELAY_SECONDS
+        if self._give_up_seconds is not None and now - self._heard_at > self._give_up_seconds:
+            raise error or UnreachableError(f"{self.path}: the stream ends without an event, again and again")
+        self._delay, delay = min(self._delay * 2, _LONGEST_DELAY_SECONDS), self._delay
+        stated = error.retry_after_seconds if isinstance(error, ApiError) else None
+        # Readers that a restart cut off come back at different moments.
+        return max(stated or 0.0, delay * random.uniform(0.5, 1.0))  # noqa: S311 - no secret

@@ -1,0 +1,173 @@
+"""Turns, jobs, timers, dead letters and keys."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import datetime
+
+from nekro_client import endpoints
+from nekro_client.bodies import key_body
+from nekro_client.connections import Connection
+from nekro_client.models import (
+    ApiKey,
+    CreatedKey,
+    DeadLetter,
+    Job,
+    Page,
+    RetryBody,
+    Timer,
+    TimerBody,
+    Turn,
+)
+from nekro_client.waiting import TurnWait
+
+__all__ = ["DeadLetters", "Jobs", "Keys", "Timers", "Turns"]
+
+
+class Turns:
+    """What messages, calls, timers and jobs caused."""
+
+    def __init__(self, connection: Connection) -> None:
+        """Take the connection."""
+        self._connection = connection
+
+    def get(self, turn_id: str) -> Turn:
+        """Return a turn with its rounds, calls, messages and jobs."""
+        return self._connection.send(endpoints.get_turn(turn_id))
+
+    def cancel(self, turn_id: str) -> Turn:
+        """Stop a turn; returns it as it is then, which may be still running."""
+        return self._connection.send(endpoints.cancel_turn(turn_id))
+
+    def wait(self, turn_id: str, *, timeout_seconds: float | None = None) -> Turn:
+        """Return a turn when it has ended.
+
+        Raises:
+            WaitTimeoutError: it has not after ``timeout_seconds``; None waits without end.
+        """
+        wait = TurnWait(turn_id, timeout_seconds=timeout_seconds)
+        while True:
+            turn = self.get(turn_id)
+            pause = wait.pause_after(turn)
+            if pause is None:
+                return turn
+            time.sleep(pause)
+
+
+class Jobs:
+    """Background jobs of plugins."""
+
+    def __init__(self, connection: Connection) -> None:
+        """Take the connection."""
+        self._connection = connection
+
+    def list(
+        self,
+        *,
+        chat_key: str | None = None,
+        open_only: bool = False,
+        cursor: str | None = None,
+        limit: int | None = None,
+    ) -> Page[Job]:
+        """Return a page of jobs, the newest first."""
+        return self._connection.send(
+            endpoints.list_jobs(chat_key=chat_key, open_only=open_only, cursor=cursor, limit=limit)
+        )
+
+    def get(self, job_id: str) -> Job:
+        """Return a job."""
+        return self._connection.send(endpoints.get_job(job_id))
+
+    def cancel(self, job_id: str) -> Job:
+        """Ask a job to end; returns it as it is then."""
+        return self._connection.send(endpoints.cancel_job(job_id))
+
+
+class Timers:
+    """Timers of chats that have not ended."""
+
+    def __init__(self, connection: Connection) -> None:
+        """Take the connection."""
+        self._connection = connection
+
+    def list(
+        self, *, chat_key: str | None = None, cursor: str | None = None, limit: int | None = None
+    ) -> Page[Timer]:
+        """Return a page of timers."""
+        return self._connection.send(endpoints.list_timers(chat_key=chat_key, cursor=cursor, limit=limit))
+
+    def pause(self, timer_id: str) -> Timer:
+        """Keep a timer from firing."""
+        return self._connection.send(endpoints.change_timer(timer_id, TimerBody(state="paused")))
+
+    def resume(self, timer_id: str) -> Timer:
+        """Let a paused timer fire again."""
+        return self._connection.send(endpoints.change_timer(timer_id, TimerBody(state="waiting")))
+
+    def delete(self, timer_id: str) -> None:
+        """Delete a timer."""
+        self._connection.send(endpoints.delete_timer(timer_id))
+
+
+class DeadLetters:
+    """Messages that workers could not process."""
+
+    def __init__(self, connection: Connection) -> None:
+        """Take the connection."""
+        self._connection = connection
+
+    def list(self, *, cursor: str | None = None, limit: int | None = None) -> Page[DeadLetter]:
+        """Return a page of dead letters, the newest first."""
+        return self._connection.send(endpoints.list_dead_letters(cursor=cursor, limit=limit))
+
+    def get(self, letter_id: str) -> DeadLetter:
+        """Return a dead letter after its signatures were checked."""
+        return self._connection.send(endpoints.get_dead_letter(letter_id))
+
+    def retry(self, letter_id: str, *, timeout_seconds: float | None = None) -> DeadLetter:
+        """Send a dead letter again under its id.
+
+        Args:
+            timeout_seconds: how long the call may take, from now; None keeps its deadline.
+        """
+        body = RetryBody(timeout_seconds=timeout_seconds)
+        return self._connection.send(endpoints.retry_dead_letter(letter_id, body))
+
+    def drop(self, letter_id: str) -> None:
+        """Delete a dead letter."""
+        self._connection.send(endpoints.drop_dead_letter(letter_id))
+
+
+class Keys:
+    """Keys of the API; for keys with the scope admin."""
+
+    def __init__(self, connection: Connection) -> None:
+        """Take the connection."""
+        self._connection = connection
+
+    def create(
+        self,
+        *,
+        scopes: Sequence[str],
+        name: str,
+        chats: str = "*",
+        user_id: str | None = None,
+        requests_per_minute: int | None = None,
+        cost_per_day: float | None = None,
+        tokens_per_day: int | None = None,
+        expires_at: datetime | None = None,
+    ) -> CreatedKey:
+        """Create a key; its text is in the answer only."""
+        body = key_body(
+            scopes, name, chats, user_id, requests_per_minute, cost_per_day, tokens_per_day, expires_at
+        )
+        return self._connection.send(endpoints.create_key(body))
+
+    def list(self) -> list[ApiKey]:
+        """Return all keys, also revoked ones."""
+        return self._connection.send(endpoints.list_keys()).items
+
+    def revoke(self, key_id: str) -> None:
+        """End a key at once."""
+        self._connection.send(endpoints.revoke_key(key_id))

@@ -1,0 +1,73 @@
+"""The distribution `nekro-client`: it works without the packages of workers."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import distribution
+from pathlib import Path
+from zipfile import ZipFile
+
+from scripted_server import json_answer, scripted
+
+ROOT = Path(__file__).parent.parent.parent
+USE = """
+import sys
+from nekro_client import AsyncClient, Client
+from nekro_client.models import Turn
+assert not {"celery", "redis", "sqlalchemy", "nekro_agent", "workers", "fastapi"} & set(sys.modules)
+print(len(Client(sys.argv[1], key="").methods()))
+"""
+
+
+def closure(*names: str) -> set[str]:
+    """The distributions and what they require, without extras."""
+    seen: set[str] = set()
+    todo = list(names)
+    while todo:
+        name = re.sub(r"[-_.]+", "-", todo.pop()).lower()
+        if name in seen:
+            continue
+        seen.add(name)
+        required = [r for r in distribution(name).requires or [] if "extra ==" not in r and ";" not in r]
+        todo += [re.split(r"[^A-Za-z0-9_.-]", r)[0] for r in required]
+    return seen
+
+
+def test_the_wheel_works_with_httpx_and_pydantic_alone(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT / "nekro_client", check=True, capture_output=True)
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+    wheel = tmp_path / f"nekro_client-{version}-py3-none-any.whl"
+    site = tmp_path / "site"
+    with ZipFile(wheel) as archive:
+        archive.extractall(site)
+    modules = {path.name for path in (ROOT / "nekro_client").glob("*.py")} | {"py.typed"}
+    assert {path.name for path in (site / "nekro_client").iterdir()} == modules
+    for name in closure("httpx", "pydantic") | {"typing-extensions"}:
+        for file in distribution(name).files or []:
+            top = file.parts[0]
+            target = site / top
+            if top not in ("..", "__pycache__") and not target.exists():
+                target.symlink_to(Path(str(distribution(name).locate_file(top))))
+    with scripted(json_answer('{"items": []}')) as server:
+        command = [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            f"import sys; sys.path[:0] = [{str(site)!r}]\n{USE}",
+            server.url,
+        ]
+        done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("0\n", 0), done.stderr
+
+
+def test_the_distribution_states_what_the_project_states() -> None:
+    own = tomllib.loads((ROOT / "nekro_client" / "pyproject.toml").read_text("utf-8"))["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    for name in ("license", "requires-python", "authors"):
+        assert own[name] == project[name]
+    assert set(own["dependencies"]) <= set(project["dependencies"])

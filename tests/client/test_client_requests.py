@@ -1,0 +1,345 @@
+"""Requests of both clients to servers that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted_server import cut, json_answer, partial, problem, scripted, stream
+
+import nekro_client
+from nekro_client import (
+    ApiError,
+    AsyncClient,
+    AuthenticationError,
+    Client,
+    ClientError,
+    ConflictError,
+    InvalidAnswerError,
+    NotFoundError,
+    RateLimitedError,
+    UnavailableError,
+    UnreachableError,
+    WaitTimeoutError,
+    streams,
+)
+from nekro_client.chats import Chat
+from nekro_client.models import Event, Turn
+
+POSTED = '{"message": null, "turn_id": "t1", "field_of_a_newer_release": 1}'
+Use = Callable[[Any], Any]
+
+
+async def _finished(use: Use, client: AsyncClient) -> Any:
+    async with client:
+        value = use(client)
+        return await value if inspect.isawaitable(value) else value
+
+
+def _sync(url: str, use: Use) -> Any:
+    with Client(url, "nk_a_b") as client:
+        return use(client)
+
+
+def _async(url: str, use: Use) -> Any:
+    return asyncio.run(_finished(use, AsyncClient(url, "nk_a_b")))
+
+
+@pytest.fixture(params=[_sync, _async], ids=["sync", "async"])
+def run(request: pytest.FixtureRequest) -> Callable[[str, Use], Any]:
+    """Use a client of each kind."""
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses between attempts take no time."""
+    from nekro_client import operations
+
+    monkeypatch.setattr(operations, "_FIRST_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(operations, "_LONGEST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(streams, "_FIRST_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(streams, "_LONGEST_DELAY_SECONDS", 0.01)
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        cut,
+        problem(503, "overloaded"),
+        problem(429, "rate_limited", Retry_After="0"),
+        problem(409, "idempotency_in_progress", Retry_After="0"),
+        json_answer("<html>bad gateway</html>", status=502),
+    ],
+    ids=["cut", "503", "429", "in_progress", "proxy"],
+)
+def test_a_post_that_fails_in_passing_is_repeated_with_its_idempotency_key(run: Any, failure: Any) -> None:
+    with scripted(failure, failure, json_answer(POSTED, status=202)) as server:
+        posted = run(server.url, lambda client: client.chat("web 1/ä").send("hello", user_id="ada"))
+    assert posted.turn_id == "t1"
+    assert len(server.requests) == 3
+    assert len({request.headers["idempotency-key"] for request in server.requests}) == 1
+    assert len({request.body for request in server.requests}) == 1
+    first = server.requests[0]
+    assert first.path == "/api/v1/chats/web%201%2F%C3%A4/messages"
+    assert first.headers["authorization"] == "Bearer nk_a_b"
+    assert json.loads(first.body) == {"text": "hello", "user_id": "ada", "to_agent": True}
+
+
+def test_two_messages_have_different_idempotency_keys_unless_one_is_given(run: Any) -> None:
+    def use(client: Any) -> Any:
+        if isinstance(client, Client):
+            return [client.chat("c").send("x") for _ in range(2)], client.chat("c").send(
+                "x", idempotency_key="mine"
+            )
+
+        async def send() -> None:
+            await client.chat("c").send("x")
+            await client.chat("c").send("x")
+            await client.chat("c").send("x", idempotency_key="mine")
+
+        return send()
+
+    with scripted(json_answer(POSTED, status=202)) as server:
+        run(server.url, use)
+    keys = [request.headers["idempotency-key"] for request in server.requests]
+    assert len(set(keys)) == 3 and keys[2] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (401, "key_invalid", AuthenticationError),
+        (404, "not_found", NotFoundError),
+        (409, "conflict", ConflictError),
+        (500, "internal", ApiError),
+        (502, "method_failed", UnavailableError),
+        (504, "call_timeout", UnavailableError),
+    ],
+)
+def test_an_error_that_stays_is_raised_at_once(
+    run: Any, status: int, code: str, kind: type[ApiError]
+) -> None:
+    with scripted(problem(status, code)) as server, pytest.raises(kind) as caught:
+        run(server.url, lambda client: client.turns.get("t1"))
+    assert (caught.value.status, caught.value.code, caught.value.request_id) == (status, code, "r1")
+    assert len(server.requests) == 1
+
+
+def test_repetitions_end(run: Any) -> None:
+    with scripted(cut) as server, pytest.raises(UnreachableError, match="/api/v1/methods"):
+        run(server.url, lambda client: client.methods())
+    assert len(server.requests) == 7
+
+
+def test_a_long_wait_is_the_callers_decision(run: Any) -> None:
+    answer = problem(429, "budget_spent", Retry_After="3600")
+    with scripted(answer) as server, pytest.raises(RateLimitedError) as caught:
+        run(server.url, lambda client: client.methods())
+    assert caught.value.retry_after_seconds == 3600
+    assert len(server.requests) == 1
+
+
+def test_an_answer_of_another_form_is_reported(run: Any) -> None:
+    with scripted(json_answer('{"id": 1}')) as server, pytest.raises(InvalidAnswerError, match="/turns/t1"):
+        run(server.url, lambda client: client.turns.get("t1"))
+
+
+def test_all_pages_of_a_list_are_read(run: Any) -> None:
+    names = ("name", "task", "plugin", "type", "lane", "signature")
+    method = json.dumps(dict.fromkeys(names, "x"))
+    pages = [
+        f'{{"items": [{method}], "next_cursor": "x&y"}}',
+        f'{{"items": [{method}], "next_cursor": null}}',
+    ]
+    with scripted(*map(json_answer, pages)) as server:
+        assert len(run(server.url, lambda client: client.methods())) == 2
+    assert [request.path for request in server.requests] == [
+        "/api/v1/methods",
+        "/api/v1/methods?cursor=x%26y",
+    ]
+
+
+def test_a_turn_is_awaited(run: Any) -> None:
+    def turn(state: str) -> Any:
+        cause = '{"kind": "message", "id": "m"}'
+        at = "2026-01-01T00:00:00Z"
+        return json_answer(
+            f'{{"id": "t", "chat_key": "c", "state": "{state}", "cause": {cause}, "requested_at": "{at}"}}'
+        )
+
+    with scripted(turn("waiting"), turn("running"), turn("failed")) as server:
+        ended: Turn = run(server.url, lambda client: client.turns.wait("t"))
+    assert ended.state == "failed"
+    with scripted(turn("running")) as server, pytest.raises(WaitTimeoutError, match=r"running after 0\.01 s"):
+        run(server.url, lambda client: client.turns.wait("t", timeout_seconds=0.01))
+
+
+# Event streams
+
+
+def event(number: int | None, kind: str = "message.sent") -> str:
+    body = Event(number=number, type=kind, chat_key="c", at="2026-01-01T00:00:00Z")  # type: ignore[arg-type]
+    named = "" if number is None else f"id: {number}\n"
+    return f"{named}event: {kind}\ndata: {body.model_dump_json()}\n\n"
+
+
+def read(count: int, **options: Any) -> Use:
+    """Read so many events."""
+
+    def use(client: Any) -> Any:
+        events = client.chat("c").events(**options)
+        if isinstance(client, Client):
+            with events:
+                return [next(events) for _ in range(count)]
+
+        async def gather() -> list[Event]:
+            async with events:
+                return [await anext(events) for _ in range(count)]
+
+        return gather()
+
+    return use
+
+
+def test_a_stream_goes_on_after_cuts_without_gap_or_repetition(run: Any) -> None:
+    answers = [
+        stream(event(4), event(5)[:-9], ends_well=False),
+        cut,
+        problem(503, "overloaded", Retry_After="0"),
+        json_answer("starting", status=502),
+        stream(": comment\n\n", event(4), event(5), event(None, "model.delta"), event(6)),
+        stream(event(6), event(7)),
+    ]
+    with scripted(*answers) as server:
+        events = run(server.url, read(5, after=3))
+    assert [e.number for e in events] == [4, 5, None, 6, 7]
+    assert [request.path.partition("?")[2] for request in server.requests] == [
+        "after=3",
+        *["after=4"] * 4,
+        "after=6",
+    ]
+
+
+def test_a_stream_from_now_on_keeps_its_position_before_the_first_event(run: Any) -> None:
+    with scripted(stream("id: 8\n\n", ends_well=False), stream(event(9))) as server:
+        events = run(server.url, read(1))
+    assert [e.number for e in events] == [9]
+    assert [request.path.partition("?")[2] for request in server.requests] == ["", "after=8"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (problem(401, "key_invalid"), AuthenticationError),
+        (json_answer("{}"), InvalidAnswerError),
+        (stream("data: no event\n\n"), InvalidAnswerError),
+    ],
+)
+def test_a_stream_that_cannot_work_ends_at_once(run: Any, answer: Any, kind: type[ClientError]) -> None:
+    with scripted(answer) as server, pytest.raises(kind):
+        run(server.url, read(1, after=0))
+    assert len(server.requests) == 1
+
+
+def test_a_stream_gives_up_after_the_stated_time(run: Any) -> None:
+    with scripted(cut) as server, pytest.raises(UnreachableError):
+        run(server.url, read(1, after=0, give_up_seconds=0))
+
+
+# Files
+
+
+def test_a_cut_download_goes_on_where_it_ended(run: Any, tmp_path: Path) -> None:
+    content = bytes(range(256)) * 4000
+    answers = [
+        partial(content, sends=400_000, etag='"a"'),
+        partial(content, sends=300_000, etag='"a"'),
+        partial(content, sends=len(content), etag='"a"'),
+    ]
+    with scripted(*answers) as server:
+        size = run(server.url, lambda client: client.chat("c").files.download("f1", tmp_path / "out"))
+    assert size == len(content)
+    assert (tmp_path / "out").read_bytes() == content
+    assert [request.headers.get("if-range") for request in server.requests] == [None, '"a"', '"a"']
+
+
+def test_a_file_that_changed_during_its_download_is_not_mixed(run: Any, tmp_path: Path) -> None:
+    from scripted_server import answer
+
+    answers = [
+        partial(b"old" * 100_000, sends=1000, etag='"a"'),
+        answer(200, b"new", "text/plain", ETag='"b"'),
+    ]
+    with scripted(*answers) as server, pytest.raises(InvalidAnswerError, match="changed"):
+        run(server.url, lambda client: client.chat("c").files.download("f1", tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_download_overwrites_nothing(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("mine")
+    with scripted(cut) as server, pytest.raises(FileExistsError):
+        run(server.url, lambda client: client.chat("c").files.download("f1", tmp_path / "out"))
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_a_range_goes_into_a_stream(run: Any) -> None:
+    with scripted(partial(b"0123456789", sends=10, etag='"a"')) as server:
+        assert run(server.url, lambda client: client.chat("c").files.read("f", start=4)) == b"456789"
+        target = BytesIO()
+        assert run(server.url, lambda client: client.chat("c").files.download("f", target)) == 10
+    assert server.requests[0].headers["range"] == "bytes=4-"
+
+
+# Both clients
+
+
+def members(kind: type) -> dict[str, list[tuple[str, Any, Any]]]:
+    """Public methods with their parameters."""
+    return {
+        name: [(p.name, p.kind, p.default) for p in inspect.signature(member).parameters.values()]
+        for name, member in inspect.getmembers(kind, inspect.isfunction)
+        if not name.startswith("_")
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["Client", "Chat", "EventStream", "Files", "Turns", "Jobs", "Timers", "DeadLetters", "Keys"]
+)
+def test_both_clients_have_the_same_methods(name: str) -> None:
+    from nekro_client import async_chats, async_work, chats, client, work
+
+    kinds = {**vars(chats), **vars(async_chats), **vars(work), **vars(async_work), **vars(client)}
+    assert members(kinds[name]) == members(kinds[f"Async{name}"])
+
+
+def test_the_address_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NEKRO_URL", raising=False)
+    with pytest.raises(ClientError, match="NEKRO_URL"):
+        Client()
+    with pytest.raises(ClientError, match="ftp://host"):
+        Client("ftp://host")
+    with scripted(json_answer('{"items": []}')) as server:
+        monkeypatch.setenv("NEKRO_URL", f"{server.url}/agent/")
+        monkeypatch.setenv("NEKRO_KEY", "nk_1_2")
+        with Client() as client:
+            assert client.methods() == []
+    assert server.requests[0].path == "/agent/api/v1/methods"
+    assert server.requests[0].headers["authorization"] == "Bearer nk_1_2"
+
+
+@pytest.mark.parametrize("key", ["", ".", ".."])
+def test_a_key_that_no_path_can_have_is_refused(key: str) -> None:
+    with Client("http://127.0.0.1:1", "") as client, pytest.raises(ValueError, match="chat key"):
+        client.chat(key)
+
+
+def test_the_package_names_what_it_exports() -> None:
+    assert all(hasattr(nekro_client, name) for name in nekro_client.__all__)
+    assert Chat.__module__ == "nekro_client.chats"
