@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +18,9 @@ from runtime.plain import to_plain
 from workers.calls.results import value_of
 
 if TYPE_CHECKING:
-    from codec.wire import Envelope
+    pass
 
-__all__ = ["Args", "parse_arguments", "register", "run"]
+__all__ = ["Args", "parse_arguments", "register", "run", "show"]
 
 _EPILOG = """\
 examples:
@@ -88,7 +89,15 @@ def run(args: Args, deps: Deps) -> int:
             )
             envelope = await awaited_with_workers(call, lambda: services.app, lane=lane)
         limit = settings.sandbox.return_bytes
-        _print(envelope, value_of(envelope, max_bytes=limit), args, deps)
+        duration_ms = (envelope.finished_at - envelope.started_at).total_seconds() * 1000
+        described = {
+            "id": envelope.call_id,
+            "value": value_of(envelope, max_bytes=limit),
+            "type": envelope.type,
+            "worker": envelope.worker,
+            "duration_ms": round(duration_ms, 3),
+        }
+        show(described, args, deps)
         return 0
 
     return run_async(work())
@@ -115,20 +124,13 @@ def parse_arguments(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     raise UsageError(f"{source} is a JSON {type(value).__name__}; write a list, or an object by name")
 
 
-def _print(envelope: Envelope, value: object, args: Args, deps: Deps) -> None:
-    duration_ms = (envelope.finished_at - envelope.started_at).total_seconds() * 1000
+def show(described: Mapping[str, Any], args: Args, deps: Deps) -> None:
+    """Print the object that ``--json`` prints, or the value."""
     if args.json:
-        deps.output.json(
-            {
-                "id": envelope.call_id,
-                "value": value,
-                "type": envelope.type,
-                "worker": envelope.worker,
-                "duration_ms": round(duration_ms, 3),
-            }
-        )
+        deps.output.json(described)
         return
+    value = described["value"]
     if value is not None:
         text = value if isinstance(value, str) else json.dumps(to_plain(value), ensure_ascii=False, indent=2)
         deps.output.data(text)
-    deps.output.words(f"{envelope.type} in {duration_ms:.1f} ms on {envelope.worker}")
+    deps.output.words(f"{described['type']} in {described['duration_ms']:.1f} ms on {described['worker']}")

@@ -6,8 +6,9 @@ import argparse
 import asyncio
 import os
 import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from broker_config.settings import Settings
 from cli.command import Deps, add_json, chat_key, positive_seconds
@@ -18,7 +19,7 @@ from nekro_agent.errors import ServiceError
 if TYPE_CHECKING:
     from workers.rounds.stop import StoppedRounds
 
-__all__ = ["Args", "register", "run"]
+__all__ = ["Args", "register", "run", "show"]
 
 _EPILOG = """\
 examples:
@@ -58,25 +59,34 @@ def register(parser: argparse.ArgumentParser) -> None:
 def run(args: Args, deps: Deps) -> int:
     """Stop the chat's rounds."""
     report = run_async(_stop(args, deps.load_settings()))
-    described = {name: _rounds(report, name) for name in ("cancelled", "stopped", "still_running")}
+    show({name: _rounds(report, name) for name in ("cancelled", "stopped", "still_running")}, args, deps)
+    return 0
+
+
+def show(described: Mapping[str, Sequence[Mapping[str, Any]]], args: Args, deps: Deps) -> None:
+    """Print the rounds that were cancelled, were stopped, or still run.
+
+    Raises:
+        PartialError: one still runs.
+    """
     if not args.json:
-        _tell(report, args, deps)
-    if report.still_running:
-        item = report.still_running[0]
+        _tell(described, args, deps)
+    if described["still_running"]:
+        item = described["still_running"][0]
         error = ServiceError(
-            f"round {item.id} on {item.worker} has not stopped within {args.seconds:g} s; it stops as soon as"
-            " its worker reads the request or its lease expires"
+            f"round {item['id']} on {item['worker']} has not stopped within {args.seconds:g} s; it stops as"
+            " soon as its worker reads the request or its lease expires"
         )
         raise PartialError(error, described)
     if args.json:
         deps.output.json(described)
-    return 0
 
 
-def _tell(report: StoppedRounds, args: Args, deps: Deps) -> None:
-    if report.stopped or report.cancelled:
-        deps.output.words(f"stopped {len(report.stopped)} running, cancelled {len(report.cancelled)} waiting")
-    elif not report.still_running:
+def _tell(described: Mapping[str, Sequence[Mapping[str, Any]]], args: Args, deps: Deps) -> None:
+    stopped, cancelled = described["stopped"], described["cancelled"]
+    if stopped or cancelled:
+        deps.output.words(f"stopped {len(stopped)} running, cancelled {len(cancelled)} waiting")
+    elif not described["still_running"]:
         deps.output.words(f"no round waits or runs in chat {args.chat_key}")
 
 

@@ -6,7 +6,7 @@ A message becomes a dead letter when it ends its workers repeatedly, cannot be r
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +20,7 @@ from nekro_agent.errors import NotFoundError, UsageError
 if TYPE_CHECKING:
     from messaging.dead_letters import DeadLetters, DeadMessage, VerifiedMessage
 
-__all__ = ["Args", "register", "run"]
+__all__ = ["Args", "check", "chosen", "register", "run", "show_list", "show_one"]
 
 _EPILOG = """\
 examples:
@@ -72,28 +72,37 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def run(args: Args, deps: Deps) -> int:
     """Run the action."""
-    if (args.id is None) != (args.action == "list"):
-        raise UsageError("write `nekro dead list` or `nekro dead show|retry|drop ID`")
+    check(args)
     settings = deps.load_settings()
     if settings.broker.url is None:
         require_running(settings.data_dir)
-    if args.timeout is not None and args.action != "retry":
-        raise UsageError("--timeout is for `nekro dead retry ID`")
     with _opened(settings) as letters:
         found = letters.newest(limit=args.limit)
         if args.action == "list":
-            _show_list(found, args, deps)
+            show_list([_described(item) for item in found], args, deps)
             return 0
-        chosen = found if (args.action, args.id) == ("drop", "all") else [_chosen(found, args.id or "")]
-        for message in chosen:
+        wanted = chosen([item.id for item in found], args)
+        for message in (item for item in found if item.id in wanted):
             if args.action == "show":
-                _show(_checked(letters, message), args, deps)
+                show_one(_checked(letters, message), args, deps)
             elif args.action == "drop":
                 letters.drop(message)
                 deps.output.words(f"dropped {message.id}")
             else:
                 _retry(letters, message, args, deps)
     return 0
+
+
+def check(args: Args) -> None:
+    """Return if the arguments fit together.
+
+    Raises:
+        UsageError: they do not.
+    """
+    if (args.id is None) != (args.action == "list"):
+        raise UsageError("write `nekro dead list` or `nekro dead show|retry|drop ID`")
+    if args.timeout is not None and args.action != "retry":
+        raise UsageError("--timeout is for `nekro dead retry ID`")
 
 
 def _described(message: DeadMessage) -> dict[str, Any]:
@@ -148,25 +157,36 @@ def _opened(settings: Settings) -> Iterator[DeadLetters]:
         letters.close()
 
 
-def _chosen(found: list[DeadMessage], prefix: str) -> DeadMessage:
-    near = [item for item in found if item.id.startswith(prefix)]
-    exact = [item for item in near if item.id == prefix] or near
+def chosen(ids: Sequence[str], args: Args) -> set[str]:
+    """Return the ids that the arguments name: one by its beginning, or all.
+
+    Raises:
+        NotFoundError: there is none.
+        UsageError: there are several, and not all are meant.
+    """
+    if (args.action, args.id) == ("drop", "all"):
+        return set(ids)
+    prefix = args.id or ""
+    near = {item for item in ids if item.startswith(prefix)}
+    exact = {item for item in near if item == prefix} or near
     if not exact:
         raise NotFoundError(f"no dead letter has the id {prefix}; `nekro dead` lists them")
-    if len({item.id for item in exact}) > 1:
+    if len(exact) > 1:
         raise UsageError(f"{len(exact)} ids begin with {prefix}; write more characters of the id")
-    return exact[0]
+    return exact
 
 
-def _show_list(found: list[DeadMessage], args: Args, deps: Deps) -> None:
+def show_list(found: Sequence[Mapping[str, Any]], args: Args, deps: Deps) -> None:
+    """Print dead letters."""
     if args.json:
-        deps.output.json([_described(item) for item in found])
+        deps.output.json(found)
         return
-    rows = [(item.id, item.task, item.lane, item.size_bytes, item.reason) for item in found]
+    rows = [(item["id"], item["task"], item["lane"], item["bytes"], item["reason"]) for item in found]
     deps.output.table(("ID", "TASK", "LANE", "BYTES", "REASON"), rows)
 
 
-def _show(described: dict[str, Any], args: Args, deps: Deps) -> None:
+def show_one(described: Mapping[str, Any], args: Args, deps: Deps) -> None:
+    """Print a dead letter whose signatures were checked."""
     if args.json:
         deps.output.json(described)
         return

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cli.command import Deps, add_chat_key, add_json, add_user_id, read_text
 from cli.running import run_async
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from workers.composition import Services
     from workers.rounds.runs import CodeReport
 
-__all__ = ["Args", "register", "run"]
+__all__ = ["Args", "register", "run", "show"]
 
 _EPILOG = """\
 examples:
@@ -81,22 +82,26 @@ def run(args: Args, deps: Deps) -> int:
             return report
 
     report = run_async(work())
+    described = {
+        "stop_type": report.stop_type.name,
+        "exit_code": int(report.stop_type),
+        "output": report.output,
+        "calls": report.calls,
+        "follow_ups": report.follow_ups,
+    }
+    return show(described, report.error, args, deps)
+
+
+def show(described: Mapping[str, Any], error: str | None, args: Args, deps: Deps) -> int:
+    """Print the object that ``--json`` prints, or the output; returns the exit code."""
     if args.json:
-        deps.output.json(
-            {
-                "stop_type": report.stop_type.name,
-                "exit_code": int(report.stop_type),
-                "output": report.output,
-                "calls": report.calls,
-                "follow_ups": report.follow_ups,
-            }
-        )
+        deps.output.json(described)
     else:
-        if report.output:
-            deps.output.data(report.output.rstrip("\n"))
-        ended = f"{report.stop_type.name} after {len(report.calls)} calls"
-        deps.output.words(f"{ended}: {report.error}" if report.error else ended)
-    return int(report.stop_type)
+        if described["output"]:
+            deps.output.data(described["output"].rstrip("\n"))
+        ended = f"{described['stop_type']} after {len(described['calls'])} calls"
+        deps.output.words(f"{ended}: {error}" if error else ended)
+    return int(described["exit_code"])
 
 
 async def _see_jobs_through(services: Services, args: Args, deps: Deps) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from storage.repositories.messages import Message
     from storage.repositories.rounds import Round
 
-__all__ = ["Args", "register", "run"]
+__all__ = ["Args", "describe_message", "register", "run", "show"]
 
 _EPILOG = """\
 examples:
@@ -68,19 +68,25 @@ def register(parser: argparse.ArgumentParser) -> None:
 def run(args: Args, deps: Deps) -> int:
     """Print the chat."""
     messages, rounds, calls = run_async(_read(args, deps.load_settings()))
+    listed = [describe_message(message) for message in messages]
+    show(listed, [describe_round(entry, calls[entry.id]) for entry in rounds], args, deps)
+    return 0
+
+
+def show(
+    messages: Sequence[Mapping[str, Any]], rounds: Sequence[Mapping[str, Any]], args: Args, deps: Deps
+) -> None:
+    """Print messages and rounds as ``describe_message`` and ``describe_round`` return them."""
     if args.json:
-        listed = [describe_message(message) for message in messages]
-        traced = [describe_round(entry, calls[entry.id]) for entry in rounds]
-        deps.output.json({"messages": listed, "rounds": traced} if args.trace else listed)
-        return 0
+        deps.output.json({"messages": messages, "rounds": rounds} if args.trace else messages)
+        return
     for message in messages:
-        speaker = one_line(message.sender_name or message.sender_id or message.kind.value)
-        deps.output.report(f"{message.created_at:%Y-%m-%d %H:%M:%S}  {speaker}: {_text(message)}")
+        speaker = one_line(message["sender"] or message["kind"])
+        deps.output.report(f"{message['at']:%Y-%m-%d %H:%M:%S}  {speaker}: {_text(message)}")
     for entry in rounds:
         deps.output.report("")
-        for line in tell_round(entry, calls[entry.id]):
+        for line in tell_round(entry):
             deps.output.report(line)
-    return 0
 
 
 async def _read(
@@ -112,10 +118,10 @@ def describe_message(message: Message) -> dict[str, Any]:
     }
 
 
-def _text(message: Message) -> str:
+def _text(message: Mapping[str, Any]) -> str:
     # Indented, so that no line of a message looks like another message.
-    lines = visible_lines(message.text.rstrip("\n"))
+    lines = visible_lines(message["text"].rstrip("\n"))
     from workers.chats.attachments import attachments_of
 
-    lines += [one_line(f"[{file.kind} {file.path}]") for file in attachments_of(message.data)]
+    lines += [one_line(f"[{file.kind} {file.path}]") for file in attachments_of(message["data"])]
     return "\n    ".join(lines)

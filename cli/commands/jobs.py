@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from storage.engine import Database
     from storage.repositories.jobs import Job
 
-__all__ = ["Args", "register", "run"]
+__all__ = ["Args", "check", "register", "run", "show_cancelled", "show_list", "show_one", "watch"]
 
 _EPILOG = """\
 examples:
@@ -81,19 +81,43 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def run(args: Args, deps: Deps) -> int:
     """Run the action."""
-    if args.action in ("show", "cancel") and args.job_id is None:
-        raise UsageError(f"name the job, as in `nekro jobs {args.action} ID`; `nekro jobs` lists them")
-    if args.action == "list" and args.job_id is not None:
-        raise UsageError("`nekro jobs list` takes no id; `nekro jobs show ID` shows one job")
+    check(args)
     settings = deps.load_settings()
     actions = {"list": _list, "show": _show, "watch": _watch, "cancel": _cancel}
     run_async(actions[args.action](args, deps, settings))
     return 0
 
 
+def check(args: Args) -> None:
+    """Return if the arguments fit together.
+
+    Raises:
+        UsageError: they do not.
+    """
+    if args.action in ("show", "cancel") and args.job_id is None:
+        raise UsageError(f"name the job, as in `nekro jobs {args.action} ID`; `nekro jobs` lists them")
+    if args.action == "list" and args.job_id is not None:
+        raise UsageError("`nekro jobs list` takes no id; `nekro jobs show ID` shows one job")
+
+
 async def _list(args: Args, deps: Deps, settings: Settings) -> None:
     async with open_database(settings) as database:
-        jobs = await _newest(database, args, open_only=args.open)
+        show_list(await _newest(database, args, open_only=args.open), args, deps)
+
+
+async def _show(args: Args, deps: Deps, settings: Settings) -> None:
+    async with open_database(settings) as database:
+        show_one(await _get(database, args.job_id), args, deps)
+
+
+async def _watch(args: Args, deps: Deps, settings: Settings) -> None:
+    async with open_database(settings) as database:
+        jobs = await _watched(database, args)
+        await watch(jobs, lambda job_id: _get(database, job_id), args, deps)
+
+
+def show_list(jobs: Sequence[Job], args: Args, deps: Deps) -> None:
+    """Print jobs."""
     if args.json:
         deps.output.json([describe(job) for job in jobs])
         return
@@ -112,9 +136,8 @@ async def _list(args: Args, deps: Deps, settings: Settings) -> None:
     deps.output.table(("ID", "TYPE", "PLUGIN", "CHAT", "STATE", "DONE", "MESSAGE"), rows)
 
 
-async def _show(args: Args, deps: Deps, settings: Settings) -> None:
-    async with open_database(settings) as database:
-        job = await _get(database, args.job_id)
+def show_one(job: Job, args: Args, deps: Deps) -> None:
+    """Print everything that is known of a job."""
     whole = describe(job) | {
         "task_id": job.task_id,
         "attempt": job.attempt,
@@ -131,25 +154,28 @@ async def _show(args: Args, deps: Deps, settings: Settings) -> None:
     )
 
 
-async def _watch(args: Args, deps: Deps, settings: Settings) -> None:
+async def watch(jobs: Sequence[Job], read: Callable[[str], Awaitable[Job]], args: Args, deps: Deps) -> None:
+    """Show jobs until all have ended; ``read`` returns the present state of one.
+
+    Raises:
+        PartialError: one of them has failed.
+    """
     from cli.views.job_bars import job_view
 
-    async with open_database(settings) as database:
-        jobs = await _watched(database, args)
-        if not jobs:
-            deps.output.words("no job is open; `nekro jobs` lists the ended ones")
-        elif not args.json:
-            with job_view(deps.output) as view:
-                while True:
-                    view.show(jobs)
-                    if all(job.state.is_final for job in jobs):
-                        break
-                    await asyncio.sleep(REFRESH_SECONDS)
-                    jobs = [await _get(database, job.id) for job in jobs]
-        else:
-            while not all(job.state.is_final for job in jobs):
+    if not jobs:
+        deps.output.words("no job is open; `nekro jobs` lists the ended ones")
+    elif not args.json:
+        with job_view(deps.output) as view:
+            while True:
+                view.show(jobs)
+                if all(job.state.is_final for job in jobs):
+                    break
                 await asyncio.sleep(REFRESH_SECONDS)
-                jobs = [await _get(database, job.id) for job in jobs]
+                jobs = [await read(job.id) for job in jobs]
+    else:
+        while not all(job.state.is_final for job in jobs):
+            await asyncio.sleep(REFRESH_SECONDS)
+            jobs = [await read(job.id) for job in jobs]
     failed = [job for job in jobs if job.state is job.state.FAILED]
     if args.json and not failed:
         deps.output.json([describe(job) for job in jobs])
@@ -172,6 +198,11 @@ async def _cancel(args: Args, deps: Deps, settings: Settings) -> None:
             job = await cancel_job(database, publisher, args.job_id)
         finally:
             publisher.close()
+    show_cancelled(job, args, deps)
+
+
+def show_cancelled(job: Job, args: Args, deps: Deps) -> None:
+    """Print the state of a job after the request to end it."""
     if args.json:
         deps.output.json(describe(job))
     elif job.state.is_final:

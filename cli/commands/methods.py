@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from workers.catalogue.entries import MethodEntry
     from workers.catalogue.registry import Registry
 
-__all__ = ["Args", "register", "run"]
+__all__ = ["Args", "register", "run", "show_list"]
 
 _DOC_COLUMNS = 60
 #: Lanes that a method can be sent to.
@@ -98,10 +99,16 @@ def _list(catalogue: Catalogue, text: str, args: Args, deps: Deps, settings: Set
         for entry in catalogue.registry.enabled()
         if text in entry.task
     ]
+    show_list(listed, args, deps)
+    say_what_is_listed(catalogue, deps.output)
+    return 0
+
+
+def show_list(listed: Sequence[Mapping[str, Any]], args: Args, deps: Deps) -> None:
+    """Print methods as ``describe`` returns them."""
     if args.json:
         deps.output.json(listed)
-        say_what_is_listed(catalogue, deps.output)
-        return 0
+        return
     rows = [
         (
             m["name"],
@@ -117,8 +124,6 @@ def _list(catalogue: Catalogue, text: str, args: Args, deps: Deps, settings: Set
     for method in listed:
         if "lane_reason" in method:
             deps.output.words(f"{method['task']} runs in lane {method['lane']}: {method['lane_reason']}")
-    say_what_is_listed(catalogue, deps.output)
-    return 0
 
 
 def describe(entry: MethodEntry, mark: LaneOverride | None = None, *, pinned: bool = False) -> dict[str, Any]:

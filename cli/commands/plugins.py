@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from storage.driver.urls import exists
 if TYPE_CHECKING:
     from workers.catalogue.entries import PluginEntry
 
-__all__ = ["Args", "register", "run"]
+__all__ = ["Args", "register", "run", "show_list"]
 
 _EPILOG = """\
 examples:
@@ -115,6 +116,13 @@ def _list(args: Args, deps: Deps) -> int:
     if not catalogue.is_live and exists(settings.database, settings.data_dir):
         disabled = run_async(_disabled(settings))
         listed = [p | ({"status": "disabled"} if p["key"] in disabled else {}) for p in listed]
+    code = show_list(listed, args, deps)
+    say_what_is_listed(catalogue, deps.output)
+    return code
+
+
+def show_list(listed: Sequence[Mapping[str, Any]], args: Args, deps: Deps) -> int:
+    """Print plugins as ``describe`` returns them; returns the exit code."""
     if args.json:
         deps.output.json(listed)
     else:
@@ -123,7 +131,6 @@ def _list(args: Args, deps: Deps) -> int:
             for p in listed
         ]
         deps.output.table(("KEY", "STATUS", "VERSION", "WHAT IS WRONG", "PATH"), rows)
-    say_what_is_listed(catalogue, deps.output)
     return ExitCode.PLUGIN if any(plugin["status"] == "failed" for plugin in listed) else ExitCode.OK
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +17,7 @@ from nekro_agent.errors import NotFoundError, UsageError
 if TYPE_CHECKING:
     from workers.chats.timers import Timer
 
-__all__ = ["Args", "register", "run"]
+__all__ = ["Args", "check", "chosen", "register", "run", "show_changed", "show_list"]
 
 _EPILOG = """\
 examples:
@@ -77,19 +77,32 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def run(args: Args, deps: Deps) -> int:
     """Run the action."""
-    if (args.timer_id is None) != (args.action == "list"):
-        raise UsageError("write `nekro timers list` or `nekro timers pause|resume|delete ID`")
+    check(args)
     settings = deps.load_settings()
     if args.action == "list":
-        _show(run_async(_list(args, settings)), args, deps)
+        show_list([describe(timer) for timer in run_async(_list(args, settings))], args, deps)
         return 0
-    timer = run_async(_change(args, settings))
+    show_changed(describe(run_async(_change(args, settings))), args, deps)
+    return 0
+
+
+def check(args: Args) -> None:
+    """Return if the arguments fit together.
+
+    Raises:
+        UsageError: they do not.
+    """
+    if (args.timer_id is None) != (args.action == "list"):
+        raise UsageError("write `nekro timers list` or `nekro timers pause|resume|delete ID`")
+
+
+def show_changed(timer: Mapping[str, Any], args: Args, deps: Deps) -> None:
+    """Print a timer, as ``describe`` returns it, that was paused, resumed or deleted."""
     if args.json:
-        deps.output.json(describe(timer))
+        deps.output.json(timer)
     else:
         done = {"pause": "paused", "resume": "resumed", "delete": "deleted"}[args.action]
-        deps.output.words(f"{done} timer {describe(timer)['id']} of chat {timer.chat_key}")
-    return 0
+        deps.output.words(f"{done} timer {timer['id']} of chat {timer['chat_key']}")
 
 
 async def _list(args: Args, settings: Settings) -> list[Timer]:
@@ -101,22 +114,26 @@ async def _list(args: Args, settings: Settings) -> list[Timer]:
 
 async def _change(args: Args, settings: Settings) -> Timer:
     from storage.database_clock import follow_database_clock
-    from workers.chats.timers import TimerChange, change_timer, open_timers
+    from workers.chats.timers import TimerChange, change_timer, id_of, open_timers
 
     async with open_database(settings) as database:
         await follow_database_clock(database)  # the next due time is reckoned from it
         async with database.begin() as transaction:
-            timers = await open_timers(transaction, args.chat_key, limit=args.limit)
-            return await change_timer(
-                transaction, _chosen(timers, str(args.timer_id)), TimerChange(args.action)
-            )
+            found = await open_timers(transaction, args.chat_key, limit=args.limit)
+            timers = {id_of(timer): timer for timer in found}
+            timer = timers[chosen(list(timers), str(args.timer_id))]
+            return await change_timer(transaction, timer, TimerChange(args.action))
 
 
-def _chosen(timers: Sequence[Timer], prefix: str) -> Timer:
-    from workers.chats.timers import id_of
+def chosen(ids: Sequence[str], prefix: str) -> str:
+    """Return the id that is, or begins with, ``prefix``.
 
-    near = [timer for timer in timers if id_of(timer).startswith(prefix)]
-    exact = [timer for timer in near if id_of(timer) == prefix] or near
+    Raises:
+        NotFoundError: there is none.
+        UsageError: there are several.
+    """
+    near = [timer_id for timer_id in ids if timer_id.startswith(prefix)]
+    exact = [timer_id for timer_id in near if timer_id == prefix] or near
     if not exact:
         raise NotFoundError(f"no timer has the id {prefix}; `nekro timers` lists them")
     if len(exact) > 1:
@@ -131,8 +148,8 @@ def describe(timer: Timer) -> dict[str, Any]:
     return timer_answer(timer).model_dump()
 
 
-def _show(timers: Sequence[Timer], args: Args, deps: Deps) -> None:
-    listed = [describe(timer) for timer in timers]
+def show_list(listed: Sequence[Mapping[str, Any]], args: Args, deps: Deps) -> None:
+    """Print timers as ``describe`` returns them."""
     if args.json:
         deps.output.json(listed)
         return

@@ -67,23 +67,6 @@ def describe_round(entry: Round, calls: Calls) -> dict[str, Any]:
     }
 
 
-def tell_round(entry: Round, calls: Calls) -> Iterator[str]:
-    """Yield the lines that describe one round."""
-    state = " ".join(word for word in (entry.state.value, stop_name(entry)) if word)
-    trigger = f"{entry.trigger_kind.value} {entry.trigger_id}"
-    yield f"turn {entry.turn_id[:8]} round {entry.number}: {state}, caused by {one_line(trigger, limit=60)}"
-    if entry.merged_into is not None:
-        yield f"  merged into round {entry.merged_into}"
-        return
-    yield from (f"  {one_line(line)}" for line in (_when(entry), _prompt(entry)) if line)
-    if entry.error:
-        yield f"  {one_line(entry.error, limit=_TEXT_COLUMNS)}"
-    yield from _block("code", entry.code)
-    for call in calls:
-        yield f"  call {one_line(_call(call))}"
-    yield from _block("output", entry.output)
-
-
 def stop_name(entry: Round) -> str | None:
     """Name of the stop type; None while nothing has run."""
     from sandbox.models import StopType
@@ -91,26 +74,46 @@ def stop_name(entry: Round) -> str | None:
     return None if entry.stop_type is None else StopType(entry.stop_type).name
 
 
-def _when(entry: Round) -> str:
-    if entry.started_at is None:
-        return f"waiting since {entry.requested_at:%H:%M:%S}"
-    attempt = f", attempt {entry.attempt}" if entry.attempt > 1 else ""
+def tell_round(entry: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines that tell of a round, as ``describe_round`` returns it."""
+    state = " ".join(word for word in (entry["state"], entry["stop_type"]) if word)
+    cause = one_line(f"{entry['trigger']} {entry['trigger_id']}", limit=60)
+    yield f"turn {entry['turn'][:8]} round {entry['number']}: {state}, caused by {cause}"
+    if entry["merged_into"] is not None:
+        yield f"  merged into round {entry['merged_into']}"
+        return
+    yield from (f"  {one_line(line)}" for line in (_when(entry), _prompt(entry)) if line)
+    if entry["error"]:
+        yield f"  {one_line(entry['error'], limit=_TEXT_COLUMNS)}"
+    yield from _block("code", entry["code"])
+    for call in entry["calls"]:
+        yield f"  call {one_line(_call(call))}"
+    yield from _block("output", entry["output"])
+
+
+def _when(entry: Mapping[str, Any]) -> str:
+    if entry["started_at"] is None:
+        return f"waiting since {entry['requested_at']:%H:%M:%S}"
+    attempt = f", attempt {entry['attempt']}" if entry["attempt"] > 1 else ""
     parts = [
-        f"{entry.started_at:%Y-%m-%d %H:%M:%S} on {entry.worker}{attempt}",
-        _lasted("model", entry.started_at, entry.answered_at),
-        _lasted("program", entry.answered_at, entry.finished_at),
+        f"{entry['started_at']:%Y-%m-%d %H:%M:%S} on {entry['worker']}{attempt}",
+        _lasted("model", entry["started_at"], entry["answered_at"]),
+        _lasted("program", entry["answered_at"], entry["finished_at"]),
     ]
     return ", ".join(part for part in parts if part)
 
 
-def _prompt(entry: Round) -> str:
-    if entry.prompt_chars is None:
+def _prompt(entry: Mapping[str, Any]) -> str:
+    if entry["prompt_chars"] is None:
         return ""
-    parts = [f"prompt of {entry.prompt_chars} characters", f"to {entry.model}" if entry.model else ""]
-    if entry.prompt_tokens is not None or entry.completion_tokens is not None:
-        parts.append(f"{_figure(entry.prompt_tokens)} + {_figure(entry.completion_tokens)} tokens")
-    if entry.cost is not None:
-        parts.append(f"cost {entry.cost:.6g}")
+    parts = [
+        f"prompt of {entry['prompt_chars']} characters",
+        f"to {entry['model']}" if entry["model"] else "",
+    ]
+    if entry["prompt_tokens"] is not None or entry["completion_tokens"] is not None:
+        parts.append(f"{_figure(entry['prompt_tokens'])} + {_figure(entry['completion_tokens'])} tokens")
+    if entry["cost"] is not None:
+        parts.append(f"cost {entry['cost']:.6g}")
     return ", ".join(part for part in parts if part)
 
 

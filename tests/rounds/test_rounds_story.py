@@ -51,7 +51,7 @@ async def test_the_course_of_a_round_is_readable(bench: Bench) -> None:
     await bench.say("chat", "hello")
     rounds = await bench.play("chat", bench.drain(Model(CODE, "")))
     calls = await calls_of(bench.database, rounds)
-    text = "\n".join(tell_round(rounds[0], calls[rounds[0].id]))
+    text = "\n".join(tell_round(describe_round(rounds[0], calls[rounds[0].id])))
     for part in (
         "round 1: done AGENT, caused by message", "on w1", "model ", "program ", "to tests-1",
         "100 + 7 tokens", "cost 0.25", '| look("tea")', "call tests.scene.tick (tool) in lane methods on ",
@@ -66,7 +66,7 @@ async def test_merged_and_waiting_rounds_are_shown_as_well(bench: Bench) -> None
     rounds = await bench.play("chat", bench.drain(Model("")))
     await bench.say("chat", "three")
     rounds = await bench.rounds("chat")
-    stories = ["\n".join(tell_round(item, [])) for item in rounds]
+    stories = ["\n".join(tell_round(describe_round(item, []))) for item in rounds]
     assert f"merged into round {rounds[0].id}" in stories[1]
     assert "waiting since" in stories[2]
 
