@@ -107,9 +107,9 @@ class AsyncTimers:
         """Let a paused timer fire again."""
         return await self._connection.send(endpoints.change_timer(timer_id, TimerBody(state="waiting")))
 
-    async def delete(self, timer_id: str) -> None:
-        """Delete a timer."""
-        await self._connection.send(endpoints.delete_timer(timer_id))
+    async def delete(self, timer_id: str) -> Timer:
+        """Delete a timer; returns what it was."""
+        return await self._connection.send(endpoints.delete_timer(timer_id))
 
 
 class AsyncDeadLetters:
@@ -170,6 +170,6 @@ class AsyncKeys:
         """Return all keys, also revoked ones."""
         return (await self._connection.send(endpoints.list_keys())).items
 
-    async def revoke(self, key_id: str) -> None:
-        """End a key at once."""
-        await self._connection.send(endpoints.revoke_key(key_id))
+    async def revoke(self, key_id: str) -> ApiKey:
+        """End a key at once; returns it."""
+        return await self._connection.send(endpoints.revoke_key(key_id))

@@ -14,7 +14,7 @@ from nekro_client import endpoints
 from nekro_client.bodies import file_part, message_body
 from nekro_client.connections import Connection, connecting
 from nekro_client.downloads import Download
-from nekro_client.errors import ClientError, ConflictError
+from nekro_client.errors import ApiError, ClientError, ConflictError, InvalidAnswerError
 from nekro_client.models import (
     Event,
     FileInfo,
@@ -24,7 +24,7 @@ from nekro_client.models import (
     PostedMessage,
     Reset,
 )
-from nekro_client.operations import failure_of, segment, unreachable
+from nekro_client.operations import Backoff, segment, unreachable
 from nekro_client.streams import STREAM_TIMEOUT, EventCursor
 from nekro_client.uploads import Upload
 
@@ -47,6 +47,7 @@ class Chat:
         *,
         parts: Sequence[NewPart] = (),
         files: Sequence[Path | str] = (),
+        stored: Sequence[FileInfo] = (),
         wait: float = 0,
         user_id: str | None = None,
         user_name: str | None = None,
@@ -58,22 +59,34 @@ class Chat:
         Args:
             parts: of the message, after the text.
             files: of this host, uploaded first; pictures are seen by the model.
+            stored: files that the chat has already.
             wait: seconds to wait for the end of the turn; the answer then has it as ``turn``.
             user_id: None means the key's user.
             to_agent: a message that is not to the agent starts no turn unless a plugin demands one.
             idempotency_key: None makes one; a program that may crash in between keeps its own.
         """
-        added = [file_part(self.files.store(file)) for file in files]
+        added = [file_part(file) for file in stored]
+        added += [file_part(self.files.store(file)) for file in files]
         body = message_body(text, [*parts, *added], user_id, user_name, to_agent)
         return self._connection.send(
             endpoints.post_message(self.key, body, wait_seconds=wait, idempotency_key=idempotency_key)
         )
 
-    def messages(self, *, cursor: str | None = None, limit: int | None = None) -> Page[Message]:
-        """Return a page of the history, the newest messages on the first page."""
-        return self._connection.send(endpoints.list_messages(self.key, cursor=cursor, limit=limit))
+    def messages(
+        self, *, cursor: str | None = None, limit: int | None = None, with_past: bool = False
+    ) -> Page[Message]:
+        """Return a page of the history, the newest messages first.
 
-    def events(self, *, after: int | None = None, give_up_seconds: float | None = 300) -> EventStream:
+        Args:
+            with_past: also messages from before the last reset.
+        """
+        return self._connection.send(
+            endpoints.list_messages(self.key, cursor=cursor, limit=limit, with_past=with_past)
+        )
+
+    def events(
+        self, *, after: int | None = None, live: bool = True, give_up_seconds: float | None = 300
+    ) -> EventStream:
         """Return the events of the chat, without end: first those that are kept, then live ones.
 
         The stream survives restarts of gateways, proxies and networks: it connects again after the last
@@ -81,10 +94,48 @@ class Chat:
 
         Args:
             after: number of the last event that was read; 0 for all kept ones; None for those from now on.
+            live: whether to yield events that are not kept, which have no number.
             give_up_seconds: how long the gateway may be out of reach; None means for ever.
         """
-        cursor = EventCursor(self.key, after=after, give_up_seconds=give_up_seconds)
+        cursor = EventCursor(self.key, after=after, live=live, give_up_seconds=give_up_seconds)
         return EventStream(self._connection.http, cursor)
+
+    def last_event_number(self) -> int:
+        """Return the number of the chat's newest event, 0 if it has none; pass it to ``events`` as ``after``."""
+        cursor = EventCursor(self.key, after=None, live=False, give_up_seconds=None)
+        backoff = Backoff()
+        while True:
+            try:
+                with connecting(cursor.path):
+                    return self._position(cursor)
+            except ClientError as error:
+                delay = backoff.delay_after(error)
+                if delay is None:
+                    raise
+            time.sleep(delay)
+
+    def _position(self, cursor: EventCursor) -> int:
+        params, headers = cursor.connect()
+        with self._connection.http.stream(
+            "GET", cursor.path, params=params, headers=headers, timeout=STREAM_TIMEOUT
+        ) as response:
+            if not response.is_success:
+                response.read()
+            cursor.accept(response)
+            for chunk in response.iter_bytes():
+                for _ in cursor.take(chunk):
+                    pass
+                if cursor.last_number is not None:
+                    return cursor.last_number
+        raise InvalidAnswerError(f"{cursor.path} does not tell its position")
+
+    def cancel(self, *, wait: float = 0) -> Reset:
+        """Cancel the chat's waiting rounds and stop its running one; returns the rounds.
+
+        Args:
+            wait: seconds to wait until the running round has stopped.
+        """
+        return self._connection.send(endpoints.cancel_chat(self.key, wait_seconds=wait))
 
     def reset(self) -> Reset:
         """Stop the chat's rounds and start a new history; returns the rounds."""
@@ -137,13 +188,13 @@ class EventStream(Iterator[Event]):
                 ) as response:
                     if not response.is_success:
                         response.read()
-                    error = failure_of(response)
-                    if error is None:
-                        cursor.accept(response)
-                        for chunk in response.iter_bytes():
-                            yield from cursor.take(chunk)
+                    cursor.accept(response)
+                    for chunk in response.iter_bytes():
+                        yield from cursor.take(chunk)
             except httpx.RequestError as exc:
                 error = unreachable(cursor.path, exc)
+            except ApiError as exc:
+                error = exc
             time.sleep(cursor.delay_after(error))
 
 

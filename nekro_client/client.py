@@ -19,6 +19,7 @@ from nekro_client.models import (
     Method,
     Plugin,
     PluginConfig,
+    PluginState,
     Queues,
     Run,
     RunBody,
@@ -128,6 +129,10 @@ class Client:
         """Return the plugins, also those that failed to load."""
         return self._connection.all(lambda cursor: endpoints.list_plugins(cursor=cursor))
 
+    def enable_plugin(self, key: str, *, is_enabled: bool = True) -> PluginState:
+        """Enable a plugin on all workers, or disable it; ``is_changed`` tells whether it was otherwise before."""
+        return self._connection.send(endpoints.decide_plugin(key, is_enabled=is_enabled))
+
     def plugin_config(self, key: str) -> PluginConfig:
         """Return a plugin's configuration with its JSON schema; secrets are masked."""
         return self._connection.send(endpoints.get_plugin_config(key))
@@ -135,6 +140,10 @@ class Client:
     def set_plugin_config(self, key: str, values: Mapping[str, JsonValue]) -> PluginConfig:
         """Change fields of a plugin's configuration on all workers; returns the new one."""
         return self._connection.send(endpoints.set_plugin_config(key, values))
+
+    def ready(self) -> None:
+        """Return if the gateway and its database answer; raises ``UnavailableError`` or ``UnreachableError``."""
+        self._connection.send(endpoints.readiness())
 
     def workers(self) -> list[Worker]:
         """Return the workers that are alive."""
@@ -242,6 +251,10 @@ class AsyncClient:
         """Return the plugins, also those that failed to load."""
         return await self._connection.all(lambda cursor: endpoints.list_plugins(cursor=cursor))
 
+    async def enable_plugin(self, key: str, *, is_enabled: bool = True) -> PluginState:
+        """Enable a plugin on all workers, or disable it; ``is_changed`` tells whether it was otherwise before."""
+        return await self._connection.send(endpoints.decide_plugin(key, is_enabled=is_enabled))
+
     async def plugin_config(self, key: str) -> PluginConfig:
         """Return a plugin's configuration with its JSON schema; secrets are masked."""
         return await self._connection.send(endpoints.get_plugin_config(key))
@@ -249,6 +262,10 @@ class AsyncClient:
     async def set_plugin_config(self, key: str, values: Mapping[str, JsonValue]) -> PluginConfig:
         """Change fields of a plugin's configuration on all workers; returns the new one."""
         return await self._connection.send(endpoints.set_plugin_config(key, values))
+
+    async def ready(self) -> None:
+        """Return if the gateway and its database answer; raises ``UnavailableError`` or ``UnreachableError``."""
+        await self._connection.send(endpoints.readiness())
 
     async def workers(self) -> list[Worker]:
         """Return the workers that are alive."""

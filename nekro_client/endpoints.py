@@ -21,6 +21,7 @@ from nekro_client.models import (
     Page,
     Plugin,
     PluginConfig,
+    PluginState,
     PostedMessage,
     Queues,
     Reset,
@@ -55,15 +56,24 @@ def post_message(
     )
 
 
-def list_messages(chat_key: str, *, cursor: str | None, limit: int | None) -> Operation[Page[Message]]:
+def list_messages(
+    chat_key: str, *, cursor: str | None, limit: int | None, with_past: bool
+) -> Operation[Page[Message]]:
     """``GET /chats/{key}/messages``."""
-    params = {"cursor": cursor, "limit": limit}
+    params = {"cursor": cursor, "limit": limit, "with_past": with_past or None}
     return operation("GET", f"/chats/{segment(chat_key)}/messages", Page[Message], params=params)
 
 
 def reset_chat(chat_key: str) -> Operation[Reset]:
     """``POST /chats/{key}/reset``."""
     return operation("POST", f"/chats/{segment(chat_key)}/reset", Reset)
+
+
+def cancel_chat(chat_key: str, *, wait_seconds: float) -> Operation[Reset]:
+    """``POST /chats/{key}/cancel``."""
+    params = {"wait": wait_seconds or None}
+    path = f"/chats/{segment(chat_key)}/cancel"
+    return operation("POST", path, Reset, params=params, wait_seconds=wait_seconds)
 
 
 def get_turn(turn_id: str) -> Operation[Turn]:
@@ -96,6 +106,12 @@ def list_methods(*, cursor: str | None = None) -> Operation[Page[Method]]:
 def list_plugins(*, cursor: str | None = None) -> Operation[Page[Plugin]]:
     """``GET /plugins``."""
     return operation("GET", "/plugins", Page[Plugin], params={"cursor": cursor})
+
+
+def decide_plugin(key: str, *, is_enabled: bool) -> Operation[PluginState]:
+    """``POST /plugins/{key}/enable`` or ``/disable``."""
+    action = "enable" if is_enabled else "disable"
+    return operation("POST", f"/plugins/{segment(key)}/{action}", PluginState)
 
 
 def get_plugin_config(key: str) -> Operation[PluginConfig]:
@@ -137,9 +153,9 @@ def change_timer(timer_id: str, body: TimerBody) -> Operation[Timer]:
     return operation("PATCH", f"/timers/{segment(timer_id)}", Timer, body=body)
 
 
-def delete_timer(timer_id: str) -> Operation[None]:
+def delete_timer(timer_id: str) -> Operation[Timer]:
     """``DELETE /timers/{id}``."""
-    return operation("DELETE", f"/timers/{segment(timer_id)}", None)
+    return operation("DELETE", f"/timers/{segment(timer_id)}", Timer)
 
 
 def list_dead_letters(*, cursor: str | None, limit: int | None) -> Operation[Page[DeadLetter]]:
@@ -182,9 +198,14 @@ def list_keys() -> Operation[Page[ApiKey]]:
     return operation("GET", "/keys", Page[ApiKey])
 
 
-def revoke_key(key_id: str) -> Operation[None]:
+def revoke_key(key_id: str) -> Operation[ApiKey]:
     """``DELETE /keys/{id}``."""
-    return operation("DELETE", f"/keys/{segment(key_id)}", None)
+    return operation("DELETE", f"/keys/{segment(key_id)}", ApiKey)
+
+
+def readiness() -> Operation[None]:
+    """``GET /readyz``."""
+    return Operation(method="GET", path="/readyz", parse=lambda response: None)
 
 
 def list_files(chat_key: str, *, cursor: str | None, limit: int | None) -> Operation[Page[FileInfo]]:

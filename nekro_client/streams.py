@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from nekro_client.errors import ApiError, ClientError, InvalidAnswerError, UnreachableError
 from nekro_client.models import Event
-from nekro_client.operations import API, is_passing, segment
+from nekro_client.operations import API, failure_of, is_passing, segment
 from nekro_client.sse import EventParser, EventTooLargeError
 
 __all__ = ["STREAM_TIMEOUT", "EventCursor"]
@@ -28,16 +28,20 @@ _GOOD_SECONDS: Final = 5.0
 class EventCursor:
     """Position of a reader: asks each connection for what follows, and drops what came already."""
 
-    def __init__(self, chat_key: str, *, after: int | None, give_up_seconds: float | None) -> None:
+    def __init__(
+        self, chat_key: str, *, after: int | None, give_up_seconds: float | None, live: bool = True
+    ) -> None:
         """Begin after an event.
 
         Args:
             after: number of the last event that the reader has; 0 means none, so that all kept events come;
                 None means only those that happen from now on.
+            live: whether to ask for events that are not kept.
             give_up_seconds: how long the gateway may be out of reach; None means for ever.
         """
         self.path = f"{API}/chats/{segment(chat_key)}/events"
         self.last_number = after
+        self._live = live
         self._give_up_seconds = give_up_seconds
         self._delay = _FIRST_DELAY_SECONDS
         self._opened_at = self._heard_at = time.monotonic()
@@ -48,14 +52,21 @@ class EventCursor:
         self._parser = EventParser()
         self._opened_at = time.monotonic()
         headers = {"accept": "text/event-stream", "cache-control": "no-store"}
-        return ({} if self.last_number is None else {"after": str(self.last_number)}), headers
+        params = {} if self._live else {"live": "false"}
+        if self.last_number is not None:
+            params["after"] = str(self.last_number)
+        return params, headers
 
     def accept(self, response: httpx.Response) -> None:
-        """Check the head of a successful answer.
+        """Check the head of an answer; the body of an error must have been read.
 
         Raises:
+            ApiError: the gateway refuses the stream.
             InvalidAnswerError: it is no event stream.
         """
+        failure = failure_of(response)
+        if failure is not None:
+            raise failure
         kind = response.headers.get("content-type", "")
         if not kind.startswith("text/event-stream"):
             raise InvalidAnswerError(

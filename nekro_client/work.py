@@ -105,9 +105,9 @@ class Timers:
         """Let a paused timer fire again."""
         return self._connection.send(endpoints.change_timer(timer_id, TimerBody(state="waiting")))
 
-    def delete(self, timer_id: str) -> None:
-        """Delete a timer."""
-        self._connection.send(endpoints.delete_timer(timer_id))
+    def delete(self, timer_id: str) -> Timer:
+        """Delete a timer; returns what it was."""
+        return self._connection.send(endpoints.delete_timer(timer_id))
 
 
 class DeadLetters:
@@ -168,6 +168,6 @@ class Keys:
         """Return all keys, also revoked ones."""
         return self._connection.send(endpoints.list_keys()).items
 
-    def revoke(self, key_id: str) -> None:
-        """End a key at once."""
-        self._connection.send(endpoints.revoke_key(key_id))
+    def revoke(self, key_id: str) -> ApiKey:
+        """End a key at once; returns it."""
+        return self._connection.send(endpoints.revoke_key(key_id))

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from cli.command import Deps, add_chat_key
 from cli.commands.files import save
 from cli.commands.send import DEFAULT_USER
-from cli.exit_codes import ExitCode
-from cli.output import one_line
 from cli.services.beside import Beside, opened_beside
 from cli.services.system import ROUND_LANES, System, open_services
+from cli.views.conversation import Conversation
 from cli.views.line_reader import LineReader
 from cli.views.turns import is_quiet, last_sequence, messages_after, require_model, require_success
 from nekro_agent.durations import POLL_SECONDS
-from nekro_agent.errors import LLMError, NekroError, UsageError
+from nekro_agent.errors import UsageError
 from nekro_agent.ports import MessageKind
 
 if TYPE_CHECKING:
@@ -48,8 +46,6 @@ without its first /. An empty line does nothing. Ctrl-C stops the running turn; 
 as do two at the prompt. What plugins add to the history is shown after a `·`. The reason of a failed turn
 goes to stderr; if it was the last one, the exit code is 12.
 """
-_NOTICE_COLUMNS: Final = 120
-_COMMANDS: Final = "/file PATH [TEXT], /save PATH [FILE], /help, /quit"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +86,11 @@ def run(args: Args, deps: Deps) -> int:
     with closing(reader), opened_beside(opening) as beside:
         services = beside.value[1]
         chat = beside.run(services.chat(args.chat_key))
-        return _Conversation(beside, reader, services.files_of(chat), args, deps).hold()
+        return _Local(beside, reader, services.files_of(chat), args, deps).hold()
 
 
-class _Conversation:
-    """One run of the command: the main thread reads lines, the services work beside it."""
+class _Local(Conversation["Attachment"]):
+    """On the system of the settings: the main thread reads lines, the services work beside it."""
 
     def __init__(
         self,
@@ -104,100 +100,51 @@ class _Conversation:
         args: Args,
         deps: Deps,
     ) -> None:
+        super().__init__(reader, deps.output, chat_key=args.chat_key, save=args.save)
         self._beside = beside
         self._services = beside.value[1]
-        self._reader = reader
         self._files = files
-        self._args = args
-        self._output = deps.output
-        self._seen = 0
-        #: Exit code of the last turn.
-        self._code: int = ExitCode.OK
+        self._user_id = args.user_id
+        self._seen = beside.run(last_sequence(self._services.database, args.chat_key))
 
-    def hold(self) -> int:
-        """Talk until the input ends; returns the exit code."""
-        database, chat_key = self._services.database, self._args.chat_key
-        self._seen = self._beside.run(last_sequence(database, chat_key))
-        self._output.words(f"chat {chat_key}; Ctrl-D ends, /help lists commands")
-        was_interrupted = False
-        while True:
-            try:
-                line = self._reader.read()
-            except KeyboardInterrupt:
-                if was_interrupted:
-                    raise
-                was_interrupted = True
-                self._output.words("\nCtrl-C again ends")
-                continue
-            was_interrupted = False
-            if line is None or line.strip() == "/quit":
-                return self._code
-            if line.strip():
-                self._obey(line)
+    def _put(self, path: Path) -> tuple[Attachment, str]:
+        stored = self._files.add_file(path)
+        return stored, stored.path
 
-    def _obey(self, line: str) -> None:
-        """Run a line that begins with a command of this program, or send it."""
-        name, _, rest = line.partition(" ")
-        try:
-            match name:
-                case "/help":
-                    self._output.words(_COMMANDS)
-                case "/file":
-                    path, text = _arguments(rest, usage="/file PATH [TEXT]")
-                    stored = self._files.add_file(Path(path).expanduser())
-                    self._output.words(f"· sends {stored.path}")
-                    self._send(text, files=[stored])
-                case "/save":
-                    path, target = _arguments(rest, usage="/save PATH [FILE]")
-                    name = path.rpartition("/")[2]
-                    written, size = save(self._files, path, Path(target or name).expanduser())
-                    self._output.words(f"· wrote {size} bytes to {written}")
-                case _:
-                    self._send(line[1:] if line.startswith("//") else line)
-        except (UsageError, NekroError) as exc:
-            # A mistake in one line does not end the chat.
-            self._output.error(exc)
+    def _save(self, path: str, target: Path) -> tuple[Path, int]:
+        return save(self._files, path, target)
 
-    def _send(self, text: str, *, files: Sequence[Attachment] = ()) -> None:
-        user = self._args.user_id
-        message_id = self._beside.run(
-            self._services.receive_message(
-                self._args.chat_key, text, user_id=user, user_name=user, files=files
-            )
+    def _post(self, text: str, files: Sequence[Attachment]) -> str | None:
+        user = self._user_id
+        return self._beside.run(
+            self._services.receive_message(self._chat_key, text, user_id=user, user_name=user, files=files)
         )
-        if message_id is None:
-            self._output.words("· a plugin's hook blocked this message")
-            return
+
+    def _follow(self, posted: str, *, on_interrupt: Callable[[], None]) -> bool:
         turn = self._beside.begin(self._show_turn())
         try:
             turn.result()
         except KeyboardInterrupt:
-            self._output.words("\nstopping the turn; Ctrl-C again ends")
+            on_interrupt()
             try:
                 self._beside.run(self._stop())
                 turn.result()
             except BaseException:
                 turn.cancel()
                 raise
-            self._code = ExitCode.OK
-            return
-        self._code = self._outcome(message_id)
+            return False
+        return True
 
-    def _outcome(self, message_id: str) -> int:
-        try:
-            self._beside.run(require_success(self._services.database, message_id=message_id))
-        except LLMError as exc:
-            self._output.error(exc)
-            return ExitCode.LLM
-        return ExitCode.OK
+    def _require_success(self, posted: str) -> None:
+        self._beside.run(require_success(self._services.database, message_id=posted))
 
     async def _stop(self) -> None:
         stopper, seconds = self._services.stopper, self._services.settings.agent.lease_seconds
-        await stopper.stop(self._args.chat_key, reason="stopped by Ctrl-C", wait_seconds=seconds)
+        await stopper.stop(self._chat_key, reason="stopped by Ctrl-C", wait_seconds=seconds)
 
     async def _show_turn(self) -> None:
         """Print messages until no round waits or runs."""
-        database, chat_key, quiet = self._services.database, self._args.chat_key, False
+        database, chat_key, quiet = self._services.database, self._chat_key, False
         while True:
             news = await messages_after(database, chat_key, sequence=self._seen)
             for message in news:
@@ -211,42 +158,9 @@ class _Conversation:
                 await asyncio.sleep(POLL_SECONDS)
 
     def _show(self, message: Message) -> None:
-        path = (message.data or {}).get("file_path")
         if message.kind is MessageKind.SYSTEM:
-            self._output.words(f"· {one_line(message.text, limit=_NOTICE_COLUMNS)}")
+            self._show_notice(message.text)
         elif message.kind is MessageKind.ASSISTANT:
-            if message.text or not path:
-                self._output.data(message.text or str(message.data))
-            if path:
-                self._show_file(str(path))
-
-    def _show_file(self, path: str) -> None:
-        folder = self._args.save
-        if folder is None:
-            self._output.words(f"· file {path}; `/save {path}` copies it here")
-            return
-        try:
-            written, size = save(self._files, path, _free_name(folder / Path(path).name))
-        except NekroError as exc:
-            self._output.words(f"· file {path} was not saved: {exc}")
-        else:
-            self._output.words(f"· file {path}: wrote {size} bytes to {written}")
-
-
-def _arguments(text: str, *, usage: str) -> Sequence[str]:
-    """Split ``PATH [REST]``; the path may be quoted."""
-    try:
-        words = shlex.split(text)
-    except ValueError as exc:
-        raise UsageError(f"{exc}; write {usage}") from exc
-    if not words:
-        raise UsageError(f"write {usage}")
-    return words[0], " ".join(words[1:])
-
-
-def _free_name(path: Path) -> Path:
-    """Return the path, with a number before its suffix if a file of that name exists."""
-    number, free = 2, path
-    while free.exists():
-        number, free = number + 1, path.with_stem(f"{path.stem}-{number}")
-    return free
+            path = (message.data or {}).get("file_path")
+            text = message.text or ("" if path else str(message.data))
+            self._show_answer(text, None if path is None else str(path))

@@ -19,7 +19,7 @@ from cli.output import one_line
 from cli.running import run_async
 from nekro_agent.errors import SettingsError
 
-__all__ = ["Args", "list_settings", "register", "run"]
+__all__ = ["Args", "list_settings", "register", "run", "show_checks"]
 
 _EPILOG = """\
 examples:
@@ -71,7 +71,7 @@ def run(args: Args, deps: Deps) -> int:
             _print_settings(settings, args, deps)
             return ExitCode.OK
         checks = run_async(run_checks(settings))
-    _print_checks(checks, args, deps)
+    show_checks(checks, args, deps)
     return next((check.code for check in checks if check.verdict is Verdict.FAILED), ExitCode.OK)
 
 
@@ -119,7 +119,8 @@ def _print_settings(settings: Settings, args: Args, deps: Deps) -> None:
     deps.output.words("* differs from its default; set it in the environment or in ./.env")
 
 
-def _print_checks(checks: Sequence[Check], args: Args, deps: Deps) -> None:
+def show_checks(checks: Sequence[Check], args: Args, deps: Deps) -> None:
+    """Print the checks."""
     if args.json:
         deps.output.json([asdict(check) for check in checks])
         return

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from broker_config.settings import Settings
 from cli.command import Deps, add_json, chat_key
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from nekro_agent.ports import ChatInfo
     from workers.chats.files import ChatFiles
 
-__all__ = ["Args", "register", "run", "save"]
+__all__ = ["Args", "check", "register", "run", "save", "show_got", "show_list", "show_put"]
 
 _EPILOG = """\
 examples:
@@ -72,12 +73,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def run(args: Args, deps: Deps) -> int:
     """Run the action."""
-    if args.action == "list" and args.target is not None:
-        raise UsageError("write `nekro files list K [PATH]`")
-    if args.action != "list" and args.source is None:
-        raise UsageError("write `nekro files get K PATH [FILE]` or `nekro files put K FILE [PATH]`")
-    if args.action == "get" and args.target == "-" and args.json:
-        raise UsageError("with --json the file cannot go to stdout; name a file instead of -")
+    check(args)
     from broker_config.embedded import resolve_settings
     from cli.services.chat_files import open_chat_files
 
@@ -86,6 +82,20 @@ def run(args: Args, deps: Deps) -> int:
     with open_chat_files(settings, chat) as files:
         {"list": _list, "get": _get, "put": _put}[args.action](files, args, deps)
     return 0
+
+
+def check(args: Args) -> None:
+    """Return if the arguments fit together.
+
+    Raises:
+        UsageError: they do not.
+    """
+    if args.action == "list" and args.target is not None:
+        raise UsageError("write `nekro files list K [PATH]`")
+    if args.action != "list" and args.source is None:
+        raise UsageError("write `nekro files get K PATH [FILE]` or `nekro files put K FILE [PATH]`")
+    if args.action == "get" and args.target == "-" and args.json:
+        raise UsageError("with --json the file cannot go to stdout; name a file instead of -")
 
 
 async def _chat(settings: Settings, key: str) -> ChatInfo:
@@ -97,16 +107,17 @@ async def _chat(settings: Settings, key: str) -> ChatInfo:
 
 
 def _list(files: ChatFiles, args: Args, deps: Deps) -> None:
+    show_list([(file.path, file.size_bytes, _moment(file.modified_at)) for file in files.list()], args, deps)
+
+
+def show_list(files: Iterable[tuple[str, int, datetime | None]], args: Args, deps: Deps) -> None:
+    """Print files by path, size in bytes and time of the last change: those below the stated path."""
     below = None if args.source is None else PurePosixPath("/app") / args.source
-    found = [
-        file
-        for file in sorted(files.list(), key=lambda file: file.path)
-        if below is None or PurePosixPath(file.path).is_relative_to(below)
-    ]
+    found = sorted(file for file in files if below is None or PurePosixPath(file[0]).is_relative_to(below))
     if args.json:
-        deps.output.json([_described(file.path, file.size_bytes, file.modified_at) for file in found])
+        deps.output.json([{"path": path, "size_bytes": size, "modified_at": at} for path, size, at in found])
         return
-    rows = [(file.size_bytes, f"{_moment(file.modified_at):%Y-%m-%d %H:%M:%S}", file.path) for file in found]
+    rows = [(size, f"{at:%Y-%m-%d %H:%M:%S}" if at else "", path) for path, size, at in found]
     deps.output.table(("BYTES", "CHANGED (UTC)", "PATH"), rows)
 
 
@@ -118,6 +129,11 @@ def _get(files: ChatFiles, args: Args, deps: Deps) -> None:
         sys.stdout.buffer.flush()
         return
     target, size = save(files, path, Path(args.target or PurePosixPath(path).name))
+    show_got(path, target, size, args, deps)
+
+
+def show_got(path: str, target: Path, size: int, args: Args, deps: Deps) -> None:
+    """Print that a file was copied to this host."""
     if args.json:
         deps.output.json({"path": path, "size_bytes": size, "file": str(target)})
     else:
@@ -127,7 +143,11 @@ def _get(files: ChatFiles, args: Args, deps: Deps) -> None:
 def _put(files: ChatFiles, args: Args, deps: Deps) -> None:
     source = Path(str(args.source))
     path = files.put(source, args.target)
-    size = source.stat().st_size
+    show_put(path, source.stat().st_size, args, deps)
+
+
+def show_put(path: str, size: int, args: Args, deps: Deps) -> None:
+    """Print that a file was stored."""
     if args.json:
         deps.output.json({"path": path, "size_bytes": size})
     else:
@@ -161,10 +181,6 @@ def save(files: ChatFiles, path: str, target: Path) -> tuple[Path, int]:
         except BaseException:
             target.unlink(missing_ok=True)
             raise
-
-
-def _described(path: str, size_bytes: int, modified_at: float) -> dict[str, Any]:
-    return {"path": path, "size_bytes": size_bytes, "modified_at": _moment(modified_at)}
 
 
 def _moment(seconds: float) -> datetime:

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from storage.engine import Database
     from storage.repositories.events import ChatEvent
 
-__all__ = ["Args", "register", "run"]
+__all__ = ["Args", "register", "run", "show"]
 
 _EPILOG = """\
 examples:
@@ -92,10 +92,7 @@ async def _tail(args: Args, settings: Settings, deps: Deps) -> None:
             async for _ in _wakings(watcher, seconds=args.seconds):
                 for event in await _read(database, args.chat_key, after=last):
                     last = event.number
-                    if args.json:
-                        deps.output.json_line(_values(event))
-                    else:
-                        deps.output.report(_line(event))
+                    show(_values(event), args, deps)
                     shown += 1
                     if shown == args.count:
                         return
@@ -158,10 +155,13 @@ def _values(event: ChatEvent) -> dict[str, Any]:
     }
 
 
-def _line(event: ChatEvent) -> str:
-    """Format an event as one line."""
-    words = one_line(_words(event.type, event.data), limit=_TEXT_COLUMNS)
-    return f"{event.created_at:%H:%M:%S}  {event.type:<16}  {words}".rstrip()
+def show(event: Mapping[str, Any], args: Args, deps: Deps) -> None:
+    """Print an event, given as ``--json`` prints it."""
+    if args.json:
+        deps.output.json_line(event)
+        return
+    words = one_line(_words(event["type"], event["data"]), limit=_TEXT_COLUMNS)
+    deps.output.report(f"{event['at']:%H:%M:%S}  {event['type']:<16}  {words}".rstrip())
 
 
 def _words(kind: str, data: dict[str, Any]) -> str:

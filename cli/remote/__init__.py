@@ -1,0 +1,1 @@
+"""The commands that work over a gateway: one module per command, chosen by `NEKRO_URL` in ``cli.main``."""

@@ -1,0 +1,20 @@
+"""`nekro exec` over a gateway."""
+
+from __future__ import annotations
+
+from cli.command import Deps, read_text
+from cli.commands.exec import Args, show
+from cli.remote.target import open_client
+
+__all__ = ["run"]
+
+
+def run(args: Args, deps: Deps) -> int:
+    """Run the file in a sandbox of the fleet; the exit code is its stop type."""
+    code = read_text(args.file)
+    with open_client() as client:
+        report = client.run(
+            code, chat_key=args.chat_key, user_id=args.user_id, follow_up=not args.no_follow_up
+        )
+    described = report.model_dump(include={"stop_type", "exit_code", "output", "calls", "follow_ups"})
+    return show(described, getattr(report, "error", None), args, deps)

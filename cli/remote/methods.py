@@ -1,0 +1,24 @@
+"""`nekro methods` over a gateway."""
+
+from __future__ import annotations
+
+from cli.command import Deps
+from cli.commands.methods import Args, show_list
+from cli.remote.target import open_client
+from nekro_agent.errors import UsageError
+
+__all__ = ["run"]
+
+
+def run(args: Args, deps: Deps) -> int:
+    """List the methods that code may call."""
+    if len(args.words) > 1 or args.words[:1] in (["pin"], ["unpin"]):
+        raise UsageError(
+            "lanes are not set over a gateway; run `nekro methods pin` where the workers' settings are"
+        )
+    text = args.words[0] if args.words else ""
+    with open_client() as client:
+        methods = [method for method in client.methods() if text in method.task]
+    names = {"name", "task", "plugin", "type", "lane", "signature", "doc"}
+    show_list([method.model_dump(include=names) for method in methods], args, deps)
+    return 0
