@@ -52,6 +52,8 @@ __all__ = [
 ENV_PREFIX = "NEKRO_"
 #: Variables with this prefix configure the test suite and are not settings.
 TEST_PREFIX = "NEKRO_TEST_"
+#: Of `nekro_client` and commands over a gateway.
+CLIENT_VARIABLES: Final = frozenset({"NEKRO_URL", "NEKRO_KEY"})
 #: Least time limit of a connection attempt: a lost packet is sent again after 1 s.
 CONNECT_SECONDS: Final = 2.0
 
@@ -759,7 +761,7 @@ def _reject_unknown(environ: Mapping[str, str], env_file: Path | None) -> None:
     if env_file is not None and env_file.is_file():
         lines = env_file.read_text("utf-8").split("\n")
         names += [line.split("=", 1)[0].removeprefix("export ").strip() for line in lines if "=" in line]
-    known |= group_variables(names)
+    known |= group_variables(names) | CLIENT_VARIABLES
     for name in names:
         upper = name.upper()
         if not upper.startswith(ENV_PREFIX) or upper.startswith(TEST_PREFIX) or upper in known:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
@@ -15,10 +16,10 @@ from runtime.release import release
 
 if TYPE_CHECKING:
     from broker_config.settings import Settings
-    from cli.command import CommandModule
+    from cli.command import CommandModule, Deps
     from cli.output import Output
 
-__all__ = ["COMMANDS", "Command", "build_parser", "main"]
+__all__ = ["ANYWHERE", "COMMANDS", "OVER_GATEWAY", "Command", "build_parser", "main"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,25 @@ class Command:
         """The module that declares and runs the command."""
         return cast("CommandModule", importlib.import_module(f"cli.commands.{self.name}"))
 
+    def runner(self) -> Callable[[Any, Deps], int]:
+        """Return what runs the command: here, or over the gateway that ``NEKRO_URL`` names.
+
+        Raises:
+            UsageError: ``NEKRO_URL`` is set, and the command works on its own host only.
+        """
+        url = os.environ.get("NEKRO_URL")
+        if not url or self.name in ANYWHERE:
+            return self.module.run
+        if self.name not in OVER_GATEWAY:
+            from nekro_agent.errors import UsageError
+
+            raise UsageError(
+                f"`nekro {self.name}` works on this host only, and NEKRO_URL names the gateway {url}; "
+                "unset NEKRO_URL to run it here"
+            )
+        module = importlib.import_module(f"cli.remote.{self.name}")
+        return cast("Callable[[Any, Deps], int]", module.run)
+
 
 COMMANDS: Final = (
     Command(name="demo", summary="run a scripted tour on services of its own and check its results"),
@@ -42,7 +62,12 @@ COMMANDS: Final = (
     Command(name="worker", summary="run one worker process, on any host"),
     Command(name="gateway", summary="serve the HTTP API"),
     Command(name="keys", summary="create, list and revoke keys of the HTTP API"),
-    Command(name="exec", summary="run a file in the sandbox, as code of the LLM runs", own_codes=True),
+    Command(
+        name="exec",
+        summary="run a file in the sandbox, as code of the LLM runs",
+        own_codes=True,
+        reach="fleet",
+    ),
     Command(name="call", summary="call one plugin method through the queue"),
     Command(name="command", summary="run a command of a plugin, or answer one; list them"),
     Command(name="chat", summary="talk to the agent"),
@@ -51,7 +76,11 @@ COMMANDS: Final = (
     Command(name="tail", summary="show the events of a chat as they happen"),
     Command(name="cancel", summary="stop what the agent is doing in a chat"),
     Command(name="reset", summary="reset a chat: start a new history, run the plugins' reset hooks"),
-    Command(name="jobs", summary="list, watch and cancel background jobs, downloads and detached calls"),
+    Command(
+        name="jobs",
+        summary="list, watch and cancel background jobs, downloads and detached calls",
+        reach="fleet",
+    ),
     Command(name="files", summary="list, get and put the files of a chat"),
     Command(name="timers", summary="list, pause, resume and delete timers"),
     Command(name="methods", summary="list the methods that code may call"),
@@ -65,11 +94,22 @@ COMMANDS: Final = (
     Command(name="bench", summary="measure the call path in comparison with other systems"),
 )
 
+#: Commands with a module in ``cli.remote`` too.
+OVER_GATEWAY: Final = frozenset(
+    {
+        "call", "cancel", "chat", "dead", "doctor", "exec", "files", "history",
+        "jobs", "keys", "methods", "plugins", "reset", "send", "tail", "timers",
+    }
+)  # fmt: skip
+#: Commands that need no system.
+ANYWHERE: Final = frozenset({"completion"})
+
 #: Allocations that trigger a garbage collection in a command; a worker sets its own.
 _GARBAGE_THRESHOLD: Final = 50_000
 
 _EPILOG = """\
 Settings are environment variables NEKRO_… or lines of ./.env; `nekro doctor --settings` lists them.
+With NEKRO_URL, and NEKRO_KEY if it needs a key, commands work over the gateway of a fleet.
 
 Exit codes: 0 done; 1 a check failed, or an internal error; 2 command line or setting wrong; 3 broker;
 4 database; 5 a plugin failed to load; 6 a method call or a job failed; 7 no sandbox; 12 no language model,
@@ -205,7 +245,7 @@ def _run(entry: Command, namespace: argparse.Namespace, output: Output) -> int:
         output=output, data_dir=namespace.data_dir, load_settings=lambda: _load_settings(namespace.data_dir)
     )
     module = entry.module
-    return module.run(args_from(module.Args, namespace), deps)
+    return entry.runner()(args_from(module.Args, namespace), deps)
 
 
 def _report(error: BaseException, entry: Command | None, output: Output) -> int:

@@ -101,7 +101,7 @@ class Chat:
         return EventStream(self._connection.http, cursor)
 
     def last_event_number(self) -> int:
-        """Return the number of the chat's newest event, 0 if it has none; pass it to ``events`` as ``after``."""
+        """Return the number of the chat's newest event, for ``events(after=…)``; 0 if it has none."""
         cursor = EventCursor(self.key, after=None, live=False, give_up_seconds=None)
         backoff = Backoff()
         while True:

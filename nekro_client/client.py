@@ -130,7 +130,7 @@ class Client:
         return self._connection.all(lambda cursor: endpoints.list_plugins(cursor=cursor))
 
     def enable_plugin(self, key: str, *, is_enabled: bool = True) -> PluginState:
-        """Enable a plugin on all workers, or disable it; ``is_changed`` tells whether it was otherwise before."""
+        """Enable a plugin on all workers, or disable it; the answer tells whether that changed anything."""
         return self._connection.send(endpoints.decide_plugin(key, is_enabled=is_enabled))
 
     def plugin_config(self, key: str) -> PluginConfig:
@@ -142,7 +142,12 @@ class Client:
         return self._connection.send(endpoints.set_plugin_config(key, values))
 
     def ready(self) -> None:
-        """Return if the gateway and its database answer; raises ``UnavailableError`` or ``UnreachableError``."""
+        """Return if the gateway and its database answer.
+
+        Raises:
+            UnavailableError: the database does not.
+            UnreachableError: the gateway does not.
+        """
         self._connection.send(endpoints.readiness())
 
     def workers(self) -> list[Worker]:
@@ -252,7 +257,7 @@ class AsyncClient:
         return await self._connection.all(lambda cursor: endpoints.list_plugins(cursor=cursor))
 
     async def enable_plugin(self, key: str, *, is_enabled: bool = True) -> PluginState:
-        """Enable a plugin on all workers, or disable it; ``is_changed`` tells whether it was otherwise before."""
+        """Enable a plugin on all workers, or disable it; the answer tells whether that changed anything."""
         return await self._connection.send(endpoints.decide_plugin(key, is_enabled=is_enabled))
 
     async def plugin_config(self, key: str) -> PluginConfig:
@@ -264,7 +269,12 @@ class AsyncClient:
         return await self._connection.send(endpoints.set_plugin_config(key, values))
 
     async def ready(self) -> None:
-        """Return if the gateway and its database answer; raises ``UnavailableError`` or ``UnreachableError``."""
+        """Return if the gateway and its database answer.
+
+        Raises:
+            UnavailableError: the database does not.
+            UnreachableError: the gateway does not.
+        """
         await self._connection.send(endpoints.readiness())
 
     async def workers(self) -> list[Worker]:

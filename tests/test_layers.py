@@ -114,7 +114,7 @@ PARTS = {
 #: Largest number of modules in one folder, ``__init__`` not counted.
 MAX_MODULES = 16
 #: Folders that may hold more, with the reason.
-LARGE_FOLDERS = {"cli/commands": "one module per command"}
+LARGE_FOLDERS = {"cli/commands": "one module per command", "cli/remote": "one module per command"}
 
 
 def modules_of(root: Path, packages: Sequence[str]) -> dict[str, Path]:

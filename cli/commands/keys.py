@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -13,7 +14,7 @@ from cli.running import run_async
 from cli.services.database import open_database
 from nekro_agent.errors import UsageError
 
-__all__ = ["Args", "register", "run"]
+__all__ = ["Args", "check", "register", "run", "show_created", "show_list", "show_revoked"]
 
 _EPILOG = """\
 examples:
@@ -98,19 +99,32 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def run(args: Args, deps: Deps) -> int:
     """Run the action."""
-    if (args.name is None) != (args.action == "list"):
-        raise UsageError("write `nekro keys list`, `nekro keys create NAME` or `nekro keys revoke ID`")
+    check(args)
     settings = deps.load_settings()
     actions = {"list": _list, "create": _create, "revoke": _revoke}
     run_async(actions[args.action](args, deps, settings))
     return 0
 
 
+def check(args: Args) -> None:
+    """Return if the arguments fit together.
+
+    Raises:
+        UsageError: they do not.
+    """
+    if (args.name is None) != (args.action == "list"):
+        raise UsageError("write `nekro keys list`, `nekro keys create NAME` or `nekro keys revoke ID`")
+
+
 async def _list(args: Args, deps: Deps, settings: Settings) -> None:
     from gateway.views import key_answer
 
     async with open_database(settings) as database, database.read() as transaction:
-        keys = [key_answer(key).model_dump() for key in await transaction.keys.all()]
+        show_list([key_answer(key).model_dump() for key in await transaction.keys.all()], args, deps)
+
+
+def show_list(keys: Sequence[Mapping[str, Any]], args: Args, deps: Deps) -> None:
+    """Print keys."""
     if args.json:
         deps.output.json(keys)
         return
@@ -141,11 +155,16 @@ async def _create(args: Args, deps: Deps, settings: Settings) -> None:
             expires_at=None if args.days is None else shared_time() + timedelta(days=args.days),
         )
         stored = await create_key(database, new, by=None, request_id=None)
+    show_created(key_answer(stored).model_dump() | {"key": key}, args, deps)
+
+
+def show_created(key: Mapping[str, Any], args: Args, deps: Deps) -> None:
+    """Print a new key with its secret."""
     if args.json:
-        deps.output.json({**key_answer(stored).model_dump(), "key": key})
+        deps.output.json(key)
         return
-    deps.output.data(key)
-    deps.output.words(f"created key {stored.id}; it is not shown again")
+    deps.output.data(key["key"])
+    deps.output.words(f"created key {key['id']}; it is not shown again")
 
 
 async def _revoke(args: Args, deps: Deps, settings: Settings) -> None:
@@ -154,13 +173,18 @@ async def _revoke(args: Args, deps: Deps, settings: Settings) -> None:
 
     async with open_database(settings) as database:
         key = await revoke_key(database, args.name or "", by=None, request_id=None)
+    show_revoked(key_answer(key).model_dump(), args, deps)
+
+
+def show_revoked(key: Mapping[str, Any], args: Args, deps: Deps) -> None:
+    """Print a key that was revoked."""
     if args.json:
-        deps.output.json(key_answer(key).model_dump())
+        deps.output.json(key)
     else:
-        deps.output.words(f"revoked key {key.id} ({key.name})")
+        deps.output.words(f"revoked key {key['id']} ({key['name']})")
 
 
-def _state(key: dict[str, Any]) -> str:
+def _state(key: Mapping[str, Any]) -> str:
     if key["revoked_at"] is not None:
         return f"revoked {key['revoked_at']:%Y-%m-%d}"
     return "valid" if key["expires_at"] is None else f"until {key['expires_at']:%Y-%m-%d %H:%M} UTC"

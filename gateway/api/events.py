@@ -62,13 +62,17 @@ async def read_events(
     wanted = _types(types)
     # A browser that connects again sends the header, and the URL's number is older.
     position = after if last_event_id is None else _number(last_event_id)
-    await hub.newest(chat_key)  # an outage of the database is an error, not an empty stream
-    stream = hub.stream(chat_key, after=position, types=wanted, with_live=live)
-    return EventSourceResponse(_frames(stream), ping=_PING_SECONDS, send_timeout=_SEND_SECONDS)
+    newest = await hub.newest(chat_key)  # an outage of the database is an error, not an empty stream
+    begin = newest if position is None else position
+    stream = hub.stream(chat_key, after=begin, types=wanted, with_live=live)
+    return EventSourceResponse(
+        _frames(stream, min(begin, newest)), ping=_PING_SECONDS, send_timeout=_SEND_SECONDS
+    )
 
 
-async def _frames(stream: AsyncGenerator[StreamEvent, None]) -> AsyncIterator[bytes]:
-    yield _RETRY
+async def _frames(stream: AsyncGenerator[StreamEvent, None], begin: int) -> AsyncIterator[bytes]:
+    # The position of the reader, so that it misses nothing when it loses the connection before an event.
+    yield b"id: %d\r\n%s" % (begin, _RETRY)
     try:
         async with aclosing(stream) as events:
             async for event in events:

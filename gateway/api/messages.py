@@ -24,6 +24,7 @@ from nekro_agent.errors import NotFoundError
 from nekro_agent.ports import IncomingMessage
 from nekro_client.models import Message, Page, PostedMessage, Reset
 from workers.composition import Services
+from workers.rounds.stop import StoppedRounds
 
 __all__ = ["MOST_WAIT_SECONDS", "router"]
 
@@ -111,14 +112,29 @@ async def reset(chat_key: ChatKey, services: ServicesDep, identity: IdentityDep,
     identity.require(Scope.POST, chat_key=chat_key)
 
     async def work() -> Reset:
-        stopped = await services.reset_chat(chat_key)
-        return Reset(
-            cancelled=[stopped_round(row) for row in stopped.cancelled],
-            stopped=[stopped_round(row) for row in stopped.stopped],
-            still_running=[stopped_round(row) for row in stopped.still_running],
-        )
+        return _stopped(await services.reset_chat(chat_key))
 
     return await once.run(work)
+
+
+@router.post("/chats/{chat_key}/cancel")
+async def cancel(
+    chat_key: ChatKey,
+    services: ServicesDep,
+    identity: IdentityDep,
+    wait: Annotated[float, Query(ge=0, le=60, description="seconds until it has stopped")] = 10,
+) -> Reset:
+    """Cancel the waiting rounds of a chat and stop its running one."""
+    identity.require(Scope.POST, chat_key=chat_key)
+    return _stopped(await services.stopper.stop(chat_key, reason="cancelled on request", wait_seconds=wait))
+
+
+def _stopped(rounds: StoppedRounds) -> Reset:
+    return Reset(
+        cancelled=[stopped_round(row) for row in rounds.cancelled],
+        stopped=[stopped_round(row) for row in rounds.stopped],
+        still_running=[stopped_round(row) for row in rounds.still_running],
+    )
 
 
 async def _with_turn(
