@@ -66,7 +66,6 @@ COMMANDS: Final = (
         name="exec",
         summary="run a file in the sandbox, as code of the LLM runs",
         own_codes=True,
-        reach="fleet",
     ),
     Command(name="call", summary="call one plugin method through the queue"),
     Command(name="command", summary="run a command of a plugin, or answer one; list them"),
@@ -79,7 +78,6 @@ COMMANDS: Final = (
     Command(
         name="jobs",
         summary="list, watch and cancel background jobs, downloads and detached calls",
-        reach="fleet",
     ),
     Command(name="files", summary="list, get and put the files of a chat"),
     Command(name="timers", summary="list, pause, resume and delete timers"),

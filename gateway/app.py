@@ -23,6 +23,8 @@ from gateway.dependencies import identity_of
 from gateway.openai import router as openai_router
 from gateway.plugins import proxy, webhooks
 from gateway.plugins.proxy import PluginProxy
+from gateway.dependencies import identity_of
+from gateway.openai import router as openai_router
 from gateway.streams.hub import EventHub
 from gateway.web.limits import BodyLimit
 from gateway.web.middleware import Entrance, RequestContext

@@ -88,7 +88,7 @@ def operation(
     headers = {"accept": "application/json"}
     content = None
     if body is not None:
-        plain = body.model_dump(mode="json", exclude_unset=True) if isinstance(body, BaseModel) else body
+        plain = body.model_dump(mode="json", exclude_none=True) if isinstance(body, BaseModel) else body
         content = json.dumps(plain, ensure_ascii=False, allow_nan=False).encode()
         headers["content-type"] = "application/json"
     if upload is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from nekro_agent.errors import LLMError
-from nekro_client.models import FilePart, ImagePart, Message, Round, Turn, TurnState
+from nekro_client.models import Call, FilePart, ImagePart, Message, Round, Turn, TurnState
 
-__all__ = ["describe_message", "describe_round", "failure_of"]
+__all__ = ["describe_call", "describe_message", "describe_round", "failure_of"]
 
 
 def describe_message(message: Message) -> dict[str, Any]:
@@ -25,13 +25,14 @@ def describe_message(message: Message) -> dict[str, Any]:
     }
 
 
+def describe_call(call: Call) -> dict[str, Any]:
+    """Return one call of a round or run as commands print it."""
+    told = call.model_dump(mode="json", exclude={"error", "state", "attempts", "arguments", "value"})
+    return told | {"error": call.error and f"{call.error.code}: {call.error.text}"}
+
+
 def describe_round(entry: Round, turn: Turn) -> dict[str, Any]:
     """Return one round as ``nekro history --trace --json`` prints it; what the API does not tell is None."""
-    calls = [
-        call.model_dump(mode="json", exclude={"error", "state", "arguments", "value"})
-        | {"error": call.error and f"{call.error.code}: {call.error.text}"}
-        for call in entry.calls
-    ]
     told = entry.model_dump(exclude={"cause", "calls", "error"})
     unknown = ("user", "merged_into", "answered_at", "cancel_requested_at", "prompt_chars", "observation")
     return {
@@ -41,7 +42,7 @@ def describe_round(entry: Round, turn: Turn) -> dict[str, Any]:
         "trigger": entry.cause.kind,
         "trigger_id": entry.cause.id,
         "error": entry.error and entry.error.text,
-        "calls": calls,
+        "calls": [describe_call(call) for call in entry.calls],
     }
 
 

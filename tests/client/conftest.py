@@ -1,8 +1,110 @@
-"""Helpers of the client's tests."""
+"""A fleet with workers, a language model by script, and a gateway, for the client and for commands."""
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+from waiting import WAIT_SECONDS
+from worker_fleet import Fleet, build_fleet
+
+PLUGIN = '''
+from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
+from nekro_agent.api.schemas import AgentCtx
+from nekro_agent.api.message import send_text
+
+plugin = NekroPlugin("Desk", "desk", "Answers", "1.0", "tests", "")
+
+
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "add")
+async def add(_ctx: AgentCtx, first: int, second: int = 1) -> int:
+    """Add two numbers."""
+    return first + second
+
+
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "fail")
+async def fail(_ctx: AgentCtx) -> None:
+    """Fail."""
+    raise ValueError("on purpose")
+
+
+@plugin.mount_sandbox_method(SandboxMethodType.BEHAVIOR, "say")
+async def say(_ctx: AgentCtx, text: str) -> str:
+    """Say a text."""
+    await send_text(_ctx.chat_key, text, _ctx)
+    return "said"
+'''
+SCRIPT = r"""
+- when: 'wait long'
+  answer: |
+    ```python
+    import time
+    time.sleep(60)
+    ```
+- when: 'say (\w+)'
+  answer: |
+    ```python
+    say("you said ${1}")
+    print(add(1, second=2))
+    ```
+- when: 'hello|more|tool|said'
+  answer: ''
+"""
+
+
+@contextmanager
+def running_gateway(fleet: Fleet, *options: str) -> Iterator[str]:
+    """A `nekro gateway` process; yields its URL."""
+    process = fleet.command("gateway", "--json", *(options or ("--port", "0")))
+    assert process.stdout is not None and process.stderr is not None
+    try:
+        line = process.stdout.readline()
+        while line and not line.rstrip().endswith("}"):
+            line += process.stdout.readline()
+        assert line, process.stderr.read()
+        yield json.loads(line)["url"]
+    finally:
+        process.terminate()
+        try:
+            process.communicate(timeout=WAIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            raise
+
+
+@pytest.fixture(scope="module")
+def fleet(redis_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Workers of all lanes with one plugin."""
+    directory = tmp_path_factory.mktemp("fleet")
+    (directory / "plugins").mkdir()
+    (directory / "plugins" / "desk.py").write_text(PLUGIN, "utf-8")
+    script = directory / "script.yaml"
+    script.write_text(SCRIPT, "utf-8")
+    built = build_fleet(
+        directory,
+        redis_server.url,
+        f"sqlite:///{directory / 'nekro.db'}",
+        plugins={"dirs": (directory / "plugins",), "load_shipped": False},
+        llm={"script": script},
+        agent={"debounce_seconds": 0},
+    )
+    built.start("methods", "rounds")
+    yield built
+    built.stop()
+
+
+@pytest.fixture(scope="module")
+def gateway_url(fleet: Fleet) -> Iterator[str]:
+    """A gateway of the fleet."""
+    with running_gateway(fleet) as url:
+        yield url

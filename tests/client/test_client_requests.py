@@ -89,7 +89,7 @@ def test_a_post_that_fails_in_passing_is_repeated_with_its_idempotency_key(run: 
     first = server.requests[0]
     assert first.path == "/api/v1/chats/web%201%2F%C3%A4/messages"
     assert first.headers["authorization"] == "Bearer nk_a_b"
-    assert json.loads(first.body) == {"text": "hello", "user_id": "ada", "to_agent": True}
+    assert json.loads(first.body) == {"text": "hello", "parts": [], "user_id": "ada", "to_agent": True}
 
 
 def test_two_messages_have_different_idempotency_keys_unless_one_is_given(run: Any) -> None:
