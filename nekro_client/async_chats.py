@@ -103,7 +103,7 @@ class AsyncChat:
     async def last_event_number(self) -> int:
         """Return the number of the chat's newest event, for ``events(after=…)``; 0 if it has none."""
         cursor = EventCursor(self.key, after=None, live=False, give_up_seconds=None)
-        backoff = Backoff()
+        backoff = Backoff(self._connection.retry_seconds)
         while True:
             try:
                 with connecting(cursor.path):
@@ -245,7 +245,9 @@ class AsyncFiles:
     async def read(self, file_id: str, *, start: int = 0, end: int | None = None) -> bytes:
         """Return the content of a file, or its bytes from ``start`` and before ``end``."""
         buffer = BytesIO()
-        await self._fetch(file_id, Download(buffer, start=start, end=end))
+        await self._fetch(
+            file_id, Download(buffer, start=start, end=end, retry_seconds=self._connection.retry_seconds)
+        )
         return buffer.getvalue()
 
     async def download(self, file_id: str, target: Path | str | BinaryIO) -> int:
@@ -257,11 +259,11 @@ class AsyncFiles:
             OSError: the target exists already, or cannot be written.
         """
         if not isinstance(target, (Path, str)):
-            return await self._fetch(file_id, Download(target))
+            return await self._fetch(file_id, Download(target, retry_seconds=self._connection.retry_seconds))
         path = Path(target)
         file = await asyncio.to_thread(path.open, "xb")
         try:
-            return await self._fetch(file_id, Download(file))
+            return await self._fetch(file_id, Download(file, retry_seconds=self._connection.retry_seconds))
         except BaseException:
             await asyncio.shield(asyncio.to_thread(path.unlink, missing_ok=True))
             raise

@@ -103,7 +103,7 @@ class Chat:
     def last_event_number(self) -> int:
         """Return the number of the chat's newest event, for ``events(after=…)``; 0 if it has none."""
         cursor = EventCursor(self.key, after=None, live=False, give_up_seconds=None)
-        backoff = Backoff()
+        backoff = Backoff(self._connection.retry_seconds)
         while True:
             try:
                 with connecting(cursor.path):
@@ -244,7 +244,9 @@ class Files:
     def read(self, file_id: str, *, start: int = 0, end: int | None = None) -> bytes:
         """Return the content of a file, or its bytes from ``start`` and before ``end``."""
         buffer = BytesIO()
-        self._fetch(file_id, Download(buffer, start=start, end=end))
+        self._fetch(
+            file_id, Download(buffer, start=start, end=end, retry_seconds=self._connection.retry_seconds)
+        )
         return buffer.getvalue()
 
     def download(self, file_id: str, target: Path | str | BinaryIO) -> int:
@@ -256,11 +258,11 @@ class Files:
             OSError: the target exists already, or cannot be written.
         """
         if not isinstance(target, (Path, str)):
-            return self._fetch(file_id, Download(target))
+            return self._fetch(file_id, Download(target, retry_seconds=self._connection.retry_seconds))
         path = Path(target)
         with path.open("xb") as file:
             try:
-                return self._fetch(file_id, Download(file))
+                return self._fetch(file_id, Download(file, retry_seconds=self._connection.retry_seconds))
             except BaseException:
                 path.unlink(missing_ok=True)
                 raise

@@ -25,6 +25,7 @@ from nekro_client.models import (
     RunBody,
     Worker,
 )
+from nekro_client.operations import RETRY_SECONDS
 from nekro_client.work import DeadLetters, Jobs, Keys, Timers, Turns
 
 __all__ = ["AsyncClient", "Client"]
@@ -42,6 +43,7 @@ class Client:
         url: str | None = None,
         key: str | None = None,
         *,
+        retry_seconds: float = RETRY_SECONDS,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         """Connect on first use.
@@ -49,12 +51,13 @@ class Client:
         Args:
             url: of the gateway, as ``https://agent.example.org``; None reads ``NEKRO_URL``.
             key: ``nk_…``; None reads ``NEKRO_KEY``; "" sends none, which a gateway on this host permits.
+            retry_seconds: how long a request that fails in passing is repeated; 0: not at all.
             transport: for tests and special networks; None is httpx's.
 
         Raises:
             ClientError: there is no URL, or it is not one of HTTP.
         """
-        self._connection = Connection(url, key, transport)
+        self._connection = Connection(url, key, retry_seconds=retry_seconds, transport=transport)
         self.turns = Turns(self._connection)
         self.jobs = Jobs(self._connection)
         self.timers = Timers(self._connection)
@@ -167,6 +170,7 @@ class AsyncClient:
         url: str | None = None,
         key: str | None = None,
         *,
+        retry_seconds: float = RETRY_SECONDS,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         """Connect on first use.
@@ -174,12 +178,13 @@ class AsyncClient:
         Args:
             url: of the gateway, as ``https://agent.example.org``; None reads ``NEKRO_URL``.
             key: ``nk_…``; None reads ``NEKRO_KEY``; "" sends none, which a gateway on this host permits.
+            retry_seconds: how long a request that fails in passing is repeated; 0: not at all.
             transport: for tests and special networks; None is httpx's.
 
         Raises:
             ClientError: there is no URL, or it is not one of HTTP.
         """
-        self._connection = AsyncConnection(url, key, transport)
+        self._connection = AsyncConnection(url, key, retry_seconds=retry_seconds, transport=transport)
         self.turns = AsyncTurns(self._connection)
         self.jobs = AsyncJobs(self._connection)
         self.timers = AsyncTimers(self._connection)

@@ -22,8 +22,16 @@ T = TypeVar("T")
 class Connection:
     """A pool of connections to one gateway."""
 
-    def __init__(self, url: str | None, key: str | None, transport: httpx.BaseTransport | None) -> None:
+    def __init__(
+        self,
+        url: str | None,
+        key: str | None,
+        *,
+        retry_seconds: float,
+        transport: httpx.BaseTransport | None,
+    ) -> None:
         """Connect on first use; for the arguments see ``Client``."""
+        self.retry_seconds = retry_seconds
         base, headers = connection_options(url, key)
         self.http = httpx.Client(base_url=base, headers=headers, transport=transport)
 
@@ -39,7 +47,7 @@ class Connection:
             UnreachableError: no answer came.
             InvalidAnswerError: what came is no answer of a gateway.
         """
-        backoff = Backoff()
+        backoff = Backoff(self.retry_seconds)
         while True:
             try:
                 return operation.parse(self._attempt(operation))
@@ -80,8 +88,16 @@ class Connection:
 class AsyncConnection:
     """A pool of connections to one gateway."""
 
-    def __init__(self, url: str | None, key: str | None, transport: httpx.AsyncBaseTransport | None) -> None:
+    def __init__(
+        self,
+        url: str | None,
+        key: str | None,
+        *,
+        retry_seconds: float,
+        transport: httpx.AsyncBaseTransport | None,
+    ) -> None:
         """Connect on first use; for the arguments see ``AsyncClient``."""
+        self.retry_seconds = retry_seconds
         base, headers = connection_options(url, key)
         self.http = httpx.AsyncClient(base_url=base, headers=headers, transport=transport)
 
@@ -97,7 +113,7 @@ class AsyncConnection:
             UnreachableError: no answer came.
             InvalidAnswerError: what came is no answer of a gateway.
         """
-        backoff = Backoff()
+        backoff = Backoff(self.retry_seconds)
         while True:
             try:
                 return operation.parse(await self._attempt(operation))

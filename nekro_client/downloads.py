@@ -15,12 +15,14 @@ __all__ = ["Download"]
 class Download:
     """Writes one file into a stream; a cut connection goes on where it ended."""
 
-    def __init__(self, target: BinaryIO, *, start: int = 0, end: int | None = None) -> None:
+    def __init__(
+        self, target: BinaryIO, *, retry_seconds: float, start: int = 0, end: int | None = None
+    ) -> None:
         """Take where to write and which bytes to fetch: from ``start``, before ``end`` (None: to the end)."""
         self._target = target
         self._start, self._end = start, end
         self._etag: str | None = None
-        self._backoff = Backoff()
+        self._backoff = Backoff(retry_seconds)
         #: Bytes written so far.
         self.size_bytes = 0
 

