@@ -14,17 +14,13 @@ from broker_config.settings import GatewaySettings, Settings
 from gateway import problems
 from gateway.access.keys import require_key
 from gateway.access.rates import Rates
-from gateway.api import ROUTERS, links, probes
-from gateway.adapters import sse
 from gateway.adapters import questions, sse
 from gateway.adapters.sse import SseAdapter
-from gateway.api import ROUTERS, probes
+from gateway.api import ROUTERS, links, probes
 from gateway.dependencies import identity_of
 from gateway.openai import router as openai_router
 from gateway.plugins import proxy, webhooks
 from gateway.plugins.proxy import PluginProxy
-from gateway.dependencies import identity_of
-from gateway.openai import router as openai_router
 from gateway.streams.hub import EventHub
 from gateway.web.limits import BodyLimit
 from gateway.web.middleware import Entrance, RequestContext

@@ -80,14 +80,6 @@ PARTS = {
     "gateway": {
         "web": ("*",),
         "access": ("*",),
-        "api": ("*", "web", "access"),
-        "plugins": ("*", "web"),
-        "adapters": ("*", "web"),
-        "webhooks": ("*", "web"),
-    },
-    "gateway": {
-        "web": ("*",),
-        "access": ("*",),
         "streams": ("*",),
         "api": ("*", "web", "access", "streams"),
         "openai": ("*", "api", "streams"),

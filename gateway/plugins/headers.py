@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from starlette.datastructures import Headers
+import httpx
 from starlette.types import Scope
 
 from broker_config.settings import PluginAccess
@@ -66,7 +66,7 @@ def request_headers(scope: Scope, access: PluginAccess, *, prefix: str) -> RawHe
     return kept
 
 
-def response_headers(headers: Headers, access: PluginAccess) -> RawHeaders:
+def response_headers(headers: httpx.Headers, access: PluginAccess) -> RawHeaders:
     """Return the headers of a plugin's answer for its client."""
     raw = headers.raw
     gone = _gone(raw) | _OF_ORIGIN

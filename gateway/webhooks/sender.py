@@ -169,7 +169,7 @@ class WebhookSender:
             log.bind(error=error).warning("webhook_not_delivered")
 
     def _pause(self, attempts: int) -> float:
-        seconds = self._settings.webhook_retry_seconds * _BACK_OFF ** (attempts - 1)
+        seconds: float = self._settings.webhook_retry_seconds * _BACK_OFF ** (attempts - 1)
         return min(seconds, _LONGEST_PAUSE_SECONDS) * random.uniform(1, 1.2)  # noqa: S311 - spreads retries
 
 
