@@ -70,7 +70,7 @@ async def measure(
         settings = _settings(directory, server.url, database_url)
         async with _gateway(settings, directory) as (port, child):
             found = await _read(settings, port, readers=readers, chats=chats, events=events, rate=per_second)
-            found["gateway_peak_mb"] = round((peak_bytes(child.pid) or 0) / 1e6)
+            found["gateway_peak_mb"] = round((peak_bytes([child.pid]) or 0) / 1e6)
         found["machine"] = describe_machine(server.version)
         return found
 

@@ -18,13 +18,16 @@ from gateway.streams.channel import RING, Channel, Reader
 from gateway.streams.events import StreamEvent, stream_event
 from gateway.streams.watch import EventWatch
 from nekro_agent.durations import FRESH_SECONDS, RETRY_SECONDS
-from nekro_agent.errors import StorageError
+from nekro_agent.errors import OverloadedError, StorageError
 from storage.repositories.events import ChatEvent
 from workers.composition import Services
+from workers.leases.keeping import survived
 
 __all__ = ["EventHub", "SlowReaderError"]
 
 T = TypeVar("T")
+#: Open streams of one process; each takes about 100 KB.
+_MOST_READERS: Final = 10_000
 #: Rows of one reading.
 _PAGE: Final = 200
 #: Readings at a time: readers that connect again together must not take every database connection.
@@ -46,6 +49,7 @@ class EventHub:
         self._publisher = services.publisher
         self._watch = EventWatch(services, on_added=self.announced, on_live=self._live)
         self._channels: dict[str, Channel] = {}
+        self._readers = 0
         self._readings = asyncio.Semaphore(_READINGS)
         self._checking: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -81,7 +85,18 @@ class EventHub:
     @property
     def readers(self) -> int:
         """Number of open streams."""
-        return sum(len(channel.readers) for channel in self._channels.values())
+        return self._readers
+
+    def require_room(self) -> None:
+        """Return if one more stream may be opened.
+
+        Raises:
+            OverloadedError: the process has as many as it may have.
+        """
+        if self.readers >= _MOST_READERS:
+            raise OverloadedError(
+                f"this gateway has {_MOST_READERS} open streams; close some, or connect to another gateway"
+            )
 
     async def stream(
         self,
@@ -160,11 +175,13 @@ class EventHub:
             self.announced(chat_key, newest)
         reader = Reader(position=position)
         channel.readers.add(reader)
+        self._readers += 1
         self._watch.need(True)
         try:
             yield channel, reader
         finally:
             channel.readers.discard(reader)
+            self._readers -= 1
             if not channel.readers and self._channels.get(chat_key) is channel:
                 del self._channels[chat_key]
                 if channel.reading is not None:
@@ -211,11 +228,11 @@ class EventHub:
             await asyncio.sleep(FRESH_SECONDS)
             keys = list(self._channels)
             for begin in range(0, len(keys), _CHECKED):
-                try:
-                    async with self._database.read() as transaction:
-                        found = await transaction.events.newest_numbers(keys[begin : begin + _CHECKED])
-                except StorageError as exc:
-                    logger.bind(error=str(exc)).warning("events_not_checked")
-                    break
-                for chat_key, number in found.items():
-                    self.announced(chat_key, number)
+                with survived("events_not_checked"):
+                    await self._check(keys[begin : begin + _CHECKED])
+
+    async def _check(self, chat_keys: Collection[str]) -> None:
+        async with self._database.read() as transaction:
+            found = await transaction.events.newest_numbers(chat_keys)
+        for chat_key, number in found.items():
+            self.announced(chat_key, number)

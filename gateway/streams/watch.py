@@ -81,6 +81,9 @@ class EventWatch:
                 logger.bind(error=str(exc)).warning("event_announcements_not_received")
             self._is_up = False
             return RETRY_SECONDS
+        except Exception:  # the subscription must go on; readers look by themselves meanwhile
+            logger.exception("event_announcements_not_received")
+            return RETRY_SECONDS
         self._is_up = True
         for event in events:
             self._pass_on(event)

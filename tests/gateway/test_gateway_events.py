@@ -17,6 +17,7 @@ from worker_fleet import Fleet
 
 from gateway.app import create_app
 from gateway.streams import channel as channels
+from gateway.streams import hub as hubs
 from gateway.streams.hub import EventHub, SlowReaderError
 from gateway.streams.turns import turn_end, turn_events
 from nekro_agent.errors import NotFoundError
@@ -260,6 +261,19 @@ async def test_the_end_of_the_hub_ends_its_streams(services: Services, chat: str
     await eventually(lambda: hub.readers == 1, what="the reader")
     await hub.close()
     assert await reading is None
+
+
+async def test_a_gateway_refuses_more_streams_than_it_may_have(
+    fleet: Fleet, chat: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hubs, "_MOST_READERS", 1)
+    app = create_app(fleet.settings)
+    async with served(app) as client:
+        async with client.stream("GET", path(chat)):
+            await eventually(lambda: app.state.hub.readers == 1, what="the reader")
+            refused = await client.get(path(chat))
+        assert (refused.status_code, refused.json()["code"]) == (503, "overloaded")
+        await eventually(lambda: app.state.hub.readers == 0, what="the end of the stream")
 
 
 @pytest.mark.parametrize(
