@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 from base64 import b64encode
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,22 @@ async def test_an_answer_without_streaming_is_read() -> None:
     assert (answer.text, answer.prompt_tokens, answer.tries) == ("print(1)", 1000, 1)
     assert "stream" not in server.seen[0].body
     assert (server.seen[0].body["temperature"], server.seen[0].body["max_tokens"]) == (0.5, 99)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_pieces_are_passed_on_with_the_number_of_their_try(streams: bool) -> None:
+    pieces: list[tuple[int, str]] = []
+    request = replace(REQUEST, on_delta=lambda number, text: pieces.append((number, text)))
+    good = stream("print", "(2)") if streams else complete("print(2)")
+    async with ChatServer([stream("print(", cut=True) if streams else refuse(500), good]) as server:
+        client = OpenAIClient(settings_for(server.base_url, stream=streams), backoff_seconds=0.001)
+        answer = await client.complete(request)
+        await client.close()
+    assert answer.text == "print(2)"
+    if streams:
+        assert pieces == [(1, "print("), (2, "print"), (2, "(2)")]
+    else:
+        assert pieces == [(2, "print(2)")]
 
 
 async def test_a_truncated_answer_is_marked_as_cut() -> None:

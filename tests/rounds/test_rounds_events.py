@@ -293,6 +293,41 @@ async def test_events_of_a_batch_whose_commit_is_in_doubt_are_recorded_once(
     }
 
 
+async def test_answer_and_output_are_published_while_they_come(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, dict[str, Any]]] = []
+
+    def live(chat_key: str, event: dict[str, Any]) -> bool:
+        seen.append((chat_key, event))
+        return True
+
+    async def answer(request: LLMRequest) -> str:
+        assert request.on_delta is not None
+        request.on_delta(1, "pri")
+        request.on_delta(2, "print(1")
+        request.on_delta(2, ")")
+        return 'print("early")\nhold("it")'
+
+    monkeypatch.setattr(bench.services.publisher, "live", live)
+    await bench.say(CHAT, "hello")
+    work = asyncio.create_task(bench.drain(Model(answer, SAY)).drain(CHAT))
+    await eventually(lambda: any(event["type"] == "output.chunk" for _, event in seen), what="the output")
+    (running,) = await bench.rounds(CHAT)
+    assert running.state.value == "running"
+    await bench.services.stopper.stop(CHAT, reason="enough", wait_seconds=30)
+    await work
+    assert {(chat, event["turn_id"], event["round_id"]) for chat, event in seen} == {
+        (CHAT, running.id, running.id)
+    }
+    deltas = [event["data"] for _, event in seen if event["type"] == "model.delta"]
+    assert [data["try"] for data in deltas] == sorted(data["try"] for data in deltas)
+    assert "".join(data["text"] for data in deltas if data["try"] == 2) == "print(1)"
+    output = [event["data"] for _, event in seen if event["type"] == "output.chunk"]
+    assert output[0]["offset"] == 0
+    assert "".join(data["text"] for data in output) == "early\n"
+
+
 async def test_live_text_is_bounded_and_says_where_it_belongs() -> None:
     seen: list[dict[str, Any]] = []
     text = LiveText(seen.append, seconds=0.01)
