@@ -51,7 +51,7 @@ class _Reader:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
             if b" 200 " not in head[:20]:
-                raise SystemExit(f"the gateway answered {head!r}")
+                raise SystemExit(f"the gateway answered {head!r} {await reader.read(500)!r}")
             opened.release()
             while data := await reader.readuntil(b"\r\n\r\n"):
                 for found in _NUMBER.findall(data):

@@ -63,7 +63,9 @@ async def read_events(
     # A browser that connects again sends the header, and the URL's number is older.
     position = after if last_event_id is None else _number(last_event_id)
     hub.require_room()
-    newest = await hub.newest(chat_key)  # an outage of the database is an error, not an empty stream
+    newest = await hub.newest(
+        chat_key, after=position
+    )  # an outage of the database is an error, not an empty stream
     begin = newest if position is None else position
     stream = hub.stream(chat_key, after=begin, types=wanted, with_live=live)
     return EventSourceResponse(

@@ -118,7 +118,7 @@ class EventHub:
             SlowReaderError: the reader did not take its events.
             StorageUnavailableError: the database did not answer when the stream began.
         """
-        newest = await self.newest(chat_key)
+        newest = await self.newest(chat_key, after=after)
         position = newest if after is None else min(max(0, after), newest)
         with self._reading(chat_key, newest, position) as (channel, reader):
             has_reached_ring = False
@@ -204,14 +204,21 @@ class EventHub:
         async with self._readings, self._database.read() as transaction:
             return await transaction.events.after(chat_key, number=after, limit=_PAGE)
 
-    async def newest(self, chat_key: str) -> int:
+    async def newest(self, chat_key: str, *, after: int | None = None) -> int:
         """Return the number of a chat's newest event; 0 when it has none.
+
+        It is read from the database unless the chat has readers here that are at ``after`` or beyond: of
+        many clients that connect again together, one per chat makes a query.
 
         Raises:
             StorageUnavailableError: the database does not answer.
         """
-        async with self._database.read() as transaction:
-            return (await transaction.events.newest_numbers([chat_key])).get(chat_key, 0)
+        async with self._readings:
+            channel = self._channels.get(chat_key)
+            if channel is not None and (after is None or after <= channel.newest):
+                return channel.newest
+            async with self._database.read() as transaction:
+                return (await transaction.events.newest_numbers([chat_key])).get(chat_key, 0)
 
     async def _patiently(self, read: Callable[[str, int], Awaitable[T]], chat_key: str, after: int) -> T:
         """Read, also through an outage of the database: its readers keep their connections."""
