@@ -37,6 +37,7 @@ from messaging.call_messages import CallMessage
 from messaging.delivery.transport import DELIVERIES_HEADER
 from messaging.publishing import encode_message
 from storage.engine import Database
+from storage.repositories.events import NewEvent
 from storage.repositories.jobs import NewJob
 
 pytestmark = pytest.mark.timeout(240)
@@ -346,24 +347,36 @@ def test_nekro_up_forwards_the_output_of_workers_line_by_line_and_escaped(tmp_pa
     assert not [line for line in lines if line.startswith(("2026-01-01", "{", "error"))]
 
 
-def test_tail_shows_a_forged_event_on_one_line(fleet: Fleet) -> None:
+def test_tail_shows_hostile_events_on_one_line_and_no_forged_ones(fleet: Fleet) -> None:
+    events = (
+        NewEvent(type="message.sent", data={"text": HOSTILE, "sender_name": HOSTILE}),
+        NewEvent(
+            type="round.ended",
+            data={"number": HOSTILE, "state": HOSTILE, "worker": HOSTILE, "error": {"text": HOSTILE}},
+        ),
+    )
     for options in ((), ("--json",)):
         process = fleet.command("tail", CHAT, "--count", "2", "--seconds", "30", *options)
         assert process.stderr is not None
         assert "watching" in process.stderr.readline()
-        publish(
-            fleet.settings,
-            "odd\x1b]0;t\x07\rname",
-            {"text": HOSTILE, "event": "round.ended", "chat_key": "victim"},
-        )
-        publish(fleet.settings, "round.ended", {"number": HOSTILE, "state": HOSTILE, "worker": HOSTILE})
+        publish(fleet.settings, "odd\x1b]0;t\x07\rname", {"text": HOSTILE, "chat_key": "victim"})
+        publish(fleet.settings, "events.added", {"number": HOSTILE, "chat_key": "victim"})
+        asyncio.run(add_events(fleet.settings, *events))
         out, err = process.communicate(timeout=SECONDS)
         assert [spelling for spelling in (*OBEYED, "\x1b", "\r") if spelling in out + err] == []
         assert len(out.splitlines()) == 2
         if options:
             first, second = map(json.loads, out.splitlines())
-            assert (first["chat_key"], first["text"]) == (CHAT, HOSTILE)
-            assert (second["event"], second["number"]) == ("round.ended", HOSTILE)
+            assert (first["chat_key"], first["data"]["text"]) == (CHAT, HOSTILE)
+            assert (second["type"], second["data"]["number"]) == ("round.ended", HOSTILE)
+
+
+async def add_events(settings: Settings, *events: NewEvent) -> None:
+    database = Database(settings.database, settings.data_dir)
+    async with database.begin() as transaction:
+        await transaction.chats.ensure(CHAT)
+        transaction.events.add(CHAT, *events)
+    await database.dispose()
 
 
 def publish(settings: Settings, name: str, body: dict[str, Any]) -> None:
