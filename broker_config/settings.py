@@ -506,11 +506,11 @@ class GatewaySettings(_Group):
 
     host: str = Field(
         "127.0.0.1",
-        description="Address to listen on. One that other hosts reach needs a key (`nekro keys create`).",
+        description="Address to listen on. One that other hosts reach needs a key (`nekro keys`).",
     )
     port: int = Field(8600, ge=0, le=65535, description="Port to listen on; 0 chooses a free one.")
     socket: Path | None = Field(
-        None, description="Unix socket to listen on instead of a port; needs a key (`nekro keys create`)."
+        None, description="Unix socket to listen on instead of a port; needs a key (`nekro keys`)."
     )
     allowed_hosts: CommaList = Field(
         (),

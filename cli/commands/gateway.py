@@ -26,11 +26,11 @@ _EPILOG = """\
 examples:
   nekro gateway
   nekro gateway --port 8700 --json
-  nekro keys create site --scope read --scope post && nekro gateway --host 0.0.0.0
-  nekro gateway --check
+  nekro gateway --host 0.0.0.0 --port 8700
+  nekro gateway --check --port 8700
 
 Without any key it serves this machine only, with full rights, and refuses any other address and every Unix
-socket. From the first key on (`nekro keys create`) every request needs one. Any number of gateways may run
+socket. From the first key on (`nekro keys`) every request needs one. Any number of gateways may run
 beside each other. `--json` prints {url, pid} in one line when it is ready.
 SIGTERM or Ctrl-C stops gracefully: streams end, running requests end first. A second one stops at once.
 """

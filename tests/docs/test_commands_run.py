@@ -422,6 +422,8 @@ def world(redis_server: RedisServer, model_url: str) -> Iterator[World]:
 JOB = "6f1c9a0e5d0b4b6f9a7c2f4f7f3b8a11"
 DEAD = "5f0c…"
 TIMER = "7f3a"
+#: The key of an example.
+KEY = "4be1c5f0a2d9e781"
 HEX = r"[0-9a-f]{32}"
 
 
@@ -563,6 +565,16 @@ def flower_wants_its_password(scene: Scene, _: Running) -> None:
     assert "Flower" in scene.ask("/", password="ada:secret")
 
 
+def gateway_answers(scene: Scene, _: Running) -> None:
+    assert json.loads(scene.ask("/readyz")) == {"ok": True}
+
+
+def make_a_key(scene: Scene) -> Changes:
+    """Make the key that an example revokes."""
+    made = json.loads(scene.nekro("keys", "create", "site", "--scope", "read", "--chats", "site-*", "--json"))
+    return {KEY: made["id"]}
+
+
 def metrics_are_served(scene: Scene, _: Running) -> None:
     assert 'nekro_lane_workers{lane="methods"} 1' in scene.ask("/metrics")
 
@@ -634,6 +646,23 @@ EXPECTED = {
     "NEKRO_DATA_DIR=/srv/nekro NEKRO_PLUGINS__DIRS=/srv/plugins nekro up": Expected(
         err="ready: methods-1", stop=TERM, after=files_are_there("srv/nekro/nekro.db"),
     ),
+    "nekro up --gateway-port 0": Expected(
+        err="ready: methods-1, long-1, rounds-1; Ctrl-C", stop=CTRL_C, without=ALONE
+    ),
+    "nekro gateway": Expected(err="^HTTP API on http://127", beside=gateway_answers, stop=CTRL_C),
+    "nekro gateway --port 8700 --json": Expected(out='"url": "http://127', stop=TERM),
+    "nekro gateway --host 0.0.0.0 --port 8700": Expected(
+        err="^HTTP API on http://127", beside=gateway_answers, stop=TERM
+    ),
+    "nekro gateway --check --port 8700": Expected(err="no gateway answers", code=13),
+    "nekro keys": Expected(before=make_a_key, out="site .*read"),
+    "nekro keys list --json": Expected(before=make_a_key, out='"chats": "site-'),
+    "nekro keys create site --scope read --scope post --chats 'site-*'": Expected(
+        out="^nk_", err="^created key "
+    ),
+    "nekro keys create ada --scope read --scope post --user-id ada --rate 60 --cost-per-day 0.5 --days 90":
+        Expected(out="^nk_", err="^created key "),
+    f"nekro keys revoke {KEY}": Expected(before=make_a_key, err="^revoked key "),
     "nekro worker --lane methods": Expected(err=r"methods-\d+@\S+ ready", stop=TERM),
     "NEKRO_BROKER__URL=redis://queue:6379/0 nekro worker --lane long --concurrency 2": Expected(
         err=r"long-\d+@\S+ ready", stop=CTRL_C,
@@ -809,6 +838,7 @@ def changes(scene: Scene) -> dict[str, str]:
         "0.0.0.0": "127.0.0.1",
         "port 5555": f"port {scene.port}",
         "port 9463": f"port {scene.port}",
+        "port 8700": f"port {scene.port}",
         "/srv/plugins": str(scene.world.directory / "plugins"),
         "/srv/nekro": str(scene.directory / "srv" / "nekro"),
         "/tmp/tour": str(scene.directory / "tour"),
@@ -829,7 +859,7 @@ def test_each_command_behaves_as_its_page_says(line: str, world: World) -> None:
     scene = world.scene(expected)
     what = changes(scene) | dict(expected.before(scene) if expected.before else {})
     real = changed(line, what)
-    if line == "nekro flower":
+    if line in ("nekro flower", "nekro gateway"):
         real += f" --port {scene.port}"  # the default port may be in use
     if "|" not in real:  # signals must reach the command and not a shell
         real = re.sub(r"(?<!\S)nekro ", "exec nekro ", real, count=1)
