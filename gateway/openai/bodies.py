@@ -83,22 +83,34 @@ class ResponseBody(_Body):
 
 
 def newest_message(messages: Sequence[Mapping[str, Any]], *, param: str) -> list[NewPart]:
-    """Return the parts of the newest message of a user; earlier ones are in the chat's history.
+    """Return the parts of what the user said since the last answer; the rest is in the chat's history.
+
+    Usually that is one message. Some clients send each picture as a message of its own before the text.
 
     Raises:
-        APIError: there is none, or one of its parts cannot be shown to the agent.
+        APIError: the user said nothing, or one of the parts cannot be shown to the agent.
     """
+    newest: list[int] = []
     for index in range(len(messages) - 1, -1, -1):
-        if messages[index].get("role") == "user":
-            content = messages[index].get("content")
-            return _parts(content, param=f"{param}.{index}.content")
-    raise _bad(param, "there is no message of the role 'user'")
+        role = messages[index].get("role")
+        if role == "user":
+            newest.insert(0, index)
+        elif role not in ("system", "developer") and newest:
+            break
+    if not newest:
+        raise _bad(param, "there is no message of the role 'user'")
+    parts: list[NewPart] = []
+    for index in newest:
+        parts += _parts(messages[index].get("content"), param=f"{param}.{index}.content")
+    if all(isinstance(part, NewTextPart) and not part.text.strip() for part in parts):
+        raise _bad(f"{param}.{newest[-1]}.content", "the message is empty")
+    return parts
 
 
 def newest_text_or_items(given: str | Sequence[Mapping[str, Any]]) -> list[NewPart]:
     """Return the parts of the newest message of the input of a response; errors as ``newest_message``."""
     if isinstance(given, str):
-        return _parts(given, param="input")
+        given = [{"role": "user", "content": given}]
     return newest_message(given, param="input")
 
 
@@ -107,10 +119,7 @@ def _parts(content: object, *, param: str) -> list[NewPart]:
         content = [{"type": "text", "text": content}]
     if not isinstance(content, Sequence) or not content:
         raise _bad(param, "the content is neither a text nor a list of parts")
-    parts = [_part(part, param=f"{param}.{index}") for index, part in enumerate(content)]
-    if all(isinstance(part, NewTextPart) and not part.text.strip() for part in parts):
-        raise _bad(param, "the message is empty")
-    return parts
+    return [_part(part, param=f"{param}.{index}") for index, part in enumerate(content)]
 
 
 def _part(part: object, *, param: str) -> NewPart:

@@ -20,6 +20,8 @@ from painter_model import PIXEL, PainterModel
 from worker_fleet import Fleet
 
 from gateway.app import create_app
+from gateway.openai.bodies import newest_message
+from nekro_client.models import NewImagePart, NewTextPart
 
 DATA_URL = "data:image/png;base64," + base64.b64encode(PIXEL).decode()
 
@@ -106,6 +108,22 @@ async def test_pictures_reach_the_model_and_files_return_as_links(agents: Fleet,
             assert picture.headers["cross-origin-resource-policy"] == "cross-origin"
             token = url.rsplit("/", 2)[1]
             assert (await browser.get(url.replace(token, token[:-3] + "AAA"))).status_code == 404
+
+
+def test_everything_since_the_last_answer_is_posted() -> None:
+    image = {"type": "image_url", "image_url": {"url": DATA_URL}}
+    messages: list[dict[str, object]] = [
+        {"role": "user", "content": "old"},
+        {"role": "assistant", "content": "answer"},
+        {"role": "user", "content": [image]},
+        {"role": "system", "content": "be kind"},
+        {"role": "user", "content": "new"},
+    ]
+    assert newest_message(messages, param="m") == [
+        NewImagePart(data_url=DATA_URL),
+        NewTextPart(text="new"),
+    ]
+    assert newest_message(messages[:2], param="m") == [NewTextPart(text="old")]
 
 
 async def test_the_chat_follows_from_the_user_or_the_header(agents: Fleet, key: str) -> None:
