@@ -15,6 +15,7 @@ from worker_fleet import Fleet
 
 from broker_config.settings import Settings
 from gateway.app import create_app
+from storage.caller_reads import lane_overrides
 
 ACCESS = ("Ada.web_shop=open", "Ada.web_bad=plugin", "Ada.web_pages=open")
 KEYED = ("Ada.web_shop=key", "Ada.web_bad=closed", "Ada.web_pages=key")
@@ -195,6 +196,21 @@ async def test_a_slow_webhook_ends_at_its_time_limit_and_others_answer(fleet: Fl
         assert [one["plugin_key"] for one in data["errors"]] == ["Ada.web_bad"]
 
 
+async def test_a_webhook_that_blocks_its_loop_moves_to_lane_long(
+    client: httpx.AsyncClient, fleet: Fleet
+) -> None:
+    services = fleet.services()
+
+    async def is_moved() -> bool:
+        async with services.database.read() as transaction:
+            return "Ada.web_bad.webhook:paid" in await lane_overrides(transaction.connection)
+
+    assert (await client.post("/api/webhook/paid", json={"block": 2})).json()["success"]
+    await eventually(is_moved, what="the watchdog has moved it")
+    assert (await client.post("/api/webhook/paid", json={"block": 0})).json()["success"]
+    await services.database.dispose()
+
+
 async def test_limits_of_bodies_and_answers(fleet: Fleet) -> None:
     settings = with_access(
         fleet.settings,
@@ -282,15 +298,16 @@ async def test_a_disabled_plugin_answers_404(client: httpx.AsyncClient, fleet: F
     async def is_gone() -> bool:
         return await status() == 404
 
+    async def is_left_out() -> bool:
+        data = (await client.post("/api/webhook/paid", json={})).json()["data"]
+        return [one["plugin_key"] for one in data["results"]] == ["Ada.web_bad"]
+
     async def is_back() -> bool:
         return await status() == 200
 
     await asyncio.to_thread(fleet.run, "plugins", "disable", "Ada.web_shop")
     await eventually(is_gone, what="its routes are not served")
-    assert [
-        one["plugin_key"]
-        for one in (await client.post("/api/webhook/paid", json={})).json()["data"]["results"]
-    ] == ["Ada.web_bad"]
+    await eventually(is_left_out, what="its webhook does not run")
     await asyncio.to_thread(fleet.run, "plugins", "enable", "Ada.web_shop")
     await eventually(is_back, what="its routes are served again")
 
@@ -310,3 +327,15 @@ async def test_a_plugin_that_ends_its_process_does_not_hurt_calls_and_comes_back
     await eventually(has_none, what="the lease of the dead worker is over")
     await asyncio.to_thread(fleet.start, "long")
     await until_served(client, "/plugins/Ada.web_shop/numbers")
+
+
+async def test_a_webhook_that_ends_its_process_is_reported_and_not_repeated(fleet: Fleet) -> None:
+    settings = with_access(fleet.settings, *ACCESS, plugin_seconds=20.0)
+    async with served(create_app(settings)) as client:
+        answer = await client.post("/api/webhook/paid", json={"crash": True}, timeout=60)
+        errors = {one["plugin_key"]: one["error"] for one in answer.json()["data"]["errors"]}
+        # Like for methods with an effect, whether it happened is not known.
+        assert "a worker died inside it" in errors["Ada.web_bad"]
+        await asyncio.to_thread(fleet.start, "methods")
+        again = await client.post("/api/webhook/paid", json={"order": 1}, timeout=60)
+        assert again.json()["success"]

@@ -68,4 +68,6 @@ async def on_paid(_ctx: AgentCtx):
         await asyncio.sleep(body["sleep"])
     if isinstance(body, dict) and "block" in body:
         time.sleep(body["block"])
+    if isinstance(body, dict) and "crash" in body:
+        os._exit(9)
     return "noted"
