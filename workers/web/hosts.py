@@ -14,10 +14,9 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from loguru import logger
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from codec.http_signature import HttpVerifier
 from nekro_agent.durations import FRESH_SECONDS
@@ -27,8 +26,11 @@ from storage.engine import Database
 from workers.catalogue.entries import WebhookEntry
 from workers.leases.keeping import survived
 from workers.plugins.loop_watchdog import LoopWatchdog
-from workers.web.server import PluginServer
-from workers.web.site import PluginSite, application_of, serves_http
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from workers.web.server import PluginServer
 
 __all__ = ["PluginHosts"]
 
@@ -122,6 +124,9 @@ class PluginHosts:
 
     async def _started(self, plugin: NekroPlugin) -> PluginServer | None:
         """Return a running server; None if the plugin's routes cannot be built, until it is loaded again."""
+        # Imported here, because FastAPI and uvicorn take memory and few workers need them.
+        from workers.web.server import PluginServer
+
         has_thread = not self._is_pinned(plugin.key)
         server = PluginServer(plugin.key, self._address, database=self._database, has_thread=has_thread)
         try:
@@ -140,10 +145,17 @@ class PluginHosts:
                 await server.stop()
 
     def _site(self, plugin: NekroPlugin, *, is_watched: bool) -> ASGIApp:
+        from workers.web.site import PluginSite, application_of
+
         app = application_of(plugin)
         if is_watched and self._watchdog is not None:
             app = _watched(app, plugin.key, self._watchdog)
         return PluginSite(plugin, HttpVerifier(self._key), app)
+
+
+def serves_http(plugin: NekroPlugin) -> bool:
+    """Whether a plugin has routes or pages."""
+    return plugin.hook("router") is not None or plugin.webui_path is not None
 
 
 def own_address() -> str:

@@ -19,12 +19,7 @@ from nekro_agent.errors import InvalidValueError, MessageRefusedError
 from nekro_agent.execution.uses import using
 from nekro_agent.plugin import NekroPlugin
 
-__all__ = ["PluginSite", "application_of", "pages_of", "serves_http"]
-
-
-def serves_http(plugin: NekroPlugin) -> bool:
-    """Whether a plugin has routes or pages."""
-    return plugin.hook("router") is not None or plugin.webui_path is not None
+__all__ = ["PluginSite", "application_of", "pages_of"]
 
 
 def application_of(plugin: NekroPlugin) -> ASGIApp:
