@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from broker_config.settings import known_variables
+from broker_config.settings import GatewaySettings, known_variables
 from cli.main import build_parser
 from nekro_agent.methods import Lane
 
@@ -27,9 +27,15 @@ OURS = [name for name, service in SERVICES.items() if "build" in service]
 
 
 def test_compose_file_has_every_service() -> None:
-    assert {"redis", "postgres", "migrate", "flower", "metrics", *(lane.value for lane in Lane)} <= set(
-        SERVICES
-    )
+    assert {
+        "redis",
+        "postgres",
+        "migrate",
+        "flower",
+        "gateway",
+        "metrics",
+        *(lane.value for lane in Lane),
+    } <= set(SERVICES)
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -49,6 +55,14 @@ def test_workers_have_health_checks_restarts_and_a_stop_grace_period(name: str) 
     assert service["restart"] == "unless-stopped"
     assert int(service["stop_grace_period"].rstrip("s")) > 50  # NEKRO_WORKERS__DRAIN_SECONDS, CLEANUP_SECONDS
     assert service["depends_on"]["migrate"] == {"condition": "service_completed_successfully"}
+
+
+def test_the_gateway_starts_on_request_because_it_needs_a_key() -> None:
+    service = SERVICES["gateway"]
+    assert service["profiles"] == ["api"]
+    assert service["healthcheck"]["test"] == ["CMD", "nekro", "gateway", "--check"]
+    assert int(service["stop_grace_period"].rstrip("s")) > GatewaySettings().drain_seconds
+    assert service["ports"][0].endswith(f":{GatewaySettings().port}")
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
@@ -142,10 +156,10 @@ def test_every_named_setting_exists() -> None:
     assert ours <= known
 
 
-def test_only_flower_is_published_and_only_on_loopback() -> None:
+def test_only_flower_and_the_gateway_are_published_and_only_on_loopback() -> None:
     published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
-    assert list(published) == ["flower"]
-    assert published["flower"][0].startswith("127.0.0.1:")
+    assert sorted(published) == ["flower", "gateway"]
+    assert all(port.startswith("127.0.0.1:") for ports in published.values() for port in ports)
     assert FILE["networks"]["backend"] == {"internal": True}
 
 

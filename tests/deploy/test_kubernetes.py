@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from broker_config.settings import WorkerSettings, known_variables
+from broker_config.settings import GatewaySettings, WorkerSettings, known_variables
 from cli.main import build_parser
 from nekro_agent.methods import Lane
 
@@ -76,6 +76,23 @@ def test_lane_rounds_requires_the_kernels_limits_and_has_what_they_need() -> Non
         (pod,) = [item for item in pods() if item["metadata"]["name"] == f"nekro-{lane}"]
         (each,) = pod["spec"]["template"]["spec"]["containers"]
         assert {"name": "sandboxes", "mountPath": "/data/sandboxes"} in each["volumeMounts"]
+
+
+def test_the_gateway_has_probes_a_service_and_time_to_drain() -> None:
+    (item,) = [item for item in pods() if item["metadata"]["name"] == "nekro-gateway"]
+    spec = item["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    port = GatewaySettings().port
+    assert container["ports"] == [{"name": "http", "containerPort": port}]
+    paths = {name: container[name]["httpGet"]["path"] for name in ("readinessProbe", "livenessProbe")}
+    assert paths == {"readinessProbe": "/readyz", "livenessProbe": "/healthz"}
+    assert spec["terminationGracePeriodSeconds"] > GatewaySettings().drain_seconds
+    (service,) = [item for item in OBJECTS if named(item) == "Service-nekro-gateway"]
+    assert service["spec"]["selector"] == item["spec"]["selector"]["matchLabels"]
+    (ingress,) = [item for item in OBJECTS if item["kind"] == "Ingress"]
+    (path,) = ingress["spec"]["rules"][0]["http"]["paths"]
+    assert path["backend"]["service"]["name"] == service["metadata"]["name"]
+    assert ingress["metadata"]["annotations"]["nginx.ingress.kubernetes.io/proxy-buffering"] == "off"
 
 
 def test_every_named_setting_exists() -> None:
