@@ -22,7 +22,7 @@ FAST_ONLY := not postgres and not sandbox and not supply_chain and not sdk_typin
 	and not call_outcomes and not processes
 
 .DEFAULT_GOAL := help
-.PHONY: help install bubblewrap libmagic demo test test-fast test-slow chaos faults lint format types bench goals scale bench-sandbox bench-start-up fuzz docs constraints wheel sbom sbom-image compose-test clean
+.PHONY: help install bubblewrap libmagic demo test test-fast test-slow chaos faults lint format types bench bench-gateway goals scale bench-sandbox bench-start-up fuzz docs constraints wheel sbom sbom-image compose-test clean
 
 help: ## List the tasks.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -76,6 +76,9 @@ types: install ## Check types.
 bench: install ## Measure one call's round trip and calls per second in comparison with other systems.
 	$(BIN)/python -m benchmarks.rpc $(BENCH_ARGS)
 	$(if $(BENCH_ARGS),,$(BIN)/python -m benchmarks.goals)
+
+bench-gateway: install ## Measure a gateway beside a bare FastAPI and Redis echo, as ratios (GATEWAY_ARGS).
+	$(BIN)/python -m benchmarks.gateway $(GATEWAY_ARGS)
 
 goals: install ## Measure the costs of a call and compare them with their goals (GOALS_ARGS).
 	$(BIN)/python -m benchmarks.goals $(GOALS_ARGS)
