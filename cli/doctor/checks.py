@@ -31,6 +31,7 @@ _LOW_DISK_BYTES: Final = 1 << 30
 async def run_checks(settings: Settings) -> list[Check]:
     """Run every check; a failed check does not stop the others."""
     from cli.doctor.clocks import clock_checks
+    from cli.doctor.gateway import gateway_checks
 
     checks = [
         Check(
@@ -46,6 +47,7 @@ async def run_checks(settings: Settings) -> list[Check]:
     checks.append(await asyncio.to_thread(_workers, settings, broken=_is_broken(checks, ExitCode.BROKER)))
     checks += await asyncio.to_thread(_local_workers)
     checks.append(_language_model(settings))
+    checks += await gateway_checks(settings)
     return checks
 
 

@@ -99,8 +99,8 @@ async def post_files(
     return [file_info(services.file_ids, chat_key, file) for file in stored]
 
 
-@router.get("/chats/{chat_key}/files/{file_id}", response_class=Response)
 @router.head("/chats/{chat_key}/files/{file_id}", response_class=Response, include_in_schema=False)
+@router.get("/chats/{chat_key}/files/{file_id}", response_class=Response)
 async def get_file(
     chat_key: ChatKey,
     file_id: PathText,

@@ -23,8 +23,8 @@ _DEFAULT_DAYS: Final = 365
 router = APIRouter(tags=["files"])
 
 
-@router.get(LINKS + "{token}/{name}", response_class=Response)
 @router.head(LINKS + "{token}/{name}", response_class=Response, include_in_schema=False)
+@router.get(LINKS + "{token}/{name}", response_class=Response)
 async def follow(token: str, name: str, request: Request, services: ServicesDep) -> Response:
     """Return the content of a file that a link names; the name is only shown."""
     ids = services.file_ids

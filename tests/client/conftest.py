@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,109 +11,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from waiting import WAIT_SECONDS
-from worker_fleet import Fleet, build_fleet
-
-PLUGIN = '''
-from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
-from nekro_agent.api.schemas import AgentCtx
-from nekro_agent.api.message import send_text
-
-plugin = NekroPlugin("Desk", "desk", "Answers", "1.0", "tests", "")
-
-
-@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "add")
-async def add(_ctx: AgentCtx, first: int, second: int = 1) -> int:
-    """Add two numbers."""
-    return first + second
-
-
-@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "fail")
-async def fail(_ctx: AgentCtx) -> None:
-    """Fail."""
-    raise ValueError("on purpose")
-
-
-@plugin.mount_sandbox_method(SandboxMethodType.BEHAVIOR, "say")
-async def say(_ctx: AgentCtx, text: str) -> str:
-    """Say a text."""
-    await send_text(_ctx.chat_key, text, _ctx)
-    return "said"
-'''
-SCRIPT = r"""
-- when: 'wait long'
-  answer: |
-    ```python
-    import time
-    time.sleep(60)
-    ```
-- when: 'say (\w+)'
-  answer: |
-    ```python
-    say("you said ${1}")
-    print(add(1, second=2))
-    ```
-- when: 'hello|more|tool|said'
-  answer: ''
-"""
-
-
-class GatewayProcess:
-    """A `nekro gateway` process, which keeps its address when it is started again."""
-
-    def __init__(self, fleet: Fleet, *options: str) -> None:
-        """Start it and wait until it is ready."""
-        self._fleet, self._options = fleet, options
-        self.start()
-
-    def start(self) -> None:
-        """Start it and wait until it is ready."""
-        self._process = self._fleet.command("gateway", "--json", *self._options)
-        stdout, stderr = self._process.stdout, self._process.stderr
-        assert stdout is not None and stderr is not None
-        text = ""
-        while not text.rstrip().endswith("}"):
-            line = stdout.readline()
-            assert line, stderr.read()
-            text += line
-        self.url: str = json.loads(text)["url"]
-
-    def kill(self) -> None:
-        """SIGKILL and reap."""
-        self.stop(signal.SIGKILL)
-
-    def stop(self, number: int = signal.SIGTERM) -> int:
-        """Send a signal and reap; returns the exit code."""
-        if self._process.poll() is None:
-            self._process.send_signal(number)
-        try:
-            self._process.communicate(timeout=WAIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.communicate()
-            raise
-        return self._process.returncode
+from api_fleet import GatewayProcess, small_fleet
+from worker_fleet import Fleet
 
 
 @pytest.fixture(scope="module")
 def fleet(redis_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Workers of all lanes with one plugin."""
-    directory = tmp_path_factory.mktemp("fleet")
-    (directory / "plugins").mkdir()
-    (directory / "plugins" / "desk.py").write_text(PLUGIN, "utf-8")
-    script = directory / "script.yaml"
-    script.write_text(SCRIPT, "utf-8")
-    built = build_fleet(
-        directory,
-        redis_server.url,
-        f"sqlite:///{directory / 'nekro.db'}",
-        plugins={"dirs": (directory / "plugins",), "load_shipped": False},
-        llm={"script": script},
-        agent={"debounce_seconds": 0},
-    )
-    built.start("methods", "rounds")
-    yield built
-    built.stop()
+    """Workers of the lanes that a turn needs, with one plugin."""
+    yield from small_fleet(tmp_path_factory.mktemp("fleet"), redis_server.url)
 
 
 @pytest.fixture(scope="module")

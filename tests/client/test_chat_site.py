@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -14,7 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import GatewayProcess
+from api_fleet import GatewayProcess
 from redis_process import free_port
 from waiting import WAIT_SECONDS, wait_until
 from worker_fleet import Fleet
@@ -111,8 +112,11 @@ async def test_a_browsers_event_source_goes_on_after_the_gateway_was_restarted(
         body = {"text": f"note {number}", "user_id": "ada", "to_agent": False}
         httpx.post(f"{gateway.url}/api/v1/chats/browser/messages", json=body).raise_for_status()
 
-    async with open_page(f"{gateway.url}/healthz") as page:
-        await page.evaluate(script, path)
+    async with open_page("about:blank") as page:
+        # A page of the same origin; those of the gateway themselves allow no scripts.
+        await page.route("**/page", lambda route: route.fulfill(body="<p>", content_type="text/html"))
+        await page.goto(f"{gateway.url}/page")
+        await asyncio.wait_for(page.evaluate(script, path), WAIT_SECONDS)
         post(1)
         await page.wait_for_function("window.seen.length == 1", timeout=TIMEOUT_MS)
         gateway.kill()
