@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-ROOT = Path(__file__).parent.parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "client"))
-
 from api_fleet import GatewayProcess, small_fleet
 from worker_fleet import Fleet
+
+ROOT = Path(__file__).parent.parent.parent
 
 TEXT = (ROOT / "docs" / "api.md").read_text("utf-8")
 BLOCKS = dict(re.findall(r"^## (With .+?)\n.*?^```\w+\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE))
