@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -179,7 +179,7 @@ async def open_message(request: Request) -> AsyncIterator[NewMessage]:
         async with open_form(request) as form:
             yield await _new_message(_of_form(form.fields), form.files)
     elif kind == "application/json" or kind.endswith("+json"):
-        yield await _new_message(_checked(MessageBody.model_validate_json, await request.body()), ())
+        yield await _new_message(_checked(_parsed(await request.body())), ())
     else:
         detail = "send application/json, or multipart/form-data with files"
         raise ProblemError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", detail)
@@ -219,12 +219,21 @@ def _of_form(fields: Mapping[str, str]) -> MessageBody:
         except (ValueError, RecursionError) as exc:
             detail = f"parts: it is not valid JSON: {exc}"
             raise ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", detail) from exc
-    return _checked(MessageBody.model_validate, values)
+    return _checked(values)
 
 
-def _checked(validate: Callable[[Any], MessageBody], value: object) -> MessageBody:
+def _parsed(body: bytes) -> object:
+    # The parser of the standard library also takes lone surrogates, which a chat may contain.
     try:
-        return validate(value)
+        return json.loads(body)
+    except (ValueError, RecursionError) as exc:
+        fault = {"type": "json_invalid", "loc": ("body",), "msg": f"it is not valid JSON: {exc}"}
+        raise RequestValidationError([fault]) from exc
+
+
+def _checked(value: object) -> MessageBody:
+    try:
+        return MessageBody.model_validate(value)
     except ValidationError as exc:
         faults = [{**error, "loc": ("body", *error["loc"])} for error in exc.errors(include_url=False)]
         raise RequestValidationError(faults) from exc
