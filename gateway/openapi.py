@@ -27,6 +27,10 @@ _PROBLEM: Final = {
     "description": "An error, as a problem document (RFC 9457).",
     "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
 }
+_OPENAI_ERROR: Final = {
+    "description": "An error, in the form of OpenAI's API.",
+    "content": {"application/json": {"schema": {"type": "object", "required": ["error"]}}},
+}
 #: POST operations by their last segment that take an idempotency key.
 _ONCE: Final = ("messages", "reset", "runs", "calls")
 
@@ -51,7 +55,7 @@ def _completed(app: FastAPI) -> dict[str, Any]:
     for path, operations in api["paths"].items():
         for method, operation in operations.items():
             operation["responses"].pop("422", None)
-            operation["responses"]["default"] = _PROBLEM
+            operation["responses"]["default"] = _OPENAI_ERROR if path.startswith("/v1/") else _PROBLEM
             if method == "post" and path.rpartition("/")[2] in _ONCE:
                 operation.setdefault("parameters", []).append(_IDEMPOTENCY)
     return api

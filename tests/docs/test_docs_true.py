@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from broker_config.settings import CLIENT_VARIABLES
 from cli.environment import known_variables
 from cli.main import WrongUsage, build_parser
 
@@ -68,7 +69,7 @@ def test_each_make_target_on_a_page_exists(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_each_setting_on_a_page_exists(page: Path) -> None:
-    known = {variable for variable, _, _ in known_variables()} | {"NEKRO_DATA_DIR"}
+    known = {variable for variable, _, _ in known_variables()} | {"NEKRO_DATA_DIR", *CLIENT_VARIABLES}
     known |= {f"{name}_FILE" for name in known}
     named = {
         name

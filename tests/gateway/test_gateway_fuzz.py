@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from worker_fleet import build_fleet
 
+from gateway.identity import Scope
 from gateway.openapi import document
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -27,7 +28,8 @@ CHECKS = "not_a_server_error,response_schema_conformance,content_type_conformanc
 
 def test_no_request_of_the_fuzzer_gets_a_server_error(redis_server: Any, tmp_path: Path) -> None:
     seed = os.environ.get("NEKRO_TEST_FUZZ_SEED") or str(random.randrange(1 << 32))
-    examples = os.environ.get("NEKRO_TEST_FUZZ_EXAMPLES", "8")
+    examples = os.environ.get("NEKRO_TEST_FUZZ_EXAMPLES", "5")
+    phases = os.environ.get("NEKRO_TEST_FUZZ_PHASES", "fuzzing")
     database = f"sqlite:///{tmp_path / 'nekro.db'}"
     fleet = build_fleet(
         tmp_path,
@@ -37,6 +39,8 @@ def test_no_request_of_the_fuzzer_gets_a_server_error(redis_server: Any, tmp_pat
         plugins={"load_shipped": False},
     )
     (tmp_path / "openapi.json").write_text(document(), "utf-8")
+    scopes = [word for scope in Scope for word in ("--scope", scope.value)]
+    key = fleet.run("keys", "create", "fuzzer", *scopes, "--user-id", "ada").stdout.strip()
     gateway = fleet.command("gateway", "--port", "0", "--json")
     try:
         assert gateway.stdout is not None
@@ -45,13 +49,19 @@ def test_no_request_of_the_fuzzer_gets_a_server_error(redis_server: Any, tmp_pat
             text += gateway.stdout.readline()
         command = [
             str(Path(sys.executable).with_name("st")), "run", str(tmp_path / "openapi.json"),
-            "--url", json.loads(text)["url"], "--phases", "coverage,fuzzing", "--checks", CHECKS,
-            "--max-examples", examples, "--seed", seed, "--generation-database", "none",
+            "--url", json.loads(text)["url"], "--phases", phases, "--checks", CHECKS,
+            "--max-examples", examples, "--workers", "4", "--seed", seed, "--generation-database", "none",
             # Streams do not end.
             "--exclude-path-regex", "/events$", "--no-color", "--continue-on-failure",
-            "--suppress-health-check", "all",
+            "--suppress-health-check", "all", "--header", f"Authorization: Bearer {key}",
         ]  # fmt: skip
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=800)
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=800,
+        )
     finally:
         gateway.terminate()
         gateway.communicate(timeout=60)
