@@ -63,7 +63,7 @@ async def list_files(
     return Page(items=items, next_cursor=items[-1].id if len(found) > limit else None)
 
 
-@router.put("/chats/{chat_key}/files/{name}")
+@router.put("/chats/{chat_key}/files/{name}", status_code=HTTPStatus.CREATED)
 async def put_file(
     chat_key: ChatKey,
     name: PathText,
@@ -84,7 +84,6 @@ async def put_file(
         stored = await asyncio.to_thread(files.add, name, body, numbers=False)
     info = file_info(services.file_ids, chat_key, stored)
     response.headers["Location"] = info.url
-    response.status_code = HTTPStatus.CREATED
     return info
 
 

@@ -40,7 +40,7 @@ def test_no_request_of_the_fuzzer_gets_a_server_error(redis_server: Any, tmp_pat
     )
     (tmp_path / "openapi.json").write_text(document(), "utf-8")
     scopes = [word for scope in Scope for word in ("--scope", scope.value)]
-    key = fleet.run("keys", "create", "fuzzer", *scopes, "--user-id", "ada").stdout.strip()
+    key = fleet.run("keys", "create", "fuzzer", *scopes).stdout.strip()
     gateway = fleet.command("gateway", "--port", "0", "--json")
     try:
         assert gateway.stdout is not None
