@@ -33,6 +33,8 @@ FAILING: dict[str, tuple[list[str], int, str]] = {
     "methods": (["methods", "pin", "--json"], ExitCode.USAGE, "UsageError"),
     "plugins": (["plugins", "purge", "--json"], ExitCode.USAGE, "UsageError"),
     "doctor": (["doctor", "--settings", "--json"], ExitCode.USAGE, "SettingsError"),
+    "gateway": (["gateway", "--port", "x", "--json"], ExitCode.USAGE, "UsageError"),
+    "keys": (["keys", "create", "--json"], ExitCode.USAGE, "UsageError"),
     "dead": (["dead", "show", "--json"], ExitCode.USAGE, "UsageError"),
 }
 
