@@ -133,6 +133,8 @@ def test_the_documented_fleet_starts(
     lines = [f"export NEKRO_DATA_DIR={folder / 'data'} NEKRO_LLM__SCRIPT={folder / 'script.yaml'}", *lines]
     lines += [
         "trap 'kill $(jobs -p); wait' EXIT",
+        # A call waits some seconds for workers, which on a busy machine need more to start.
+        "until nekro worker --check --lane methods >check.log 2>&1; do kill -0 $(jobs -p); sleep 0.2; done",
         'nekro call send_msg_text --args \'["cli", "hi"]\' --json --timeout 30',
     ]
     (folder / "script.yaml").write_text("- when: x\n  answer: y\n")

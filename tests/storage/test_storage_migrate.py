@@ -15,6 +15,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, text
+from waiting import WAIT_SECONDS
 
 import storage
 from broker_config.settings import DatabaseSettings
@@ -170,7 +171,7 @@ async def test_processes_that_start_concurrently_migrate_once(
     for process in processes:
         assert process.stdin is not None
         process.stdin.close()
-    codes = await asyncio.gather(*(asyncio.to_thread(process.wait, 50) for process in processes))
+    codes = await asyncio.gather(*(asyncio.to_thread(process.wait, WAIT_SECONDS) for process in processes))
     assert codes == [0, 0, 0]
     assert (await check(database_settings, tmp_path)).migrated
 
