@@ -38,10 +38,13 @@ T = TypeVar("T")
 API: Final = "/api/v1"
 #: Default limits in seconds; the time of ``wait`` comes on top of the read limit.
 _CONNECT_SECONDS: Final = 10.0
+#: A method's call may answer nothing for this long.
 READ_SECONDS: Final = 60.0
 #: How long requests that fail in passing are repeated: longer than a gateway takes to start again.
 RETRY_SECONDS: Final = 30.0
+#: First delay between two attempts; each further one is twice as long.
 _FIRST_DELAY_SECONDS: Final = 0.1
+#: Longest delay: a gateway that is back is found this late at most.
 _LONGEST_DELAY_SECONDS: Final = 5.0
 #: Statuses of proxies whose gateway is restarting.
 _PROXY_STATUSES: Final = frozenset({502, 503, 504})

@@ -19,7 +19,9 @@ __all__ = ["STREAM_TIMEOUT", "EventCursor"]
 
 #: The gateway sends a comment every 15 s; after three missing ones the connection is dead.
 STREAM_TIMEOUT: Final = httpx.Timeout(45.0, connect=10.0)
+#: First delay before a stream connects again; each further one is twice as long.
 _FIRST_DELAY_SECONDS: Final = 0.1
+#: Longest delay: a gateway that is back is found this late at most.
 _LONGEST_DELAY_SECONDS: Final = 5.0
 #: A connection that lasted this long was a good one.
 _GOOD_SECONDS: Final = 5.0

@@ -11,7 +11,9 @@ from nekro_client.models import Turn, TurnState
 __all__ = ["TurnWait"]
 
 _ENDED: Final = frozenset({TurnState.DONE, TurnState.FAILED, TurnState.CANCELLED})
+#: First pause between two looks at a turn; a turn of one round takes longer.
 _SHORTEST_SECONDS: Final = 0.1
+#: Longest pause: the end of a long turn is seen this late at most.
 _LONGEST_SECONDS: Final = 1.0
 
 

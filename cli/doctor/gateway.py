@@ -12,6 +12,7 @@ from storage.driver.urls import exists
 
 __all__ = ["gateway_checks"]
 
+#: A gateway of this host answers at once or hangs.
 _PROBE_SECONDS = 2.0
 
 

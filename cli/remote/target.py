@@ -23,6 +23,7 @@ __all__ = ["newest", "open_client"]
 
 T = TypeVar("T")
 
+#: A person waits at the terminal, so a command gives up sooner than a program.
 _RETRY_SECONDS: Final = 5.0
 
 

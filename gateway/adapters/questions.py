@@ -20,6 +20,7 @@ __all__ = ["router"]
 
 router = APIRouter(prefix="/adapters/sse", tags=["adapters"])
 
+#: How often the row of a question is read for its answer; people's platforms take longer to answer.
 _LOOK_SECONDS: Final = 0.1
 
 

@@ -46,6 +46,7 @@ __all__ = ["SseAdapter", "router"]
 
 #: How often a client may refuse a message before it is given up.
 _ATTEMPTS: Final = 3
+#: Before a refused message is sent again: the platform's limits on rates have passed by then.
 _PAUSE_SECONDS: Final = 2.0
 #: The rest of a command beside its files.
 _COMMAND_BYTES: Final = 1 << 20

@@ -28,6 +28,7 @@ from workers.composition import Services
 
 __all__ = ["SseFiles"]
 
+#: Longest download of a file that a client names by its address; the client waits for the answer.
 _FETCH_SECONDS: Final = 30.0
 
 

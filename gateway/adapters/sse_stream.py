@@ -19,9 +19,11 @@ from workers.composition import Services
 
 __all__ = ["ANSWER_SECONDS", "ClientStream"]
 
+#: As in Nekro Agent, whose clients take a longer silence for a lost connection.
 _HEARTBEAT_SECONDS: Final = 5.0
 #: A gateway that does not renew it in this time has ended.
 _LEASE_SECONDS: Final = 20.0
+#: How often the rows to send are read; a message reaches its client this late at most.
 _LOOK_SECONDS: Final = 0.25
 #: A request without an answer is sent again after this time, up to this number of times.
 ANSWER_SECONDS: Final = 30.0

@@ -18,6 +18,7 @@ __all__ = ["LINKS", "link_to", "router"]
 
 #: Paths of links; a page of any origin may show them.
 LINKS: Final = "/links/"
+#: How long a link is valid if uploads are kept without limit.
 _DEFAULT_DAYS: Final = 365
 
 router = APIRouter(tags=["files"])

@@ -33,6 +33,7 @@ from workers.composition import Services
 __all__ = ["router"]
 
 router = APIRouter(route_class=OpenAIRoute, tags=["openai"])
+#: A turn may wait this long in the queue before its own time limit begins.
 _MARGIN_SECONDS: Final = 60
 
 

@@ -31,8 +31,10 @@ __all__ = ["PluginProxy", "install"]
 OWN_LIMITS.append((re.compile("/plugins/.*"), lambda settings: settings.plugin_body_bytes))
 
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+#: A worker that does not accept a connection in this time is gone, and the next one is asked.
 _CONNECT_SECONDS: Final = 3.0
 _IDLE_CONNECTIONS: Final = 32
+#: Shorter than workers keep an idle connection, so that no request meets its end.
 _KEEP_ALIVE_SECONDS: Final = 15.0
 #: What servers log for a client that left before its answer began.
 _CLIENT_LEFT: Final = 499

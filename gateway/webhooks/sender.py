@@ -33,6 +33,7 @@ from workers.leases.keeping import survived
 
 __all__ = ["WebhookSender", "body_of", "wants"]
 
+#: Longest request to the URL of a webhook; the delivery is then tried again later.
 _SEND_SECONDS: Final = 15.0
 #: Longer than a delivery can take, so that a gateway that works is never overtaken.
 _TAKEN_SECONDS: Final = 60.0
@@ -41,8 +42,10 @@ _AT_A_TIME: Final = 8
 _MOST_CHATS: Final = 200
 #: Chats without an event in this time are looked at only by the complete check.
 _RECENT_SECONDS: Final = 600.0
+#: How often all chats are looked at.
 _CHECK_ALL_SECONDS: Final = 60.0
 _BACK_OFF: Final = 4
+#: Two attempts a day for a URL that is down for long.
 _LONGEST_PAUSE_SECONDS: Final = 12 * 3600.0
 _GONE: Final = 410
 

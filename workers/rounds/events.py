@@ -39,6 +39,7 @@ __all__ = ["FLUSH_SECONDS", "RoundEvents"]
 #: How long an event waits for others; while events go on, the pause between two batches is longer, because
 #: a batch on SQLite keeps all other writers waiting.
 FLUSH_SECONDS: Final = POLL_SECONDS
+#: That longer pause: readers see a busy round a moment late.
 _PAUSE_SECONDS: Final = REFRESH_SECONDS
 #: Arguments and results with a longer text are not kept; the event has their length.
 _MOST_BYTES: Final = 4_000

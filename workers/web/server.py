@@ -26,6 +26,7 @@ __all__ = ["PluginServer"]
 _MOST_CONNECTIONS: Final = 512
 #: A loop that does not run for this long is reported as blocked.
 _BLOCKED_SECONDS: Final = 5.0
+#: Longer than gateways keep an idle connection, so that they close it and no request is lost.
 _KEEP_ALIVE_SECONDS: Final = 30
 _FRAMES: Final = 12
 
