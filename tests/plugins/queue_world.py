@@ -31,6 +31,7 @@ from workers.plugins.loader import unload_plugins
 
 #: State that calls leave in the database and below the data directory.
 TABLES = (
+    "chat_events",
     "plugin_values",
     "messages",
     "rounds",
