@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from nekro_agent.errors import (
     ArgumentError,
@@ -139,6 +140,12 @@ def install(app: FastAPI) -> None:
         status = HTTPStatus(error.status_code)
         code = status.name.lower()
         return problem_response(request, status, code, str(error.detail), headers=dict(error.headers or {}))
+
+    @app.exception_handler(ClientDisconnect)
+    async def on_disconnect(request: Request, _error: ClientDisconnect) -> JSONResponse:
+        return problem_response(
+            request, HTTPStatus.BAD_REQUEST, "client_left", "the client left before the end of the body"
+        )
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:

@@ -182,13 +182,17 @@ class Fleet:
         return next(worker for worker in self.workers if worker.pid == int(node.rpartition(":")[2]))
 
     def command(
-        self, *arguments: str, variables: Mapping[str, str] | None = None, **options: Any
+        self,
+        *arguments: str,
+        variables: Mapping[str, str] | None = None,
+        stderr: Any = subprocess.PIPE,
+        **options: Any,
     ) -> subprocess.Popen[str]:
         """Start a `nekro` command on this system; ``variables`` as in ``start``."""
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "cli.main", *arguments],
             env={**environment_of(self.settings), **(variables or {})}, stdin=subprocess.DEVNULL, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options,
+            stdout=subprocess.PIPE, stderr=stderr, **options,
         )  # fmt: skip
 
     def run(

@@ -161,7 +161,7 @@ class UploadArea:
         part = f".{secrets.token_hex(8)}.part"
         mode = modes_within(os.fstat(area_fd)).file
         with self._locked():
-            self._check(area_fd, name if replaces else part, size)
+            self._check(area_fd, name, size, replaces=replaces)
             fd = os.open(part, _CREATE, mode, dir_fd=area_fd)
             try:
                 os.fchmod(fd, mode)
@@ -176,12 +176,21 @@ class UploadArea:
         with self._locked():  # otherwise a sweep that found the old file expired could remove the new one
             os.rename(part, name, src_dir_fd=area_fd, dst_dir_fd=area_fd)
 
-    def _check(self, area_fd: int, name: str, size: int, *, without: str | None = None) -> None:
-        """Raise unless ``size`` bytes fit into the area; files ``name`` and ``without`` do not count."""
+    def _check(
+        self, area_fd: int, name: str, size: int, *, without: str | None = None, replaces: bool = True
+    ) -> None:
+        """Raise unless ``size`` bytes fit into the area.
+
+        Args:
+            name: of the new file.
+            without: a file that does not count; None if all count.
+            replaces: whether a file of the new one's name does not count either.
+        """
+        gone = {without, name if replaces else None}
         policy = self._policy
         used = names = 0
         for node in safe_files.walk(area_fd, max_entries=policy.chat_names + 2):
-            if node.path in (name, without):
+            if node.path in gone:
                 continue
             used += _charge(node.info)
             names += 1

@@ -33,7 +33,7 @@ FAILING: dict[str, tuple[list[str], int, str]] = {
     "methods": (["methods", "pin", "--json"], ExitCode.USAGE, "UsageError"),
     "plugins": (["plugins", "purge", "--json"], ExitCode.USAGE, "UsageError"),
     "doctor": (["doctor", "--settings", "--json"], ExitCode.USAGE, "SettingsError"),
-    "gateway": (["gateway", "--port", "x", "--json"], ExitCode.USAGE, "UsageError"),
+    "gateway": (["gateway", "--check", "--port", "1", "--json"], ExitCode.SERVICE, "ServiceError"),
     "keys": (["keys", "create", "--json"], ExitCode.USAGE, "UsageError"),
     "dead": (["dead", "show", "--json"], ExitCode.USAGE, "UsageError"),
 }
@@ -112,6 +112,8 @@ def test_a_wrong_setting_is_an_object(
         "plugins": [],
         "doctor": ["--settings"],
         "dead": [],
+        "gateway": [],
+        "keys": [],
         "demo": [],
     }
     Path("code.py").write_text("pass", "utf-8")

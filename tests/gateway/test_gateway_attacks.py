@@ -204,8 +204,12 @@ async def test_only_listed_origins_get_a_permission(fresh_fleet: Fleet) -> None:
 @pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
 async def test_every_route_but_the_probes_needs_a_key(fresh_fleet: Fleet) -> None:
     await world_of(fresh_fleet)
-    # A link is a key for its one file.
-    open_paths = {"/healthz", "/readyz", "/links/{token}/{name}"}
+    # A link is a key for its one file. Webhooks are closed unless an operator opens a plugin, and clients of
+    # adapters have an access key of their own.
+    open_paths = {
+        *("/healthz", "/readyz", "/links/{token}/{name}"),
+        *("/api/webhook/{endpoint}", "/api/adapters/sse/connect"),
+    }
     async with attacked(fresh_fleet.settings) as port:
         paths = create_app(fresh_fleet.settings).openapi()["paths"]
         assert len(paths) > 25
@@ -214,6 +218,7 @@ async def test_every_route_but_the_probes_needs_a_key(fresh_fleet: Fleet) -> Non
             for method in operations:
                 answer = await raw(port, request_bytes(method.upper(), target, body={}))
                 assert (answer.status == 401) is (path not in open_paths), (method, path, answer)
+                assert path in ("/healthz", "/readyz") or answer.status >= 400, (method, path, answer)
 
 
 @pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)

@@ -6,6 +6,7 @@ import json
 import signal
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,18 +20,19 @@ from worker_fleet import Fleet
 @contextmanager
 def running(fleet: Fleet, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A gateway process and its URL."""
-    process = fleet.command("gateway", "--json", *arguments)
-    try:
-        assert process.stdout is not None and process.stderr is not None
-        line = process.stdout.readline()
-        assert line, process.stderr.read()
-        ready = json.loads(line)
-        assert ready["pid"] == process.pid
-        yield process, ready["url"]
-    finally:
-        if process.poll() is None:
-            process.terminate()
-        process.communicate(timeout=WAIT_SECONDS)
+    with tempfile.TemporaryFile("w+") as log:  # a pipe that nobody reads would stop it
+        process = fleet.command("gateway", "--json", *arguments, stderr=log)
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line, (log.seek(0), log.read())
+            ready = json.loads(line)
+            assert ready["pid"] == process.pid
+            yield process, ready["url"]
+        finally:
+            if process.poll() is None:
+                process.terminate()
+            process.communicate(timeout=WAIT_SECONDS)
 
 
 @pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)

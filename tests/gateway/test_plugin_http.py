@@ -338,4 +338,4 @@ async def test_a_webhook_that_ends_its_process_is_reported_and_not_repeated(flee
         assert "a worker died inside it" in errors["Ada.web_bad"]
         await asyncio.to_thread(fleet.start, "methods")
         again = await client.post("/api/webhook/paid", json={"order": 1}, timeout=60)
-        assert again.json()["success"]
+        assert again.json()["success"], again.json()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -101,6 +102,10 @@ async def test_the_end_of_a_turn_is_found(database: Database) -> None:
     assert end is not None and end.data == {"state": "done"}
 
 
+class _GivenBackError(Exception):
+    """Ends a transaction without a commit."""
+
+
 async def test_a_reader_that_saw_a_number_has_seen_all_smaller_ones(database: Database) -> None:
     writers, each = 8, 12
     seen: list[int] = []
@@ -108,14 +113,15 @@ async def test_a_reader_that_saw_a_number_has_seen_all_smaller_ones(database: Da
 
     async def write(writer: int) -> None:
         for n in range(each):
-            async with database.begin() as tx:
-                tx.events.add(CHAT, *_events(1 + (writer + n) % 3))
-                if n % 2:  # the number is given out long before the commit
-                    await tx.flush()
-                    for _ in range(writer):
-                        await tx.chats.find("other")
-                if (writer + n) % 5 == 0:  # and some are given back
-                    await tx.connection.driver.rollback()
+            with suppress(_GivenBackError):
+                async with database.begin() as tx:
+                    tx.events.add(CHAT, *_events(1 + (writer + n) % 3))
+                    if n % 2:  # the number is given out long before the commit
+                        await tx.flush()
+                        for _ in range(writer):
+                            await tx.chats.find("other")
+                    if (writer + n) % 5 == 0:
+                        raise _GivenBackError
 
     async def read() -> None:
         while True:
