@@ -55,6 +55,8 @@ class _Reader:
                 raise SystemExit(f"the gateway answered {head!r} {await reader.read(500)!r}")
             opened.release()
             while data := await reader.readuntil(b"\r\n\r\n"):
+                if b"\nevent:" not in b"\n" + data:
+                    continue  # a comment, or the position at the beginning
                 for found in _NUMBER.findall(data):
                     self.numbers.append(int(found))
                     self.seconds.append(time.time() - sent.get((self.chat_key, int(found)), time.time()))
