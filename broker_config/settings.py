@@ -482,7 +482,7 @@ class WorkerSettings(_Group):
 class PluginAccess(StrEnum):
     """Who may use the webhooks, HTTP routes and pages of a plugin."""
 
-    #: Nobody; the gateway answers as if the plugin did not exist.
+    #: No request; the gateway answers as if the plugin did not exist.
     CLOSED = "closed"
     #: Everybody who reaches the gateway; its pages are active documents of the gateway's origin.
     OPEN = "open"
@@ -545,8 +545,8 @@ class GatewaySettings(_Group):
         (),
         description="Who may use the webhooks, HTTP routes and pages of plugins: `author.module=MODE`, "
         "comma-separated; `*` stands for the plugins that are not named. `open`: everybody; `key`: keys with "
-        "the scope `call`; `plugin`: everybody, the plugin checks requests itself; `closed`: nobody, as for "
-        "plugins without an entry.",
+        "the scope `call`; `plugin`: everybody, the plugin checks requests itself; `closed`: no request, as "
+        "for plugins without an entry.",
     )
     plugin_body_bytes: int = Field(
         32 << 20, ge=1024, description="Largest body of a request to a route of a plugin."

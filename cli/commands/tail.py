@@ -34,7 +34,7 @@ examples:
 
 Prints messages, turns, rounds, calls and jobs of the chat as they are recorded. Past events are not shown
 (`nekro history` shows the past). They are read from the database; the queue that this command binds to the
-exchange `agent.events` only tells when.
+exchange `agent.events` only announces new rows.
 Ctrl-C, --count and --seconds end it with exit code 0. `--json` prints one object per line: {number, type, at,
 chat_key, turn_id, round_id, call_id, message_id, data}.
 """

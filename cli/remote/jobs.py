@@ -55,8 +55,8 @@ def _watch(client: Client, args: Args, deps: Deps) -> None:
 
 def _job(item: models.Job) -> Job:
     """Return a job as its row; what the API does not tell is None."""
-    told = item.model_dump(exclude={"plugin", "state"})
-    values = dict.fromkeys(field.name for field in dataclasses.fields(Job)) | told
+    stated = item.model_dump(exclude={"plugin", "state"})
+    values = dict.fromkeys(field.name for field in dataclasses.fields(Job)) | stated
     known = {field.name for field in dataclasses.fields(Job)}
     row = {name: value for name, value in values.items() if name in known}
     return Job(**{**row, "plugin_key": item.plugin, "state": JobState(item.state)})  # type: ignore[arg-type]

@@ -27,17 +27,17 @@ def describe_message(message: Message) -> dict[str, Any]:
 
 def describe_call(call: Call) -> dict[str, Any]:
     """Return one call of a round or run as commands print it."""
-    told = call.model_dump(mode="json", exclude={"error", "state", "attempts", "arguments", "value"})
-    return told | {"error": call.error and f"{call.error.code}: {call.error.text}"}
+    known = call.model_dump(mode="json", exclude={"error", "state", "attempts", "arguments", "value"})
+    return known | {"error": call.error and f"{call.error.code}: {call.error.text}"}
 
 
 def describe_round(entry: Round, turn: Turn) -> dict[str, Any]:
     """Return one round as ``nekro history --trace --json`` prints it; what the API does not tell is None."""
-    told = entry.model_dump(exclude={"cause", "calls", "error"})
+    known = entry.model_dump(exclude={"cause", "calls", "error"})
     unknown = ("user", "merged_into", "answered_at", "cancel_requested_at", "prompt_chars", "observation")
     return {
         **dict.fromkeys(unknown),
-        **told,
+        **known,
         "turn": turn.id,
         "trigger": entry.cause.kind,
         "trigger_id": entry.cause.id,

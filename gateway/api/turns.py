@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter
 
 from gateway.dependencies import IdentityDep, PathText, ServicesDep
 from gateway.identity import Identity, Scope
-from gateway.streams.json_text import json_text
 from gateway.streams.turn_tree import read_turn
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import NotFoundError
@@ -19,15 +18,15 @@ __all__ = ["router"]
 router = APIRouter(tags=["turns"])
 
 
-@router.get("/turns/{turn_id}", response_model=Turn)
-async def get_turn(turn_id: PathText, services: ServicesDep, identity: IdentityDep) -> Response:
+@router.get("/turns/{turn_id}")
+async def get_turn(turn_id: PathText, services: ServicesDep, identity: IdentityDep) -> Turn:
     """Return a turn: rounds with requests, code, output and calls; messages; jobs."""
     await _first_round(services, identity, turn_id, Scope.READ)
-    return await _answer(services, turn_id)
+    return await read_turn(services, turn_id)
 
 
-@router.post("/turns/{turn_id}/cancel", response_model=Turn)
-async def cancel_turn(turn_id: PathText, services: ServicesDep, identity: IdentityDep) -> Response:
+@router.post("/turns/{turn_id}/cancel")
+async def cancel_turn(turn_id: PathText, services: ServicesDep, identity: IdentityDep) -> Turn:
     """Cancel the waiting and running rounds of a turn, and only of that one; returns it as it is then.
 
     A running round whose worker does not answer within seconds ends later. A turn that has ended, or that a
@@ -40,12 +39,7 @@ async def cancel_turn(turn_id: PathText, services: ServicesDep, identity: Identi
         wait_seconds=CLOSE_STEP_SECONDS,
         turn_id=turn_id,
     )
-    return await _answer(services, turn_id)
-
-
-async def _answer(services: Services, turn_id: str) -> Response:
-    turn = await read_turn(services, turn_id)
-    return Response(json_text(turn), media_type="application/json")
+    return await read_turn(services, turn_id)
 
 
 async def _first_round(services: Services, identity: Identity, turn_id: str, scope: Scope) -> Round:

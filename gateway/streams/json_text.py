@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from pydantic import BaseModel
-from pydantic_core import PydanticSerializationError, to_jsonable_python
+from pydantic_core import PydanticSerializationError
 
 __all__ = ["json_text"]
 
@@ -15,15 +15,4 @@ def json_text(model: BaseModel) -> str:
     try:
         return model.model_dump_json()
     except PydanticSerializationError:
-        return json.dumps(_plain(model.model_dump(mode="python")))
-
-
-def _plain(value: object) -> object:
-    """Return the value with what JSON lacks (times, states) converted; strings stay as they are."""
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, str):
-        return str(value)
-    return to_jsonable_python(value)
+        return json.dumps(model.model_dump(mode="json"))
