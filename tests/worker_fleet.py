@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from forked_process import Descriptor, ForkedProcess, run_forked
-from waiting import WAIT_SECONDS
+from sqlalchemy.engine import make_url
+from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.settings import Settings
 from cli.environment import environment_of
@@ -76,6 +79,8 @@ class Worker:
         self.process: ForkedProcess | subprocess.Popen[bytes]
         self.log = log
         self.lane = lane
+        url = make_url(settings.database.url or "")
+        self._sqlite = url.database if url.get_backend_name() == "sqlite" else None
         self._ours, theirs = socket.socketpair()
         arguments = ["worker", "--lane", lane, "--name", log.stem]
         if concurrency is not None:
@@ -113,10 +118,25 @@ class Worker:
         return self.process.pid
 
     def freeze(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
+        """SIGSTOP; on SQLite while it writes nothing, or its lock would keep every other process waiting."""
+        with self._nobody_writes():
+            self.process.send_signal(signal.SIGSTOP)
+            state = Path(f"/proc/{self.pid}/stat")
+            wait_until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", what="the stop")
 
     def thaw(self) -> None:
         self.process.send_signal(signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def _nobody_writes(self) -> Iterator[None]:
+        if self._sqlite is None:
+            yield
+            return
+        database = sqlite3.connect(self._sqlite, timeout=WAIT_SECONDS, isolation_level=None)
+        with contextlib.closing(database):
+            database.execute("BEGIN IMMEDIATE")
+            yield
+            database.execute("ROLLBACK")
 
     def kill(self) -> None:
         """SIGKILL and reap."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,6 +47,7 @@ class Args:
     check: Probe | None
     json: bool
     supervisor_fd: int | None
+    listen_fd: int | None
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -79,6 +81,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     )
     add_json(parser)
     add_supervisor_fd(parser)
+    parser.add_argument("--listen-fd", type=int, default=None, help=argparse.SUPPRESS)  # by `nekro up`
 
 
 def run(args: Args, deps: Deps) -> int:
@@ -110,7 +113,8 @@ def _serve(settings: Settings, args: Args, deps: Deps) -> None:
 
     from broker_config.embedded import resolve_settings
     from gateway.app import create_app
-    from gateway.web.server import listen, serve
+    from gateway.web.listener import listen
+    from gateway.web.server import serve
     from messaging.tracing import traced
     from runtime.metrics import start_metrics
     from workers.ops.logs import configure_logs
@@ -119,7 +123,9 @@ def _serve(settings: Settings, args: Args, deps: Deps) -> None:
     node = f"gateway-{os.getpid()}"
     configure_logs(settings, lane="gateway", worker=node)
     start_metrics()
-    with traced(settings.tracing, role="gateway", node=node), listen(settings.gateway) as listener:
+    passed = args.listen_fd is not None
+    opened = socket.socket(fileno=args.listen_fd) if passed else listen(settings.gateway)
+    with traced(settings.tracing, role="gateway", node=node), opened as listener:
         serving = serve(create_app(settings), listener, on_ready=lambda url: _tell(url, args, deps))
         run_async(serving, loop_factory=uvloop.new_event_loop)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import socket
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -35,8 +34,6 @@ Ctrl-C stops gracefully: rounds and calls end first. A second Ctrl-C stops at on
 
 
 _DEFAULTS: Final = {Lane.METHODS: 1, Lane.LONG: 1, Lane.ROUNDS: None, Lane.PINNED: 0}
-#: Ports to try for the HTTP API, since several systems of one host may share a setting.
-_PORTS: Final = 64
 _DEFAULT_WORDS: Final = {
     Lane.ROUNDS: "1, none without a language model",
     Lane.PINNED: "0: a methods worker owns the pinned plugins",
@@ -101,12 +98,14 @@ def run(args: Args, deps: Deps) -> int:
         ownership = Ownership(settings.data_dir)
         await _claim(ownership, settings)
         warn_of_root(deps.output)
+        listener = None
         try:
-            has_port = args.gateway_port is not None or settings.gateway.socket is not None
-            port = args.gateway_port if has_port else _free_port(settings)
-            specs = children(replace(args, rounds=_rounds(args, settings, deps), gateway_port=port))
+            listener = _listener(args, settings)
+            specs = children(replace(args, rounds=_rounds(args, settings, deps)), listener)
             await _supervise(specs, settings, ownership, deps)
         finally:
+            if listener is not None:
+                listener.close()
             ownership.release()
         return 0
 
@@ -133,31 +132,30 @@ def _rounds(args: Args, settings: Settings, deps: Deps) -> int:
     return 1 if args.rounds is None else args.rounds
 
 
-def children(args: Args) -> list[ChildSpec]:
-    """Return the child processes to run."""
+def children(args: Args, listener: socket.socket | None) -> list[ChildSpec]:
+    """Return the child processes to run; a gateway if there is a socket for it."""
     specs = [
         worker_spec(lane.value, name=f"{lane.value}-{number}")
         for lane in Lane
         for number in range(1, (getattr(args, lane.value) or 0) + 1)
     ]
-    if args.gateway_port != 0:
-        specs.append(gateway_spec(args.gateway_port))
+    if listener is not None:
+        specs.append(gateway_spec(listener))
     if args.flower_port is not None:
         specs.append(flower_spec(args.flower_port))
     return specs
 
 
-def _free_port(settings: Settings) -> int:
-    """Return the port of the settings, or the first free one after it."""
+def _listener(args: Args, settings: Settings) -> socket.socket | None:
+    """Open the socket of the HTTP API; None when it is not wanted."""
+    from gateway.web.listener import listen, listen_on_free_port
+
+    if args.gateway_port == 0:
+        return None
     gateway = settings.gateway
-    for port in range(gateway.port, min(gateway.port + _PORTS, 65536)):
-        kind = socket.AF_INET6 if ":" in gateway.host else socket.AF_INET
-        with suppress(OSError), socket.create_server((gateway.host, port), family=kind) as free:
-            return int(free.getsockname()[1])
-    raise ServiceError(
-        f"port {gateway.port} of {gateway.host} and the {_PORTS - 1} after it are taken, or it is no address"
-        " of this host; choose another with --gateway-port, 0 serves no HTTP API"
-    )
+    if args.gateway_port is not None:
+        return listen(gateway.model_copy(update={"port": args.gateway_port, "socket": None}))
+    return listen(gateway) if gateway.socket is not None else listen_on_free_port(gateway)
 
 
 async def _claim(ownership: Ownership, settings: Settings) -> None:

@@ -69,6 +69,8 @@ class ChildSpec:
     lane: str
     #: Arguments of `nekro`.
     arguments: tuple[str, ...]
+    #: Open descriptors that it inherits; they stay open here, for its next start.
+    descriptors: tuple[int, ...] = ()
 
 
 def worker_spec(lane: str, *, name: str, concurrency: int | None = None) -> ChildSpec:
@@ -84,10 +86,12 @@ def flower_spec(port: int) -> ChildSpec:
     return ChildSpec(name="flower", lane="", arguments=("flower", "--port", str(port)))
 
 
-def gateway_spec(port: int | None) -> ChildSpec:
-    """Describe a gateway at the address of the settings; None also leaves the port, or socket, to them."""
-    stated = () if port is None else ("--port", str(port))
-    return ChildSpec(name=GATEWAY, lane="", arguments=("gateway", *stated))
+def gateway_spec(listener: socket.socket) -> ChildSpec:
+    """Describe a gateway that serves an open socket; connections wait there while it is started again."""
+    number = listener.fileno()
+    return ChildSpec(
+        name=GATEWAY, lane="", arguments=("gateway", "--listen-fd", str(number)), descriptors=(number,)
+    )
 
 
 class ChildProcess:
@@ -116,7 +120,7 @@ class ChildProcess:
                 "--supervisor-fd", str(theirs.fileno()),
                 env=dict(environment), cwd=directory, stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-                pass_fds=[theirs.fileno()], start_new_session=True, limit=_MAX_LINE_BYTES,
+                pass_fds=[theirs.fileno(), *spec.descriptors], start_new_session=True, limit=_MAX_LINE_BYTES,
             )  # fmt: skip
         except BaseException:
             ours.close()

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
-import stat
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import h11
@@ -18,36 +15,11 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from broker_config.settings import GatewaySettings
-from nekro_agent.errors import ServiceError
+from gateway.web.listener import url_of
 
-__all__ = ["GatewayServer", "listen", "serve", "url_of"]
+__all__ = ["GatewayServer", "serve"]
 
 _LATE: Final = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-
-
-def listen(settings: GatewaySettings) -> socket.socket:
-    """Open the socket that the settings name.
-
-    Raises:
-        ServiceError: the address is in use or is not one of this host.
-    """
-    if settings.socket is not None:
-        return _listen_on_path(settings.socket)
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    try:
-        return socket.create_server((settings.host, settings.port), family=family, backlog=1024)
-    except OSError as exc:
-        where = f"{settings.host}:{settings.port}"
-        raise ServiceError(f"cannot listen on {where}: {exc.strerror}; choose another with --port") from exc
-
-
-def url_of(listener: socket.socket) -> str:
-    """Return the URL of a listening socket; a wildcard address is shown as this machine's."""
-    if listener.family == socket.AF_UNIX:
-        return f"unix:{listener.getsockname()}"
-    host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def serve(app: FastAPI, listener: socket.socket, *, on_ready: Callable[[str], None]) -> None:
@@ -161,25 +133,3 @@ def _protocol(seconds: float) -> type[H11Protocol]:
                 self.transport.close()
 
     return Protocol
-
-
-def _listen_on_path(path: Path) -> socket.socket:
-    with contextlib.suppress(FileNotFoundError):
-        if stat.S_ISSOCK(path.stat().st_mode) and not _is_served(path):
-            path.unlink()  # left by a gateway that was killed
-    listener = socket.socket(socket.AF_UNIX)
-    before = os.umask(0o177)
-    try:
-        listener.bind(str(path))
-    except OSError as exc:
-        listener.close()
-        raise ServiceError(f"cannot listen on {path}: {exc.strerror or exc}") from exc
-    finally:
-        os.umask(before)
-    listener.listen(1024)
-    return listener
-
-
-def _is_served(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as probe:
-        return probe.connect_ex(str(path)) == 0

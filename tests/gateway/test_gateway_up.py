@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -11,30 +16,57 @@ from waiting import WAIT_SECONDS
 from worker_fleet import Fleet
 
 
+@contextlib.contextmanager
+def running_up(fleet: Fleet) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A `nekro up` with one methods worker, and the URL that it prints."""
+    with fleet.command("up", "--methods", "1", "--long", "0", "--rounds", "0") as up:
+        try:
+            assert up.stderr is not None
+            lines: list[str] = []
+            while not any("ready: " in line for line in lines):
+                line = up.stderr.readline()
+                assert line, lines
+                lines.append(line)
+            found = re.search(
+                r"ready: methods-1; HTTP API on (http://127\.0\.0\.1:[0-9]+); Ctrl-C stops", lines[-1]
+            )
+            assert found is not None, lines[-1]
+            yield up, found[1]
+        finally:
+            if up.poll() is None:
+                up.send_signal(signal.SIGINT)
+            up.communicate(timeout=WAIT_SECONDS)
+
+
+def gateway_of(up: subprocess.Popen[str]) -> int:
+    """The process id of the gateway that it has started."""
+    children = Path(f"/proc/{up.pid}/task/{up.pid}/children").read_text().split()
+    (pid,) = (int(pid) for pid in children if b"\0gateway\0" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return pid
+
+
 @pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
 def test_starts_a_gateway_and_prints_its_url(fresh_fleet: Fleet) -> None:
-    up = fresh_fleet.command("up", "--methods", "1", "--long", "0", "--rounds", "0")
-    try:
-        assert up.stderr is not None
-        lines: list[str] = []
-        while not any("ready: " in line for line in lines):
-            line = up.stderr.readline()
-            assert line, lines
-            lines.append(line)
-        found = re.search(
-            r"ready: methods-1; HTTP API on (http://127\.0\.0\.1:[0-9]+); Ctrl-C stops", lines[-1]
-        )
-        assert found is not None, lines[-1]
-        methods = httpx.get(f"{found[1]}/api/v1/methods", params={"text": "Ada.operated"})
+    with running_up(fresh_fleet) as (up, url):
+        methods = httpx.get(f"{url}/api/v1/methods", params={"text": "Ada.operated"})
         assert "echo" in [method["name"] for method in methods.json()["items"]]
         body = {"method": "echo", "args": [1], "chat_key": "c"}
-        assert httpx.post(f"{found[1]}/api/v1/calls", json=body, timeout=WAIT_SECONDS).json()["value"] == 1
+        assert httpx.post(f"{url}/api/v1/calls", json=body, timeout=WAIT_SECONDS).json()["value"] == 1
+        with running_up(fresh_fleet_beside(fresh_fleet)) as (_, other):
+            assert other != url
+            assert httpx.get(f"{other}/healthz").is_success
+
+        os.kill(gateway_of(up), signal.SIGKILL)
+        # Not refused: the socket is open while the gateway is started again.
+        assert httpx.get(f"{url}/healthz", timeout=WAIT_SECONDS).is_success
         up.send_signal(signal.SIGINT)
         up.communicate(timeout=WAIT_SECONDS)
         assert up.returncode == 0
         with pytest.raises(httpx.TransportError):
-            httpx.get(f"{found[1]}/healthz")
-    finally:
-        if up.poll() is None:
-            up.terminate()
-        up.communicate(timeout=WAIT_SECONDS)
+            httpx.get(f"{url}/healthz")
+
+
+def fresh_fleet_beside(fleet: Fleet) -> Fleet:
+    """The same system with a data directory of its own, as a second one on this host."""
+    data_dir = fleet.settings.data_dir.with_name("second")
+    return Fleet(fleet.settings.model_copy(update={"data_dir": data_dir}), data_dir.parent)
