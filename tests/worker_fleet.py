@@ -79,8 +79,8 @@ class Worker:
         self.process: ForkedProcess | subprocess.Popen[bytes]
         self.log = log
         self.lane = lane
-        url = make_url(settings.database.url or "")
-        self._sqlite = url.database if url.get_backend_name() == "sqlite" else None
+        url = settings.database.url or ""
+        self._sqlite = make_url(url).database if url.startswith("sqlite") else None
         self._ours, theirs = socket.socketpair()
         arguments = ["worker", "--lane", lane, "--name", log.stem]
         if concurrency is not None:

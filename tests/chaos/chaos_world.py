@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from fleet_probes import ask, left_in_lane
@@ -23,6 +24,8 @@ from workers.calls.dispatch import CallScope
 from workers.composition import Services
 
 CHAT = "chaos"
+#: Duration of calls that end when the test releases them.
+HELD = -1.0
 #: Visibility timeout of the chaos fleets.
 LEASE_SECONDS = 4.0
 
@@ -69,11 +72,21 @@ async def invoke(services: Services, method: str, *args: Any, call_id: str, seco
     )
 
 
-def journal(fleet: Fleet) -> list[list[str]]:
-    """Lines of the chaos plugin: event, name, process, time."""
+def data_of(fleet: Fleet) -> Path:
+    """Data directory of the chaos plugin."""
     from storage.files.areas import DataAreas
 
-    path = DataAreas(fleet.settings.data_dir).plugin_dir("tests.chaos") / "journal.txt"
+    return DataAreas(fleet.settings.data_dir).plugin_dir("tests.chaos")
+
+
+def release(fleet: Fleet) -> None:
+    """Let the calls that were made with ``HELD`` end, those of later deliveries too."""
+    data_of(fleet).joinpath("released").touch()
+
+
+def journal(fleet: Fleet) -> list[list[str]]:
+    """Lines of the chaos plugin: event, name, process, time."""
+    path = data_of(fleet) / "journal.txt"
     if not path.exists():
         return []
     return [line.split() for line in path.read_text().splitlines()]

@@ -11,7 +11,19 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from chaos_world import Account, call, client_of, key, opened, rows, started, times, until_quiet
+from chaos_world import (
+    HELD,
+    Account,
+    call,
+    client_of,
+    key,
+    opened,
+    release,
+    rows,
+    started,
+    times,
+    until_quiet,
+)
 from sqlalchemy.engine import make_url
 from waiting import eventually
 from worker_fleet import Fleet
@@ -125,11 +137,12 @@ async def test_36_locked_sqlite_delays_calls_without_failing_them(make_chaos: Ma
     fleet.start("methods")
     account = Account()
     async with opened(fleet) as services:
-        running = asyncio.create_task(account.follow("E1", call(services, "effect", "E1", 1)))
+        running = asyncio.create_task(account.follow("E1", call(services, "effect", "E1", HELD)))
         await started(fleet, "E1")
         path = make_url(fleet.settings.database.url or "").database
         with sqlite3.connect(path, isolation_level=None) as lock:
             lock.execute("BEGIN EXCLUSIVE")
+            release(fleet)
             await asyncio.sleep(8)
             lock.execute("ROLLBACK")
         lock.close()

@@ -9,7 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos_world import Account, call, opened, publish_methods, rows, started, times, worker_that_runs
+from chaos_world import (
+    HELD,
+    Account,
+    call,
+    opened,
+    publish_methods,
+    release,
+    rows,
+    started,
+    times,
+    worker_that_runs,
+)
 from rabbit_server import RabbitServer, rabbit_binary
 from redis_process import free_port
 from waiting import eventually
@@ -106,9 +117,10 @@ async def test_killed_worker_s_calls_are_redelivered_and_poison_becomes_a_dead_l
 ) -> None:
     fleet.start("methods", "methods")
     async with opened(fleet) as services:
-        tool = asyncio.create_task(call(services, "work", "T1", 3))
+        tool = asyncio.create_task(call(services, "work", "T1", HELD))
         await started(fleet, "T1")
         worker_that_runs(fleet, "T1").kill()
+        release(fleet)
         assert await tool == "T1"
         assert times(fleet, "start")["T1"] == 2
         fatal = asyncio.create_task(call(services, "die", "T-fatal", "exit"))

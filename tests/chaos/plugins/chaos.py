@@ -38,11 +38,21 @@ def note(event: str, name: str) -> None:
         os.close(descriptor)
 
 
+async def pause(seconds: float) -> None:
+    """Wait; a negative number waits until the test releases the calls."""
+    if seconds >= 0:
+        await asyncio.sleep(seconds)
+        return
+    released = plugin.get_plugin_data_dir() / "released"
+    while not released.exists():
+        await asyncio.sleep(0.02)
+
+
 @plugin.mount_sandbox_method(SandboxMethodType.TOOL, "work", "Works")
 async def work(_ctx: AgentCtx, name: str, seconds: float = 0) -> str:
     """Wait and return the name; may run again."""
     note("start", name)
-    await asyncio.sleep(seconds)
+    await pause(seconds)
     note("end", name)
     return name
 
@@ -51,7 +61,7 @@ async def work(_ctx: AgentCtx, name: str, seconds: float = 0) -> str:
 async def effect(_ctx: AgentCtx, name: str, seconds: float = 0) -> str:
     """Wait and leave the name in the history; must not run twice."""
     note("start", name)
-    await asyncio.sleep(seconds)
+    await pause(seconds)
     note("end", name)
     return f"effect {name}"
 
@@ -60,7 +70,7 @@ async def effect(_ctx: AgentCtx, name: str, seconds: float = 0) -> str:
 async def wake(_ctx: AgentCtx, name: str, seconds: float = 0) -> str:
     """Wait and ask for a round; must not run twice."""
     note("start", name)
-    await asyncio.sleep(seconds)
+    await pause(seconds)
     note("end", name)
     return f"wake {name}"
 
