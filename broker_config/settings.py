@@ -538,6 +538,18 @@ class GatewaySettings(_Group):
     connections: int = Field(
         4000, ge=1, description="Connections at the same time in one process; more are answered with 503."
     )
+    streams_per_key: int = Field(
+        3000,
+        ge=0,
+        description="Streams that one key may have open in one process; more are answered with 429. 0 does "
+        "not limit them.",
+    )
+    streams_per_address: int = Field(
+        3000,
+        ge=0,
+        description="The same for one address; of IPv6 for a network of 64 bits. Behind a proxy all clients "
+        "have its address: set 0 there. 0 does not limit them.",
+    )
     drain_seconds: float = Field(
         10, ge=0, description="How long a stopping gateway waits for running requests; streams end at once."
     )

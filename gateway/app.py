@@ -14,6 +14,7 @@ from broker_config.settings import GatewaySettings, Settings
 from gateway import problems
 from gateway.access.keys import require_key
 from gateway.access.rates import Rates
+from gateway.access.streams import OpenStreams
 from gateway.adapters import questions, sse
 from gateway.adapters.sse import SseAdapter
 from gateway.api import ROUTERS, links, probes
@@ -54,6 +55,7 @@ def create_app(settings: Settings) -> FastAPI:
         services = Services.load(settings, role=CALLER)
         app.state.services, app.state.hub = services, EventHub(services)
         app.state.stopping, app.state.rates = asyncio.Event(), Rates(services.settings)
+        app.state.streams = OpenStreams(settings.gateway)
         try:
             await services.start()
             await require_key(services)

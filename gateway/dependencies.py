@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Annotated
 
 from fastapi import Depends, Path, Request
@@ -9,12 +10,22 @@ from pydantic import AfterValidator
 
 from gateway.access.keys import identify
 from gateway.access.rates import Rates
+from gateway.access.streams import OpenStreams
 from gateway.identity import Identity
 from gateway.streams.hub import EventHub
 from gateway.web.paths import restored
 from workers.composition import Services
 
-__all__ = ["ChatKey", "HubDep", "IdentityDep", "PathText", "RequestId", "ServicesDep", "identity_of"]
+__all__ = [
+    "ChatKey",
+    "HubDep",
+    "IdentityDep",
+    "PathText",
+    "RequestId",
+    "ServicesDep",
+    "identity_of",
+    "take_stream",
+]
 
 
 def _services(request: Request) -> Services:
@@ -35,6 +46,22 @@ async def identity_of(request: Request) -> Identity:
         await rates.take(known)
         request.state.identity = known
     return known
+
+
+def take_stream(request: Request, identity: Identity | None = None) -> None:
+    """Count a stream until its request ends.
+
+    Raises:
+        ProblemError: 429, as from ``OpenStreams.counted``.
+    """
+    streams: OpenStreams = request.app.state.streams
+    held: ExitStack = request.state.held
+    client = request.client
+    held.enter_context(
+        streams.counted(
+            key_id=None if identity is None else identity.key_id, host=None if client is None else client.host
+        )
+    )
 
 
 def _request_id(request: Request) -> str:

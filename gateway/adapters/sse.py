@@ -33,7 +33,7 @@ from gateway.adapters.sse_models import (
     command_of,
 )
 from gateway.adapters.sse_stream import ClientStream
-from gateway.dependencies import ServicesDep
+from gateway.dependencies import ServicesDep, take_stream
 from gateway.outgoing import OutgoingHttp
 from gateway.problems import ProblemError
 from gateway.web.limits import OWN_LIMITS
@@ -68,7 +68,7 @@ class SseAdapter:
         """Create it; ``close`` it."""
         settings = services.settings
         key = settings.gateway.sse_access_key
-        self._access_key = key.get_secret_value().encode() if key is not None else None
+        self._access_key = _digest(key.get_secret_value()) if key is not None else None
         self._outgoing = OutgoingHttp(
             settings.downloads.allow_private, setting="NEKRO_DOWNLOADS__ALLOW_PRIVATE"
         )
@@ -90,10 +90,15 @@ class SseAdapter:
                 "not_found",
                 "the SSE adapter is not served; set NEKRO_GATEWAY__SSE_ACCESS_KEY",
             )
-        if not hmac.compare_digest((access_key or "").encode("utf-8", "replace"), self._access_key):
+        # Digests have one length, so the time of the comparison does not tell that of the key.
+        if not hmac.compare_digest(_digest(access_key or ""), self._access_key):
             raise ProblemError(
                 HTTPStatus.UNAUTHORIZED, "access_key_invalid", "the access key is missing or wrong"
             )
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
 def _adapter(request: Request) -> SseAdapter:
@@ -121,6 +126,7 @@ async def connect(
     that is not known gets a new id.
     """
     adapter.admit(access_key)
+    take_stream(request)
     known = await _find(services, client_id_query or client_id)
     own_id = known.id if known else await _register(services, platform, client_name, "")
     stream = ClientStream(services, adapter.files, own_id, stopping=request.app.state.stopping)

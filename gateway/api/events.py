@@ -7,11 +7,11 @@ from contextlib import aclosing
 from http import HTTPStatus
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Header, Query, Request
 from loguru import logger
 from sse_starlette import EventSourceResponse
 
-from gateway.dependencies import ChatKey, HubDep, IdentityDep
+from gateway.dependencies import ChatKey, HubDep, IdentityDep, take_stream
 from gateway.identity import Scope
 from gateway.problems import ProblemError
 from gateway.streams.events import StreamEvent
@@ -35,6 +35,7 @@ _MOST_NUMBER: Final = (1 << 63) - 1
 @router.get("/chats/{chat_key}/events", response_class=EventSourceResponse)
 async def read_events(
     chat_key: ChatKey,
+    request: Request,
     hub: HubDep,
     identity: IdentityDep,
     after: Annotated[
@@ -63,6 +64,7 @@ async def read_events(
     # A browser that connects again sends the header, and the URL's number is older.
     position = after if last_event_id is None else _number(last_event_id)
     hub.require_room()
+    take_stream(request, identity)
     newest = await hub.newest(
         chat_key, after=position
     )  # an outage of the database is an error, not an empty stream

@@ -28,6 +28,12 @@ OWN_LIMITS: Final[list[tuple[re.Pattern[str], Callable[[GatewaySettings], int]]]
 ]
 
 
+#: Headers of a request with a body.
+_OF_BODY: Final = frozenset({b"content-length", b"transfer-encoding"})
+#: How long the rest of a body that nobody reads may take.
+_REST_SECONDS: Final = 2.0
+
+
 class BodyLimit:
     """Refuses bodies that are too large or arrive too slowly."""
 
@@ -39,7 +45,7 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = _Body(receive, send, most=self._most(scope["path"]), settings=self._settings)
+        body = _Body(scope, receive, send, most=self._most(scope["path"]), settings=self._settings)
         if _declared(scope) > body.most:
             body.refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", _too_large(body.most))
         else:
@@ -77,13 +83,19 @@ class _RefusedError(Exception):
 class _Body:
     """The body of one request."""
 
-    def __init__(self, receive: Receive, send: Send, *, most: int, settings: GatewaySettings) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, *, most: int, settings: GatewaySettings
+    ) -> None:
         self._receive, self._send, self.most = receive, send, most
         self._seconds = settings.body_seconds
         self._is_large = most > settings.body_bytes
         self._deadline: float | None = None
         self._size = 0
         self._is_complete = False
+        names = {name for name, _ in scope["headers"]}
+        # A client that asks before it sends a body has sent nothing yet.
+        is_coming = bool(names & _OF_BODY) and b"expect" not in names
+        self._rest_bytes = settings.body_bytes if is_coming else 0
         self.fault: _Fault | None = None
         self.has_answered = False
 
@@ -120,7 +132,23 @@ class _Body:
         if self.fault is not None and not self.has_answered:
             return
         self.has_answered = True
+        is_end = message["type"] == "http.response.body" and not message.get("more_body", False)
+        if is_end and not self._is_complete and self._rest_bytes > 0:
+            await self._discard_rest()
         await self._send(message)
+
+    async def _discard_rest(self) -> None:
+        """Read the rest of a body before the end of the answer, if it is short and on its way.
+
+        Closing a connection with unread bytes resets it, and the client would lose the answer.
+        """
+        left = self._rest_bytes
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_REST_SECONDS):
+                while not self._is_complete and left >= 0:
+                    message = await self._receive()
+                    left -= len(message.get("body", b""))
+                    self._is_complete = not message.get("more_body", False)
 
 
 def _declared(scope: Scope) -> int:

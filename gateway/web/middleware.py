@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from http import HTTPStatus
 from typing import Final
 
@@ -21,13 +22,17 @@ from broker_config.settings import GatewaySettings
 from codec.wire import new_id
 from gateway.problems import problem_response
 from gateway.web.paths import decoded
-from messaging.tracing import span
+from messaging.tracing import span, trace_headers
 from runtime.metrics import metrics
 from workers.ops.host_header import AllowedHosts, is_loopback
 
 __all__ = ["Entrance", "RequestContext"]
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+#: Source: W3C Trace Context, section 3.2.
+_TRACEPARENT: Final = re.compile(
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?"
+)
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 #: Paths that a load balancer asks by address.
 _PROBES: Final = ("/healthz", "/readyz")
@@ -37,6 +42,8 @@ _PAGES: Final = "/plugins/"
 _HEAD_BYTES: Final = 32 << 10
 #: Files that pages of any site may show: who has the link may read.
 _LINKS: Final = "/links/"
+#: The coding of a body that is not encoded (RFC 9110, section 12.5.3).
+_PLAIN: Final = "identity"
 _SAFE_SITES: Final = ("same-origin", "none")
 _HEADERS: Final = {
     "x-content-type-options": "nosniff",
@@ -47,7 +54,10 @@ _HEADERS: Final = {
 
 
 class RequestContext:
-    """Gives each request an id, and records it; an unexpected error becomes a problem document."""
+    """Gives each request an id, and records it; an unexpected error becomes a problem document.
+
+    ``request.state.held`` is closed when the request has ended, in any way.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -59,7 +69,8 @@ class RequestContext:
             return
         headers = _headers(scope)
         request_id = _request_id(headers)
-        scope.setdefault("state", {})["request_id"] = request_id
+        held = ExitStack()
+        scope.setdefault("state", {}).update(request_id=request_id, held=held)
         is_page = scope["path"].startswith(_PAGES)
         answer = _Recorded(send, request_id, defaults={} if is_page else _HEADERS)
         started = time.perf_counter()
@@ -68,12 +79,14 @@ class RequestContext:
             with (
                 logger.contextualize(request_id=request_id),
                 span("http.request", {"request_id": request_id}, kind="server", headers=headers) as part,
+                logger.contextualize(**_trace(headers)),
             ):
                 await self._serve(scope, receive, answer)
                 route, method = _route(scope), _method(scope)
                 part.tell(route=route, method=method, status=answer.status)
                 self._record(scope, answer, route, method, time.perf_counter() - started)
         finally:
+            held.close()
             metrics().http_in_flight.dec()
 
     async def _serve(self, scope: Scope, receive: Receive, answer: _Recorded) -> None:
@@ -159,6 +172,10 @@ class Entrance:
             detail = "the Host header names none of NEKRO_GATEWAY__ALLOWED_HOSTS"
             return HTTPStatus.MISDIRECTED_REQUEST, "host_not_allowed", detail
         headers = _headers(scope)
+        if not path.startswith(_PAGES) and headers.get("content-encoding", _PLAIN).strip().lower() != _PLAIN:
+            # Decoding would let a small body become a large one; storing it undecoded would alter it.
+            detail = "the gateway decodes no bodies; send this one without Content-Encoding"
+            return HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "content_encoding_unsupported", detail
         if path.startswith(_LINKS):
             return None
         if "authorization" not in headers and self._is_cross_site(scope["method"], headers):
@@ -189,6 +206,12 @@ def _headers(scope: Scope) -> dict[str, str]:
 def _request_id(headers: Mapping[str, str]) -> str:
     given = headers.get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else new_id()
+
+
+def _trace(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the trace id for the log; while tracing is off, the one that the client states."""
+    stated = _TRACEPARENT.fullmatch(trace_headers().get("traceparent") or headers.get("traceparent", ""))
+    return {} if stated is None else {"trace_id": stated[1]}
 
 
 def _route(scope: Scope) -> str:

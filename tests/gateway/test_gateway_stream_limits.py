@@ -1,0 +1,121 @@
+"""Open streams per key and per address, and what becomes of them when a gateway stops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from gateway_server import served
+from test_gateway_keys import key_of
+from waiting import eventually
+from worker_fleet import Fleet
+
+from gateway.access.streams import OpenStreams
+from gateway.app import create_app
+from gateway.identity import Scope
+from gateway.problems import ProblemError
+
+pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+EVENTS = "/api/v1/chats/site-1/events"
+COMPLETION = {
+    "model": "nekro",
+    "messages": [{"role": "user", "content": "a"}],
+    "stream": True,
+    "user": "u",
+}
+
+
+@asynccontextmanager
+async def gateway(fleet: Fleet, **limits: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Any]]:
+    settings = fleet.settings.gateway.model_copy(update={"sse_access_key": None, **limits})
+    app = create_app(fleet.settings.model_copy(update={"gateway": settings}))
+    async with served(app) as client:
+        await client.get("/healthz")  # answered when the services have started
+        yield client, app.state
+
+
+async def test_a_key_opens_so_many_streams_of_any_kind_and_others_are_served(fleet: Fleet) -> None:
+    headers, other = [await key_of(fleet, Scope.READ, Scope.POST) for _ in range(2)]
+    async with gateway(fleet, streams_per_key=2) as (client, state), AsyncExitStack() as open_ones:
+        await open_ones.enter_async_context(client.stream("GET", EVENTS, headers=headers))
+        second = client.stream("POST", "/v1/chat/completions", headers=headers, json=COMPLETION)
+        answer = await open_ones.enter_async_context(second)
+        assert answer.status_code == 200
+        for method, path, body in (
+            ("GET", EVENTS, None),
+            ("POST", "/v1/chat/completions", COMPLETION),
+            ("POST", "/v1/responses", {"model": "nekro", "input": "a", "stream": True}),
+        ):
+            refused = await client.request(method, path, headers=headers, json=body)
+            assert refused.status_code == 429 and "too_many_streams" in refused.text, refused.text
+            assert int(refused.headers["retry-after"]) >= 1
+        # Only streams count, and only those of the key.
+        listed = await client.get("/v1/models", headers=headers)
+        assert listed.status_code == 200
+        async with client.stream("GET", EVENTS, headers=other) as own:
+            assert own.status_code == 200
+        await answer.aclose()
+
+        async def has_room() -> bool:
+            async with client.stream("GET", EVENTS, headers=headers) as again:
+                return again.status_code == 200
+
+        await eventually(has_room, what="the place of the closed stream")
+    await eventually(lambda: not state.streams._keys, what="no stream is counted")
+
+
+async def test_an_address_opens_so_many_streams_whatever_its_keys_are(fleet: Fleet) -> None:
+    first, second = [await key_of(fleet, Scope.READ) for _ in range(2)]
+    async with (
+        gateway(fleet, streams_per_address=1, streams_per_key=0) as (client, state),
+        client.stream("GET", EVENTS, headers=first) as one,
+    ):
+        assert one.status_code == 200
+        refused = await client.get(EVENTS, headers=second)
+        assert (refused.status_code, refused.json()["code"]) == (429, "too_many_streams")
+    await eventually(lambda: not state.streams._addresses, what="no stream is counted")
+
+
+async def test_simultaneous_requests_do_not_pass_the_limit(fleet: Fleet) -> None:
+    headers = await key_of(fleet, Scope.READ)
+
+    async def status(client: httpx.AsyncClient, done: asyncio.Event) -> int:
+        async with client.stream("GET", EVENTS, headers=headers) as answer:
+            if answer.status_code == 200:
+                await done.wait()
+            return answer.status_code
+
+    async with gateway(fleet, streams_per_key=3) as (client, _):
+        done = asyncio.Event()
+        asked = [asyncio.create_task(status(client, done)) for _ in range(20)]
+
+        def refused() -> int:
+            return sum(task.done() for task in asked)
+
+        await eventually(lambda: refused() == 17, what="17 refusals")
+        done.set()
+        assert sorted(await asyncio.gather(*asked)) == [200] * 3 + [429] * 17
+
+
+def test_addresses_of_one_ipv6_network_count_together(fleet: Fleet) -> None:
+    streams = OpenStreams(fleet.settings.gateway.model_copy(update={"streams_per_address": 1}))
+    for first, second, is_one in (
+        ("2001:db8::1", "2001:db8::ffff:2", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("::ffff:192.0.2.1", "192.0.2.1", True),
+        ("fe80::1%eth0", "fe80::2%eth1", True),
+        ("192.0.2.1", "192.0.2.2", False),
+    ):
+        with streams.counted(key_id=None, host=first):
+            if is_one:
+                with pytest.raises(ProblemError), streams.counted(key_id=None, host=second):
+                    pass
+            else:
+                with streams.counted(key_id=None, host=second):
+                    pass
+        with streams.counted(key_id=None, host=second):  # the first one is not counted any more
+            pass
