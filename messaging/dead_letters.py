@@ -29,7 +29,10 @@ from messaging.delivery.transport import deliveries, uncompressed
 from messaging.publishing import encode_message, stored_body, unavailable
 from nekro_agent.errors import MessageRefusedError, NotFoundError, UsageError
 
-__all__ = ["DeadLetters", "DeadMessage", "VerifiedMessage"]
+__all__ = ["DeadLetters", "DeadMessage", "DeadPosition", "VerifiedMessage"]
+
+#: Messages that are read at a time; one may have megabytes.
+_PAGE: Final = 50
 
 #: Prefix of generated ids, for messages without a readable id.
 RAW_PREFIX: Final = "raw-"
@@ -61,6 +64,16 @@ class DeadMessage:
         if self.task is None:
             return "no worker can read it"
         return f"{self.deliveries} workers took it and none finished it"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadPosition:
+    """A position in the list of messages."""
+
+    #: Whether the valid messages have all been listed.
+    is_refused: bool
+    #: How many messages of that kind are older; at least 1.
+    older: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,12 +110,41 @@ class DeadLetters:
 
     def newest(self, *, limit: int) -> list[DeadMessage]:
         """List messages, newest first: valid ones before refused ones."""
+        return self.page(limit=limit)[0]
+
+    def page(
+        self, *, limit: int, after: DeadPosition | None = None
+    ) -> tuple[list[DeadMessage], DeadPosition | None]:
+        """List messages as ``newest`` does; returns also the position of the next page, None at the end.
+
+        A message that is added or removed between two pages hides none: one may occur on both of them.
+
+        Args:
+            after: position that the page before returned; None begins with the newest.
+        """
+        found: list[DeadMessage] = []
         try:
-            dead: Any = self._client.lrange(self._dead, 0, limit - 1)
-            refused: Any = self._client.lrange(self._refused, 0, limit - 1)
+            if after is None or not after.is_refused:
+                raw, older = self._older(self._dead, None if after is None else after.older, limit)
+                found += map(_read, raw)
+                if older:
+                    return found, DeadPosition(is_refused=False, older=older)
+            of_refused = after.older if after is not None and after.is_refused else None
+            raw, older = self._older(self._refused, of_refused, limit - len(found))
         except (redis.RedisError, OSError) as exc:
             raise unavailable(self._url, exc) from exc
-        return [*map(_read, dead), *map(_read_refused, refused)][:limit]
+        found += map(_read_refused, raw)
+        return found, DeadPosition(is_refused=True, older=older) if older else None
+
+    def _older(self, key: str, older: int | None, limit: int) -> tuple[list[bytes], int]:
+        """Return up to ``limit`` of the ``older`` oldest entries of a list, and how many are left then."""
+        # Counted from the end, because new entries are added at the front.
+        length: Any = self._client.llen(key)
+        older = length if older is None else min(older, length)
+        if not limit or not older:
+            return [], older
+        entries: Any = self._client.lrange(key, -older, limit - older - 1 if limit < older else -1)
+        return entries, older - len(entries) if entries else 0
 
     def drop(self, message: DeadMessage) -> bool:
         """Delete a message; False when it no longer exists."""
@@ -129,19 +171,20 @@ class DeadLetters:
                 f"`nekro dead drop {message.id}` deletes it"
             ) from exc
 
-    def find(self, message_id: str, *, limit: int) -> DeadMessage:
+    def find(self, message_id: str) -> DeadMessage:
         """Return a message by its id.
-
-        Args:
-            limit: newest messages that are read.
 
         Raises:
             NotFoundError: there is none.
         """
-        for message in self.newest(limit=limit):
-            if message.id == message_id:
-                return message
-        raise NotFoundError(f"no dead letter has the id {message_id}")
+        after: DeadPosition | None = None
+        while True:
+            found, after = self.page(limit=_PAGE, after=after)
+            for message in found:
+                if message.id == message_id:
+                    return message
+            if after is None:
+                raise NotFoundError(f"no dead letter has the id {message_id}")
 
     def checked(self, message: DeadMessage) -> dict[str, Any]:
         """Return the fields that a message's signatures cover: ``signature``, ``chat_key``, ``deadline``."""

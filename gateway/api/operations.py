@@ -7,14 +7,16 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any, TypeVar
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 from redis.exceptions import RedisError
 
 from gateway.access.audit import record_act
 from gateway.dependencies import IdentityDep, PathText, ServicesDep
+from gateway.idempotency import OnceDep
 from gateway.identity import Scope
 from gateway.views import dead_letter_answer
-from messaging.dead_letters import DeadLetters
+from gateway.web.paging import Cursor, Limit, cursor_of, number_of
+from messaging.dead_letters import DeadLetters, DeadPosition
 from messaging.queue_figures import QueueFigures, read_dead, read_queues
 from nekro_agent.errors import BrokerUnavailableError, NekroError
 from nekro_client.models import DeadLetter, Page, Queue, Queues, RetryBody, Work, Worker
@@ -25,8 +27,6 @@ __all__ = ["router"]
 
 router = APIRouter(tags=["operations"])
 T = TypeVar("T")
-#: Newest dead letters that are read.
-_MOST = 1000
 
 
 @router.get("/workers")
@@ -70,11 +70,16 @@ async def queues(services: ServicesDep, identity: IdentityDep) -> Queues:
 
 
 @router.get("/dead-letters")
-async def dead_letters(services: ServicesDep, identity: IdentityDep) -> Page[DeadLetter]:
-    """List the newest dead letters, at most 1,000, not verified."""
+async def dead_letters(
+    services: ServicesDep, identity: IdentityDep, limit: Limit = 50, cursor: Cursor = None
+) -> Page[DeadLetter]:
+    """List dead letters, not verified: valid ones before refused ones, the newest first."""
     identity.require_all(Scope.ADMIN)
-    found = await _with_letters(services, lambda letters: letters.newest(limit=_MOST))
-    return Page(items=[dead_letter_answer(message) for message in found])
+    after = None if cursor is None else _position(cursor)
+    found, more = await _with_letters(services, lambda letters: letters.page(limit=limit, after=after))
+    # The last bit tells the kind, the others the number of older ones.
+    next_cursor = None if more is None else cursor_of(more.older << 1 | more.is_refused)
+    return Page(items=[dead_letter_answer(message) for message in found], next_cursor=next_cursor)
 
 
 @router.get("/dead-letters/{letter_id}")
@@ -83,24 +88,32 @@ async def dead_letter(letter_id: PathText, services: ServicesDep, identity: Iden
     identity.require_all(Scope.ADMIN)
 
     def show(letters: DeadLetters) -> DeadLetter:
-        message = letters.find(letter_id, limit=_MOST)
+        message = letters.find(letter_id)
         return dead_letter_answer(message, **letters.checked(message))
 
     return await _with_letters(services, show)
 
 
-@router.post("/dead-letters/{letter_id}/retry")
+@router.post("/dead-letters/{letter_id}/retry", response_model=DeadLetter)
 async def retry(
-    letter_id: PathText, body: RetryBody, request: Request, services: ServicesDep, identity: IdentityDep
-) -> DeadLetter:
+    letter_id: PathText,
+    body: RetryBody,
+    request: Request,
+    services: ServicesDep,
+    identity: IdentityDep,
+    once: OnceDep,
+) -> Response:
     """Send a dead letter again, under its id; no caller waits for its result."""
 
     def again(letters: DeadLetters) -> DeadLetter:
-        message = letters.find(letter_id, limit=_MOST)
+        message = letters.find(letter_id)
         letters.retry(letters.verify(message), timeout_seconds=body.timeout_seconds)
         return dead_letter_answer(message)
 
-    return await _act(request, services, identity, "dead_letter.retry", letter_id, again)
+    identity.require_all(Scope.ADMIN)
+    return await once.run(
+        lambda: _act(request, services, identity, "dead_letter.retry", letter_id, again), is_repeatable=False
+    )
 
 
 @router.delete("/dead-letters/{letter_id}")
@@ -110,11 +123,16 @@ async def drop(
     """Delete a dead letter; returns what it was."""
 
     def drop_it(letters: DeadLetters) -> DeadLetter:
-        message = letters.find(letter_id, limit=_MOST)
+        message = letters.find(letter_id)
         letters.drop(message)
         return dead_letter_answer(message)
 
     return await _act(request, services, identity, "dead_letter.drop", letter_id, drop_it)
+
+
+def _position(cursor: str) -> DeadPosition:
+    older, is_refused = divmod(number_of(cursor), 2)
+    return DeadPosition(is_refused=bool(is_refused), older=older)
 
 
 async def _act(
@@ -126,7 +144,7 @@ async def _act(
     work: Callable[[DeadLetters], DeadLetter],
 ) -> DeadLetter:
     identity.require_all(Scope.ADMIN)
-    await _with_letters(services, lambda letters: letters.find(letter_id, limit=_MOST))
+    await _with_letters(services, lambda letters: letters.find(letter_id))
     async with services.database.begin() as transaction:
         await record_act(transaction.audit, request, identity, action, letter_id)
     return await _with_letters(services, work)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query, Request, Response
 
 from gateway.access.audit import record_act
 from gateway.dependencies import IdentityDep, PathText, ServicesDep
+from gateway.idempotency import OnceDep
 from gateway.identity import Identity, Scope
 from gateway.problems import ProblemError
 from gateway.views import job_answer, timer_answer
@@ -18,7 +19,7 @@ from nekro_client.models import Job, Page, SignalBody, Timer, TimerBody
 from storage.repositories.jobs import Job as JobRow
 from storage.transaction import Transaction
 from workers.chats.timers import Timer as TimerRow
-from workers.chats.timers import TimerChange, change_timer, id_of, open_timers
+from workers.chats.timers import TimerChange, change_timer, id_of, timers_after, timers_of
 from workers.composition import Services
 from workers.jobs.cancel import cancel_job
 from workers.jobs.signals import signal_job
@@ -27,8 +28,6 @@ __all__ = ["router"]
 
 router = APIRouter(tags=["work"])
 OfChat = Annotated[str | None, Query(max_length=1250, description="only of this chat")]
-#: Timers of each kind that are read for a list.
-_MOST_TIMERS = 10_000
 
 
 @router.get("/jobs")
@@ -55,26 +54,42 @@ async def job(job_id: PathText, services: ServicesDep, identity: IdentityDep) ->
     return job_answer(await _job(services, identity, job_id))
 
 
-@router.post("/jobs/{job_id}/cancel")
-async def cancel(job_id: PathText, request: Request, services: ServicesDep, identity: IdentityDep) -> Job:
+@router.post("/jobs/{job_id}/cancel", response_model=Job)
+async def cancel(
+    job_id: PathText, request: Request, services: ServicesDep, identity: IdentityDep, once: OnceDep
+) -> Response:
     """Ask a job to end, or stop a detached call; a job that has ended is returned unchanged."""
     row = await _job(services, identity, job_id)
-    async with services.database.begin() as transaction:
-        await record_act(transaction.audit, request, identity, "job.cancel", row.id)
-    return job_answer(await cancel_job(services.database, services.publisher, row.id))
+
+    async def work() -> Job:
+        async with services.database.begin() as transaction:
+            await record_act(transaction.audit, request, identity, "job.cancel", row.id)
+        return job_answer(await cancel_job(services.database, services.publisher, row.id))
+
+    return await once.run(work)
 
 
-@router.post("/jobs/{job_id}/signals", status_code=HTTPStatus.ACCEPTED)
+@router.post("/jobs/{job_id}/signals", status_code=HTTPStatus.ACCEPTED, response_model=Job)
 async def signal(
-    job_id: PathText, body: SignalBody, request: Request, services: ServicesDep, identity: IdentityDep
-) -> Job:
+    job_id: PathText,
+    body: SignalBody,
+    request: Request,
+    services: ServicesDep,
+    identity: IdentityDep,
+    once: OnceDep,
+) -> Response:
     """Pass data to a job's ``wait(key)``; it is kept if the job does not wait yet."""
     row = await _job(services, identity, job_id)
-    async with services.database.begin() as transaction:
-        await record_act(transaction.audit, request, identity, "job.signal", row.id, {"key": body.key})
-    if not await signal_job(services.database, row.id, body.key, body.data):
-        raise ProblemError(HTTPStatus.CONFLICT, "job_ended", f"job {row.id} has ended")
-    return job_answer(row)
+
+    async def work() -> Job:
+        async with services.database.begin() as transaction:
+            await record_act(transaction.audit, request, identity, "job.signal", row.id, {"key": body.key})
+        if not await signal_job(services.database, row.id, body.key, body.data):
+            raise ProblemError(HTTPStatus.CONFLICT, "job_ended", f"job {row.id} has ended")
+        return job_answer(row)
+
+    # A job that has taken the signal would take a second one for another.
+    return await once.run(work, status=HTTPStatus.ACCEPTED, is_repeatable=False)
 
 
 @router.get("/timers")
@@ -89,8 +104,7 @@ async def timers(
     identity.require_list(Scope.ADMIN, chat_key=chat_key)
     after = "" if cursor is None else text_of(cursor)
     async with services.database.read() as transaction:
-        found = await open_timers(transaction, chat_key, limit=_MOST_TIMERS)
-    rows = sorted((timer for timer in found if id_of(timer) > after), key=id_of)
+        rows = await timers_after(transaction, chat_key, after=after, limit=limit + 1)
     more = cursor_of(id_of(rows[limit - 1])) if len(rows) > limit else None
     return Page(items=[timer_answer(timer) for timer in rows[:limit]], next_cursor=more)
 
@@ -121,9 +135,9 @@ async def _change(
 
 
 async def _timer(transaction: Transaction, identity: Identity, timer_id: str) -> TimerRow:
-    for timer in await open_timers(transaction, None, limit=_MOST_TIMERS):
-        if id_of(timer) == timer_id and identity.has_chat(timer.chat_key):
-            return timer
+    timer = (await timers_of(transaction, [timer_id])).get(timer_id)
+    if timer is not None and identity.has_chat(timer.chat_key):
+        return timer
     raise NotFoundError(f"there is no timer {timer_id!r}")
 
 

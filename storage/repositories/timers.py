@@ -7,10 +7,11 @@ neither lost nor duplicated when its worker dies.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import delete, func, select, union_all, update
 
 from nekro_agent.errors import NotFoundError
 from nekro_agent.ports import CronJob, TimerInfo
@@ -71,6 +72,28 @@ class TimerRepository(Repository):
         if chat_key is not None:
             statement = statement.where(TimerRow.chat_key == chat_key)
         return await self._all(RecordedTimer, statement.order_by(TimerRow.fire_at, TimerRow.id).limit(limit))
+
+    async def open_ids(self, chat_key: str | None, *, after: str, limit: int) -> list[str]:
+        """List the ids of one-time and recurring timers that have not ended, in their order in the database.
+
+        Args:
+            chat_key: None means all chats.
+            after: only ids after this one; "" begins with the first.
+        """
+        once = select(TimerRow.id.label("id")).where(
+            TimerRow.state.in_(OPEN_TIMER_STATES), TimerRow.id > after
+        )
+        recurring = select(CronJobRow.job_id.label("id")).where(CronJobRow.job_id > after)
+        if chat_key is not None:
+            once = once.where(TimerRow.chat_key == chat_key)
+            recurring = recurring.where(CronJobRow.chat_key == chat_key)
+        both = union_all(once, recurring).subquery()
+        return [row[0] for row in await self._rows(select(both.c.id).order_by(both.c.id).limit(limit))]
+
+    async def open_of(self, ids: Collection[str]) -> list[RecordedTimer]:
+        """Return the waiting and paused timers among some ids, in no order."""
+        statement = select(TimerRow).where(TimerRow.id.in_(ids), TimerRow.state.in_(OPEN_TIMER_STATES))
+        return await self._all(RecordedTimer, statement)
 
     async def get_open(self, timer_id: str) -> RecordedTimer:
         """Return a waiting or paused timer.
@@ -179,6 +202,10 @@ class CronJobRepository(Repository):
     async def find(self, job_id: str) -> CronJob | None:
         """Return the job, or None."""
         return await self._one_or_none(CronJob, select(CronJobRow).where(CronJobRow.job_id == job_id))
+
+    async def of(self, ids: Collection[str]) -> list[CronJob]:
+        """Return the jobs among some ids, in no order."""
+        return await self._all(CronJob, select(CronJobRow).where(CronJobRow.job_id.in_(ids)))
 
     async def of_chat(self, chat_key: str | None) -> list[CronJob]:
         """List the jobs of a chat, or of all chats if it is None, the oldest first."""

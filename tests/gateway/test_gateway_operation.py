@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from typing import Any
@@ -15,6 +16,7 @@ from worker_fleet import Fleet
 
 from broker_config.keys import Keys
 from gateway.app import create_app
+from nekro_agent.ports import CronJob, WorkdayMode
 from nekro_agent.shared_clock import shared_time
 from storage.engine import Database
 
@@ -179,6 +181,76 @@ async def test_timers_are_listed_paused_and_deleted(operated: Fleet, api: httpx.
     assert (await api.patch(url, json={"state": "waiting"})).json()["state"] == "waiting"
     assert (await api.delete(url)).status_code == 200
     assert (await api.delete(url)).status_code == 404
+
+
+async def test_every_timer_is_listed_once_whatever_its_id_is(operated: Fleet, api: httpx.AsyncClient) -> None:
+    ids = ["a", "B", "b", "_", "é", "z-9", "Z"]
+    services = operated.services()
+    async with services.database.begin() as transaction:
+        await transaction.chats.ensure("many")
+        for number in range(20):
+            at = shared_time() + timedelta(days=1 + number)
+            timer = await transaction.timers.add("many", fire_at=at, description="t")
+            if number == 19:
+                await transaction.timers.delete(timer.id)
+        for job_id in ids:
+            assert await transaction.cron_jobs.add(recurring(f"many-{job_id}"))
+    await services.close()
+    seen, cursor = [], None
+    while True:
+        query = {"chat_key": "many", "limit": 4} | ({"cursor": cursor} if cursor else {})
+        page = (await api.get("timers", params=query)).json()
+        seen += [timer["id"] for timer in page["items"]]
+        assert len(page["items"]) == 4 or page["next_cursor"] is None
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert len(seen) == len(set(seen)) == 19 + len(ids)
+    assert {f"many-{job_id}" for job_id in ids} < set(seen)
+    for job_id in ids:
+        assert (await api.delete(f"timers/many-{job_id}")).status_code == 200
+
+
+def recurring(job_id: str) -> CronJob:
+    return CronJob(
+        job_id=job_id, chat_key="many", cron_expr="0 0 * * *", timezone="UTC", workday_mode=WorkdayMode.NONE,
+        title=None, event_desc="d", next_fire_at=shared_time() + timedelta(days=1), last_fired_at=None,
+        created_at=shared_time(), updated_at=shared_time(),
+    )  # fmt: skip
+
+
+async def test_dead_letters_are_listed_by_page_while_others_are_added(
+    operated: Fleet, api: httpx.AsyncClient
+) -> None:
+    broker = operated.settings.broker
+    keys = Keys(prefix=broker.key_prefix)
+    with redis.Redis.from_url(str(broker.url)) as client:
+        client.delete(keys.dead, keys.refused)
+        for number in range(30):
+            client.lpush(keys.dead, f"dead {number}")
+        for number in range(15):
+            client.lpush(
+                keys.refused, json.dumps({"reason": f"refused {number}", "bytes": 1, "message": f"m{number}"})
+            )
+        seen: list[str] = []
+        cursor: str | None = None
+        while True:
+            query = {"limit": "10"} | ({"cursor": cursor} if cursor else {})
+            page = (await api.get("dead-letters", params=query)).json()
+            seen += [letter["id"] for letter in page["items"]]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                break
+            client.lpush(keys.dead, f"added {len(seen)}")
+        assert len(seen) == len(set(seen)) == 45
+        # One that is far from the newest is found by its id.
+        assert (await api.get(f"dead-letters/{seen[44]}")).json()["reason"] == "refused 0"
+        assert (await api.get(f"dead-letters/{seen[29]}")).status_code == 200
+        assert (await api.delete(f"dead-letters/{seen[29]}")).status_code == 200
+        refused = await api.get("dead-letters", params={"cursor": "x"})
+        assert (refused.status_code, refused.json()["code"]) == (422, "cursor_invalid")
+        client.delete(keys.dead, keys.refused)
+    assert (await api.get("dead-letters")).json() == {"items": [], "next_cursor": None}
 
 
 async def test_dead_letters_are_shown_and_dropped(operated: Fleet, api: httpx.AsyncClient) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import StrEnum
 
 from nekro_agent import cron
@@ -10,7 +11,7 @@ from nekro_agent.ports import CronJob
 from storage.repositories.timers import RecordedTimer
 from storage.transaction import Transaction
 
-__all__ = ["Timer", "TimerChange", "change_timer", "id_of", "open_timers"]
+__all__ = ["Timer", "TimerChange", "change_timer", "id_of", "open_timers", "timers_after", "timers_of"]
 
 Timer = RecordedTimer | CronJob
 
@@ -28,6 +29,25 @@ async def open_timers(transaction: Transaction, chat_key: str | None, *, limit: 
     once = await transaction.timers.open_ones(chat_key, limit=limit)
     recurring = await transaction.cron_jobs.of_chat(chat_key)
     return [*once, *recurring[:limit]]
+
+
+async def timers_after(
+    transaction: Transaction, chat_key: str | None, *, after: str, limit: int
+) -> list[Timer]:
+    """List the timers that have not ended, of a chat or of all, by id.
+
+    Args:
+        after: only timers after the one with this id; "" begins with the first.
+    """
+    ids = await transaction.timers.open_ids(chat_key, after=after, limit=limit)
+    found = await timers_of(transaction, ids)
+    return [found[timer_id] for timer_id in ids if timer_id in found]
+
+
+async def timers_of(transaction: Transaction, ids: Collection[str]) -> dict[str, Timer]:
+    """Return those of some ids whose timers have not ended."""
+    found: list[Timer] = [*await transaction.timers.open_of(ids), *await transaction.cron_jobs.of(ids)]
+    return {id_of(timer): timer for timer in found}
 
 
 async def change_timer(transaction: Transaction, timer: Timer, change: TimerChange) -> Timer:
