@@ -734,13 +734,23 @@ class Settings(BaseSettings):
 
     def secret_values(self) -> tuple[str, ...]:
         """Every configured secret as plain text, for redaction; never log this."""
-        given = [self.llm.api_key, self.security.signing_key, self.broker.sentinel_password]
-        given += [self.qdrant.api_key, *(group.api_key for group in self.model_groups.values())]
-        secrets = [secret.get_secret_value() for secret in given if secret is not None]
+        secrets = [secret.get_secret_value() for secret in _secrets_of(self)]
         urls = [self.broker.url, self.results.url, self.database.url, self.qdrant.url]
         urls += [url for group in self.model_groups.values() for url in (group.base_url, group.proxy)]
         passwords = [password for url in urls if url is not None for password in passwords_of(url)]
         return tuple(secret for secret in (*secrets, *passwords) if secret)
+
+
+def _secrets_of(value: object) -> Iterator[SecretStr]:
+    """Yield every secret of a settings object, so that none is forgotten when a setting is added."""
+    if isinstance(value, SecretStr):
+        yield value
+    elif isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from _secrets_of(getattr(value, name))
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _secrets_of(item)
 
 
 def _check_endpoints(settings: Settings) -> None:
