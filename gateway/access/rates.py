@@ -18,6 +18,7 @@ from broker_config.settings import Settings
 from gateway.identity import Identity
 from gateway.problems import ProblemError
 from messaging.redis.link import RedisLink, Script
+from nekro_agent.durations import FRESH_SECONDS
 
 __all__ = ["Rates"]
 
@@ -45,6 +46,8 @@ class Rates:
         self._prefix = f"{settings.broker.key_prefix}rate:"
         self._default = settings.gateway.requests_per_minute
         self._own: dict[str, float] = {}
+        #: When Redis is asked again; 0: it answers.
+        self._asks_again_at = 0.0
 
     async def take(self, identity: Identity) -> None:
         """Count a request.
@@ -70,11 +73,19 @@ class Rates:
         await self._link.close()
 
     async def _take(self, key_id: str, seconds: float) -> float:
+        now = time.monotonic()
+        if now < self._asks_again_at:
+            return self._take_here(key_id, seconds)
+        if self._asks_again_at:  # one request asks whether Redis answers again, the others do not wait for it
+            self._asks_again_at = now + FRESH_SECONDS
         try:
-            return float(await self._link.run(_TAKE, [f"{self._prefix}{key_id}"], repr(seconds)))
+            wait = float(await self._link.run(_TAKE, [f"{self._prefix}{key_id}"], repr(seconds)))
         except (redis.RedisError, OSError) as exc:
             logger.bind(error=str(exc)).warning("rate_counted_by_this_gateway_only")
+            self._asks_again_at = time.monotonic() + FRESH_SECONDS
             return self._take_here(key_id, seconds)
+        self._asks_again_at = 0.0
+        return wait
 
     def _take_here(self, key_id: str, seconds: float) -> float:
         now = time.monotonic()

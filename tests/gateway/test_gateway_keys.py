@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 from datetime import timedelta
 from pathlib import Path
@@ -9,13 +10,15 @@ from typing import Any
 
 import pytest
 from gateway_server import served
+from redis_relay import RedisRelay
 from worker_fleet import Fleet
 
-from gateway.access.keys import create_key, new_key
+from gateway.access.keys import create_key, new_key, revoke_key
 from gateway.app import create_app
 from gateway.identity import Scope
 from nekro_agent.errors import UsageError
 from nekro_agent.shared_clock import shared_time
+from storage.access.keys import KeyRepository
 from storage.engine import Database
 from storage.repositories.rounds import RoundRequest
 from storage.states import TriggerKind
@@ -117,6 +120,95 @@ async def test_a_used_up_budget_refuses_posts(gateway: Any) -> None:
     )
     assert (refused.status_code, refused.json()["code"]) == (429, "budget_exceeded")
     assert (await client.get("/api/v1/chats/budget/messages", headers=headers)).status_code == 200
+
+
+async def test_a_used_up_cost_refuses_everything_that_starts_turns(gateway: Any) -> None:
+    fleet, client = gateway
+    headers = await key_of(fleet, *ALL, cost_per_day=0.5)
+    url = "/api/v1/chats/budget/messages"
+    body = {"text": "hello", "user_id": "ada"}
+    assert (await client.post(url, json=body, headers=headers)).status_code == 202
+    services = fleet.services()
+    async with services.database.begin() as transaction:
+        execute = transaction.connection.exec_driver_sql
+        await execute("UPDATE rounds SET cost = 0.4 WHERE chat_key = 'budget'")
+    assert (await client.post(url, json=body, headers=headers)).status_code == 202
+    async with services.database.begin() as transaction:
+        execute = transaction.connection.exec_driver_sql
+        await execute("UPDATE rounds SET cost = 0.25 WHERE chat_key = 'budget'")
+    completion = {"model": "nekro", "messages": [{"role": "user", "content": "hello"}]}
+    run = {"code": "1", "chat_key": "budget", "follow_up": True}
+    response = {"model": "nekro", "input": "hello"}
+    for path, content in (
+        (url, body),
+        ("/v1/chat/completions", completion),
+        ("/v1/responses", response),
+        ("/api/v1/runs", run),
+    ):
+        refused = await client.post(path, json=content, headers=headers)
+        assert refused.status_code == 429 and "budget_exceeded" in refused.text, (path, refused.text)
+        assert 1 <= int(refused.headers["retry-after"]) <= 86_400
+    # The turns of the day before do not count.
+    async with services.database.begin() as transaction:
+        execute = transaction.connection.exec_driver_sql
+        await execute("UPDATE key_turns SET created_at = '2020-01-01 00:00:00.000000'")
+    await services.close()
+    assert (await client.post(url, json=body, headers=headers)).status_code == 202
+
+
+async def test_without_redis_each_gateway_counts_by_itself(fresh_fleet: Fleet, redis_server: Any) -> None:
+    headers = await key_of(fresh_fleet, Scope.ADMIN, requests_per_minute=6)
+    async with RedisRelay(redis_server.port) as relay:
+        broker = fresh_fleet.settings.broker.model_copy(update={"url": relay.url})
+        settings = fresh_fleet.settings.model_copy(update={"broker": broker})
+        async with served(create_app(settings)) as one, served(create_app(settings)) as other:
+            statuses = [(await one.get("/api/v1/keys", headers=headers)).status_code for _ in range(7)]
+            assert statuses == [200] * 6 + [429]
+            await relay.__aexit__()  # connections are refused from now on
+            for client in (one, other):
+                answers = [await client.get("/api/v1/keys", headers=headers) for _ in range(7)]
+                assert [answer.status_code for answer in answers] == [200] * 6 + [429]
+                assert answers[-1].json()["code"] == "rate_exceeded"
+            assert (await one.get("/api/v1/keys")).status_code == 401
+
+
+@pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
+async def test_a_wrong_key_costs_the_same_work_whether_its_id_is_known_or_not(
+    gateway: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, client = gateway
+    key = (await key_of(fleet, *ALL))["Authorization"].removeprefix("Bearer ")
+    revoked = (await key_of(fleet, *ALL))["Authorization"].removeprefix("Bearer ")
+    database = Database(fleet.settings.database, fleet.settings.data_dir)
+    await revoke_key(database, revoked.split("_")[1], by=None, request_id=None)
+    await database.dispose()
+    work: list[str] = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        work.append(f"compare {len(one)} {len(other)}")
+        return compare_digest(one, other)
+
+    async def find(self: KeyRepository, key_id: str) -> Any:
+        work.append("find")
+        return await find_valid(self, key_id)
+
+    compare_digest, find_valid = hmac.compare_digest, KeyRepository.find_valid
+    monkeypatch.setattr("gateway.access.keys.hmac.compare_digest", compare)
+    monkeypatch.setattr(KeyRepository, "find_valid", find)
+    first = "B" if key.split("_")[2][0] == "A" else "A"
+    wrong = {
+        "an unknown id": f"nk_{'0' * 16}_{'A' * 43}",
+        "a known id": f"nk_{key.split('_')[1]}_{'A' * 43}",
+        "a secret that differs at its start": f"nk_{key.split('_')[1]}_{first}{key.split('_', 2)[2][1:]}",
+        "a secret that differs at its end": key[:-1] + ("A" if key[-1] != "A" else "E"),
+        "a revoked key": revoked,
+    }
+    for what, text in wrong.items():
+        work.clear()
+        refused = await client.get("/api/v1/keys", headers={"Authorization": f"Bearer {text}"})
+        assert (refused.status_code, refused.json()["code"]) == (401, "key_invalid"), what
+        # Digests of one length, so the position of the first difference tells nothing of the secret.
+        assert work == ["find", "compare 32 32"], what
 
 
 async def test_acts_are_recorded(gateway: Any) -> None:
