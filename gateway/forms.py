@@ -33,6 +33,7 @@ __all__ = [
     "Form",
     "NewFile",
     "NewMessage",
+    "digest_of",
     "open_body",
     "open_form",
     "open_message",
@@ -202,12 +203,19 @@ async def _new_message(body: MessageBody, files: Sequence[NewFile]) -> NewMessag
     if not files and all(isinstance(part, NewTextPart) and not part.text.strip() for part in parts):
         detail = "the message is empty; send text, parts or files"
         raise ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", detail)
-    digest = hashlib.sha256(json.dumps(body.model_dump(), sort_keys=True).encode())
+    text = json.dumps(body.model_dump(), sort_keys=True).encode()
+    digest = hashlib.sha256(text + await digest_of(files)).digest()
+    return NewMessage(body=body, parts=parts, files=files, digest=digest)
+
+
+async def digest_of(files: Sequence[NewFile]) -> bytes:
+    """Return what names and contents of files identify; empty without files."""
+    digest = b""
     for file in files:
         content = await asyncio.to_thread(sha256_of, file.file)
         file.file.seek(0)
-        digest.update(f"{len(file.name)}:{file.name}:{content}".encode("utf-8", "surrogatepass"))
-    return NewMessage(body=body, parts=parts, files=files, digest=digest.digest())
+        digest += f"{len(file.name)}:{file.name}:{content}".encode("utf-8", "surrogatepass")
+    return digest
 
 
 def _of_form(fields: Mapping[str, str]) -> MessageBody:

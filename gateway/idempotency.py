@@ -21,6 +21,7 @@ from fastapi.responses import JSONResponse
 from loguru import logger
 from pydantic import BaseModel
 
+from codec.wire import new_id
 from gateway.dependencies import identity_of
 from gateway.problems import PROBLEM_TYPE, ProblemError, problem_of
 from gateway.web.responses import JsonAnswer
@@ -36,10 +37,12 @@ from nekro_agent.errors import (
 from storage.access.requests import RecordedRequest
 from storage.engine import Database
 
-__all__ = ["Once", "OnceDep", "once_of"]
+__all__ = ["Once", "OnceDep", "once_of", "with_content"]
 
 _HEADER: Final = "idempotency-key"
 _KEY: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")
+#: Characters of an id that ``new_id`` makes.
+_ID_CHARS: Final = 32
 #: How long a request stays with a gateway that died.
 _LEASE_SECONDS: Final = 12.0
 _HAD_EFFECT: Final = (
@@ -56,14 +59,15 @@ _REPLAYED: Final = {"Idempotency-Replayed": "true"}
 class Once:
     """One request, which runs once if it has an idempotency key."""
 
-    def __init__(self, database: Database, *, name: str | None, body: bytes) -> None:
+    def __init__(self, request: Request, *, name: str | None, body: bytes) -> None:
         """Take what identifies the request.
 
         Args:
             name: digest of key, method, path and idempotency key, in hexadecimal; None without one.
             body: what a repetition must repeat.
         """
-        self._database = database
+        self._request = request
+        self._database: Database = request.app.state.services.database
         #: Names the effect, for deduplication keys and ids; None without an idempotency key.
         self.name = name
         self._body_digest = hashlib.sha256(body).digest()
@@ -108,7 +112,7 @@ class Once:
         try:
             answer = _answer(await work(), status)
         except _HAD_EFFECT as exc:
-            problem = problem_of(exc)
+            problem = problem_of(self._request, exc)
             await self._finish(digest, fence, problem.status, problem.model_dump(mode="json"))
             raise
         except BaseException:
@@ -143,6 +147,11 @@ class Once:
         kind = PROBLEM_TYPE if known.status >= HTTPStatus.BAD_REQUEST else None
         return JsonAnswer(known.answer, status_code=known.status, headers=_REPLAYED, media_type=kind)
 
+    @property
+    def id(self) -> str:
+        """An id for what the request creates: the same in each execution of it, else a new one."""
+        return new_id() if self.name is None else self.name[:_ID_CHARS]
+
     @asynccontextmanager
     async def _held(self, digest: bytes, fence: int) -> AsyncIterator[None]:
         renewing = asyncio.create_task(self._renew(digest, fence), name="nekro-idempotent-request")
@@ -162,7 +171,13 @@ class Once:
 
 async def once_of(request: Request, *, body: bytes) -> Once:
     """Return a request by what a repetition must repeat, for bodies that are not read at once."""
-    return Once(request.app.state.services.database, name=await _name(request), body=body)
+    return Once(request, name=await _name(request), body=body)
+
+
+def with_content(answer: JSONResponse, content: Any) -> JSONResponse:
+    """Return an answer of ``Once.run`` with another body; what it adds, such as a secret, is not stored."""
+    headers = {name: answer.headers[name] for name in _REPLAYED if name in answer.headers}
+    return JsonAnswer(content, status_code=answer.status_code, headers=headers)
 
 
 async def _once(request: Request) -> Once:

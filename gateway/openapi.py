@@ -31,8 +31,8 @@ _OPENAI_ERROR: Final = {
     "description": "An error, in the form of OpenAI's API.",
     "content": {"application/json": {"schema": {"type": "object", "required": ["error"]}}},
 }
-#: POST operations by their last segment that take an idempotency key.
-_ONCE: Final = ("messages", "reset", "runs", "calls")
+#: POST operations without idempotency keys: they have the form of Nekro Agent's, whose clients send none.
+_NOT_ONCE: Final = ("/api/adapters/sse/connect", "/api/webhook/{endpoint}")
 
 
 def document() -> str:
@@ -56,6 +56,6 @@ def _completed(app: FastAPI) -> dict[str, Any]:
         for method, operation in operations.items():
             operation["responses"].pop("422", None)
             operation["responses"]["default"] = _OPENAI_ERROR if path.startswith("/v1/") else _PROBLEM
-            if method == "post" and path.rpartition("/")[2] in _ONCE:
+            if method == "post" and path not in _NOT_ONCE:
                 operation.setdefault("parameters", []).append(_IDEMPOTENCY)
     return api

@@ -6,6 +6,7 @@ by ``gateway.web.middleware.RequestContext``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final
 
@@ -39,7 +40,15 @@ from nekro_agent.errors import (
 )
 from nekro_client.models import Problem
 
-__all__ = ["PROBLEM_TYPE", "ProblemError", "install", "problem_of", "problem_response", "status_of"]
+__all__ = [
+    "PROBLEM_TYPE",
+    "ProblemError",
+    "install",
+    "problem_of",
+    "problem_response",
+    "shown_text",
+    "status_of",
+]
 
 PROBLEM_TYPE: Final = "application/problem+json"
 #: Most characters of a detail, which may quote the request.
@@ -88,30 +97,37 @@ def status_of(error: NekroError) -> HTTPStatus:
     return HTTPStatus.INTERNAL_SERVER_ERROR
 
 
-def problem_of(error: NekroError, *, detail: str | None = None, request_id: str | None = None) -> Problem:
-    """Return the problem document of an error.
+def shown_text(request: Request, error: NekroError) -> str:
+    """Return an error's text without secrets: it may quote paths of this host, or values of settings."""
+    redact: Callable[[str], str] = request.app.state.services.redactor
+    return redact(str(error))
 
-    Args:
-        detail: replaces the error's text.
-    """
-    status = status_of(error)
-    text = _printable(str(error) if detail is None else detail)
-    return Problem(title=status.phrase, status=status, detail=text, code=error.code, request_id=request_id)
+
+def problem_of(request: Request, error: NekroError) -> Problem:
+    """Return the problem document of an error."""
+    return _problem(request, status_of(error), error.code, shown_text(request, error))
 
 
 def problem_response(
     request: Request, status: HTTPStatus, code: str, detail: str, *, headers: dict[str, str] | None = None
 ) -> JSONResponse:
     """Return a problem document as a response."""
-    problem = Problem(
+    return _response(_problem(request, status, code, detail), headers)
+
+
+def _problem(request: Request, status: HTTPStatus, code: str, detail: str) -> Problem:
+    return Problem(
         title=status.phrase,
         status=status,
         detail=_printable(detail),
         code=code,
         request_id=getattr(request.state, "request_id", None),
     )
+
+
+def _response(problem: Problem, headers: dict[str, str] | None) -> JSONResponse:
     return JSONResponse(
-        problem.model_dump(mode="json"), status_code=status, headers=headers, media_type=PROBLEM_TYPE
+        problem.model_dump(mode="json"), status_code=problem.status, headers=headers, media_type=PROBLEM_TYPE
     )
 
 
@@ -129,11 +145,9 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(NekroError)
     async def on_error(request: Request, error: NekroError) -> JSONResponse:
-        status = status_of(error)
-        # The text may quote paths of this host, or values of settings.
-        detail = request.app.state.services.redactor(str(error))
-        waits = {"Retry-After": "1"} if status is HTTPStatus.SERVICE_UNAVAILABLE else None
-        return problem_response(request, status, error.code, detail, headers=waits)
+        problem = problem_of(request, error)
+        waits = {"Retry-After": "1"} if problem.status == HTTPStatus.SERVICE_UNAVAILABLE else None
+        return _response(problem, waits)
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> JSONResponse:

@@ -49,7 +49,7 @@ _LONGEST_DELAY_SECONDS: Final = 5.0
 #: Statuses of proxies whose gateway is restarting.
 _PROXY_STATUSES: Final = frozenset({502, 503, 504})
 #: Problems that pass by themselves and after which nothing has happened, or happens only once by its key.
-_PASSING_CODES: Final = frozenset({"idempotency_in_progress", "request_in_progress"})
+_PASSING_CODES: Final = frozenset({"idempotent_request_running"})
 
 
 @dataclass(frozen=True, kw_only=True)

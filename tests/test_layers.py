@@ -85,7 +85,7 @@ PARTS = {
         "openai": ("*", "api", "streams"),
         "plugins": ("*", "web"),
         "adapters": ("*", "web"),
-        "webhooks": ("*", "web"),
+        "webhooks": ("*", "web", "access"),
     },
     "nekro_agent": {
         "tools": ("*", "downloads", "files"),

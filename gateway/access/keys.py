@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import re
 import secrets
+from base64 import urlsafe_b64encode
 from collections.abc import Collection
 from datetime import datetime
 from http import HTTPStatus
@@ -26,7 +27,16 @@ from storage.engine import Database
 from workers.composition import Services
 from workers.ops.host_header import is_loopback
 
-__all__ = ["create_key", "identify", "is_local", "new_key", "require_key", "revoke_key"]
+__all__ = [
+    "create_key",
+    "identify",
+    "is_local",
+    "is_secret_of",
+    "key_text",
+    "new_key",
+    "require_key",
+    "revoke_key",
+]
 
 _KEY: Final = re.compile(r"nk_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 #: Compared when there is no such key, so that both cases do the same work.
@@ -46,8 +56,12 @@ def new_key(
     cost_per_day: float | None = None,
     tokens_per_day: int | None = None,
     expires_at: datetime | None = None,
+    seed: bytes | None = None,
 ) -> tuple[NewKey, str]:
     """Make a key; returns what is stored, and the key itself, which is not stored.
+
+    Args:
+        seed: secret bytes from which id and secret follow (``key_text``); None: random ones.
 
     Raises:
         UsageError: it has no scope, or expires in the past.
@@ -56,7 +70,8 @@ def new_key(
         raise UsageError(f"a key needs at least one scope of {', '.join(Scope)}")
     if expires_at is not None and expires_at <= shared_time():
         raise UsageError(f"the key would have expired already, at {expires_at.isoformat()}")
-    key_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
+    text = key_text(secrets.token_bytes(32) if seed is None else seed)
+    _, key_id, secret = text.split("_", 2)
     stored = NewKey(
         id=key_id,
         name=name,
@@ -69,17 +84,34 @@ def new_key(
         tokens_per_day=tokens_per_day,
         expires_at=expires_at,
     )
-    return stored, f"nk_{key_id}_{secret}"
+    return stored, text
+
+
+def key_text(seed: bytes) -> str:
+    """Return the key that follows from secret bytes."""
+    secret = urlsafe_b64encode(hmac.digest(seed, b"secret", "sha256")).rstrip(b"=")
+    return f"nk_{hmac.digest(seed, b'id', 'sha256')[:8].hex()}_{secret.decode()}"
+
+
+def is_secret_of(key: Key, text: str) -> bool:
+    """Whether a text is the key that was stored as ``key``."""
+    return hmac.compare_digest(hashlib.sha256(text.split("_", 2)[2].encode()).digest(), key.digest)
 
 
 async def create_key(database: Database, key: NewKey, *, by: str | None, request_id: str | None) -> Key:
-    """Store a key, with its audit row.
+    """Store a key, with its audit row; one that is stored already is returned.
 
     Args:
         by: id of the key that creates it; None: an operator of this installation.
+
+    Raises:
+        ConflictError: another key has its id.
     """
     data = {"name": key.name, "scopes": key.scopes, "chats": key.chats, "user_id": key.user_id}
     async with database.begin() as transaction:
+        known = await transaction.keys.find(key.id)
+        if known is not None and hmac.compare_digest(known.digest, key.digest):
+            return known
         await transaction.audit.add("key.create", key.id, key_id=by, request_id=request_id, data=data)
         return await transaction.keys.add(key)
 

@@ -6,15 +6,16 @@ import asyncio
 from http import HTTPStatus
 from typing import Final
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 
-from codec.wire import new_id
 from gateway.dependencies import IdentityDep, ServicesDep
+from gateway.idempotency import OnceDep
 from gateway.identity import Scope
 from gateway.problems import ProblemError
 from nekro_client.models import AdapterAnswer, AdapterRequestBody
 from storage.states import SendState
 from workers.chats.adapters import SSE_ADAPTER
+from workers.composition import Services
 
 __all__ = ["router"]
 
@@ -24,12 +25,26 @@ router = APIRouter(prefix="/adapters/sse", tags=["adapters"])
 _LOOK_SECONDS: Final = 0.1
 
 
-@router.post("/requests")
-async def ask_client(body: AdapterRequestBody, services: ServicesDep, identity: IdentityDep) -> AdapterAnswer:
+@router.post("/requests", response_model=AdapterAnswer)
+async def ask_client(
+    body: AdapterRequestBody, services: ServicesDep, identity: IdentityDep, once: OnceDep
+) -> Response:
     """Ask for a person, a channel or the agent's own account on the platform, or set a reaction."""
     identity.require(Scope.ADMIN, chat_key=f"{SSE_ADAPTER}-{body.channel_id}")
-    request_id = new_id()
+    request_id = once.id
+
+    async def work() -> AdapterAnswer:
+        await _ask(services, request_id, body)
+        return await _answer(services, request_id, seconds=body.timeout_seconds)
+
+    return await once.run(work)
+
+
+async def _ask(services: Services, request_id: str, body: AdapterRequestBody) -> None:
+    """Ask, unless an execution of the request before has asked."""
     async with services.database.begin() as transaction:
+        if await transaction.adapters.get_send(request_id) is not None:
+            return
         if not await transaction.adapters.clients_of(body.channel_id, adapter_key=SSE_ADAPTER):
             raise ProblemError(
                 HTTPStatus.NOT_FOUND, "not_found", f"no client has subscribed to channel {body.channel_id!r}"
@@ -42,8 +57,11 @@ async def ask_client(body: AdapterRequestBody, services: ServicesDep, identity: 
             data=body.data,
             seconds=body.timeout_seconds,
         )
+
+
+async def _answer(services: Services, request_id: str, *, seconds: float) -> AdapterAnswer:
     try:
-        async with asyncio.timeout(body.timeout_seconds):
+        async with asyncio.timeout(seconds):
             while True:
                 await asyncio.sleep(_LOOK_SECONDS)
                 async with services.database.read() as transaction:
@@ -57,5 +75,5 @@ async def ask_client(body: AdapterRequestBody, services: ServicesDep, identity: 
                     )
     except TimeoutError:
         raise ProblemError(
-            HTTPStatus.GATEWAY_TIMEOUT, "client_timeout", f"no client answered in {body.timeout_seconds:g} s"
+            HTTPStatus.GATEWAY_TIMEOUT, "client_timeout", f"no client answered in {seconds:g} s"
         ) from None

@@ -15,8 +15,6 @@ from workers.calls.results import value_of
 __all__ = ["router"]
 
 router = APIRouter(tags=["calls"])
-#: Characters of a call's id.
-_ID_CHARS = 32
 
 
 @router.post("/calls", response_model=Call)
@@ -35,7 +33,7 @@ async def call(body: CallBody, services: ServicesDep, identity: IdentityDep, onc
             user_id=user_id,
             timeout_seconds=body.timeout_seconds,
             # A repetition after a crash is the same call, which has at most one effect.
-            call_id=None if once.name is None else once.name[:_ID_CHARS],
+            call_id=once.id,
         )
         value = value_of(envelope, max_bytes=services.settings.sandbox.return_bytes)
         return finished_call(envelope, method=method.task, value=to_json_value(value))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query, Request, Response
 
 from gateway.access.audit import record_act
 from gateway.dependencies import IdentityDep, PathText, ServicesDep
+from gateway.idempotency import OnceDep
 from gateway.identity import Identity, Scope
 from gateway.problems import ProblemError
 from gateway.views import method_answer, plugin_answer
@@ -67,20 +68,20 @@ async def configure(
     return PluginConfig.model_validate(await services.plugin_config(plugin_key, body.values))
 
 
-@router.post("/plugins/{plugin_key}/enable")
+@router.post("/plugins/{plugin_key}/enable", response_model=PluginState)
 async def enable(
-    plugin_key: PathText, request: Request, services: ServicesDep, identity: IdentityDep
-) -> PluginState:
+    plugin_key: PathText, request: Request, services: ServicesDep, identity: IdentityDep, once: OnceDep
+) -> Response:
     """Enable a plugin on all workers, within a second."""
-    return await _decide(plugin_key, request, services, identity, is_enabled=True)
+    return await once.run(lambda: _decide(plugin_key, request, services, identity, is_enabled=True))
 
 
-@router.post("/plugins/{plugin_key}/disable")
+@router.post("/plugins/{plugin_key}/disable", response_model=PluginState)
 async def disable(
-    plugin_key: PathText, request: Request, services: ServicesDep, identity: IdentityDep
-) -> PluginState:
+    plugin_key: PathText, request: Request, services: ServicesDep, identity: IdentityDep, once: OnceDep
+) -> Response:
     """Disable a plugin on all workers, within a second, also on those that start later."""
-    return await _decide(plugin_key, request, services, identity, is_enabled=False)
+    return await once.run(lambda: _decide(plugin_key, request, services, identity, is_enabled=False))
 
 
 async def _decide(

@@ -14,9 +14,11 @@ from http import HTTPStatus
 from typing import Annotated, BinaryIO, Final, Literal, TypeVar
 
 from fastapi import APIRouter, Query, Request, Response
+from pydantic import RootModel
 
 from gateway.dependencies import ChatKey, IdentityDep, PathText, ServicesDep
-from gateway.forms import open_body, open_form, store_files
+from gateway.forms import digest_of, open_body, open_form, store_files
+from gateway.idempotency import once_of
 from gateway.identity import Scope
 from gateway.parts import file_info
 from gateway.problems import ProblemError
@@ -35,6 +37,7 @@ __all__ = ["router", "serve_file"]
 
 router = APIRouter(tags=["files"])
 T = TypeVar("T")
+_Stored = RootModel[list[FileInfo]]
 _PRIVATE: Final = {"Cache-Control": "private, no-cache"}
 
 
@@ -87,15 +90,21 @@ async def put_file(
     return info
 
 
-@router.post("/chats/{chat_key}/files", status_code=HTTPStatus.CREATED)
+@router.post("/chats/{chat_key}/files", status_code=HTTPStatus.CREATED, response_model=list[FileInfo])
 async def post_files(
     chat_key: ChatKey, request: Request, services: ServicesDep, identity: IdentityDep
-) -> list[FileInfo]:
+) -> Response:
     """Store the files of a ``multipart/form-data`` body; a name in use gets a number."""
     identity.require(Scope.POST, chat_key=chat_key)
+
     async with open_form(request) as form:
-        stored = await store_files(services, chat_key, form.files)
-    return [file_info(services.file_ids, chat_key, file) for file in stored]
+
+        async def work() -> _Stored:
+            stored = await store_files(services, chat_key, form.files)
+            return _Stored([file_info(services.file_ids, chat_key, file) for file in stored])
+
+        once = await once_of(request, body=await digest_of(form.files))
+        return await once.run(work, status=HTTPStatus.CREATED)
 
 
 @router.head("/chats/{chat_key}/files/{file_id}", response_class=Response, include_in_schema=False)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import hmac
+import json
+import secrets
 from http import HTTPStatus
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
 
-from gateway.access.keys import create_key, new_key, revoke_key
+from broker_config.embedded import resolve_signing_key
+from gateway.access.keys import create_key, is_secret_of, key_text, new_key, revoke_key
 from gateway.dependencies import IdentityDep, PathText, RequestId, ServicesDep
+from gateway.idempotency import Once, OnceDep, with_content
 from gateway.identity import Scope
 from gateway.problems import ProblemError
 from gateway.views import act_answer, key_answer
 from gateway.web.paging import Cursor, Limit, cursor_of, number_of
 from nekro_client.models import Act, ApiKey, CreatedKey, KeyBody, Page
+from workers.composition import Services
 
 __all__ = ["router"]
 
@@ -27,13 +34,14 @@ async def keys(services: ServicesDep, identity: IdentityDep) -> Page[ApiKey]:
         return Page(items=[key_answer(key) for key in await transaction.keys.all()])
 
 
-@router.post("/keys", status_code=HTTPStatus.CREATED)
+@router.post("/keys", status_code=HTTPStatus.CREATED, response_model=CreatedKey)
 async def create(
-    body: KeyBody, services: ServicesDep, identity: IdentityDep, request_id: RequestId
-) -> CreatedKey:
+    body: KeyBody, services: ServicesDep, identity: IdentityDep, request_id: RequestId, once: OnceDep
+) -> Response:
     """Create a key with at most the scopes of the one that asks; its secret is shown only here.
 
-    There is no idempotency key for this, because its answer would have to store the secret.
+    The secret is not stored: with an idempotency key it follows from that and the signing key, so the answer
+    to a repetition has it again.
     """
     identity.require_all(Scope.ADMIN)
     scopes = {Scope(scope) for scope in body.scopes}
@@ -44,18 +52,46 @@ async def create(
             "scope_missing",
             f"the key cannot give scopes that it lacks: {', '.join(sorted(more))}",
         )
-    new, key = new_key(
-        body.name,
-        scopes=scopes,
-        chats=body.chats,
-        user_id=body.user_id,
-        requests_per_minute=body.requests_per_minute,
-        cost_per_day=body.cost_per_day,
-        tokens_per_day=body.tokens_per_day,
-        expires_at=body.expires_at,
-    )
-    stored = await create_key(services.database, new, by=identity.key_id, request_id=request_id)
-    return CreatedKey(**key_answer(stored).model_dump(), key=key)
+    seed = _seed(services, once)
+
+    async def work() -> ApiKey:
+        new, _ = new_key(
+            body.name,
+            scopes=scopes,
+            chats=body.chats,
+            user_id=body.user_id,
+            requests_per_minute=body.requests_per_minute,
+            cost_per_day=body.cost_per_day,
+            tokens_per_day=body.tokens_per_day,
+            expires_at=body.expires_at,
+            seed=seed,
+        )
+        return key_answer(await create_key(services.database, new, by=identity.key_id, request_id=request_id))
+
+    answer = await once.run(work, status=HTTPStatus.CREATED)
+    return await _with_secret(services, answer, key_text(seed))
+
+
+def _seed(services: Services, once: Once) -> bytes:
+    """Return the secret from which a new key follows; that of repetitions is the same."""
+    if once.name is None:
+        return secrets.token_bytes(32)
+    signing_key = resolve_signing_key(services.settings).get_secret_value()
+    return hmac.digest(signing_key.encode(), f"nekro-workers api key 1\0{once.name}".encode(), "sha256")
+
+
+async def _with_secret(services: Services, answer: JSONResponse, text: str) -> JSONResponse:
+    shown = json.loads(bytes(answer.body))
+    async with services.database.read() as transaction:
+        key = await transaction.keys.get(shown["id"])
+    if not is_secret_of(key, text):
+        raise ProblemError(
+            HTTPStatus.CONFLICT,
+            "secret_unavailable",
+            f"the signing key has changed since key {key.id} was created, so its secret cannot be shown"
+            " again; revoke it and create another one",
+        )
+    return with_content(answer, {**shown, "key": text})
 
 
 @router.delete("/keys/{key_id}")

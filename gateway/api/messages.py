@@ -106,7 +106,7 @@ async def history(
     return Page(items=[message_answer(row, services.file_ids) for row in rows], next_cursor=more)
 
 
-@router.post("/chats/{chat_key}/reset")
+@router.post("/chats/{chat_key}/reset", response_model=Reset)
 async def reset(chat_key: ChatKey, services: ServicesDep, identity: IdentityDep, once: OnceDep) -> Response:
     """Stop the rounds of a chat, begin a new conversation, and run the plugins' reset hooks."""
     identity.require(Scope.POST, chat_key=chat_key)
@@ -117,16 +117,22 @@ async def reset(chat_key: ChatKey, services: ServicesDep, identity: IdentityDep,
     return await once.run(work)
 
 
-@router.post("/chats/{chat_key}/cancel")
+@router.post("/chats/{chat_key}/cancel", response_model=Reset)
 async def cancel(
     chat_key: ChatKey,
     services: ServicesDep,
     identity: IdentityDep,
+    once: OnceDep,
     wait: Annotated[float, Query(ge=0, le=60, description="seconds until it has stopped")] = 10,
-) -> Reset:
+) -> Response:
     """Cancel the waiting rounds of a chat and stop its running one."""
     identity.require(Scope.POST, chat_key=chat_key)
-    return _stopped(await services.stopper.stop(chat_key, reason="cancelled on request", wait_seconds=wait))
+
+    async def work() -> Reset:
+        reason = "cancelled on request"
+        return _stopped(await services.stopper.stop(chat_key, reason=reason, wait_seconds=wait))
+
+    return await once.run(work)
 
 
 def _stopped(rounds: StoppedRounds) -> Reset:

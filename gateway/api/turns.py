@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 
 from gateway.dependencies import IdentityDep, PathText, ServicesDep
+from gateway.idempotency import OnceDep
 from gateway.identity import Identity, Scope
 from gateway.streams.turn_tree import read_turn
 from nekro_agent.durations import CLOSE_STEP_SECONDS
@@ -25,21 +26,27 @@ async def get_turn(turn_id: PathText, services: ServicesDep, identity: IdentityD
     return await read_turn(services, turn_id)
 
 
-@router.post("/turns/{turn_id}/cancel")
-async def cancel_turn(turn_id: PathText, services: ServicesDep, identity: IdentityDep) -> Turn:
+@router.post("/turns/{turn_id}/cancel", response_model=Turn)
+async def cancel_turn(
+    turn_id: PathText, services: ServicesDep, identity: IdentityDep, once: OnceDep
+) -> Response:
     """Cancel the waiting and running rounds of a turn, and only of that one; returns it as it is then.
 
     A running round whose worker does not answer within seconds ends later. A turn that has ended, or that a
     round of another turn answers, stays as it is.
     """
     first = await _first_round(services, identity, turn_id, Scope.POST)
-    await services.stopper.stop(
-        first.chat_key,
-        reason="cancelled on request",
-        wait_seconds=CLOSE_STEP_SECONDS,
-        turn_id=turn_id,
-    )
-    return await read_turn(services, turn_id)
+
+    async def work() -> Turn:
+        await services.stopper.stop(
+            first.chat_key,
+            reason="cancelled on request",
+            wait_seconds=CLOSE_STEP_SECONDS,
+            turn_id=turn_id,
+        )
+        return await read_turn(services, turn_id)
+
+    return await once.run(work)
 
 
 async def _first_round(services: Services, identity: Identity, turn_id: str, scope: Scope) -> Round:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
 from http import HTTPStatus
 from typing import Final
 
+from fastapi import Request
+from pydantic import BaseModel
+
+from gateway.idempotency import Once, once_of
 from gateway.identity import Identity, Scope
 from gateway.messages import post_message
 from gateway.openai.errors import APIError
 from gateway.parts import stored_content
 from gateway.problems import ProblemError
 from nekro_agent.ports import IncomingMessage
+from nekro_agent.shared_clock import shared_time
 from nekro_client.models import NewPart
 from workers.composition import Services
 
-__all__ = ["MODEL", "chosen_chat", "post", "require_model"]
+__all__ = ["MODEL", "Posted", "chosen_chat", "once_for", "post", "require_model", "run_once"]
 
 #: The one model: the agent, with the language model of its settings.
 MODEL: Final = "nekro"
@@ -69,6 +75,29 @@ def chosen_chat(identity: Identity, header: str | None, *conversation: str | Non
     return key
 
 
+class Posted(BaseModel):
+    """What a posted message has caused; repetitions of its request get the same."""
+
+    #: None when it starts no turn.
+    turn_id: str | None
+    created_at: datetime
+
+
+async def once_for(request: Request, chat_key: str) -> Once:
+    """Return a request, of which a repetition must repeat the body and the chat."""
+    chat = chat_key.encode("utf-8", "surrogatepass")
+    return await once_of(request, body=b"%d:%s%s" % (len(chat), chat, await request.body()))
+
+
+async def run_once(once: Once, work: Callable[[], Awaitable[Posted]]) -> Posted:
+    """Post once; the answer is then read from the turn, by the first request and by its repetitions.
+
+    Raises:
+        ProblemError: as from ``Once.run``, or from ``work``.
+    """
+    return Posted.model_validate_json(bytes((await once.run(work)).body))
+
+
 async def post(
     services: Services,
     identity: Identity,
@@ -77,8 +106,8 @@ async def post(
     user: str | None,
     *,
     once: str | None,
-) -> str | None:
-    """Post a person's message; returns the turn that it starts, None if it starts none.
+) -> Posted:
+    """Post a person's message.
 
     Args:
         once: as of ``post_message``.
@@ -95,7 +124,8 @@ async def post(
         user_name=person,
         content_data=content.segments,
     )
-    return (await post_message(services, identity, message, once=once)).turn_id
+    posted = await post_message(services, identity, message, once=once)
+    return Posted(turn_id=posted.turn_id, created_at=shared_time())
 
 
 def _derived(identity: Identity, conversation: Sequence[str | None]) -> str:

@@ -12,15 +12,13 @@ from fastapi import APIRouter, Header, Request, Response
 from fastapi.responses import JSONResponse
 from sse_starlette import EventSourceResponse
 
-from gateway.dependencies import HubDep, IdentityDep, ServicesDep
-from gateway.idempotency import once_of
+from gateway.dependencies import HubDep, IdentityDep, ServicesDep, take_stream
 from gateway.openai.answers import AnswerEnd, AnswerReader, Usage
 from gateway.openai.bodies import CompletionBody, newest_message
-from gateway.openai.chats import MODEL, chosen_chat, post, require_model
+from gateway.openai.chats import MODEL, Posted, chosen_chat, once_for, post, require_model, run_once
 from gateway.openai.errors import NO_RETRY, APIError, OpenAIRoute, error_body
 from gateway.streams.hub import SlowReaderError
 from nekro_agent.errors import NekroError
-from nekro_agent.shared_clock import shared_now
 
 __all__ = ["PING_SECONDS", "SEND_SECONDS", "router"]
 
@@ -68,10 +66,13 @@ async def complete_chat(
         raise APIError(HTTPStatus.BAD_REQUEST, "invalid_value", "n: there is one answer", param="n")
     parts = newest_message(body.messages, param="messages")
     chat_key = chosen_chat(identity, x_nekro_chat, body.person)
-    once = await once_of(request, body=b"")
-    turn_id = await post(services, identity, chat_key, parts, body.person, once=once.name)
-    reader = AnswerReader(request, services, hub)
-    completion = _Completion(turn_id, reader)
+    if body.stream:
+        take_stream(request, identity)
+    once = await once_for(request, chat_key)
+    posted = await run_once(
+        once, lambda: post(services, identity, chat_key, parts, body.person, once=once.name)
+    )
+    completion = _Completion(posted, AnswerReader(request, services, hub))
     if body.stream:
         with_usage = bool(body.stream_options and body.stream_options.include_usage)
         return EventSourceResponse(
@@ -83,11 +84,11 @@ async def complete_chat(
 class _Completion:
     """The answer to one request."""
 
-    def __init__(self, turn_id: str | None, reader: AnswerReader) -> None:
-        self._turn_id = turn_id
+    def __init__(self, posted: Posted, reader: AnswerReader) -> None:
+        self._turn_id = posted.turn_id
         self._reader = reader
-        self._created = int(shared_now())
-        self._id = f"chatcmpl-{turn_id or 'none'}"
+        self._created = int(posted.created_at.timestamp())
+        self._id = f"chatcmpl-{posted.turn_id or 'none'}"
 
     async def whole(self, *, seconds: float) -> Response:
         """Wait for the end of the turn; return the answer."""

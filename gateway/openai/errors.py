@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from gateway.problems import ProblemError, status_of
+from gateway.problems import ProblemError, shown_text, status_of
 from nekro_agent.errors import NekroError
 
 __all__ = ["NO_RETRY", "APIError", "OpenAIRoute", "error_body"]
@@ -84,9 +84,7 @@ def _answer(request: Request, error: Exception) -> Response:
         status, message, headers = HTTPStatus(error.status_code), str(error.detail), error.headers
         code = status.name.lower()
     elif isinstance(error, NekroError):
-        # The text may quote paths of this host, or values of settings.
-        status, code = status_of(error), error.code
-        message = request.app.state.services.redactor(str(error))
+        status, code, message = status_of(error), error.code, shown_text(request, error)
     else:
         raise error
     text = message.encode("utf-8", "backslashreplace").decode()

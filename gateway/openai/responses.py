@@ -11,22 +11,21 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import JSONResponse
 from loguru import logger
+from pydantic import RootModel
 from sse_starlette import EventSourceResponse
 
-from codec.wire import new_id
-from gateway.dependencies import HubDep, IdentityDep, ServicesDep
-from gateway.idempotency import once_of
+from gateway.dependencies import HubDep, IdentityDep, ServicesDep, take_stream
+from gateway.idempotency import OnceDep
 from gateway.identity import Identity, Scope
 from gateway.openai.answers import AnswerReader
 from gateway.openai.bodies import ResponseBody, newest_text_or_items
-from gateway.openai.chats import chosen_chat, post, require_model
+from gateway.openai.chats import Posted, chosen_chat, once_for, post, require_model, run_once
 from gateway.openai.completions import PING_SECONDS, SEND_SECONDS
 from gateway.openai.errors import NO_RETRY, APIError, OpenAIRoute
 from gateway.openai.response_events import ResponseView, item_of
 from gateway.streams.hub import SlowReaderError
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import NekroError
-from nekro_agent.shared_clock import shared_time
 from storage.access.openai_responses import OpenAIResponse
 from workers.composition import Services
 
@@ -41,6 +40,7 @@ def _reader(request: Request, services: ServicesDep, hub: HubDep) -> AnswerReade
     return AnswerReader(request, services, hub)
 
 
+_Shown = RootModel[dict[str, Any]]
 ReaderDep = Annotated[AnswerReader, Depends(_reader)]
 
 
@@ -61,25 +61,34 @@ async def create_response(
     if body.previous_response_id and body.conversation_id:
         raise _bad("conversation", "state a conversation or a previous response, not both")
     parts = newest_text_or_items(body.input)
-    once = await once_of(request, body=b"")
+    if body.stream:
+        take_stream(request, identity)
+    once = await once_for(request, x_nekro_chat or "")
     # A repetition with the same Idempotency-Key is the same response.
-    response_id = f"resp_{once.name[:32] if once.name else new_id()}"
+    response_id = f"resp_{once.id}"
     chat_key = await _chat_of(services, identity, body, x_nekro_chat, response_id)
-    turn_id = await post(services, identity, chat_key, parts, body.person, once=once.name)
-    row = OpenAIResponse(
-        id=response_id,
-        key_id=identity.key_id,
-        chat_key=chat_key,
-        turn_id=turn_id,
-        previous_id=body.previous_response_id,
-        model=body.model,
-        is_background=bool(body.background),
-        stated=_stated(body),
-        created_at=shared_time(),
-    )
-    if body.store is not False:
-        async with services.database.begin() as transaction:
-            await transaction.openai_responses.add(row)
+
+    def row_of(posted: Posted) -> OpenAIResponse:
+        return OpenAIResponse(
+            id=response_id,
+            key_id=identity.key_id,
+            chat_key=chat_key,
+            turn_id=posted.turn_id,
+            previous_id=body.previous_response_id,
+            model=body.model,
+            is_background=bool(body.background),
+            stated=_stated(body),
+            created_at=posted.created_at,
+        )
+
+    async def work() -> Posted:
+        posted = await post(services, identity, chat_key, parts, body.person, once=once.name)
+        if body.store is not False:
+            async with services.database.begin() as transaction:
+                await transaction.openai_responses.add(row_of(posted))
+        return posted
+
+    row = row_of(await run_once(once, work))
     if body.stream:
         return _stream(row, reader, after=-1)
     if body.background:
@@ -91,6 +100,7 @@ async def create_response(
 @router.get("/v1/responses/{response_id}", response_class=Response)
 async def get_response(
     response_id: str,
+    request: Request,
     services: ServicesDep,
     identity: IdentityDep,
     reader: ReaderDep,
@@ -101,26 +111,31 @@ async def get_response(
     """Return a response as it is now; with ``stream`` its events after a number, then those to come."""
     row = await _found(services, identity, response_id, Scope.READ)
     if stream:
+        take_stream(request, identity)
         return _stream(row, reader, after=-1 if starting_after is None else starting_after)
     return JSONResponse((await _now(row, reader)).as_json())
 
 
 @router.post("/v1/responses/{response_id}/cancel", response_class=Response)
 async def cancel_response(
-    response_id: str, services: ServicesDep, identity: IdentityDep, reader: ReaderDep
+    response_id: str, services: ServicesDep, identity: IdentityDep, reader: ReaderDep, once: OnceDep
 ) -> Response:
     """Cancel the turn of a background response; one that has ended stays as it is."""
     row = await _found(services, identity, response_id, Scope.POST)
     if not row.is_background:
         raise _bad("background", "only background responses can be cancelled")
-    if row.turn_id is not None:
-        await services.stopper.stop(
-            row.chat_key,
-            reason="cancelled on request",
-            wait_seconds=CLOSE_STEP_SECONDS,
-            turn_id=row.turn_id,
-        )
-    return JSONResponse((await _now(row, reader)).as_json())
+
+    async def work() -> _Shown:
+        if row.turn_id is not None:
+            await services.stopper.stop(
+                row.chat_key,
+                reason="cancelled on request",
+                wait_seconds=CLOSE_STEP_SECONDS,
+                turn_id=row.turn_id,
+            )
+        return _Shown((await _now(row, reader)).as_json())
+
+    return await once.run(work)
 
 
 @router.delete("/v1/responses/{response_id}")

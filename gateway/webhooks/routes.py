@@ -9,10 +9,12 @@ from typing import Annotated, Final
 from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse
 
 from broker_config.embedded import resolve_signing_key
-from codec.wire import new_id
+from gateway.access.audit import record_act
 from gateway.dependencies import IdentityDep, ServicesDep
+from gateway.idempotency import OnceDep, with_content
 from gateway.identity import Scope
 from gateway.problems import ProblemError
 from gateway.webhooks.secrets import webhook_secret
@@ -33,25 +35,47 @@ _PATTERN: Final = re.compile(r"[A-Za-z0-9_.*?-]{1,200}")
 _PORTS: Final = {"http": 80, "https": 443}
 
 
-@router.post("", status_code=HTTPStatus.CREATED)
+class _Made(models.Webhook):
+    """What is stored as the answer to a request: the secret follows from it and the signing key."""
+
+    secret_version: int
+
+
+@router.post("", status_code=HTTPStatus.CREATED, response_model=models.NewWebhook)
 async def create_webhook(
-    body: models.WebhookBody, request: Request, services: ServicesDep, identity: IdentityDep
-) -> models.NewWebhook:
+    body: models.WebhookBody, request: Request, services: ServicesDep, identity: IdentityDep, once: OnceDep
+) -> Response:
     """Subscribe a URL to events from now on; the answer is the only one with the secret."""
-    identity.require(Scope.ADMIN)
+    identity.require_all(Scope.ADMIN)
     _check_patterns(body.events, body.chats)
-    await _check_url(request, body.url)
-    async with services.database.begin() as transaction:
-        webhook = await transaction.webhooks.add(
-            new_id(), url=body.url, description=body.description, events=body.events, chats=body.chats
-        )
-    return models.NewWebhook(**_shown(webhook).model_dump(), secret=_secret(services, webhook))
+    webhook_id = once.id
+
+    async def work() -> _Made:
+        await _check_url(request, body.url)
+        async with services.database.begin() as transaction:
+            known = await transaction.webhooks.find(webhook_id)
+            if known is not None:  # an execution before ended after it was added
+                return _made(known)
+            # Of the URL only the host: the rest may contain a secret.
+            data = {"host": urlsplit(body.url).hostname, "events": body.events, "chats": body.chats}
+            await record_act(transaction.audit, request, identity, "webhook.create", webhook_id, data)
+            return _made(
+                await transaction.webhooks.add(
+                    webhook_id,
+                    url=body.url,
+                    description=body.description,
+                    events=body.events,
+                    chats=body.chats,
+                )
+            )
+
+    return _with_secret(services, await once.run(work, status=HTTPStatus.CREATED))
 
 
 @router.get("")
 async def list_webhooks(services: ServicesDep, identity: IdentityDep) -> models.Page[models.Webhook]:
     """List the subscriptions, the oldest first."""
-    identity.require(Scope.ADMIN)
+    identity.require_all(Scope.ADMIN)
     async with services.database.read() as transaction:
         return models.Page(items=[_shown(one) for one in await transaction.webhooks.all()])
 
@@ -59,7 +83,7 @@ async def list_webhooks(services: ServicesDep, identity: IdentityDep) -> models.
 @router.get("/{webhook_id}")
 async def get_webhook(webhook_id: str, services: ServicesDep, identity: IdentityDep) -> models.Webhook:
     """Return one subscription."""
-    identity.require(Scope.ADMIN)
+    identity.require_all(Scope.ADMIN)
     async with services.database.read() as transaction:
         return _shown(await transaction.webhooks.get(webhook_id))
 
@@ -73,7 +97,7 @@ async def change_webhook(
     identity: IdentityDep,
 ) -> models.Webhook:
     """Change a subscription; one that is activated again goes on with the present events."""
-    identity.require(Scope.ADMIN)
+    identity.require_all(Scope.ADMIN)
     values = body.model_dump(exclude_none=True)
     _check_patterns(body.events or (), body.chats or "*")
     if body.url is not None:
@@ -81,25 +105,42 @@ async def change_webhook(
     if body.is_active:
         values["fault"] = None
     async with services.database.begin() as transaction:
+        data = {
+            "fields": sorted(body.model_dump(exclude_none=True)),
+            "events": body.events,
+            "chats": body.chats,
+        }
+        await record_act(transaction.audit, request, identity, "webhook.change", webhook_id, data)
         return _shown(await transaction.webhooks.change(webhook_id, values))
 
 
 @router.delete("/{webhook_id}", status_code=HTTPStatus.NO_CONTENT, response_class=Response)
-async def delete_webhook(webhook_id: str, services: ServicesDep, identity: IdentityDep) -> None:
+async def delete_webhook(
+    webhook_id: str, request: Request, services: ServicesDep, identity: IdentityDep
+) -> None:
     """End a subscription, and delete its deliveries."""
-    identity.require(Scope.ADMIN)
+    identity.require_all(Scope.ADMIN)
     async with services.database.begin() as transaction:
+        await record_act(transaction.audit, request, identity, "webhook.delete", webhook_id)
         await transaction.webhooks.remove(webhook_id)
 
 
-@router.post("/{webhook_id}/secret")
-async def renew_secret(webhook_id: str, services: ServicesDep, identity: IdentityDep) -> models.NewWebhook:
+@router.post("/{webhook_id}/secret", response_model=models.NewWebhook)
+async def renew_secret(
+    webhook_id: str, request: Request, services: ServicesDep, identity: IdentityDep, once: OnceDep
+) -> Response:
     """Replace the secret at once."""
-    identity.require(Scope.ADMIN)
-    async with services.database.begin() as transaction:
-        before = await transaction.webhooks.get(webhook_id)
-        webhook = await transaction.webhooks.change(webhook_id, {"secret_version": before.secret_version + 1})
-    return models.NewWebhook(**_shown(webhook).model_dump(), secret=_secret(services, webhook))
+    identity.require_all(Scope.ADMIN)
+
+    async def work() -> _Made:
+        # An execution after one that died replaces a secret that no client has seen.
+        async with services.database.begin() as transaction:
+            before = await transaction.webhooks.get(webhook_id)
+            await record_act(transaction.audit, request, identity, "webhook.secret", webhook_id)
+            values = {"secret_version": before.secret_version + 1}
+            return _made(await transaction.webhooks.change(webhook_id, values))
+
+    return _with_secret(services, await once.run(work))
 
 
 @router.get("/{webhook_id}/deliveries")
@@ -112,7 +153,7 @@ async def list_deliveries(
     cursor: datetime | None = None,
 ) -> models.Page[models.WebhookDelivery]:
     """List deliveries, the newest first."""
-    identity.require(Scope.ADMIN)
+    identity.require_all(Scope.ADMIN)
     async with services.database.read() as transaction:
         await transaction.webhooks.get(webhook_id)
         found = await transaction.webhooks.deliveries(webhook_id, state=state, before=cursor, limit=limit + 1)
@@ -120,18 +161,29 @@ async def list_deliveries(
     return models.Page(items=[_delivery(one) for one in found[:limit]], next_cursor=more)
 
 
-@router.post("/{webhook_id}/replay", status_code=HTTPStatus.ACCEPTED)
+@router.post("/{webhook_id}/replay", status_code=HTTPStatus.ACCEPTED, response_model=models.Replayed)
 async def replay(
-    webhook_id: str, body: models.ReplayBody, services: ServicesDep, identity: IdentityDep
-) -> models.Replayed:
+    webhook_id: str,
+    body: models.ReplayBody,
+    request: Request,
+    services: ServicesDep,
+    identity: IdentityDep,
+    once: OnceDep,
+) -> Response:
     """Deliver one ended delivery again, or every dead letter; the webhook id stays the same."""
-    identity.require(Scope.ADMIN)
-    async with services.database.begin() as transaction:
-        await transaction.webhooks.get(webhook_id)
-        count = await transaction.webhooks.replay(webhook_id, delivery_id=body.delivery_id)
-    if not count and body.delivery_id is not None:
-        raise NotFoundError(f"there is no ended delivery {body.delivery_id!r}")
-    return models.Replayed(count=count)
+    identity.require_all(Scope.ADMIN)
+
+    async def work() -> models.Replayed:
+        async with services.database.begin() as transaction:
+            await transaction.webhooks.get(webhook_id)
+            count = await transaction.webhooks.replay(webhook_id, delivery_id=body.delivery_id)
+            if not count and body.delivery_id is not None:
+                raise NotFoundError(f"there is no ended delivery {body.delivery_id!r}")
+            data = {"delivery_id": body.delivery_id, "count": count}
+            await record_act(transaction.audit, request, identity, "webhook.replay", webhook_id, data)
+        return models.Replayed(count=count)
+
+    return await once.run(work, status=HTTPStatus.ACCEPTED, is_repeatable=False)
 
 
 def _check_patterns(events: object, chats: str) -> None:
@@ -159,9 +211,16 @@ def _invalid(detail: str) -> ProblemError:
     return ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", detail)
 
 
-def _secret(services: Services, webhook: Webhook) -> str:
+def _made(webhook: Webhook) -> _Made:
+    return _Made(**_shown(webhook).model_dump(), secret_version=webhook.secret_version)
+
+
+def _with_secret(services: Services, answer: JSONResponse) -> JSONResponse:
+    made = _Made.model_validate_json(bytes(answer.body))
     key = resolve_signing_key(services.settings).get_secret_value()
-    return webhook_secret(key, webhook.id, webhook.secret_version)
+    secret = webhook_secret(key, made.id, made.secret_version)
+    shown = models.NewWebhook(**made.model_dump(exclude={"secret_version"}), secret=secret)
+    return with_content(answer, shown.model_dump(mode="json"))
 
 
 def _shown(webhook: Webhook) -> models.Webhook:

@@ -84,15 +84,17 @@ class KeyRepository(Repository):
         """List every key, the oldest first."""
         return await self._all(Key, select(ApiKeyRow).order_by(ApiKeyRow.created_at, ApiKeyRow.id))
 
+    async def find(self, key_id: str) -> Key | None:
+        """Return a key, also one that is revoked or expired; None if there is none."""
+        return await self._one_or_none(Key, select(ApiKeyRow).where(ApiKeyRow.id == key_id))
+
     async def get(self, key_id: str) -> Key:
         """Return a key, also one that is revoked or expired.
 
         Raises:
             NotFoundError: there is none.
         """
-        return found(
-            await self._one_or_none(Key, select(ApiKeyRow).where(ApiKeyRow.id == key_id)), "key", key_id
-        )
+        return found(await self.find(key_id), "key", key_id)
 
     async def revoke(self, key_id: str) -> Key:
         """Revoke a key; idempotent.

@@ -82,14 +82,17 @@ class WebhookRepository(Repository):
         await self._rows(insert(WebhookCursorRow).from_select(["webhook_id", "chat_key", "number"], known))
         return await self.get(webhook_id)
 
+    async def find(self, webhook_id: str) -> Webhook | None:
+        """Return a webhook; None if there is none."""
+        return await self._one_or_none(Webhook, select(WebhookRow).where(WebhookRow.id == webhook_id))
+
     async def get(self, webhook_id: str) -> Webhook:
         """Return a webhook.
 
         Raises:
             NotFoundError: there is none.
         """
-        statement = select(WebhookRow).where(WebhookRow.id == webhook_id)
-        return found(await self._one_or_none(Webhook, statement), "webhook", webhook_id)
+        return found(await self.find(webhook_id), "webhook", webhook_id)
 
     async def all(self) -> list[Webhook]:
         """List the webhooks, the oldest first."""

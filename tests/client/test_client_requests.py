@@ -76,7 +76,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
         cut,
         problem(503, "overloaded"),
         problem(429, "rate_limited", Retry_After="0"),
-        problem(409, "idempotency_in_progress", Retry_After="0"),
+        problem(409, "idempotent_request_running", Retry_After="0"),
         json_answer("<html>bad gateway</html>", status=502),
     ],
     ids=["cut", "503", "429", "in_progress", "proxy"],

@@ -184,6 +184,31 @@ async def test_failures_are_retried_with_the_same_id_then_dead_lettered_and_repl
         assert "while inactive" not in receiver.texts()
 
 
+async def test_changes_of_subscriptions_are_recorded_without_secrets(
+    fleet: Fleet, receiver: Receiver, chat_key: str
+) -> None:
+    async with gateway(fleet) as http:
+        body = {"url": f"{receiver.url}?token=hunter2", "events": ["message.*"], "chats": chat_key}
+        made = (await http.post("webhooks", json=body, headers={"X-Request-Id": "made"})).json()
+        url = f"webhooks/{made['id']}"
+        changed = {"url": f"{receiver.url}?token=hunter3", "chats": "*"}
+        assert (await http.patch(url, json=changed)).status_code == 200
+        renewed = (await http.post(f"{url}/secret")).json()
+        assert (await http.post(f"{url}/replay", json={})).status_code == 202
+        assert (await http.post(f"{url}/replay", json={"delivery_id": "none"})).status_code == 404
+        assert (await http.delete(url)).status_code == 204
+        assert (await http.delete(url)).status_code == 404
+        acts = (await http.get("audit", params={"limit": 5})).json()["items"]
+    assert [(act["action"], act["subject"]) for act in reversed(acts)] == [
+        (f"webhook.{what}", made["id"]) for what in ("create", "change", "secret", "replay", "delete")
+    ]
+    assert acts[-1]["data"] == {"host": "127.0.0.1", "events": ["message.*"], "chats": chat_key}
+    assert acts[-1]["request_id"] == "made"
+    assert acts[-2]["data"] == {"fields": ["chats", "url"], "events": None, "chats": "*"}
+    for secret in (made["secret"], renewed["secret"], "hunter2", "hunter3"):
+        assert secret not in str(acts)
+
+
 async def test_several_gateways_deliver_each_event_once_and_in_any_case(
     fleet: Fleet, services: Services, receiver: Receiver, chat_key: str
 ) -> None:

@@ -238,8 +238,7 @@ async def test_files_of_people_are_stored_in_the_chat(
     )
     services = fleet.services()
     folder = await asyncio.to_thread(services.areas.uploads_dir, f"sse-{channel}")
-    names = sorted(path.name.partition("-")[2] for path in folder.iterdir())
-    assert names == ["n.bin", "p.png"]
+    assert sorted(path.name for path in folder.iterdir()) == ["n.bin", "p.png"]
     assert all(path.read_bytes() == content for path in folder.iterdir())
     await services.close()
     headers = {"X-Access-Key": ACCESS_KEY, "X-Client-ID": client.id}
@@ -332,6 +331,16 @@ async def test_a_client_is_asked_about_its_platform(
         info = {"user_id": "u1", "user_name": "Uma", "platform_name": "wx"}
         assert await client.answer(request["request_id"], **info)
         assert (await asked).json() == {"data": info}
+        headers = {"Idempotency-Key": channel}
+        once = asyncio.create_task(http.post(path, json=body, headers=headers))
+        _, request = await client.next()
+        running = await http.post(path, json=body, headers=headers)
+        assert (running.status_code, running.headers["retry-after"]) == (409, "1")
+        assert await client.answer(request["request_id"], **info)
+        assert (await once).json() == {"data": info}
+        assert (await http.post(path, json=body, headers=headers)).json() == {"data": info}
+        other = await http.post(path, json={**body, "data": {}}, headers=headers)
+        assert (other.status_code, other.json()["code"]) == (422, "idempotency_key_reused")
         late = await http.post(path, json={**body, "timeout_seconds": 0.5})
         assert (late.status_code, late.json()["code"]) == (504, "client_timeout")
         reboot = await http.post(path, json={**body, "request": "reboot"})

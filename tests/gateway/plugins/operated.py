@@ -57,6 +57,12 @@ async def fail(_ctx: AgentCtx) -> None:
     raise RuntimeError("it failed on purpose")
 
 
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "fail_with")
+async def fail_with(_ctx: AgentCtx, text: str) -> None:
+    """Raise with a text."""
+    raise RuntimeError(text)
+
+
 @plugin.mount_async_task("waiting")
 async def waiting(handle: Any) -> Any:
     yield TaskCtl.report_progress("waits", 10)

@@ -1,0 +1,245 @@
+"""Every POST of the API runs once per ``Idempotency-Key``, also after its gateway died."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import httpx
+import pytest
+import redis
+from gateway_server import served
+from pydantic import SecretStr
+from test_gateway_keys import key_of
+from worker_fleet import Fleet
+
+from broker_config.keys import Keys
+from codec.wire import Invocation, Signer, new_id
+from gateway.app import create_app
+from gateway.identity import Scope
+from gateway.openapi import document
+from messaging.call_messages import CallMessage
+from messaging.publishing import encode_message
+from storage.repositories.rounds import RoundRequest
+from storage.states import TriggerKind
+from workers.composition import Services
+
+Bodies = tuple[Any, Any]
+NONE: Final[Bodies] = (b"", b"{}")
+_CHAT: Final = "/api/v1/chats/{chat}"
+#: Two bodies of each POST; the second one differs. A tuple is a file of a form, bytes are sent as they are.
+BODIES: Final[Mapping[str, Bodies]] = {
+    f"{_CHAT}/messages": ({"text": "a", "user_id": "u"}, {"text": "b", "user_id": "u"}),
+    f"{_CHAT}/reset": NONE,
+    f"{_CHAT}/cancel": NONE,
+    f"{_CHAT}/files": (("a.txt", b"one"), ("a.txt", b"two")),
+    "/api/v1/turns/{turn}/cancel": NONE,
+    "/api/v1/runs": ({"code": "print(1)", "chat_key": "once"}, {"code": "print(2)", "chat_key": "once"}),
+    "/api/v1/calls": (
+        {"method": "count", "chat_key": "once"},
+        {"method": "count", "chat_key": "once", "timeout_seconds": 9},
+    ),
+    "/api/v1/plugins/Ada.speaker/enable": NONE,
+    "/api/v1/plugins/Ada.speaker/disable": NONE,
+    "/api/v1/jobs/{job}/signals": ({"key": "never"}, {"key": "other"}),
+    "/api/v1/jobs/{job}/cancel": NONE,
+    "/api/v1/dead-letters/{letter}/retry": ({}, {"timeout_seconds": 9}),
+    "/api/v1/webhooks": ({"url": "http://127.0.0.1:9/a"}, {"url": "http://127.0.0.1:9/b"}),
+    "/api/v1/webhooks/{webhook}/secret": NONE,
+    "/api/v1/webhooks/{webhook}/replay": ({}, {"delivery_id": "x"}),
+    "/v1/responses": (
+        {"model": "nekro", "input": "a", "background": True},
+        {"model": "nekro", "input": "b", "background": True},
+    ),
+    "/v1/responses/{response}/cancel": NONE,
+    "/v1/chat/completions": (
+        {"model": "nekro", "messages": [{"role": "user", "content": "a"}], "stream": True},
+        {"model": "nekro", "messages": [{"role": "user", "content": "b"}], "stream": True},
+    ),
+    "/api/v1/keys": ({"name": "a", "scopes": ["admin"]}, {"name": "b", "scopes": ["admin"]}),
+}
+#: Tested where their other side is: ``test_sse_adapter.py``.
+ELSEWHERE: Final = {"/api/v1/adapters/sse/requests"}
+#: Their effect cannot be found again, so the fate of a request whose gateway died is unknown.
+NOT_REPEATABLE: Final = {
+    "/api/v1/runs",
+    "/api/v1/jobs/{job}/signals",
+    "/api/v1/dead-letters/{letter}/retry",
+    "/api/v1/webhooks/{webhook}/replay",
+}
+
+
+LATER: Final = "2999-01-01 00:00:00.000000"
+EARLIER: Final = "2020-01-01 00:00:00.000000"
+
+
+@pytest.fixture(scope="module")
+def operated(make_fleet: Callable[..., Fleet]) -> Fleet:
+    fleet = make_fleet(gateway={"webhook_allow_private": ("127.0.0.1",)})
+    fleet.start("methods", "methods", "long")
+    return fleet
+
+
+@pytest.fixture
+async def gateway(operated: Fleet) -> AsyncIterator[tuple[httpx.AsyncClient, Services]]:
+    app = create_app(operated.settings)
+    headers = await key_of(operated, *Scope)
+    async with served(app) as client:
+        client.timeout = httpx.Timeout(60)
+        client.headers.update(headers)
+        await client.get("/healthz")  # answered when the services have started
+        yield client, app.state.services
+
+
+async def post(client: httpx.AsyncClient, path: str, body: Any, key: str) -> tuple[int, httpx.Headers, Any]:
+    """Post; of a stream the first event is the answer."""
+    content: dict[str, Any] = {"json": body}
+    if isinstance(body, bytes):
+        content = {"content": body, "headers": {"Content-Type": "application/json"}}
+    elif isinstance(body, tuple):
+        content = {"files": {"file": body}}
+    sent = {"Idempotency-Key": key, **content.pop("headers", {})}
+    async with client.stream("POST", path, headers=sent, **content) as answer:
+        if answer.headers["content-type"].startswith("text/event-stream"):
+            async for line in answer.aiter_lines():
+                if line.startswith("data: "):
+                    return answer.status_code, answer.headers, json.loads(line[6:])
+        return answer.status_code, answer.headers, json.loads(await answer.aread())
+
+
+async def query(services: Services, statement: str) -> list[Any]:
+    async with services.database.begin() as transaction:
+        result = await transaction.connection.exec_driver_sql(statement)
+        return list(result) if statement.startswith("SELECT") else []
+
+
+def named(answer: Any) -> Any:
+    """What an answer names, which a repetition after a crash finds again."""
+    if not isinstance(answer, dict):
+        return answer
+    return {name: answer.get(name) for name in ("id", "turn_id", "key", "secret")}
+
+
+async def named_things(client: httpx.AsyncClient, services: Services) -> dict[str, str]:
+    """Make what the paths name; returns ids."""
+    async with services.database.begin() as transaction:
+        await transaction.chats.ensure("other")
+        turn, _ = await transaction.rounds.request(
+            RoundRequest(chat_key="other", trigger_kind=TriggerKind.MANUAL, trigger_id="x")
+        )
+    begun = await client.post("/api/v1/calls", json={"method": "begin", "args": ["job"], "chat_key": "once"})
+    assert begun.status_code == 200, begun.text
+    (job,) = (await client.get("/api/v1/jobs?open=true")).json()["items"]
+    webhook = (await client.post("/api/v1/webhooks", json={"url": "http://127.0.0.1:9/"})).json()
+    body = {"model": "nekro", "input": "a", "background": True}
+    response = (await client.post("/v1/responses", json=body)).json()
+    return {
+        "chat": "once", "turn": turn.turn_id, "job": job["id"], "letter": dead_letter(services),
+        "webhook": webhook["id"], "response": response["id"],
+    }  # fmt: skip
+
+
+def dead_letter(services: Services) -> str:
+    """Add a signed call to the dead letters; returns its id."""
+    now = datetime.now(UTC)
+    invocation = Invocation(
+        call_id=new_id(), method="Ada.operated.echo", chat_key="once", container_key="once", user_id=None,
+        issued_at=now, deadline=now + timedelta(seconds=60), args="",
+    )  # fmt: skip
+    call = CallMessage.of(
+        invocation, signer=Signer.from_text("test-signing-key"), lane="methods", reply_to=new_id()
+    )
+    broker = services.settings.broker
+    with redis.Redis.from_url(str(broker.url)) as connection:
+        raw = encode_message(call.build(services.app), queue="methods")
+        connection.lpush(Keys(prefix=broker.key_prefix).dead, raw)
+    return invocation.call_id
+
+
+async def test_every_post_runs_once_per_idempotency_key(
+    gateway: tuple[httpx.AsyncClient, Services],
+) -> None:
+    client, services = gateway
+    ids = await named_things(client, services)
+    for template, (body, other) in BODIES.items():
+        path = template.format(**ids)
+        status, _, first = await post(client, path, body, "k")
+        assert status < 300, (path, first)
+        status_again, _, again = await post(client, path, body, "k")
+        assert (status_again, again) == (status, first), path
+        refused = await post(client, path, other, "k")
+        assert refused[0] == 422 and "idempotency_key_reused" in str(refused[2]), (path, refused)
+        # Its gateway still runs it; then that one has died.
+        await query(services, f"UPDATE idempotent_requests SET status = NULL, lease_until = '{LATER}'")
+        running = await post(client, path, body, "k")
+        assert running[0] == 409 and running[1]["retry-after"] == "1", (path, running)
+        assert "idempotent_request_running" in str(running[2]), (path, running)
+        await query(services, f"UPDATE idempotent_requests SET lease_until = '{EARLIER}'")
+        status, _, after_crash = await post(client, path, body, "k")
+        if template in NOT_REPEATABLE:
+            assert (status, after_crash["code"]) == (502, "outcome_unknown"), path
+        elif template == "/api/v1/webhooks/{webhook}/secret":  # nobody has seen the secret before
+            assert status == 200 and after_crash["secret"] != first["secret"]
+        else:
+            assert status < 300 and named(after_crash) == named(first), (path, after_crash)
+
+
+def test_the_table_has_every_post() -> None:
+    paths = json.loads(document())["paths"]
+    taking = {
+        path
+        for path, operations in paths.items()
+        if any(one["name"] == "Idempotency-Key" for one in operations.get("post", {}).get("parameters", ()))
+    }
+    without = {path for path, operations in paths.items() if "post" in operations} - taking
+    assert without == {"/api/adapters/sse/connect", "/api/webhook/{endpoint}"}
+    tested = {re.sub(r"\{\w+\}|Ada.speaker", "{}", path) for path in (*BODIES, *ELSEWHERE)}
+    assert {re.sub(r"\{\w+\}", "{}", path) for path in taking} == tested
+
+
+async def test_secrets_of_answers_are_not_stored_and_are_shown_again(
+    gateway: tuple[httpx.AsyncClient, Services],
+) -> None:
+    client, services = gateway
+    for path, body, secret in (
+        ("/api/v1/keys", {"name": "s", "scopes": ["read"]}, "key"),
+        ("/api/v1/webhooks", {"url": "http://127.0.0.1:9/"}, "secret"),
+    ):
+        first = await post(client, path, body, "secret")
+        again = await post(client, path, body, "secret")
+        assert again[2] == first[2] and again[1]["idempotency-replayed"] == "true"
+        stored = str(await query(services, "SELECT * FROM idempotent_requests"))
+        assert first[2]["id"] in stored and first[2][secret].rpartition("_")[2] not in stored
+        other = await post(client, path, body, "another")
+        assert other[2][secret] != first[2][secret]
+    key = (await post(client, "/api/v1/keys", {"name": "s", "scopes": ["admin"]}, "used"))[2]
+    headers = {"Authorization": f"Bearer {key['key']}"}
+    assert (await client.get("/api/v1/chats/none/messages", headers=headers)).status_code == 403
+    # The secret follows from the signing key; it has changed since.
+    changed = SecretStr("another-signing-key")
+    settings = services.settings
+    security = settings.security.model_copy(update={"signing_key": changed})
+    async with served(create_app(settings.model_copy(update={"security": security}))) as later:
+        later.headers.update({"Authorization": client.headers["Authorization"]})
+        lost = await post(later, "/api/v1/keys", {"name": "s", "scopes": ["admin"]}, "used")
+        assert (lost[0], lost[2]["code"]) == (409, "secret_unavailable")
+
+
+async def test_the_answer_of_a_failed_call_has_no_secret_at_its_repetition(
+    operated: Fleet,
+) -> None:
+    secret = "only-the-gateway-knows-it"
+    opened = operated.settings.gateway.model_copy(update={"sse_access_key": SecretStr(secret)})
+    body = {"method": "fail_with", "chat_key": "once", "args": [f"{secret}!"]}
+    app = create_app(operated.settings.model_copy(update={"gateway": opened}))
+    async with served(app) as client:
+        client.timeout = httpx.Timeout(60)
+        client.headers.update(await key_of(operated, *Scope))
+        first, again = [await post(client, "/api/v1/calls", body, "failed") for _ in range(2)]
+        stored = str(await query(app.state.services, "SELECT answer FROM idempotent_requests"))
+    assert (first[0], first[2]["code"], again[0]) == (502, "method_failed", 502)
+    assert again[2] == first[2] and again[1]["content-type"] == "application/problem+json"
+    assert "[secret]!" in first[2]["detail"] and "[secret]!" in stored and secret not in stored
