@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from raw_http import request_bytes
 
-__all__ = ["KEYED", "LIMITED", "LOCAL", "PAGE", "Attempt", "World", "page"]
+__all__ = ["KEYED", "LIMITED", "LOCAL", "OTHERS", "PAGE", "Attempt", "World", "page"]
 
 MESSAGE: Final = {"text": "hi", "user_id": "ada"}
 PAGE: Final = "gateway-attacks.md"
@@ -70,12 +71,34 @@ def _id(w: World) -> str:
     return w.keys["all"].split("_", 2)[1]
 
 
+_FORM: Final = "multipart/form-data; boundary=b"
+_END: Final = b"--b--\r\n"
+
+
+def _part(name: str, content: bytes, *headers: str, file: bool = True) -> bytes:
+    """A part of a form."""
+    shown = f'Content-Disposition: form-data; name="{name}"' + ('; filename="a.txt"' if file else "")
+    head = "".join(f"{line}\r\n" for line in (shown, *headers))
+    return b"--b\r\n" + head.encode() + b"\r\n" + content + b"\r\n"
+
+
+def _form(
+    *parts: bytes, path: str = "/api/v1/chats/site-1/files", kind: str = _FORM
+) -> Callable[[World], bytes]:
+    return _post(path, "all", b"".join(parts), **{"Content-Type": kind})
+
+
+def _encoded(coding: str, body: bytes, path: str = "/api/v1/calls") -> Callable[[World], bytes]:
+    return _post(path, "all", body, **{"Content-Encoding": coding})
+
+
 _INVALID: Final = (401, "key_invalid")
 _MISSING: Final = (401, "key_missing")
 _LACKS: Final = (403, "scope_missing")
 _LIMITED: Final = (403, "key_restricted")
 _NONE: Final = (404, "not_found")
 _BAD: Final = (422, "invalid_request")
+_REFUSED: Final = (400, "invalid_request")
 
 _KEYS: Final = [
     _a("no key", *_MISSING, lambda w: request_bytes("GET", "/api/v1/keys")),
@@ -207,6 +230,29 @@ _CHATS: Final = [
     ),
     _a("another chat's jobs by query", *_NONE, _get("/api/v1/jobs?chat_key=secret", "some")),
     _a("deleting another chat's timer", *_NONE, _delete("/api/v1/timers/{timer}", "some")),
+    _a("cancelling another chat's rounds", *_NONE, _post("/api/v1/chats/secret/cancel", "some", {})),
+    _a("another chat's files", *_NONE, _get("/api/v1/chats/secret/files", "some")),
+    _a("another chat's file", *_NONE, _get("/api/v1/chats/secret/files/{file}", "some")),
+    _a("another chat's file by a chat of one's own", *_NONE, _get("/api/v1/chats/site-1/files/{file}", "some")),
+    _a("deleting another chat's file", *_NONE, _delete("/api/v1/chats/secret/files/{file}", "some")),
+    _a("deleting another chat's file by a chat of one's own", *_NONE, _delete("/api/v1/chats/site-1/files/{file}", "some")),
+    _a("a file for another chat", *_NONE, lambda w: request_bytes("PUT", "/api/v1/chats/secret/files/a", w.bearer("some"), b"x")),
+    _a("files for another chat", *_NONE, lambda w: request_bytes("POST", "/api/v1/chats/secret/files", w.bearer("some", **{"Content-Type": _FORM}), _part("a", b"x") + _END)),
+    _a("another chat's file as a part of a message", 422, "invalid_part", lambda w: request_bytes("POST", "/api/v1/chats/site-1/messages", w.bearer("some"), {"user_id": "a", "parts": [{"type": "file", "file_id": w.ids["file"]}]})),
+    _a("changing another chat's timer", *_NONE, lambda w: request_bytes("PATCH", f"/api/v1/timers/{w.ids['timer']}", w.bearer("some"), {"state": "paused"})),
+    _a("another chat's timers by query", *_NONE, _get("/api/v1/timers?chat_key=secret", "some")),
+    _a("a completion in another chat", *_NONE, _post("/v1/chat/completions", "some", {"model": "nekro", "messages": [{"role": "user", "content": "a"}]}, **{"X-Nekro-Chat": "secret"})),
+    _a("a response of another key", *_NONE, _get("/v1/responses/{response}", "some")),
+    _a("the events of a response of another key", *_NONE, _get("/v1/responses/{response}?stream=true", "some")),
+    _a("cancelling a response of another key", *_NONE, _post("/v1/responses/{response}/cancel", "some", {})),
+    _a("deleting a response of another key", *_NONE, _delete("/v1/responses/{response}", "some")),
+    _a("continuing a response of another key", *_NONE, _post("/v1/responses", "some", {"model": "nekro", "input": "a", "previous_response_id": "resp"})),
+    _a("a question to the client of another chat", *_NONE, _post("/api/v1/adapters/sse/requests", "some", {"channel_id": "x", "request": "get_self_info", "data": {}})),
+    _a("a subscription to the events of all chats", *_LIMITED, _post("/api/v1/webhooks", "some", {"url": "https://example.com/"})),
+    _a("the subscriptions to all chats", *_LIMITED, _get("/api/v1/webhooks", "some")),
+    _a("turning a subscription to another URL", *_LIMITED, lambda w: request_bytes("PATCH", "/api/v1/webhooks/x", w.bearer("some"), {"url": "https://example.com/"})),
+    _a("the secret of a subscription", *_LIMITED, _post("/api/v1/webhooks/x/secret", "some", {})),
+    _a("the deliveries of a subscription", *_LIMITED, _get("/api/v1/webhooks/x/deliveries", "some")),
     _a("an encoded way up: site-1%2F..%2Fsecret", *_NONE, _get("/api/v1/chats/site-1%2F..%2Fsecret/messages", "some")),
     _a("a way up: site-1/../secret", *_NONE, _get("/api/v1/chats/site-1/../secret/messages", "some")),
     _a("an encoded slash that ends the key: secret%2Fmessages%3F", *_NONE, _get("/api/v1/chats/secret%2Fmessages%3F/messages", "some")),
@@ -259,7 +305,36 @@ _BODIES: Final = [
     _a("an Idempotency-Key of 300 characters", 400, "idempotency_key_invalid", _post("/api/v1/calls", "all", {"method": "x", "chat_key": "c"}, **{"Idempotency-Key": "k" * 300})),
     _a("another body under a used Idempotency-Key", 422, "idempotency_key_reused", _post("/api/v1/chats/site-1/messages", "all", {**MESSAGE, "text": "other"}, **{"Idempotency-Key": "used"})),
     _a("the Idempotency-Key of another key: no answer of it", 404, "method_not_found", _post("/api/v1/calls", "call", {"method": "nothing", "chat_key": "c"}, **{"Idempotency-Key": "used"})),
+    _a("a used Idempotency-Key for a new key", 422, "idempotency_key_reused", _post("/api/v1/keys", "all", {"name": "y", "scopes": ["admin"]}, **{"Idempotency-Key": "used-for-keys"})),
     _a("a body that ends early: closed", 0, "", _post("/api/v1/calls", "all", b"{", **{"Content-Length": "100"}), ends=True),
+]  # fmt: skip
+
+_ONE: Final = _part("a", b"x")
+_FORMS: Final = [
+    _a("33 files", *_REFUSED, _form(*[_ONE] * 33, _END)),
+    _a("10,000 files", *_REFUSED, _form(_ONE * 10_000, _END)),
+    _a("5,000 fields", *_REFUSED, _form(_part("a", b"x", file=False) * 5_000, _END)),
+    _a("a field of 2 MB", *_REFUSED, _form(_part("a", b"x" * 2_000_000, file=False), _END)),
+    _a("100,000 empty boundaries", *_REFUSED, _form(b"--b\r\n" * 100_000, _END)),
+    _a("a part with a header of 1 MB", *_REFUSED, _form(_part("a", b"x", "X: " + "x" * (1 << 20)), _END)),
+    _a("a part with 10,000 headers", *_REFUSED, _form(_part("a", b"x", *["X: x"] * 10_000), _END)),
+    _a("a header of a part without an end", *_REFUSED, _form(b"--b\r\nContent-Disposition: form-data" + b"x" * (1 << 20))),
+    _a("a part without headers", *_REFUSED, _form(b"--b\r\n\r\nx\r\n", _END)),
+    _a("a part without a name", *_REFUSED, _form(b'--b\r\nContent-Disposition: form-data; filename="a"\r\n\r\nx\r\n', _END)),
+    _a("no last boundary", *_REFUSED, _form(_ONE)),
+    _a("no boundary in the header", *_REFUSED, _form(_ONE, _END, kind="multipart/form-data")),
+    _a("a boundary of 10,000 characters", *_REFUSED, _form(_ONE, _END, kind="multipart/form-data; boundary=" + "b" * 10_000)),
+    _a("another boundary than the header's", *_REFUSED, _form(_ONE, _END, kind="multipart/form-data; boundary=c")),
+    _a("forms nested 1,000 deep: the content of one file", 201, "", _form(_part("a", b"".join(b"--c%d\r\nContent-Type: multipart/mixed; boundary=c%d\r\n\r\n" % (n, n + 1) for n in range(1_000)), "Content-Type: multipart/mixed; boundary=c0"), _END)),
+    _a("a part that states another length: its boundary counts", 201, "", _form(_part("a", b"x", "Content-Length: 99999999999"), _END)),
+    _a("a part that states a negative length: its boundary counts", 201, "", _form(_part("a", b"x", "Content-Length: -1"), _END)),
+    _a("a part in Base64: stored as it is", 201, "", _form(_part("a", b"eA==", "Content-Transfer-Encoding: base64"), _END)),
+    _a("a file name that leads out of the chat: its last component", 201, "", _form(b'--b\r\nContent-Disposition: form-data; name="a"; filename="../../../x"\r\n\r\nx\r\n', _END)),
+    _a("a message whose fields occur twice", *_BAD, _form(*[_part("text", b"x", file=False)] * 2, _END, path="/api/v1/chats/site-1/messages")),
+    _a("a bomb in gzip", 415, "content_encoding_unsupported", _encoded("gzip", gzip.compress(bytes(10 << 20)))),
+    _a("a bomb in gzip as a file", 415, "content_encoding_unsupported", _encoded("gzip", gzip.compress(bytes(10 << 20)), "/api/v1/chats/site-1/files")),
+    _a("a body in deflate, br and zstd", 415, "content_encoding_unsupported", _encoded("deflate, br, zstd", b"x")),
+    _a("a body in gzip by Transfer-Encoding", 400, "", lambda w: request_bytes("POST", "/api/v1/calls", w.bearer("all", **{"Transfer-Encoding": "gzip, chunked"}), b"0\r\n\r\n")),
 ]  # fmt: skip
 
 #: On a gateway that has keys.
@@ -269,6 +344,7 @@ KEYED: Final = {
     "Other chats": _CHATS,
     "Paths and headers": _PATHS,
     "Bodies": _BODIES,
+    "Forms and encodings": _FORMS,
 }
 
 
@@ -312,6 +388,23 @@ LIMITED: Final = {
 }  # fmt: skip
 
 
+#: Attempts that are more than one request: what is tried, what it gets, and where.
+OTHERS: Final = (
+    ("a wrong key, to measure how far it is right", "the same lookup and one comparison of digests, whatever is wrong", "test_gateway_keys.py"),
+    ("more streams of one key, of any kind, than `streams_per_key`", "429 `too_many_streams`", "test_gateway_stream_limits.py"),
+    ("more streams of one address, or one IPv6 network, than `streams_per_address`", "429 `too_many_streams`", "test_gateway_stream_limits.py"),
+    ("20 streams at the same moment with a limit of 3", "3 streams, 17 times 429", "test_gateway_stream_limits.py"),
+    ("requests over the rate while Redis does not answer", "429 `rate_exceeded`, counted by each gateway", "test_gateway_keys.py"),
+    ("turns over the budget by messages, completions, responses and runs", "429 `budget_exceeded`", "test_gateway_keys.py"),
+    ("29 files with scripts (HTML, XHTML, SVG, PDF, polyglots, texts to be sniffed) opened in Chromium", "saved; pictures are shown, and nothing runs", "test_gateway_active_content.py"),
+    ("the same files in frames, objects, pictures, style sheets and scripts of a foreign page", "nothing runs in the API's origin", "test_gateway_active_content.py"),
+    ("HTML in paths, quoted by problem documents, opened in Chromium", "a document without origin, nothing runs", "test_gateway_active_content.py"),
+    ("the secret of a new key or webhook in the stored answer of its request", "not there", "test_gateway_idempotency.py"),
+    ("a slow reader of events", "its stream ends, others go on", "test_gateway_events.py"),
+    ("webhook URLs of private addresses, also by DNS and redirects", "422 or no delivery", "test_outgoing_webhooks.py"),
+)  # fmt: skip
+
+
 def page() -> str:
     """Return the page that lists the attempts."""
     lines = [
@@ -326,4 +419,12 @@ def page() -> str:
         for attempt in attempts:
             status, code = attempt.gets
             lines.append(f"| {attempt.text} | {status}{f' `{code}`' if code else ''} |")
+    lines += [
+        "",
+        "## More than one request",
+        "",
+        "| attempt | gets | test in `tests/gateway` |",
+        "|---|---|---|",
+    ]
+    lines += [f"| {text} | {gets} | `{test}` |" for text, gets, test in OTHERS]
     return "\n".join(lines) + "\n"

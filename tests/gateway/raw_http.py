@@ -20,9 +20,10 @@ class RawAnswer:
 
     @property
     def code(self) -> str:
-        """The stable code of a problem document; "" for other answers."""
+        """The stable code of a problem document or of an error in OpenAI's form; "" for other answers."""
         try:
-            return str(json.loads(self.body)["code"])
+            found = json.loads(self.body)
+            return str(found["code"] if "code" in found else found["error"]["code"])
         except (ValueError, LookupError, TypeError):
             return ""
 

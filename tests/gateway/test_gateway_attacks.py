@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from attack_table import KEYED, LIMITED, LOCAL, PAGE, Attempt, World, page
+from attack_table import KEYED, LIMITED, LOCAL, OTHERS, PAGE, Attempt, World, page
 from raw_http import RawAnswer, raw, request_bytes
 from worker_fleet import Fleet
 
@@ -21,6 +21,7 @@ from gateway.app import create_app
 from gateway.identity import Scope
 from gateway.web.server import GatewayServer
 from nekro_agent.shared_clock import shared_time
+from storage.access.openai_responses import OpenAIResponse
 from storage.engine import Database
 from storage.repositories.jobs import NewJob
 from storage.repositories.rounds import RoundRequest
@@ -82,9 +83,30 @@ async def world_of(fleet: Fleet) -> World:
         timer = await transaction.timers.add(
             "secret", fire_at=shared_time() + timedelta(days=1), description="d"
         )
+        await transaction.openai_responses.add(
+            OpenAIResponse(
+                id="resp", key_id=keys["all"].split("_")[1], chat_key="secret", turn_id=round_.turn_id,
+                previous_id=None, model="nekro", is_background=True, stated={}, created_at=shared_time(),
+            )
+        )  # fmt: skip
+        await transaction.webhooks.add(
+            "hook", url="https://example.com", description="", events=["*"], chats="*"
+        )
     await database.dispose()
-    ids = {"job": job.id, "turn": round_.turn_id, "timer": timer.id, "key": keys["all"].split("_")[1]}
+    ids = {
+        "job": job.id, "turn": round_.turn_id, "timer": timer.id, "key": keys["all"].split("_")[1],
+        "response": "resp", "webhook": "hook", "file": await _stored_file(fleet),
+    }  # fmt: skip
     return World(keys=keys, ids=ids)
+
+
+async def _stored_file(fleet: Fleet) -> str:
+    """Store a file in the chat ``secret``; returns its id."""
+    services = fleet.services()
+    files = services.files_of(await services.chat("secret"))
+    stored = await asyncio.to_thread(files.add, "secret.txt", b"secret content")
+    await services.close()
+    return services.file_ids.make("secret", stored.path, modified_ns=stored.modified_ns)
 
 
 async def failures(
@@ -134,6 +156,11 @@ async def test_a_gateway_with_keys_withstands_the_attempts(fresh_fleet: Fleet) -
         used = world.bearer("all", **{"Idempotency-Key": "used"})
         first = request_bytes("POST", "/api/v1/chats/site-1/messages", used, {"text": "a", "user_id": "u"})
         assert (await raw(port, first)).status == 202
+        used = world.bearer("all", **{"Idempotency-Key": "used-for-keys"})
+        made = await raw(
+            port, request_bytes("POST", "/api/v1/keys", used, {"name": "x", "scopes": ["admin"]})
+        )
+        assert made.status == 201
         wrong = await failures(port, world, KEYED)
         assert not wrong, "\n".join(wrong)
         # The other chat is as it was, and every key still works.
@@ -141,6 +168,8 @@ async def test_a_gateway_with_keys_withstands_the_attempts(fresh_fleet: Fleet) -
             port, request_bytes("GET", f"/api/v1/turns/{world.ids['turn']}", world.bearer("all"))
         )
         assert done.status == 200 and b'"waiting"' in done.body
+        kept = f"/api/v1/chats/secret/files/{world.ids['file']}"
+        assert (await raw(port, request_bytes("GET", kept, world.bearer("all")))).body == b"secret content"
         assert (await raw(port, request_bytes("GET", "/api/v1/keys", world.bearer("all")))).status == 200
 
 
@@ -233,3 +262,4 @@ async def test_request_ids_of_clients_are_used_if_they_are_harmless(fresh_fleet:
 def test_the_page_lists_the_attempts() -> None:
     assert sum(len(group) for table in (KEYED, LOCAL, LIMITED) for group in table.values()) >= 60
     assert (DOCS / PAGE).read_text("utf-8") == page()
+    assert all((Path(__file__).parent / test).exists() for _, _, test in OTHERS)
