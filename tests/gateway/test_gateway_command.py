@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import socket
@@ -10,10 +11,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
-from waiting import WAIT_SECONDS
+from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet
 
 
@@ -52,6 +54,59 @@ def test_serves_probes_metrics_and_stops_gracefully(fresh_fleet: Fleet) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(WAIT_SECONDS) == 0
         assert fresh_fleet.run("gateway", "--check", "--port", port).returncode == 13
+
+
+@pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
+async def test_a_stopping_gateway_ends_its_streams_then_answers_requests(fresh_fleet: Fleet) -> None:
+    completion = {"model": "nekro", "messages": [{"role": "user", "content": "a"}], "stream": True}
+    ended: list[str] = []
+
+    async def read(
+        client: httpx.AsyncClient, name: str, begun: asyncio.Event, *request: Any, **more: Any
+    ) -> None:
+        async with client.stream(*request, **more) as answer:
+            assert answer.status_code == 200
+            async for _ in answer.aiter_lines():
+                begun.set()
+        ended.append(name)
+
+    with running(fresh_fleet, "--port", "0") as (process, url):
+        async with httpx.AsyncClient(base_url=url, timeout=WAIT_SECONDS) as client:
+            events, answers = asyncio.Event(), asyncio.Event()
+            reading = [
+                asyncio.create_task(read(client, "events", events, "GET", "/api/v1/chats/c/events?after=0")),
+                asyncio.create_task(
+                    read(client, "answer", answers, "POST", "/v1/chat/completions", json=completion)
+                ),
+            ]
+            await asyncio.gather(events.wait(), answers.wait())
+            # A request that is being received; its end comes when the streams have ended.
+            host, port = url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            body = b'{"text": "last", "user_id": "u"}'
+            head = (
+                f"POST /api/v1/chats/c/messages HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n"
+            )
+            writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode())
+            await eventually_taken(client)
+            process.send_signal(signal.SIGTERM)
+            await asyncio.gather(*reading)
+            writer.write(body)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 202 ")
+            writer.close()
+            assert await asyncio.to_thread(process.wait, WAIT_SECONDS) == 0
+    assert sorted(ended) == ["answer", "events"]
+
+
+async def eventually_taken(client: httpx.AsyncClient) -> None:
+    """Wait until the gateway has read the headers of the request whose body is still missing."""
+
+    async def is_taken() -> bool:
+        text = (await client.get("/metrics")).text
+        # Both streams, the request, and the one that asks.
+        return "nekro_http_requests_in_flight 4.0" in text.split("\n")
+
+    await eventually(is_taken, what="the request is being received")
 
 
 @pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)

@@ -102,3 +102,18 @@ async def test_old_ended_rows_are_deleted_and_open_or_recent_ones_kept(database:
         assert [item.trigger_id for item in await tx.rounds.newest("old", limit=9)] == ["oldopen"]
         assert len(await tx.rounds.newest("young", limit=9)) == 4
         assert len(await tx.timers.open_ones("young", limit=9)) == 2
+
+
+async def test_acts_age_out_only_if_the_settings_say_so(database: Database) -> None:
+    async with database.begin() as tx:
+        for number in range(5):
+            await tx.audit.add("key.create", f"old{number}", key_id=None)
+        await tx.connection.exec_driver_sql("UPDATE audit SET at = '2020-01-01 00:00:00.000000'")
+        await tx.audit.add("key.revoke", "young", key_id="k")
+    assert "audit" not in await delete_expired(database, RetentionSettings())
+    async with database.read() as tx:
+        assert len(await tx.audit.newest(limit=9)) == 6
+    deleted = await delete_expired(database, RetentionSettings(audit_days=1), batch=2)
+    assert deleted["audit"] == 5
+    async with database.read() as tx:
+        assert [act.subject for act in await tx.audit.newest(limit=9)] == ["young"]

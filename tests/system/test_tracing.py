@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
-from waiting import eventually
+from waiting import WAIT_SECONDS, eventually
 
 SECRET = "open-sesame"
 SCRIPT = [
@@ -146,6 +150,46 @@ async def test_a_call_of_a_round_is_one_trace_from_the_round_to_the_worker(
     (asked, _) = await collector.named("llm.request", 2)
     assert collector.road(asked) == ["round", "llm.request"] and asked["nekro.model"] == "scripted"
     assert {span["service"] for span in collector.spans} == {"nekro-workers"}
+
+
+async def test_a_request_continues_the_trace_of_its_client_into_worker_and_log(
+    fleet: Any, collector: Collector, tmp_path: Path
+) -> None:
+    trace, parent = os.urandom(16).hex(), os.urandom(8).hex()
+    headers = {
+        "traceparent": f"00-{trace}-{parent}-01",
+        "tracestate": "vendor=1",
+        "X-Request-Id": f"r-{trace}",
+    }
+    with (tmp_path / "log").open("w") as log:
+        gateway = fleet.command("gateway", "--port", "0", "--json", stderr=log)
+        try:
+            url = json.loads(gateway.stdout.readline())["url"]
+            body = {"method": "look_up", "args": ["x"], "chat_key": "traced"}
+            async with httpx.AsyncClient(base_url=url, timeout=WAIT_SECONDS) as client:
+                assert (await client.post("/api/v1/calls", json=body, headers=headers)).status_code == 200
+                broken = {"traceparent": f"00-{'0' * 32}-{parent}-01"}
+                assert (await client.get("/api/v1/methods", headers=broken)).status_code == 200
+        finally:
+            gateway.terminate()
+            gateway.communicate(timeout=WAIT_SECONDS)
+
+    def of_trace() -> dict[str, Any]:
+        return {span["name"]: span for span in collector.spans if span["trace"].hex() == trace}
+
+    spans = await eventually(
+        lambda: of_trace() if "run tests.probe.look_up" in of_trace() else None, what="the worker's span"
+    )
+    request = spans["http.request"]
+    assert request["parent"].hex() == parent and request["nekro.request_id"] == f"r-{trace}"
+    assert request["nekro.route"] == "/api/v1/calls"
+    assert collector.road(spans["run tests.probe.look_up"])[0] == "http.request"
+    lines = (tmp_path / "log").read_text().splitlines()
+    (line,) = [line for line in lines if "/api/v1/calls" in line]
+    assert trace in line and f"r-{trace}" in line
+    # A trace id that is not valid is replaced by a new one.
+    (line,) = [line for line in lines if "/api/v1/methods" in line]
+    assert re.search("trace_id[^0-9a-f]+[0-9a-f]{32}", line) and "0" * 32 not in line
 
 
 async def test_failures_are_recorded_by_their_class_and_no_span_contains_arguments(
