@@ -1,7 +1,9 @@
 """Schemathesis against a running gateway: no request gets a 5xx, and answers fit the OpenAPI document.
 
-The seed is printed with each failure; ``NEKRO_TEST_FUZZ_SEED`` repeats a run, ``NEKRO_TEST_FUZZ_EXAMPLES``
-sets the number of examples of each operation.
+All phases run: examples, boundary values of every parameter (coverage), random data (fuzzing), and sequences
+of operations whose answers name things for the next ones (stateful). The seed is printed with each failure;
+``NEKRO_TEST_FUZZ_SEED`` repeats a run, ``NEKRO_TEST_FUZZ_EXAMPLES`` sets the number of examples of each
+operation, ``NEKRO_TEST_FUZZ_PHASES`` chooses phases.
 """
 
 from __future__ import annotations
@@ -20,16 +22,30 @@ from worker_fleet import build_fleet
 from gateway.identity import Scope
 from gateway.openapi import document
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
 ROOT = Path(__file__).parent.parent.parent
 CHECKS = "not_a_server_error,response_schema_conformance,content_type_conformance,status_code_conformance"
 
 
-def test_no_request_of_the_fuzzer_gets_a_server_error(redis_server: Any, tmp_path: Path) -> None:
+#: Requests with these fields wait so long, at most; there are no workers.
+WAITS = ("wait", "timeout_seconds")
+MOST_WAIT_SECONDS = 0.5
+
+
+@pytest.mark.parametrize(
+    ("phases", "examples"),
+    [
+        pytest.param("fuzzing,stateful", 1, marks=pytest.mark.timeout(600)),
+        pytest.param(
+            "examples,coverage,fuzzing,stateful", 20, marks=[pytest.mark.slow, pytest.mark.timeout(3000)]
+        ),
+    ],
+)
+def test_no_request_of_the_fuzzer_gets_a_server_error(
+    redis_server: Any, tmp_path: Path, phases: str, examples: int
+) -> None:
     seed = os.environ.get("NEKRO_TEST_FUZZ_SEED") or str(random.randrange(1 << 32))
-    examples = os.environ.get("NEKRO_TEST_FUZZ_EXAMPLES", "5")
-    phases = os.environ.get("NEKRO_TEST_FUZZ_PHASES", "fuzzing")
+    phases = os.environ.get("NEKRO_TEST_FUZZ_PHASES") or phases
+    most = os.environ.get("NEKRO_TEST_FUZZ_EXAMPLES") or str(examples)
     database = f"sqlite:///{tmp_path / 'nekro.db'}"
     fleet = build_fleet(
         tmp_path,
@@ -38,7 +54,7 @@ def test_no_request_of_the_fuzzer_gets_a_server_error(redis_server: Any, tmp_pat
         gateway={"requests_per_minute": 0},
         plugins={"load_shipped": False},
     )
-    (tmp_path / "openapi.json").write_text(document(), "utf-8")
+    (tmp_path / "openapi.json").write_text(json.dumps(bounded(json.loads(document()))), "utf-8")
     scopes = [word for scope in Scope for word in ("--scope", scope.value)]
     key = fleet.run("keys", "create", "fuzzer", *scopes).stdout.strip()
     gateway = fleet.command("gateway", "--port", "0", "--json")
@@ -50,19 +66,34 @@ def test_no_request_of_the_fuzzer_gets_a_server_error(redis_server: Any, tmp_pat
         command = [
             str(Path(sys.executable).with_name("st")), "run", str(tmp_path / "openapi.json"),
             "--url", json.loads(text)["url"], "--phases", phases, "--checks", CHECKS,
-            "--max-examples", examples, "--workers", "4", "--seed", seed, "--generation-database", "none",
-            # Streams do not end.
-            "--exclude-path-regex", "/events$", "--no-color", "--continue-on-failure",
-            "--suppress-health-check", "all", "--header", f"Authorization: Bearer {key}",
+            "--max-examples", most, "--workers", "1", "--seed", seed, "--generation-database", "none",
+            # Streams do not end. One worker: generating data on several threads fails now and then in
+            # Hypothesis itself (KeyError in its cache of sources).
+            "--exclude-path-regex", "/events$", "--request-timeout", "60", "--no-color",
+            "--continue-on-failure", "--suppress-health-check", "all",
+            "--header", f"Authorization: Bearer {key}",
         ]  # fmt: skip
         done = subprocess.run(
             command,
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=800,
+            timeout=2900,
         )
     finally:
         gateway.terminate()
         gateway.communicate(timeout=60)
     assert done.returncode == 0, f"seed {seed}\n{done.stdout[-20000:]}\n{done.stderr[-2000:]}"
+
+
+def bounded(value: Any, most: float | None = None) -> Any:
+    """Return the document, or a part of it whose numbers are at most ``most``, with short waits only."""
+    if isinstance(value, list):
+        return [bounded(item, most) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if most is not None and value.get("type") == "number":
+        value = {**value, "maximum": most}
+    if value.get("name") in WAITS:
+        most = MOST_WAIT_SECONDS
+    return {key: bounded(item, MOST_WAIT_SECONDS if key in WAITS else most) for key, item in value.items()}
