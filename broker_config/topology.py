@@ -30,6 +30,7 @@ __all__ = [
     "JOB_TASK",
     "LIVE_EVENT",
     "ROUND_REQUESTED",
+    "RUN_TASK",
     "count_waiting",
     "encode_chat_key",
     "lane_queue",
@@ -53,6 +54,8 @@ JOB_TASK: Final = "nekro.jobs.run"
 COMMAND_TASK: Final = "nekro.command"
 #: Celery task that runs one hook of a pinned plugin on the plugin's worker; two parts, as above.
 HOOK_TASK: Final = "nekro.hook"
+#: Celery task that runs code in a sandbox on lane ``rounds``; two parts, as above.
+RUN_TASK: Final = "nekro.run"
 #: AMQP allows 255 bytes for a whole routing key.
 MAX_ENCODED_CHARS: Final = 180
 

@@ -118,6 +118,11 @@ class Output:
         """
         self._write(visible_text(text) if self.is_terminal else text)
 
+    def piece(self, text: str) -> None:
+        """Write a piece of requested data as ``data`` does, without a line end."""
+        self.stdout.write(visible_text(text) if self.is_terminal else text)
+        self.stdout.flush()
+
     def report(self, text: str) -> None:
         """Write text of the command itself to stdout; always escaped, as it may quote foreign text."""
         self._write(visible_text(text))

@@ -28,7 +28,7 @@ from gateway.web.middleware import Entrance, RequestContext
 from gateway.web.responses import JsonAnswer
 from gateway.webhooks import routes
 from gateway.webhooks.sender import WebhookSender
-from workers.composition import CALLER, Services
+from workers.composition import GATEWAY, Services
 
 __all__ = ["API", "create_app"]
 
@@ -52,7 +52,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        services = Services.load(settings, role=CALLER)
+        services = Services.load(settings, role=GATEWAY)
         app.state.services, app.state.hub = services, EventHub(services)
         app.state.stopping, app.state.rates = asyncio.Event(), Rates(services.settings)
         app.state.streams = OpenStreams(settings.gateway)

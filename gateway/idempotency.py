@@ -37,7 +37,7 @@ from nekro_agent.errors import (
 from storage.access.requests import RecordedRequest
 from storage.engine import Database
 
-__all__ = ["Once", "OnceDep", "once_of", "with_content"]
+__all__ = ["REPLAYED", "Once", "OnceDep", "once_of", "with_content"]
 
 _HEADER: Final = "idempotency-key"
 _KEY: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")
@@ -53,7 +53,8 @@ _HAD_EFFECT: Final = (
     OutcomeUnknownError,
     ResultError,
 )
-_REPLAYED: Final = {"Idempotency-Replayed": "true"}
+#: Header of an answer that an earlier request got.
+REPLAYED: Final = {"Idempotency-Replayed": "true"}
 
 
 class Once:
@@ -145,7 +146,7 @@ class Once:
                 headers={"Retry-After": "1"},
             )
         kind = PROBLEM_TYPE if known.status >= HTTPStatus.BAD_REQUEST else None
-        return JsonAnswer(known.answer, status_code=known.status, headers=_REPLAYED, media_type=kind)
+        return JsonAnswer(known.answer, status_code=known.status, headers=REPLAYED, media_type=kind)
 
     @property
     def id(self) -> str:

@@ -213,9 +213,10 @@ def call_of_report(call: Mapping[str, Any]) -> models.Call:
     )
 
 
-def run_answer(report: CodeReport) -> models.Run:
+def run_answer(run_id: str, report: CodeReport) -> models.Run:
     """Return the report of a run of code."""
     return models.Run(
+        id=run_id,
         stop_type=report.stop_type.name,
         exit_code=int(report.stop_type),
         output=report.output,

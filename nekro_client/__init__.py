@@ -23,12 +23,14 @@ from nekro_client.errors import (
     UnreachableError,
     WaitTimeoutError,
 )
+from nekro_client.runs import AsyncRunStream, RunStream
 
 __all__ = [
     "ApiError",
     "AsyncChat",
     "AsyncClient",
     "AsyncEventStream",
+    "AsyncRunStream",
     "AuthenticationError",
     "Chat",
     "Client",
@@ -40,6 +42,7 @@ __all__ = [
     "InvalidRequestError",
     "NotFoundError",
     "RateLimitedError",
+    "RunStream",
     "UnavailableError",
     "UnreachableError",
     "WaitTimeoutError",

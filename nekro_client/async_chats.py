@@ -179,12 +179,12 @@ class AsyncEventStream(AsyncIterator[Event]):
 
     async def _read(self, http: httpx.AsyncClient) -> AsyncGenerator[Event, None]:
         cursor = self._cursor
-        while True:
+        while not cursor.is_over:
             params, headers = cursor.connect()
             error: ClientError | None = None
             try:
                 async with http.stream(
-                    "GET", cursor.path, params=params, headers=headers, timeout=STREAM_TIMEOUT
+                    "GET", cursor.path, params=params, headers=headers, timeout=cursor.timeout()
                 ) as response:
                     if not response.is_success:
                         await response.aread()
@@ -192,6 +192,8 @@ class AsyncEventStream(AsyncIterator[Event]):
                     async for chunk in response.aiter_bytes():
                         for event in cursor.take(chunk):
                             yield event
+                        if cursor.is_late:
+                            break
             except httpx.RequestError as exc:
                 error = unreachable(cursor.path, exc)
             except ApiError as exc:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from datetime import datetime
 
+from pydantic import JsonValue
+
 from nekro_client import endpoints
+from nekro_client.async_chats import AsyncChat, AsyncEventStream
 from nekro_client.bodies import key_body
 from nekro_client.connections import AsyncConnection
 from nekro_client.models import (
@@ -16,11 +18,12 @@ from nekro_client.models import (
     Job,
     Page,
     RetryBody,
+    SignalBody,
     Timer,
     TimerBody,
     Turn,
 )
-from nekro_client.waiting import TurnWait
+from nekro_client.streams import TurnWait
 
 __all__ = ["AsyncDeadLetters", "AsyncJobs", "AsyncKeys", "AsyncTimers", "AsyncTurns"]
 
@@ -41,18 +44,26 @@ class AsyncTurns:
         return await self._connection.send(endpoints.cancel_turn(turn_id))
 
     async def wait(self, turn_id: str, *, timeout_seconds: float | None = None) -> Turn:
-        """Return a turn when it has ended.
+        """Return a turn when it has ended, which the chat's event stream tells.
 
         Raises:
             WaitTimeoutError: it has not after ``timeout_seconds``; None waits without end.
         """
         wait = TurnWait(turn_id, timeout_seconds=timeout_seconds)
-        while True:
+        turn = await self.get(turn_id)
+        while not wait.is_over(turn):
+            if wait.position is None:
+                wait.position = await AsyncChat(self._connection, turn.chat_key).last_event_number()
+            else:
+                await self._see_end(wait, turn)
             turn = await self.get(turn_id)
-            pause = wait.pause_after(turn)
-            if pause is None:
-                return turn
-            await asyncio.sleep(pause)
+        return turn
+
+    async def _see_end(self, wait: TurnWait, turn: Turn) -> None:
+        async with AsyncEventStream(self._connection.http, wait.cursor(turn)) as events:
+            async for event in events:
+                if event.turn_id == wait.turn_id:
+                    return
 
 
 class AsyncJobs:
@@ -82,6 +93,14 @@ class AsyncJobs:
     async def cancel(self, job_id: str) -> Job:
         """Ask a job to end; returns it as it is then."""
         return await self._connection.send(endpoints.cancel_job(job_id))
+
+    async def signal(self, job_id: str, key: str, data: JsonValue = None) -> Job:
+        """Pass data to the job's ``wait(key)``, now or when it waits; what a key means is up to the plugin.
+
+        Raises:
+            ConflictError: the job has ended.
+        """
+        return await self._connection.send(endpoints.signal_job(job_id, SignalBody(key=key, data=data)))
 
 
 class AsyncTimers:

@@ -17,9 +17,10 @@ from nekro_client.models import (
     NewImagePart,
     NewPart,
     NewTextPart,
+    RunBody,
 )
 
-__all__ = ["call_body", "file_part", "key_body", "message_body"]
+__all__ = ["call_body", "file_part", "key_body", "message_body", "run_body"]
 
 
 def message_body(
@@ -48,6 +49,14 @@ def call_body(
     """Return the body of a call."""
     optional = _stated(user_id=user_id, timeout_seconds=timeout_seconds)
     return CallBody(method=method, chat_key=chat_key, args=list(args), kwargs=dict(kwargs or {}), **optional)
+
+
+def run_body(
+    code: str, chat_key: str, user_id: str | None, follow_up: bool, timeout_seconds: float | None
+) -> RunBody:
+    """Return the body of a run."""
+    optional = _stated(user_id=user_id, timeout_seconds=timeout_seconds)
+    return RunBody(code=code, chat_key=chat_key, follow_up=follow_up, **optional)
 
 
 def key_body(

@@ -179,18 +179,20 @@ class EventStream(Iterator[Event]):
 
     def _read(self, http: httpx.Client) -> Generator[Event, None, None]:
         cursor = self._cursor
-        while True:
+        while not cursor.is_over:
             params, headers = cursor.connect()
             error: ClientError | None = None
             try:
                 with http.stream(
-                    "GET", cursor.path, params=params, headers=headers, timeout=STREAM_TIMEOUT
+                    "GET", cursor.path, params=params, headers=headers, timeout=cursor.timeout()
                 ) as response:
                     if not response.is_success:
                         response.read()
                     cursor.accept(response)
                     for chunk in response.iter_bytes():
                         yield from cursor.take(chunk)
+                        if cursor.is_late:
+                            break
             except httpx.RequestError as exc:
                 error = unreachable(cursor.path, exc)
             except ApiError as exc:

@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from nekro_client import endpoints
 from nekro_client.async_chats import AsyncChat
 from nekro_client.async_work import AsyncDeadLetters, AsyncJobs, AsyncKeys, AsyncTimers, AsyncTurns
-from nekro_client.bodies import call_body
+from nekro_client.bodies import call_body, run_body
 from nekro_client.chats import Chat
 from nekro_client.connections import AsyncConnection, Connection
 from nekro_client.models import (
@@ -22,10 +22,10 @@ from nekro_client.models import (
     PluginState,
     Queues,
     Run,
-    RunBody,
     Worker,
 )
 from nekro_client.operations import RETRY_SECONDS
+from nekro_client.runs import AsyncRunStream, RunStream
 from nekro_client.work import DeadLetters, Jobs, Keys, Timers, Turns
 
 __all__ = ["AsyncClient", "Client"]
@@ -93,17 +93,33 @@ class Client:
         chat_key: str,
         user_id: str | None = None,
         follow_up: bool = False,
+        timeout_seconds: float | None = None,
         seconds: float = 600,
         idempotency_key: str | None = None,
     ) -> Run:
-        """Run code in the chat's sandbox.
+        """Run code in the chat's sandbox; a run is stopped when the connection is lost.
 
         Args:
             follow_up: whether an AGENT result requests a round.
+            timeout_seconds: how long it may take, with the wait for a worker; None: as the fleet allows.
             seconds: how long to wait for the report.
         """
-        body = RunBody(code=code, chat_key=chat_key, user_id=user_id, follow_up=follow_up)
+        body = run_body(code, chat_key, user_id, follow_up, timeout_seconds)
         return self._connection.send(endpoints.run(body, seconds=seconds, idempotency_key=idempotency_key))
+
+    def stream_run(
+        self,
+        code: str,
+        *,
+        chat_key: str,
+        user_id: str | None = None,
+        follow_up: bool = False,
+        timeout_seconds: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> RunStream:
+        """Run code as ``run`` does; returns its output, piece by piece while it runs, and then its report."""
+        body = run_body(code, chat_key, user_id, follow_up, timeout_seconds)
+        return RunStream(self._connection, endpoints.run(body, seconds=0, idempotency_key=idempotency_key))
 
     def call(
         self,
@@ -220,18 +236,36 @@ class AsyncClient:
         chat_key: str,
         user_id: str | None = None,
         follow_up: bool = False,
+        timeout_seconds: float | None = None,
         seconds: float = 600,
         idempotency_key: str | None = None,
     ) -> Run:
-        """Run code in the chat's sandbox.
+        """Run code in the chat's sandbox; a run is stopped when the connection is lost.
 
         Args:
             follow_up: whether an AGENT result requests a round.
+            timeout_seconds: how long it may take, with the wait for a worker; None: as the fleet allows.
             seconds: how long to wait for the report.
         """
-        body = RunBody(code=code, chat_key=chat_key, user_id=user_id, follow_up=follow_up)
+        body = run_body(code, chat_key, user_id, follow_up, timeout_seconds)
         return await self._connection.send(
             endpoints.run(body, seconds=seconds, idempotency_key=idempotency_key)
+        )
+
+    def stream_run(
+        self,
+        code: str,
+        *,
+        chat_key: str,
+        user_id: str | None = None,
+        follow_up: bool = False,
+        timeout_seconds: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> AsyncRunStream:
+        """Run code as ``run`` does; returns its output, piece by piece while it runs, and then its report."""
+        body = run_body(code, chat_key, user_id, follow_up, timeout_seconds)
+        return AsyncRunStream(
+            self._connection, endpoints.run(body, seconds=0, idempotency_key=idempotency_key)
         )
 
     async def call(

@@ -28,6 +28,7 @@ from nekro_client.models import (
     RetryBody,
     Run,
     RunBody,
+    SignalBody,
     Timer,
     TimerBody,
     Turn,
@@ -140,6 +141,11 @@ def get_job(job_id: str) -> Operation[Job]:
 def cancel_job(job_id: str) -> Operation[Job]:
     """``POST /jobs/{id}/cancel``."""
     return operation("POST", f"/jobs/{segment(job_id)}/cancel", Job)
+
+
+def signal_job(job_id: str, body: SignalBody) -> Operation[Job]:
+    """``POST /jobs/{id}/signals``."""
+    return operation("POST", f"/jobs/{segment(job_id)}/signals", Job, body=body)
 
 
 def list_timers(*, chat_key: str | None, cursor: str | None, limit: int | None) -> Operation[Page[Timer]]:

@@ -57,6 +57,7 @@ __all__ = [
     "Round",
     "Run",
     "RunBody",
+    "RunEventType",
     "SignalBody",
     "StoppedRound",
     "TextPart",
@@ -428,11 +429,25 @@ class RunBody(Body):
     user_id: str | None = None
     #: Whether an AGENT result requests a round.
     follow_up: bool = False
+    #: Seconds until the run has ended, waiting for a worker included; code that still runs then is stopped.
+    #: None means the fleet's own limits.
+    timeout_seconds: float | None = Field(None, gt=0, le=86400)
+
+
+class RunEventType(StrEnum):
+    """Events of a streamed run besides ``output.chunk``; one of them is its last event."""
+
+    #: Its data is the ``Run``.
+    ENDED = "run.ended"
+    #: The run failed without a report; its data is the ``Problem``.
+    PROBLEM = "problem"
 
 
 class Run(Answer):
     """The report of a run of code."""
 
+    #: The ``call_id`` of its live events.
+    id: str
     stop_type: str
     exit_code: int | None = None
     output: str

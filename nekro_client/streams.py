@@ -1,28 +1,41 @@
-"""The event stream of a chat over any number of connections: both clients share this logic."""
+"""Event streams of chats over any number of connections, and waiting by them, for both clients."""
 
 from __future__ import annotations
 
+import math
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 import httpx
 from pydantic import ValidationError
 
-from nekro_client.errors import ApiError, ClientError, InvalidAnswerError, UnreachableError
-from nekro_client.models import Event
+from nekro_client.errors import (
+    ApiError,
+    ClientError,
+    InvalidAnswerError,
+    UnreachableError,
+    WaitTimeoutError,
+)
+from nekro_client.models import Event, EventType, Turn, TurnState
 from nekro_client.operations import API, failure_of, is_passing, segment
 from nekro_client.sse import EventParser, EventTooLargeError
 
-__all__ = ["STREAM_TIMEOUT", "EventCursor"]
+__all__ = ["STREAM_TIMEOUT", "EventCursor", "TurnWait", "require_stream"]
 
 #: The gateway sends a comment every 15 s; after three missing ones the connection is dead.
-STREAM_TIMEOUT: Final = httpx.Timeout(45.0, connect=10.0)
+_READ_SECONDS: Final = 45.0
+STREAM_TIMEOUT: Final = httpx.Timeout(_READ_SECONDS, connect=10.0)
+#: How late the end of a stream's time may be noticed.
+_LATE_SECONDS: Final = 1.0
 #: First delay before a stream connects again; each further one is twice as long.
 _FIRST_DELAY_SECONDS: Final = 0.1
 #: Longest delay: a gateway that is back is found this late at most.
 _LONGEST_DELAY_SECONDS: Final = 5.0
+_ENDED: Final = frozenset({TurnState.DONE, TurnState.FAILED, TurnState.CANCELLED})
+#: How long the gateway may be out of reach while a turn is awaited, as for other streams.
+_GIVE_UP_SECONDS: Final = 300.0
 #: A connection that lasted this long was a good one.
 _GOOD_SECONDS: Final = 5.0
 
@@ -31,7 +44,14 @@ class EventCursor:
     """Position of a reader: asks each connection for what follows, and drops what came already."""
 
     def __init__(
-        self, chat_key: str, *, after: int | None, give_up_seconds: float | None, live: bool = True
+        self,
+        chat_key: str,
+        *,
+        after: int | None,
+        give_up_seconds: float | None,
+        live: bool = True,
+        types: Collection[str] = (),
+        seconds: float | None = None,
     ) -> None:
         """Begin after an event.
 
@@ -40,7 +60,12 @@ class EventCursor:
                 None means only those that happen from now on.
             live: whether to ask for events that are not kept.
             give_up_seconds: how long the gateway may be out of reach; None means for ever.
+            types: of the events to ask for; () means all.
+            seconds: how long to read; None means without end.
         """
+        self._types = ",".join(types)
+        self._ends_at = None if seconds is None else time.monotonic() + seconds
+        self._read_seconds = _READ_SECONDS
         self.path = f"{API}/chats/{segment(chat_key)}/events"
         self.last_number = after
         self._live = live
@@ -55,9 +80,29 @@ class EventCursor:
         self._opened_at = time.monotonic()
         headers = {"accept": "text/event-stream", "cache-control": "no-store"}
         params = {} if self._live else {"live": "false"}
+        if self._types:
+            params["types"] = self._types
         if self.last_number is not None:
             params["after"] = str(self.last_number)
         return params, headers
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time to read is over."""
+        return self._left() <= 0
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the present connection might notice the end of the time too late."""
+        return self._left() < self._read_seconds - _LATE_SECONDS
+
+    def timeout(self) -> httpx.Timeout:
+        """Return the limits of a connection that begins now."""
+        self._read_seconds = min(_READ_SECONDS, max(self._left(), 0.0))
+        return httpx.Timeout(self._read_seconds, connect=STREAM_TIMEOUT.connect)
+
+    def _left(self) -> float:
+        return math.inf if self._ends_at is None else self._ends_at - time.monotonic()
 
     def accept(self, response: httpx.Response) -> None:
         """Check the head of an answer; the body of an error must have been read.
@@ -69,11 +114,7 @@ class EventCursor:
         failure = failure_of(response)
         if failure is not None:
             raise failure
-        kind = response.headers.get("content-type", "")
-        if not kind.startswith("text/event-stream"):
-            raise InvalidAnswerError(
-                f"{response.url.path} answered with {kind or 'no type'}, no event stream"
-            )
+        require_stream(response)
 
     def take(self, chunk: bytes) -> Iterator[Event]:
         """Yield the new events that a chunk completes.
@@ -117,4 +158,61 @@ class EventCursor:
         self._delay, delay = min(self._delay * 2, _LONGEST_DELAY_SECONDS), self._delay
         stated = error.retry_after_seconds if isinstance(error, ApiError) else None
         # Readers that a restart cut off come back at different moments.
-        return max(stated or 0.0, delay * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+        delay = max(stated or 0.0, delay * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+        return min(delay, max(self._left(), 0.0))
+
+
+def require_stream(response: httpx.Response) -> None:
+    """Return if an answer is an event stream.
+
+    Raises:
+        InvalidAnswerError: it is not.
+    """
+    kind = response.headers.get("content-type", "")
+    if not kind.startswith("text/event-stream"):
+        raise InvalidAnswerError(f"{response.url.path} answered with {kind or 'no type'}, no event stream")
+
+
+class TurnWait:
+    """The wait for one turn.
+
+    The position of the chat's events is asked for before the turn is read a second time, so the end of a turn
+    that has not ended then is among the events after that position.
+    """
+
+    def __init__(self, turn_id: str, *, timeout_seconds: float | None) -> None:
+        """Begin to wait; None waits without end."""
+        self.turn_id = turn_id
+        self._timeout_seconds = timeout_seconds
+        self._began = time.monotonic()
+        #: Number of the last event before the turn was read; None while it is not known.
+        self.position: int | None = None
+
+    def is_over(self, turn: Turn) -> bool:
+        """Whether the turn has ended.
+
+        Raises:
+            WaitTimeoutError: it has not, and the time is over.
+        """
+        if turn.state in _ENDED:
+            return True
+        left = self._left()
+        if left is not None and left <= 0:
+            raise WaitTimeoutError(f"turn {self.turn_id} is {turn.state} after {self._timeout_seconds:g} s")
+        return False
+
+    def cursor(self, turn: Turn) -> EventCursor:
+        """Return the cursor that reads ends of turns after the position, until the time is over."""
+        return EventCursor(
+            turn.chat_key,
+            after=self.position,
+            live=False,
+            types=(EventType.TURN_ENDED,),
+            give_up_seconds=_GIVE_UP_SECONDS,
+            seconds=self._left(),
+        )
+
+    def _left(self) -> float | None:
+        if self._timeout_seconds is None:
+            return None
+        return self._began + self._timeout_seconds - time.monotonic()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from datetime import datetime
 
+from pydantic import JsonValue
+
 from nekro_client import endpoints
 from nekro_client.bodies import key_body
+from nekro_client.chats import Chat, EventStream
 from nekro_client.connections import Connection
 from nekro_client.models import (
     ApiKey,
@@ -16,11 +18,12 @@ from nekro_client.models import (
     Job,
     Page,
     RetryBody,
+    SignalBody,
     Timer,
     TimerBody,
     Turn,
 )
-from nekro_client.waiting import TurnWait
+from nekro_client.streams import TurnWait
 
 __all__ = ["DeadLetters", "Jobs", "Keys", "Timers", "Turns"]
 
@@ -41,18 +44,26 @@ class Turns:
         return self._connection.send(endpoints.cancel_turn(turn_id))
 
     def wait(self, turn_id: str, *, timeout_seconds: float | None = None) -> Turn:
-        """Return a turn when it has ended.
+        """Return a turn when it has ended, which the chat's event stream tells.
 
         Raises:
             WaitTimeoutError: it has not after ``timeout_seconds``; None waits without end.
         """
         wait = TurnWait(turn_id, timeout_seconds=timeout_seconds)
-        while True:
+        turn = self.get(turn_id)
+        while not wait.is_over(turn):
+            if wait.position is None:
+                wait.position = Chat(self._connection, turn.chat_key).last_event_number()
+            else:
+                self._see_end(wait, turn)
             turn = self.get(turn_id)
-            pause = wait.pause_after(turn)
-            if pause is None:
-                return turn
-            time.sleep(pause)
+        return turn
+
+    def _see_end(self, wait: TurnWait, turn: Turn) -> None:
+        with EventStream(self._connection.http, wait.cursor(turn)) as events:
+            for event in events:
+                if event.turn_id == wait.turn_id:
+                    return
 
 
 class Jobs:
@@ -82,6 +93,14 @@ class Jobs:
     def cancel(self, job_id: str) -> Job:
         """Ask a job to end; returns it as it is then."""
         return self._connection.send(endpoints.cancel_job(job_id))
+
+    def signal(self, job_id: str, key: str, data: JsonValue = None) -> Job:
+        """Pass data to the job's ``wait(key)``, now or when it waits; what a key means is up to the plugin.
+
+        Raises:
+            ConflictError: the job has ended.
+        """
+        return self._connection.send(endpoints.signal_job(job_id, SignalBody(key=key, data=data)))
 
 
 class Timers:

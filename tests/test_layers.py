@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import functools
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
@@ -200,14 +202,27 @@ def test_a_package_imports_none_of_its_forbidden_libraries(package: str) -> None
 
 
 def test_code_that_runs_in_the_sandbox_imports_only_the_standard_library() -> None:
-    import sys
-
     guest = ROOT / "sandbox" / "guest"
     inside = {module for path, module in imports_of("sandbox") if path.is_relative_to(guest)}
     # The writer of tagged text is bundled with the code that runs in the sandbox.
     inside |= {module for path, module in imports_of("codec") if path.name == "tagged.py"}
     names = {module.partition(".")[0] for module in inside - {"codec.tagged"}}
     assert names <= set(sys.stdlib_module_names) | {"sandbox"}
+
+
+def test_a_gateway_loads_nothing_that_runs_code() -> None:
+    """Rounds workers and commands run code; a gateway sends it to them, and knows the types of reports."""
+    modules = [module for module in product_graph() if module.partition(".")[0] == "gateway"]
+    source = (
+        "import importlib, sys\n"
+        "for name in sys.argv[1:]: importlib.import_module(name)\n"
+        "print(*(name for name in sys.modules if name.partition('.')[0] == 'sandbox'))"
+    )
+    sends = ["workers.calls.dispatch", "workers.rounds.remote_runs"]
+    done = subprocess.run(
+        [sys.executable, "-c", source, *modules, *sends], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert sorted(done.stdout.split()) == ["sandbox", "sandbox.models"]
 
 
 def test_no_modules_import_each_other_in_a_cycle() -> None:

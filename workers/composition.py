@@ -26,7 +26,7 @@ from workers.catalogue.arguments import refuse_unfit
 from workers.catalogue.fleet import FleetCatalogue
 from workers.catalogue.registry import Registry
 from workers.chats.attachments import segments_of_message
-from workers.parts import CALLER, Parts
+from workers.parts import CALLER, GATEWAY, Parts
 
 if TYPE_CHECKING:
     from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from workers.rounds.runs import CodeReport
     from workers.rounds.stop import StoppedRounds
 
-__all__ = ["CALLER", "Services"]
+__all__ = ["CALLER", "GATEWAY", "Services"]
 
 
 class Services(Parts):
@@ -52,7 +52,7 @@ class Services(Parts):
         """Build what needs no event loop; opens no connection. A worker imports its plugins here.
 
         Args:
-            role: the lane of a worker, or ``CALLER``.
+            role: the lane of a worker, ``CALLER`` or ``GATEWAY``.
 
         Raises:
             SettingsError: a setting is wrong or the signing key cannot be read.
@@ -60,7 +60,7 @@ class Services(Parts):
         settings = resolve_settings(settings)
         make_data_dir(settings)
         database = Database(settings.database, settings.data_dir)
-        if role == CALLER:
+        if role in (CALLER, GATEWAY):
             services = cls(settings=settings, role=role, registry=Registry(), database=database)
             services.registry = Registry(collect=services._collected)
             return services

@@ -62,14 +62,17 @@ if TYPE_CHECKING:
     from workers.pools.background import BackgroundLoop
     from workers.rounds.intake import MessageIntake
     from workers.rounds.ledger import RoundLedger
+    from workers.rounds.remote_runs import CodeTarget, RemoteRuns
     from workers.rounds.runs import CodeRuns
     from workers.rounds.stop import RoundStopper
     from workers.web.hosts import PluginHosts
 
-__all__ = ["CALLER", "Parts"]
+__all__ = ["CALLER", "GATEWAY", "Parts"]
 
 #: Role of a process that calls methods and imports no plugin: a command.
 CALLER: Final = "cli"
+#: Role of a gateway: a caller that runs no code either.
+GATEWAY: Final = "gateway"
 
 
 @dataclass(kw_only=True)
@@ -78,7 +81,7 @@ class Parts:
 
     #: With every URL resolved.
     settings: Settings
-    #: ``CALLER`` or the lane that the process serves.
+    #: ``CALLER``, ``GATEWAY`` or the lane that the process serves.
     role: str
     #: In callers it is empty until they have read the catalogue.
     registry: Registry
@@ -106,7 +109,7 @@ class Parts:
     @property
     def is_worker(self) -> bool:
         """Whether this process imports plugins; callers read the catalogue instead."""
-        return self.role != CALLER
+        return self.role not in (CALLER, GATEWAY)
 
     @property
     def loaded(self) -> LoadedPlugins:
@@ -437,7 +440,7 @@ class Parts:
         """Watches the loop that runs methods; None where each call has a thread or no methods run."""
         from workers.plugins.loop_watchdog import LoopWatchdog
 
-        if self.role in (Lane.LONG.value, Lane.ROUNDS.value, CALLER):
+        if self.role in (Lane.LONG.value, Lane.ROUNDS.value) or not self.is_worker:
             return None
         return LoopWatchdog(on_block=self.marks.record, give_up_seconds=self.settings.agent.lease_seconds)
 
@@ -554,6 +557,24 @@ class Parts:
         return CodeRuns(self.dispatcher, self.registry, self.sandboxes)
 
     @cached_property
+    def code_target(self) -> CodeTarget:
+        """Runs code that other processes send to this rounds worker."""
+        from workers.rounds.remote_runs import CodeTarget
+
+        return CodeTarget(self.runs, self.publisher, wall_seconds=self.settings.sandbox.wall_seconds)
+
+    @cached_property
+    def remote_runs(self) -> RemoteRuns:
+        """Sends code to rounds workers.
+
+        Raises:
+            RuntimeNotBoundError: this process does not call methods, or has not started.
+        """
+        from workers.rounds.remote_runs import RemoteRuns
+
+        return RemoteRuns(self.caller, self.catalogue, self.settings)
+
+    @cached_property
     def intake(self) -> MessageIntake:
         """Receives messages from people."""
         from workers.rounds.intake import MessageIntake
@@ -615,7 +636,10 @@ class Parts:
 
         Raises:
             SandboxUnavailableError: this host has no isolation that satisfies the settings.
+            RuntimeNotBoundError: this process is a gateway.
         """
+        if self.role == GATEWAY:
+            raise RuntimeNotBoundError("a gateway runs no code; it sends code to rounds workers")
         if self._sandboxes is None:
             # Imported here because it takes a tenth of a worker's memory and few workers run code.
             from sandbox.manager import SandboxManager

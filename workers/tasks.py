@@ -12,7 +12,7 @@ from celery import Task
 from celery.exceptions import Ignore
 
 from broker_config.app import checked_task_options
-from broker_config.topology import COMMAND_TASK, DRAIN_TASK, HOOK_TASK, JOB_TASK
+from broker_config.topology import COMMAND_TASK, DRAIN_TASK, HOOK_TASK, JOB_TASK, RUN_TASK
 from messaging.celery.worker_state import is_revoked
 from messaging.tracing import trace_headers
 from nekro_agent.durations import GRACE_SECONDS
@@ -36,7 +36,7 @@ Execute = Callable[[Any], Awaitable[Any]]
 
 
 def register_tasks(services: Services, *, drain: Callable[[], RoundDrain]) -> Callable[[], bool]:
-    """Register the tasks of this process's lane: calls on every lane, drains and jobs on their own.
+    """Register the tasks of this process's lane: calls on every lane, drains, runs and jobs on their own.
 
     Each method of the catalogue is a task ``author.module.function``, and each webhook one
     ``author.module.webhook:<endpoint>``. Disabled methods are registered too,
@@ -77,6 +77,7 @@ def register_tasks(services: Services, *, drain: Callable[[], RoundDrain]) -> Ca
     register_calls(HOOK_TASK, lambda _: hooks)
     if services.role == Lane.ROUNDS.value:
         register(DRAIN_TASK, lambda chat_key: drain().drain(chat_key), ignore_result=True)
+        register_calls(RUN_TASK, lambda _: services.code_target)
     if services.role == Lane.LONG.value:
         seconds = services.settings.workers.long_timeout_seconds
         register(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from workers.composition import Services
     from workers.rounds.runs import CodeReport
 
-__all__ = ["Args", "register", "run", "show"]
+__all__ = ["Args", "register", "run", "show", "show_end"]
 
 _EPILOG = """\
 examples:
@@ -30,6 +30,8 @@ Exit code = stop type: 0 NORMAL, 1 ERROR, 2 TIMEOUT, 8 AGENT, 9 MANUAL, 10 SECUR
 When the code did not run at all: 64 command line or setting, 70 internal error, 3 broker, 4 database,
 5 plugin, 7 no sandbox, 13 a process did not start.
 `--json` prints {stop_type, exit_code, output, calls, follow_ups}.
+Over NEKRO_URL a rounds worker of the fleet runs the code, its output is printed as it comes, and Ctrl-C stops
+the run.
 """
 
 
@@ -99,9 +101,14 @@ def show(described: Mapping[str, Any], error: str | None, args: Args, deps: Deps
     else:
         if described["output"]:
             deps.output.data(described["output"].rstrip("\n"))
-        ended = f"{described['stop_type']} after {len(described['calls'])} calls"
-        deps.output.words(f"{ended}: {error}" if error else ended)
+        show_end(described, error, deps)
     return int(described["exit_code"])
+
+
+def show_end(described: Mapping[str, Any], error: str | None, deps: Deps) -> None:
+    """Print why the code stopped."""
+    ended = f"{described['stop_type']} after {len(described['calls'])} calls"
+    deps.output.words(f"{ended}: {error}" if error else ended)
 
 
 async def _see_jobs_through(services: Services, args: Args, deps: Deps) -> None:

@@ -34,6 +34,7 @@ Ctrl-C stops gracefully: rounds and calls end first. A second Ctrl-C stops at on
 
 
 _DEFAULTS: Final = {Lane.METHODS: 1, Lane.LONG: 1, Lane.ROUNDS: None, Lane.PINNED: 0}
+_WITHOUT_ROUNDS: Final = "messages get no answer, and the HTTP API runs no code (`POST /runs`)"
 _DEFAULT_WORDS: Final = {
     Lane.ROUNDS: "1, none without a language model",
     Lane.PINNED: "0: a methods worker owns the pinned plugins",
@@ -121,13 +122,14 @@ def _rounds(args: Args, settings: Settings, deps: Deps) -> int:
     from cli.views.turns import require_model
 
     if args.rounds == 0:
+        deps.output.words(f"no rounds worker: {_WITHOUT_ROUNDS}; `--rounds 1` starts one")
         return 0
     try:
         require_model(settings)
     except LLMError as exc:
         if args.rounds is not None:
             raise
-        deps.output.words(f"no rounds worker: {exc}")
+        deps.output.words(f"no rounds worker: {exc}; until then {_WITHOUT_ROUNDS}")
         return 0
     return 1 if args.rounds is None else args.rounds
 

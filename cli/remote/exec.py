@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from cli.command import Deps, read_text
-from cli.commands.exec import Args, show
+from cli.commands.exec import Args, show, show_end
 from cli.remote.messages import describe_call
 from cli.remote.target import open_client
+from nekro_client.models import Run
 
 __all__ = ["run"]
 
@@ -13,11 +17,43 @@ __all__ = ["run"]
 def run(args: Args, deps: Deps) -> int:
     """Run the file in a sandbox of the fleet; the exit code is its stop type."""
     code = read_text(args.file)
-    with open_client() as client:
-        report = client.run(
+    with (
+        open_client() as client,
+        client.stream_run(
             code, chat_key=args.chat_key, user_id=args.user_id, follow_up=not args.no_follow_up
-        )
-    described = {
+        ) as pieces,
+    ):
+        if not args.json:
+            _print(pieces, deps)
+        report = pieces.result()
+    described = _describe(report)
+    if args.json:
+        return show(described, report.error, args, deps)
+    show_end(described, report.error, deps)
+    return int(described["exit_code"])
+
+
+def _print(pieces: Iterable[str], deps: Deps) -> None:
+    """Print the output as it comes, and one line end after its last line."""
+    held, is_open, is_first = "", False, True
+    for piece in pieces:
+        text = held + piece
+        lines = text.rstrip("\n")
+        held = text[len(lines) :]
+        if lines:
+            deps.output.piece(lines)
+        if held and (lines or is_open or is_first):
+            deps.output.piece("\n")
+            held, is_open = held[1:], False
+        elif lines:
+            is_open = True
+        is_first = False
+    if is_open:
+        deps.output.piece("\n")
+
+
+def _describe(report: Run) -> dict[str, Any]:
+    return {
         "stop_type": report.stop_type,
         "exit_code": report.exit_code,
         "output": report.output,
@@ -26,4 +62,3 @@ def run(args: Args, deps: Deps) -> int:
             {"method": call.method, "round_id": call.follow_up} for call in report.calls if call.follow_up
         ],
     }
-    return show(described, report.error, args, deps)

@@ -16,16 +16,13 @@ from gateway.identity import Scope
 from gateway.problems import ProblemError
 from gateway.streams.events import StreamEvent
 from gateway.streams.hub import SlowReaderError
+from gateway.web.responses import PING_SECONDS, SEND_SECONDS
 from nekro_client.models import EventType
 
 __all__ = ["router"]
 
 router = APIRouter(tags=["events"])
 
-#: Interval of comment lines, by which proxies and clients see that the connection stands.
-_PING_SECONDS: Final = 15
-#: How long one write may take; then the reader is too slow, and its stream ends.
-_SEND_SECONDS: Final = 30
 #: After a lost connection browsers wait this long before they connect again.
 _RETRY: Final = b"retry: 1000\r\n\r\n"
 #: A number that fits the database's column.
@@ -71,7 +68,7 @@ async def read_events(
     begin = newest if position is None else position
     stream = hub.stream(chat_key, after=begin, types=wanted, with_live=live)
     return EventSourceResponse(
-        _frames(stream, min(begin, newest)), ping=_PING_SECONDS, send_timeout=_SEND_SECONDS
+        _frames(stream, min(begin, newest)), ping=PING_SECONDS, send_timeout=SEND_SECONDS
     )
 
 

@@ -1,44 +1,209 @@
-"""Runs of code in a sandbox."""
+"""Runs of code on rounds workers: the report as JSON, or the output as a stream and then the report.
+
+A run belongs to its request: it is stopped when the client leaves.
+"""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AsyncExitStack
+from http import HTTPStatus
+from typing import Any, Final
 
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from sse_starlette import EventSourceResponse
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Send
+from starlette.types import Scope as AsgiScope
+
+from codec.wire import new_id
 from gateway.access.budgets import require_budget
-from gateway.dependencies import IdentityDep, ServicesDep
-from gateway.idempotency import OnceDep
-from gateway.identity import Scope
+from gateway.dependencies import HubDep, IdentityDep, ServicesDep
+from gateway.idempotency import REPLAYED, Once, OnceDep
+from gateway.identity import Identity, Scope
+from gateway.problems import ProblemError, problem_of
+from gateway.streams.channel import Reader
+from gateway.streams.json_text import json_text
 from gateway.views import run_answer
-from nekro_client.models import Run, RunBody
+from gateway.web.responses import EVENT_STREAM, PING_SECONDS, SEND_SECONDS, accepts
+from nekro_agent.errors import NekroError
+from nekro_client.models import EventType, Run, RunBody, RunEventType
+from workers.composition import Services
 
 __all__ = ["router"]
 
 router = APIRouter(tags=["runs"])
+#: Characters of a run's id.
+_ID_CHARS: Final = 32
+_NO_WORKER: Final = (
+    "no rounds worker is live, and only these run code; start one with `nekro worker --lane rounds` or"
+    " `nekro up --rounds 1`, with a language model (NEKRO_LLM__BASE_URL)"
+)
+_ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
+    200: {
+        "description": "The report. As a stream: events `output.chunk` (of a chat's events, live), then one "
+        "event `run.ended` with the report, or `problem` with a problem document.",
+        "content": {EVENT_STREAM: {"schema": {"type": "string"}}},
+    }
+}
 
 
-@router.post("/runs", response_model=Run)
-async def run(body: RunBody, services: ServicesDep, identity: IdentityDep, once: OnceDep) -> Response:
-    """Run code in a sandbox, as code of the language model runs, and wait for its end."""
+@router.post("/runs", response_model=Run, responses=_ANSWERS)
+async def run(
+    body: RunBody,
+    request: Request,
+    services: ServicesDep,
+    identity: IdentityDep,
+    hub: HubDep,
+    once: OnceDep,
+) -> Response:
+    """Run code in a sandbox of a rounds worker, as code of the language model runs, and wait for its end.
+
+    With `Accept: text/event-stream` the output is streamed while the code runs. When the client leaves, the
+    run is stopped.
+    """
     identity.require(Scope.RUN, chat_key=body.chat_key)
-    user_id = identity.user_for(body.user_id)
+    execution = _Execution(body, services, identity, once)
+    async with AsyncExitStack() as closing:
+        if not accepts(request, EVENT_STREAM):
+            await closing.enter_async_context(execution)
+            return await execution.answer_for(request)
+        hub.require_room()
+        reader = await closing.enter_async_context(hub.live(body.chat_key))
+        await closing.enter_async_context(execution)
+        refusal = await execution.began()
+        if refusal is not None:
+            return refusal
+        frames = _frames(execution, reader, request)
+        return _RunStream(frames, closing.pop_all(), replayed=not execution.begun.is_set())
 
-    async def work() -> Run:
+
+class _Execution:
+    """A run on behalf of one request, which lasts as long as the block at most."""
+
+    task: asyncio.Task[JSONResponse]
+
+    def __init__(self, body: RunBody, services: Services, identity: Identity, once: Once) -> None:
+        self._body, self.services, self._identity = body, services, identity
+        self._once, self._user_id = once, identity.user_for(body.user_id)
+        # A repetition after a crash of the gateway is the same run, which happens once.
+        self.id = new_id() if once.name is None else once.name[:_ID_CHARS]
+        #: Set when nothing refuses the run any more.
+        self.begun = asyncio.Event()
+
+    async def __aenter__(self) -> None:
+        self.task = asyncio.create_task(self._once.run(self._work), name="nekro-run")
+
+    async def __aexit__(self, *_: object) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+    async def answer_for(self, request: Request) -> JSONResponse:
+        """Wait for the report while the client does.
+
+        Raises:
+            ClientDisconnect: the client left.
+        """
+        left = asyncio.create_task(_left(request))
+        try:
+            await asyncio.wait({self.task, left}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            left.cancel()
+        if not self.task.done():
+            raise ClientDisconnect
+        return self.task.result()
+
+    async def began(self) -> JSONResponse | None:
+        """Wait until the run begins or is refused; returns a recorded refusal of the same request.
+
+        Raises:
+            NekroError, ProblemError: it is refused.
+        """
+        begun = asyncio.create_task(self.begun.wait())
+        try:
+            await asyncio.wait({self.task, begun}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            begun.cancel()
+        if self.begun.is_set():
+            return None
+        answer = self.task.result()
+        return answer if answer.status_code >= HTTPStatus.BAD_REQUEST else None
+
+    async def _work(self) -> Run:
+        body, services, identity = self._body, self.services, self._identity
         if body.follow_up:
             identity.require(Scope.POST, chat_key=body.chat_key)
             await require_budget(services.database, identity)
-        await services.refresh()
-        report = await services.run_code(
+        if not await services.remote_runs.have_worker():
+            raise ProblemError(
+                HTTPStatus.SERVICE_UNAVAILABLE, "no_worker", _NO_WORKER, headers={"Retry-After": "1"}
+            )
+        chat = await services.chat(body.chat_key)
+        self.begun.set()
+        report = await services.remote_runs.run(
             body.code,
-            chat_key=body.chat_key,
-            user_id=user_id,
-            follow_up=body.follow_up,
-            file_name="<api>",
+            run_id=self.id,
+            chat=chat,
+            user_id=self._user_id,
+            wakes_agent=body.follow_up,
+            timeout_seconds=body.timeout_seconds,
         )
-        answer = run_answer(report)
+        answer = run_answer(self.id, report)
         if identity.key_id is not None:
             async with services.database.begin() as transaction:
                 for turn_id in answer.follow_ups:
                     await transaction.keys.add_turn(identity.key_id, turn_id)
         return answer
 
-    return await once.run(work, is_repeatable=False)
+
+class _RunStream(EventSourceResponse):
+    """A stream that releases what it uses, also if it ends before its first frame."""
+
+    def __init__(
+        self, frames: AsyncGenerator[bytes, None], closing: AsyncExitStack, *, replayed: bool
+    ) -> None:
+        headers = REPLAYED if replayed else None
+        super().__init__(frames, headers=headers, ping=PING_SECONDS, send_timeout=SEND_SECONDS)
+        self._closing = closing
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        async with self._closing:
+            await super().__call__(scope, receive, send)
+
+
+async def _frames(execution: _Execution, reader: Reader, request: Request) -> AsyncGenerator[bytes, None]:
+    while not execution.task.done():
+        woken = asyncio.create_task(reader.wait())
+        try:
+            await asyncio.wait({execution.task, woken}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            woken.cancel()
+        for frame in _output(reader, execution.id):
+            yield frame
+    yield _end_of(execution, request)
+
+
+def _output(reader: Reader, run_id: str) -> Iterator[bytes]:
+    """Take what a run has printed from the live events of its chat."""
+    while reader.live:
+        item = reader.live.popleft()
+        if item.event.call_id == run_id and item.event.type == EventType.OUTPUT_CHUNK:
+            yield item.frame
+
+
+def _end_of(execution: _Execution, request: Request) -> bytes:
+    try:
+        kind, text = RunEventType.ENDED, bytes(execution.task.result().body).decode()
+    except NekroError as exc:
+        detail = execution.services.redactor(str(exc))
+        kind = RunEventType.PROBLEM
+        text = json_text(problem_of(exc, detail=detail, request_id=request.state.request_id))
+    return f"event: {kind}\r\ndata: {text}\r\n\r\n".encode()
+
+
+async def _left(request: Request) -> None:
+    """Return when the client has closed the connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

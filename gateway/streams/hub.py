@@ -8,8 +8,8 @@ it is ended; it connects again with its last number and does not slow the others
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final, TypeVar
 
 from loguru import logger
@@ -146,6 +146,20 @@ class EventHub:
                         yield event
                 if channel.newest <= reader.position and not self._is_closed:
                     await reader.wait()
+
+    @asynccontextmanager
+    async def live(self, chat_key: str) -> AsyncIterator[Reader]:
+        """Yield a reader whose ``live`` receives every live event of a chat from now on.
+
+        Without the broker it begins all the same, and events are missing.
+
+        Raises:
+            StorageUnavailableError: the database does not answer.
+        """
+        newest = await self.newest(chat_key)
+        with self._reading(chat_key, newest, newest) as (_, reader):
+            await self._watch.listening(seconds=FRESH_SECONDS)
+            yield reader
 
     def announced(self, chat_key: str, number: int) -> None:
         """Read the new events of a chat, if it has readers."""

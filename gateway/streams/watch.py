@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from loguru import logger
 
@@ -40,6 +41,8 @@ class EventWatch:
         self._needed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._is_up = True
+        #: Set while announcements are received.
+        self._listening = asyncio.Event()
 
     def start(self) -> None:
         """Poll from now on while it is needed."""
@@ -51,6 +54,13 @@ class EventWatch:
             self._needed.set()
         else:
             self._needed.clear()
+
+    async def listening(self, *, seconds: float) -> bool:
+        """Wait until what is announced from now on is received; False if it is not after ``seconds``."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._listening.wait()
+        return self._listening.is_set()
 
     async def close(self) -> None:
         """Delete the queue and close the connection."""
@@ -69,6 +79,7 @@ class EventWatch:
                     pause = await self._poll(loop, watcher)
                     await asyncio.sleep(pause)
             finally:
+                self._listening.clear()
                 # Not awaited, because this task may be cancelled; the one thread runs it after the poll.
                 self._thread.submit(watcher.__exit__, None, None, None)
 
@@ -77,14 +88,17 @@ class EventWatch:
         try:
             events = await loop.run_in_executor(self._thread, watcher.poll)
         except BrokerUnavailableError as exc:
+            self._listening.clear()
             if self._is_up:
                 logger.bind(error=str(exc)).warning("event_announcements_not_received")
             self._is_up = False
             return RETRY_SECONDS
         except Exception:  # the subscription must go on; readers look by themselves meanwhile
+            self._listening.clear()
             logger.exception("event_announcements_not_received")
             return RETRY_SECONDS
         self._is_up = True
+        self._listening.set()
         for event in events:
             self._pass_on(event)
         return 0 if events else DEFER_SECONDS

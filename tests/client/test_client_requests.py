@@ -30,7 +30,7 @@ from nekro_client import (
     streams,
 )
 from nekro_client.chats import Chat
-from nekro_client.models import Event, Turn
+from nekro_client.models import Event, Problem, Turn
 
 POSTED = '{"message": null, "turn_id": "t1", "field_of_a_newer_release": 1}'
 Use = Callable[[Any], Any]
@@ -168,26 +168,61 @@ def test_all_pages_of_a_list_are_read(run: Any) -> None:
     ]
 
 
-def test_a_turn_is_awaited(run: Any) -> None:
-    def turn(state: str) -> Any:
-        cause = '{"kind": "message", "id": "m"}'
-        at = "2026-01-01T00:00:00Z"
-        return json_answer(
-            f'{{"id": "t", "chat_key": "c", "state": "{state}", "cause": {cause}, "requested_at": "{at}"}}'
-        )
+def turn(state: str) -> Any:
+    cause = '{"kind": "message", "id": "m"}'
+    at = "2026-01-01T00:00:00Z"
+    return json_answer(
+        f'{{"id": "t", "chat_key": "c", "state": "{state}", "cause": {cause}, "requested_at": "{at}"}}'
+    )
 
-    with scripted(turn("waiting"), turn("running"), turn("failed")) as server:
+
+def test_a_turn_is_awaited_by_the_events_of_its_chat(run: Any) -> None:
+    position = stream("id: 4\nretry: 1000\n\n")
+    answers = [
+        turn("waiting"),
+        position,
+        turn("running"),
+        stream(event(5, "turn.ended", turn_id="other"), ends_well=False),
+        stream(event(6, "turn.ended", turn_id="t")),
+        turn("failed"),
+    ]
+    with scripted(*answers) as server:
         ended: Turn = run(server.url, lambda client: client.turns.wait("t"))
     assert ended.state == "failed"
-    with scripted(turn("running")) as server, pytest.raises(WaitTimeoutError, match=r"running after 0\.01 s"):
-        run(server.url, lambda client: client.turns.wait("t", timeout_seconds=0.01))
+    events, ends = "/api/v1/chats/c/events?live=false", "&types=turn.ended&after="
+    assert [request.path for request in server.requests] == [
+        "/api/v1/turns/t",
+        events,
+        "/api/v1/turns/t",
+        f"{events}{ends}4",
+        f"{events}{ends}5",
+        "/api/v1/turns/t",
+    ]
+
+
+def test_a_turn_that_ends_before_its_events_are_read_is_not_missed(run: Any) -> None:
+    with scripted(turn("running"), stream("id: 4\n\n"), turn("done")) as server:
+        assert run(server.url, lambda client: client.turns.wait("t")).state == "done"
+    assert len(server.requests) == 3
+
+
+def test_the_wait_for_a_turn_ends_with_its_time(run: Any) -> None:
+    def silent(handler: Any) -> None:
+        stream(event(5, "turn.ended", turn_id="other"), ends_well=False)(handler)
+        handler.rfile.read(1)  # until the client leaves
+
+    answers = [turn("running"), stream("id: 4\n\n"), turn("running"), silent, turn("running")]
+    with scripted(*answers) as server, pytest.raises(WaitTimeoutError, match=r"running after 0\.5 s"):
+        run(server.url, lambda client: client.turns.wait("t", timeout_seconds=0.5))
+    assert len(server.requests) == 5
 
 
 # Event streams
 
 
-def event(number: int | None, kind: str = "message.sent") -> str:
-    body = Event(number=number, type=kind, chat_key="c", at="2026-01-01T00:00:00Z")  # type: ignore[arg-type]
+def event(number: int | None, kind: str = "message.sent", **fields: Any) -> str:
+    at: Any = "2026-01-01T00:00:00Z"
+    body = Event(number=number, type=kind, chat_key="c", at=at, **fields)
     named = "" if number is None else f"id: {number}\n"
     return f"{named}event: {kind}\ndata: {body.model_dump_json()}\n\n"
 
@@ -255,6 +290,83 @@ def test_a_stream_gives_up_after_the_stated_time(run: Any) -> None:
         run(server.url, read(1, after=0, give_up_seconds=0))
 
 
+# Runs
+
+
+def chunk(offset: int, text: str) -> str:
+    return event(None, "output.chunk", call_id="r", data={"offset": offset, "text": text})
+
+
+def ended(output: str) -> str:
+    report = {"id": "r", "stop_type": "NORMAL", "exit_code": 0, "output": output}
+    return f"event: run.ended\ndata: {json.dumps(report)}\n\n"
+
+
+def pieces(client: Any) -> Any:
+    """Run code; returns the pieces of its output, and the report."""
+    running = client.stream_run("code", chat_key="c")
+    if isinstance(client, Client):
+        with running:
+            return list(running), running.result()
+
+    async def gather() -> Any:
+        async with running:
+            return [piece async for piece in running], await running.result()
+
+    return gather()
+
+
+@pytest.mark.parametrize(
+    ("sent", "received"),
+    [
+        ([chunk(0, "a\n"), chunk(2, "b\n"), ended("a\nb\n")], ["a\n", "b\n"]),
+        ([chunk(0, "a\n"), ended("a\nb\n")], ["a\n", "b\n"]),
+        ([chunk(0, "a\n"), chunk(9, "z\n"), chunk(11, "!"), ended("a\n1234567z\n!")], ["a\n", "1234567z\n!"]),
+        ([chunk(4, "b\n"), ended("a\n1\nb\n")], ["a\n1\nb\n"]),
+        ([chunk(0, "123456"), ended("123… left out …56")], ["123456", "… left out …56"]),
+        ([": ping\n\n", ended("")], []),
+    ],
+    ids=["whole", "rest", "gap", "late", "cut", "none"],
+)
+def test_the_pieces_of_a_run_are_its_whole_output(run: Any, sent: list[str], received: list[str]) -> None:
+    with scripted(problem(503, "service", Retry_After="0"), stream(*sent)) as server:
+        found, report = run(server.url, pieces)
+    assert (found, report.id) == (received, "r")
+    assert [request.headers["accept"] for request in server.requests] == ["text/event-stream"] * 2
+    assert len({request.headers["idempotency-key"] for request in server.requests}) == 1
+
+
+def test_a_run_whose_connection_is_lost_is_not_sent_again(run: Any) -> None:
+    with scripted(stream(chunk(0, "a"), ends_well=False)) as server, pytest.raises(UnreachableError):
+        run(server.url, pieces)
+    assert len(server.requests) == 1
+    with scripted(stream(chunk(0, "a"))) as server, pytest.raises(UnreachableError, match="before the run"):
+        run(server.url, pieces)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (problem(422, "argument"), ApiError),
+        (json_answer("{}"), InvalidAnswerError),
+        (stream("event: run.ended\ndata: {}\n\n"), InvalidAnswerError),
+    ],
+)
+def test_a_run_that_cannot_be_streamed_ends_at_once(run: Any, answer: Any, kind: type[ClientError]) -> None:
+    with scripted(answer) as server, pytest.raises(kind):
+        run(server.url, pieces)
+    assert len(server.requests) == 1
+
+
+def test_a_run_without_a_report_raises_its_problem(run: Any) -> None:
+    document = Problem(title="t", status=504, detail="d", code="call_timeout").model_dump_json()
+    failed = f"event: problem\ndata: {document}\n\n"
+    with scripted(stream(chunk(0, "a"), failed)) as server, pytest.raises(UnavailableError) as caught:
+        run(server.url, pieces)
+    assert caught.value.code == "call_timeout"
+    assert len(server.requests) == 1
+
+
 # Files
 
 
@@ -312,12 +424,14 @@ def members(kind: type) -> dict[str, list[tuple[str, Any, Any]]]:
 
 
 @pytest.mark.parametrize(
-    "name", ["Client", "Chat", "EventStream", "Files", "Turns", "Jobs", "Timers", "DeadLetters", "Keys"]
+    "name",
+    ["Client", "Chat", "EventStream", "Files", "Turns", "Jobs", "Timers", "DeadLetters", "Keys", "RunStream"],
 )
 def test_both_clients_have_the_same_methods(name: str) -> None:
-    from nekro_client import async_chats, async_work, chats, client, work
+    from nekro_client import async_chats, async_work, chats, client, runs, work
 
-    kinds = {**vars(chats), **vars(async_chats), **vars(work), **vars(async_work), **vars(client)}
+    modules = (chats, async_chats, work, async_work, client, runs)
+    kinds = {name: value for module in modules for name, value in vars(module).items()}
     assert members(kinds[name]) == members(kinds[f"Async{name}"])
 
 

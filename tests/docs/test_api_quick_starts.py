@@ -18,7 +18,7 @@ from worker_fleet import Fleet
 ROOT = Path(__file__).parent.parent.parent
 
 TEXT = (ROOT / "docs" / "api.md").read_text("utf-8")
-BLOCKS = dict(re.findall(r"^## (With .+?)\n.*?^```\w+\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE))
+BLOCKS = dict(re.findall(r"^## (With .+?|Run code)\n.*?^```\w+\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE))
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def run(url: str, name: str, *command: str, **variables: str) -> str:
 
 
 def test_the_page_has_each_quick_start() -> None:
-    assert list(BLOCKS) == ["With curl", "With the client", "With the openai package"]
+    assert list(BLOCKS) == ["With curl", "With the client", "Run code", "With the openai package"]
 
 
 def test_the_quick_start_with_curl(url: str) -> None:
@@ -60,6 +60,10 @@ def test_the_quick_start_with_curl(url: str) -> None:
 def test_the_quick_start_with_the_client(url: str) -> None:
     out = run(url, "With the client", sys.executable, "-c")
     assert out.startswith("['you said hello']\n") and out.endswith("turn.ended\n")
+
+
+def test_code_runs_as_documented(url: str) -> None:
+    assert run(url, "Run code", sys.executable, "-c", NEKRO_URL=url) == "3\n"
 
 
 def test_the_quick_start_with_the_openai_package(fleet: Fleet) -> None:

@@ -1,7 +1,8 @@
-"""Calls, runs, catalogue, configuration, jobs, timers, dead letters and queues, with real workers."""
+"""Calls, catalogue, configuration, jobs, timers, dead letters and queues, with real workers."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
@@ -18,6 +19,7 @@ from broker_config.keys import Keys
 from gateway.app import create_app
 from nekro_agent.ports import CronJob, WorkdayMode
 from nekro_agent.shared_clock import shared_time
+from nekro_client import AsyncClient, Client, ConflictError
 from storage.engine import Database
 
 CHAT = {"chat_key": "group_1"}
@@ -144,23 +146,31 @@ async def test_a_plugin_is_disabled_and_enabled(api: httpx.AsyncClient) -> None:
 
 
 async def test_jobs_are_listed_signalled_and_cancelled(api: httpx.AsyncClient) -> None:
-    for name in ("one", "two"):
+    for name in ("one", "two", "three"):
         assert (await call(api, "begin", name)).status_code == 200
     first = (await api.get("jobs", params={"limit": 1, "open": True})).json()
-    second = (await api.get("jobs", params={"limit": 1, "cursor": first["next_cursor"]})).json()
-    newest, oldest = first["items"][0]["id"], second["items"][0]["id"]
-    assert newest != oldest
-    assert (await api.post(f"jobs/{newest}/signals", json={"key": "go", "data": {"x": 1}})).status_code == 202
-    assert (await api.post(f"jobs/{oldest}/cancel")).status_code == 200
+    others = (await api.get("jobs", params={"limit": 2, "cursor": first["next_cursor"]})).json()
+    listed = [*first["items"], *others["items"]]
+    assert [one["task_id"] for one in listed] == ["three", "two", "one"]
+    newest, middle, oldest = (one["id"] for one in listed)
+    url = str(api.base_url)
+    async with AsyncClient(url, key="") as client:
+        assert (await client.jobs.signal(newest, "go", {"x": 1})).id == newest
+        assert (await client.jobs.cancel(oldest)).id == oldest
+    with Client(url, key="") as client:
+        assert (await asyncio.to_thread(client.jobs.signal, middle, "go")).id == middle
 
     async def have_ended() -> bool:
-        states = [(await api.get(f"jobs/{job}")).json()["state"] for job in (newest, oldest)]
-        return states == ["done", "cancelled"]
+        states = [(await api.get(f"jobs/{job}")).json()["state"] for job in (newest, middle, oldest)]
+        return states == ["done", "done", "cancelled"]
 
-    await eventually(have_ended, what="one job ends by its signal, one by cancellation")
-    assert (await api.get(f"jobs/{newest}")).json()["message"] == "got {'x': 1}"
-    late = await api.post(f"jobs/{newest}/signals", json={"key": "go"})
-    assert (late.status_code, late.json()["code"]) == (409, "job_ended")
+    await eventually(have_ended, what="two jobs end by their signals, one by cancellation")
+    ended = (await api.get(f"jobs/{newest}")).json()
+    assert (ended["message"], ended["attempt"]) == ("got {'x': 1}", 1) and ended["worker"]
+    assert (await api.get(f"jobs/{middle}")).json()["message"] == "got None"
+    with Client(url, key="") as client, pytest.raises(ConflictError) as caught:
+        await asyncio.to_thread(client.jobs.signal, newest, "go")
+    assert caught.value.code == "job_ended"
 
 
 async def test_timers_are_listed_paused_and_deleted(operated: Fleet, api: httpx.AsyncClient) -> None:
@@ -264,11 +274,3 @@ async def test_dead_letters_are_shown_and_dropped(operated: Fleet, api: httpx.As
     assert (refused.status_code, refused.json()["code"]) == (409, "message_refused")
     assert (await api.delete(f"dead-letters/{letter['id']}")).status_code == 200
     assert (await api.get(f"dead-letters/{letter['id']}")).status_code == 404
-
-
-async def test_code_runs_in_a_sandbox_and_calls_methods(api: httpx.AsyncClient) -> None:
-    run = (await api.post("runs", json={"code": "print(echo(6) * 7)", **CHAT})).json()
-    assert (run["stop_type"], run["output"].strip(), run["error"]) == ("NORMAL", "42", None)
-    assert [(one["method"], one["state"]) for one in run["calls"]] == [("Ada.operated.echo", "done")]
-    failed = (await api.post("runs", json={"code": "fail()", **CHAT})).json()
-    assert failed["stop_type"] == "ERROR" and failed["calls"][0]["state"] == "failed"

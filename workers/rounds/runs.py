@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Self
 
 from codec.wire import new_id
 from messaging.tracing import span
+from nekro_agent.errors import ResultError
 from nekro_agent.ports import ChatInfo
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from sandbox.models import RunRequest, StopType
@@ -35,6 +36,24 @@ class CodeReport:
     #: Rounds that AGENT results requested: ``{"round_id", "method"}``.
     follow_ups: list[dict[str, Any]]
 
+    def to_plain(self) -> dict[str, Any]:
+        """Return the report as JSON data."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        return plain | {"stop_type": int(self.stop_type)}
+
+    @classmethod
+    def from_plain(cls, plain: object) -> Self:
+        """Read what ``to_plain`` returned; fields of newer releases are ignored.
+
+        Raises:
+            ResultError: it is no report.
+        """
+        try:
+            known = {field.name: plain[field.name] for field in fields(cls)}  # type: ignore[index]
+            return cls(**known | {"stop_type": StopType(known["stop_type"])})
+        except (LookupError, TypeError, ValueError) as exc:
+            raise ResultError(f"a worker returned no report of a run: {exc!r}") from exc
+
 
 class CodeRuns:
     """Runs code in the same way as code of the model."""
@@ -49,8 +68,21 @@ class CodeRuns:
         self._registry = registry
         self._sandboxes = sandboxes
 
-    async def run(self, code: str, *, chat: ChatInfo, user_id: str | None, wakes_agent: bool) -> CodeReport:
+    async def run(
+        self,
+        code: str,
+        *,
+        chat: ChatInfo,
+        user_id: str | None,
+        wakes_agent: bool,
+        wall_seconds: float | None = None,
+        on_output: Callable[[str], None] | None = None,
+    ) -> CodeReport:
         """Run code on behalf of a chat and a user (None: no user).
+
+        Args:
+            wakes_agent: whether an AGENT result requests a round.
+            wall_seconds, on_output: as in ``RunRequest``.
 
         Raises:
             SandboxUnavailableError, SandboxError: the code did not run.
@@ -67,6 +99,8 @@ class CodeRuns:
             code=code,
             methods=calls.stubs,
             dispatch=calls.dispatch,
+            wall_seconds=wall_seconds,
+            on_output=on_output,
         )
         with span("sandbox.run", {"run_id": request.run_id}) as part:
             result = await manager.run(request)
