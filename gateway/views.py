@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from messaging.dead_letters import DeadMessage
     from storage.access.audit import RecordedAct
     from storage.access.keys import Key
+    from storage.caller_reads import LaneOverride
     from storage.repositories.jobs import Job
     from storage.repositories.messages import Message
     from storage.repositories.rounds import Round
@@ -60,6 +61,8 @@ def message_answer(row: Message, ids: FileIds, *, turn_id: str | None = None) ->
         turn_id=turn_id or row.turn_id,
         call_id=row.call_id,
         round_id=row.round_id,
+        plugin=row.plugin_key,
+        data=row.data,
         created_at=row.created_at,
     )
 
@@ -74,6 +77,11 @@ def job_answer(row: Job) -> models.Job:
         state=_JOB_STATES.get(row.state, row.state.value),
         percent=row.percent,
         message=row.message,
+        task_id=row.task_id,
+        attempt=row.attempt,
+        worker=row.worker,
+        data=row.data,
+        created_at=row.created_at,
         started_at=row.started_at,
         updated_at=row.updated_at,
         finished_at=row.finished_at,
@@ -107,14 +115,20 @@ def timer_answer(timer: RecordedTimer | CronJob) -> models.Timer:
     )
 
 
-def method_answer(entry: MethodEntry, *, lane: str) -> models.Method:
-    """Return a method of the catalogue, with the lane on which it runs now."""
+def method_answer(entry: MethodEntry, *, lane: str, overrides: Mapping[str, LaneOverride]) -> models.Method:
+    """Return a method of the catalogue, with the lane on which it runs now.
+
+    Args:
+        overrides: by task, or by key of the plugin.
+    """
+    override = overrides.get(entry.plugin_key) or overrides.get(entry.task)
     return models.Method(
         name=entry.name,
         task=entry.task,
         plugin=entry.plugin_key,
         type=entry.type.value,
         lane=lane,
+        lane_reason=None if override is None else str(override),
         signature=entry.signature,
         doc=entry.doc,
     )

@@ -23,6 +23,7 @@ from nekro_client.models import (
     Page,
     PostedMessage,
     Reset,
+    Round,
 )
 from nekro_client.operations import Backoff, segment, unreachable
 from nekro_client.streams import STREAM_TIMEOUT, EventCursor
@@ -83,6 +84,10 @@ class AsyncChat:
         return await self._connection.send(
             endpoints.list_messages(self.key, cursor=cursor, limit=limit, with_past=with_past)
         )
+
+    async def rounds(self, *, cursor: str | None = None, limit: int | None = None) -> Page[Round]:
+        """Return a page of the chat's rounds, the newest first; ``turns.get`` has more of their calls."""
+        return await self._connection.send(endpoints.list_rounds(self.key, cursor=cursor, limit=limit))
 
     def events(
         self, *, after: int | None = None, live: bool = True, give_up_seconds: float | None = 300

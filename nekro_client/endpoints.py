@@ -26,6 +26,7 @@ from nekro_client.models import (
     Queues,
     Reset,
     RetryBody,
+    Round,
     Run,
     RunBody,
     SignalBody,
@@ -63,6 +64,12 @@ def list_messages(
     """``GET /chats/{key}/messages``."""
     params = {"cursor": cursor, "limit": limit, "with_past": with_past or None}
     return operation("GET", f"/chats/{segment(chat_key)}/messages", Page[Message], params=params)
+
+
+def list_rounds(chat_key: str, *, cursor: str | None, limit: int | None) -> Operation[Page[Round]]:
+    """``GET /chats/{key}/rounds``."""
+    params = {"cursor": cursor, "limit": limit}
+    return operation("GET", f"/chats/{segment(chat_key)}/rounds", Page[Round], params=params)
 
 
 def reset_chat(chat_key: str) -> Operation[Reset]:

@@ -239,6 +239,10 @@ class Message(Answer):
     turn_id: str | None = None
     call_id: str | None = None
     round_id: str | None = None
+    #: The plugin that wrote it; None if none did.
+    plugin: str | None = None
+    #: As it is recorded: segments, files, what a plugin added.
+    data: dict[str, Any] | None = None
     created_at: datetime
 
 
@@ -302,6 +306,7 @@ class Round(Answer):
     """One round of the language model in a turn."""
 
     id: str
+    turn_id: str
     #: Position in its turn, from 1.
     number: int
     #: ``requested``, ``running``, ``done``, ``failed``, ``cancelled`` or ``merged``.
@@ -309,9 +314,20 @@ class Round(Answer):
     cause: TurnCause
     attempt: int = 0
     worker: str | None = None
+    #: The user who began the turn; None if no user did.
+    user_id: str | None = None
+    #: The round that answered it, if it was merged into another one.
+    merged_into: str | None = None
     requested_at: datetime
     started_at: datetime | None = None
+    #: When the model had answered.
+    answered_at: datetime | None = None
     finished_at: datetime | None = None
+    cancel_requested_at: datetime | None = None
+    #: Characters of the prompt; None before it was sent.
+    prompt_chars: int | None = None
+    #: The part of the result that caused it which the model sees.
+    observation: str | None = None
     model: str | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -338,6 +354,14 @@ class Job(Answer):
     state: str
     percent: int = 0
     message: str = ""
+    #: The plugin's own name for it.
+    task_id: str | None = None
+    #: How many times it was started.
+    attempt: int = 0
+    worker: str | None = None
+    #: What it reported last besides its message.
+    data: JsonValue = None
+    created_at: datetime | None = None
     started_at: datetime | None = None
     updated_at: datetime | None = None
     finished_at: datetime | None = None
@@ -478,6 +502,8 @@ class Method(Answer):
     plugin: str
     type: str
     lane: str
+    #: Why the lane is not the method's own; None if it is.
+    lane_reason: str | None = None
     signature: str
     doc: str | None = None
 

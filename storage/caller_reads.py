@@ -80,6 +80,10 @@ class LaneOverride:
     #: A member of ``storage.states.MarkSource``.
     source: str
 
+    def __str__(self) -> str:
+        """Why the lane is another one, and who decided it."""
+        return f"{self.reason} ({self.source})"
+
 
 async def read_workers(connection: Connection) -> list[PublishedWorker]:
     """List the workers, the one that started last at the end."""

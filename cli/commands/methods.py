@@ -138,7 +138,7 @@ def describe(entry: MethodEntry, mark: LaneOverride | None = None, *, pinned: bo
         "signature": entry.signature,
         "doc": entry.doc,
     }
-    return described if mark is None else described | {"lane_reason": f"{mark.reason} ({mark.source})"}
+    return described if mark is None else described | {"lane_reason": str(mark)}
 
 
 async def _marks(settings: Settings) -> dict[str, LaneOverride]:

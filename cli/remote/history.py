@@ -18,10 +18,11 @@ def run(args: Args, deps: Deps) -> int:
             lambda cursor, limit: chat.messages(cursor=cursor, limit=limit, with_past=args.all),
             limit=args.limit,
         )
-        messages.reverse()
-        # In the order of their first messages.
-        ids = dict.fromkeys(message.turn_id for message in messages if message.turn_id)
-        turns = [client.turns.get(turn_id) for turn_id in ids] if args.trace else []
-    rounds = [describe_round(entry, turn) for turn in turns for entry in turn.rounds]
-    show([describe_message(message) for message in messages], rounds[-args.limit :], args, deps)
+        rounds = (
+            newest(lambda cursor, limit: chat.rounds(cursor=cursor, limit=limit), limit=args.limit)
+            if args.trace
+            else []
+        )
+    shown = [describe_message(message) for message in reversed(messages)]
+    show(shown, [describe_round(entry) for entry in reversed(rounds)], args, deps)
     return 0

@@ -59,4 +59,5 @@ def _job(item: models.Job) -> Job:
     values = dict.fromkeys(field.name for field in dataclasses.fields(Job)) | stated
     known = {field.name for field in dataclasses.fields(Job)}
     row = {name: value for name, value in values.items() if name in known}
-    return Job(**{**row, "plugin_key": item.plugin, "state": JobState(item.state)})  # type: ignore[arg-type]
+    state = JobState.SUCCEEDED if item.state == "done" else JobState(item.state)
+    return Job(**{**row, "plugin_key": item.plugin, "state": state})  # type: ignore[arg-type]

@@ -2,48 +2,54 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from nekro_agent.errors import LLMError
-from nekro_client.models import Call, FilePart, ImagePart, Message, Round, Turn, TurnState
+from nekro_client.models import Call, Message, Round, Turn, TurnError, TurnState
 
 __all__ = ["describe_call", "describe_message", "describe_round", "failure_of"]
+
+_TIMES: Final = ("requested_at", "started_at", "finished_at")
 
 
 def describe_message(message: Message) -> dict[str, Any]:
     """Return one message as ``nekro history --json`` prints it."""
-    files = [part.file for part in message.parts if isinstance(part, (FilePart, ImagePart))]
     return {
         "id": message.id,
         "at": message.created_at,
         "kind": message.kind,
         "sender": message.sender_name or message.sender_id,
         "text": message.text,
-        "data": {"file_path": files[0].path} if files else None,
+        "data": message.data,
         "call_id": message.call_id,
-        "plugin": getattr(message, "plugin", None),
+        "plugin": message.plugin,
     }
 
 
 def describe_call(call: Call) -> dict[str, Any]:
     """Return one call of a round or run as commands print it."""
-    known = call.model_dump(mode="json", exclude={"error", "state", "attempts", "arguments", "value"})
-    return known | {"error": call.error and f"{call.error.code}: {call.error.text}"}
+    known = call.model_dump(exclude={"error", "state", "attempts", "arguments", "value"})
+    times = {name: known[name] and known[name].isoformat() for name in _TIMES}
+    return known | times | {"worker": call.worker or "", "error": call.error and _error_text(call.error)}
 
 
-def describe_round(entry: Round, turn: Turn) -> dict[str, Any]:
-    """Return one round as ``nekro history --trace --json`` prints it; what the API does not tell is None."""
-    known = entry.model_dump(exclude={"cause", "calls", "error"})
-    unknown = ("user", "merged_into", "answered_at", "cancel_requested_at", "prompt_chars", "observation")
-    return {
-        **dict.fromkeys(unknown),
-        **known,
-        "turn": turn.id,
+def describe_round(entry: Round) -> dict[str, Any]:
+    """Return one round as ``nekro history --trace --json`` prints it."""
+    known = entry.model_dump(exclude={"cause", "calls", "error", "turn_id", "user_id"})
+    return known | {
+        "turn": entry.turn_id,
+        "user": entry.user_id,
         "trigger": entry.cause.kind,
         "trigger_id": entry.cause.id,
         "error": entry.error and entry.error.text,
         "calls": [describe_call(call) for call in entry.calls],
     }
+
+
+def _error_text(error: TurnError) -> str:
+    """Return ``<type>: <message>``; the API has the whole text where there is no message."""
+    whole = (error.code, f"{error.code}: ")
+    return error.text if error.text in whole else f"{error.code}: {error.text}"
 
 
 def failure_of(turn: Turn) -> LLMError | None:

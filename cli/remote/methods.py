@@ -6,6 +6,7 @@ from cli.command import Deps
 from cli.commands.methods import Args, show_list
 from cli.remote.target import open_client
 from nekro_agent.errors import UsageError
+from nekro_client.models import Method
 
 __all__ = ["run"]
 
@@ -19,6 +20,11 @@ def run(args: Args, deps: Deps) -> int:
     text = args.words[0] if args.words else ""
     with open_client() as client:
         methods = [method for method in client.methods() if text in method.task]
-    names = {"name", "task", "plugin", "type", "lane", "signature", "doc"}
-    show_list([method.model_dump(include=names) for method in methods], args, deps)
+    show_list([_describe(method) for method in methods], args, deps)
     return 0
+
+
+def _describe(method: Method) -> dict[str, str | None]:
+    names = {"name", "task", "plugin", "type", "lane", "signature", "doc"}
+    overridden = set() if method.lane_reason is None else {"lane_reason"}
+    return method.model_dump(include=names | overridden)

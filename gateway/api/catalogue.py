@@ -15,6 +15,7 @@ from gateway.problems import ProblemError
 from gateway.views import method_answer, plugin_answer
 from nekro_agent.errors import NotFoundError
 from nekro_client.models import Method, Page, Plugin, PluginConfig, PluginConfigBody, PluginState
+from storage.caller_reads import lane_overrides
 from workers.composition import Services
 
 __all__ = ["router"]
@@ -32,7 +33,14 @@ async def methods(
     _require_any(identity, Scope.CALL, Scope.RUN, Scope.ADMIN)
     await services.refresh()
     entries = [entry for entry in services.registry.enabled() if text in entry.task]
-    return Page(items=[method_answer(entry, lane=services.dispatcher.lane_of(entry)) for entry in entries])
+    async with services.database.read() as transaction:
+        overrides = await lane_overrides(transaction.connection)
+    return Page(
+        items=[
+            method_answer(entry, lane=services.dispatcher.lane_of(entry), overrides=overrides)
+            for entry in entries
+        ]
+    )
 
 
 @router.get("/plugins")

@@ -1,17 +1,18 @@
-"""Turns: the whole tree of one, and its cancellation."""
+"""Turns: the whole tree of one, and its cancellation; the rounds of a chat."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from gateway.dependencies import IdentityDep, PathText, ServicesDep
+from gateway.dependencies import ChatKey, IdentityDep, PathText, ServicesDep
 from gateway.idempotency import OnceDep
 from gateway.identity import Identity, Scope
-from gateway.streams.turn_tree import read_turn
+from gateway.streams.turn_tree import read_rounds, read_turn
+from gateway.web.paging import Cursor, Limit, cursor_of, number_of
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import NotFoundError
-from nekro_client.models import Turn
-from storage.repositories.rounds import Round
+from nekro_client.models import Page, Round, Turn
+from storage.repositories.rounds import Round as RoundRow
 from workers.composition import Services
 
 __all__ = ["router"]
@@ -24,6 +25,25 @@ async def get_turn(turn_id: PathText, services: ServicesDep, identity: IdentityD
     """Return a turn: rounds with requests, code, output and calls; messages; jobs."""
     await _first_round(services, identity, turn_id, Scope.READ)
     return await read_turn(services, turn_id)
+
+
+@router.get("/chats/{chat_key}/rounds")
+async def list_rounds(
+    chat_key: ChatKey,
+    services: ServicesDep,
+    identity: IdentityDep,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> Page[Round]:
+    """List the rounds of a chat, the newest first; their calls have no arguments and values."""
+    identity.require(Scope.READ, chat_key=chat_key)
+    before = None if cursor is None else number_of(cursor)
+    async with services.database.read() as transaction:
+        if await transaction.chats.find(chat_key) is None:
+            raise NotFoundError(f"there is no chat {chat_key!r}")
+    found = await read_rounds(services, chat_key, limit=limit, before=before)
+    more = cursor_of(found[-1][0]) if len(found) == limit else None
+    return Page(items=[item for _, item in found], next_cursor=more)
 
 
 @router.post("/turns/{turn_id}/cancel", response_model=Turn)
@@ -49,7 +69,7 @@ async def cancel_turn(
     return await once.run(work)
 
 
-async def _first_round(services: Services, identity: Identity, turn_id: str, scope: Scope) -> Round:
+async def _first_round(services: Services, identity: Identity, turn_id: str, scope: Scope) -> RoundRow:
     """Return the turn's first round, whose id is the turn's.
 
     Raises:

@@ -1,4 +1,4 @@
-"""One turn as a tree, from rows and events."""
+"""Turns as trees, and the rounds of a chat, from rows and events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from storage.transaction import Transaction
 from workers.calls.story import told_calls
 from workers.composition import Services
 
-__all__ = ["read_turn"]
+__all__ = ["read_rounds", "read_turn"]
 
 _TURN_STATES = {
     RoundState.DONE: TurnState.DONE,
@@ -68,6 +68,22 @@ async def read_turn(services: Services, turn_id: str) -> models.Turn:
         messages=[message_answer(item, services.file_ids) for item in messages],
         jobs=[job_answer(item) for item in jobs],
     )
+
+
+async def read_rounds(
+    services: Services, chat_key: str, *, limit: int, before: int | None
+) -> list[tuple[int, models.Round]]:
+    """Return the newest rounds of a chat, the newest first, each with its position among all rounds.
+
+    Their calls are without arguments and values, which the turn's tree has.
+
+    Args:
+        before: only rounds with a smaller position; None does not limit.
+    """
+    async with services.database.read() as transaction:
+        rows = await transaction.rounds.newest(chat_key, limit=limit, before=before)
+        found = [(row.sequence, _round(row, await _calls(transaction, row), ())) for row in rows]
+    return found[::-1]
 
 
 def _is_end(event: ChatEvent, turn_id: str) -> bool:
@@ -129,14 +145,21 @@ def _round(
             known.setdefault(event.call_id, ({"id": event.call_id, **event.data}, None))
     return models.Round(
         id=item.id,
+        turn_id=item.turn_id,
         number=item.number,
         state=item.state.value,
         cause=_cause(item),
         attempt=item.attempt,
         worker=item.worker,
+        user_id=item.user_id,
+        merged_into=item.merged_into,
         requested_at=item.requested_at,
         started_at=item.started_at,
+        answered_at=item.answered_at,
         finished_at=item.finished_at,
+        cancel_requested_at=item.cancel_requested_at,
+        prompt_chars=item.prompt_chars,
+        observation=item.observation,
         model=item.model,
         prompt_tokens=item.prompt_tokens,
         completion_tokens=item.completion_tokens,

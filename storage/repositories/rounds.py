@@ -299,9 +299,15 @@ class RoundRepository(Repository):
         # A round that was merged into one of its own turn is returned twice.
         return sorted({item.id: item for item in rounds}.values(), key=lambda item: item.sequence)
 
-    async def newest(self, chat_key: str, *, limit: int) -> list[Round]:
-        """List the newest rounds of a chat, the oldest of them first."""
+    async def newest(self, chat_key: str, *, limit: int, before: int | None = None) -> list[Round]:
+        """List the newest rounds of a chat, the oldest of them first.
+
+        Args:
+            before: only rounds with a smaller sequence, for paging; None does not limit.
+        """
         statement = select(RoundRow).where(RoundRow.chat_key == chat_key)
+        if before is not None:
+            statement = statement.where(RoundRow.sequence < before)
         newest = await self._all(Round, statement.order_by(RoundRow.sequence.desc()).limit(limit))
         return newest[::-1]
 

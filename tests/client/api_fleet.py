@@ -33,6 +33,19 @@ async def fail(_ctx: AgentCtx) -> None:
     raise ValueError("on purpose")
 
 
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "measure")
+async def measure(_ctx: AgentCtx) -> int:
+    """Report progress, which is listed as a job."""
+    _ctx.report_progress(50, "half")
+    return 1
+
+
+@plugin.mount_sandbox_method(SandboxMethodType.AGENT, "ask")
+async def ask(_ctx: AgentCtx, text: str) -> str:
+    """Ask the agent."""
+    return text
+
+
 @plugin.mount_sandbox_method(SandboxMethodType.BEHAVIOR, "say")
 async def say(_ctx: AgentCtx, text: str) -> str:
     """Say a text."""
@@ -45,6 +58,21 @@ SCRIPT = r"""
     ```python
     import time
     time.sleep(60)
+    ```
+- when: 'finish now'
+  answer: |
+    ```python
+    ```
+- when: 'trace all'
+  answer: |
+    ```python
+    say("noted")
+    add(1)
+    try:
+        fail()
+    except Exception:
+        print("failed")
+    ask("finish now")
     ```
 - when: '(?s).*\bsay (\w+)'
   answer: |

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from forked_process import run_forked
 from nekro_inside import run_inside
+from waiting import WAIT_SECONDS, wait_until
 from worker_fleet import Fleet
 
 from cli.exit_codes import ExitCode
 from cli.main import ANYWHERE, COMMANDS, OVER_GATEWAY
 from cli.remote import target
+from nekro_client import Client
 
 Command = Callable[..., tuple[int, str, str]]
 ROOT = Path(__file__).parent.parent.parent
@@ -89,19 +94,88 @@ def test_exec_returns_the_stop_type(nekro: Command, tmp_path: Path) -> None:
     assert code == 1 and "ZeroDivisionError" in out and "ERROR after 0 calls" in err
 
 
-@pytest.mark.parametrize(
-    "arguments", [("methods",), ("plugins",), ("jobs",), ("timers",), ("dead",), ("keys",)]
-)
-def test_lists_have_the_same_form(beside: Command, over_gateway: Command, arguments: tuple[str, ...]) -> None:
+def same(beside: Command, over_gateway: Command, *arguments: str) -> Any:
+    """Run a command in both ways; returns what both print."""
     here, there = beside(*arguments, "--json"), over_gateway(*arguments, "--json")
-    assert (here[0], there[0]) == (0, 0), there[2]
-    listed = json.loads(there[1])
-    if arguments == ("plugins",):
-        # Where a plugin is on the workers' host is not told.
-        listed = [
-            plugin | {"path": own["path"]} for plugin, own in zip(listed, json.loads(here[1]), strict=True)
-        ]
-    assert listed == json.loads(here[1])
+    assert (here[0], there[0]) == (0, 0), (here[2], there[2])
+    shown = json.loads(here[1])
+    assert json.loads(there[1]) == shown
+    return shown
+
+
+def test_exec_over_a_gateway_prints_output_as_it_comes(gateway_url: str, tmp_path: Path) -> None:
+    (tmp_path / "work.py").write_text(
+        "import os, time\n"
+        "print('begun\\n')\n"
+        "while not os.path.exists('/app/uploads/go.txt'):\n"
+        "    time.sleep(0.01)\n"
+        "print('done', end='\\n\\n\\n')\n"
+    )
+    with Client(gateway_url, key="") as client:
+        client.chat("live").files.upload(b"", name="first.txt")  # makes the directory
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "cli.main", "exec", str(tmp_path / "work.py"), "--chat-key", "live"],
+            env={"NEKRO_URL": gateway_url, "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        assert process.poll() is None
+        client.chat("live").files.upload(b"", name="go.txt")
+        out, err = process.communicate(timeout=WAIT_SECONDS)
+    assert (process.returncode, out) == (0, "\ndone\n"), err
+    assert err.endswith("NORMAL after 0 calls\n")
+
+
+@pytest.mark.parametrize("arguments", [("timers",), ("dead",), ("keys",)])
+def test_lists_are_the_same(beside: Command, over_gateway: Command, arguments: tuple[str, ...]) -> None:
+    same(beside, over_gateway, *arguments)
+
+
+def test_methods_are_the_same_with_the_reasons_of_their_lanes(beside: Command, over_gateway: Command) -> None:
+    assert beside("methods", "pin", "tests.desk.fail", "long")[0] == 0
+    try:
+        listed = {method["name"]: method for method in same(beside, over_gateway, "methods")}
+    finally:
+        assert beside("methods", "unpin", "tests.desk.fail")[0] == 0
+    assert (listed["fail"]["lane"], listed["add"]["lane"]) == ("long", "methods")
+    assert "operator" in listed["fail"]["lane_reason"] and "lane_reason" not in listed["add"]
+
+
+def test_plugins_are_the_same_but_for_their_paths(beside: Command, over_gateway: Command) -> None:
+    here, there = (json.loads(nekro("plugins", "--json")[1]) for nekro in (beside, over_gateway))
+    assert all(plugin["path"] for plugin in here)
+    assert there == [plugin | {"path": None} for plugin in here]
+
+
+def test_jobs_are_the_same(beside: Command, over_gateway: Command) -> None:
+    assert over_gateway("call", "measure", "--chat-key", "jobs")[0] == 0
+
+    def ended() -> bool:
+        listed = json.loads(beside("jobs", "--chat-key", "jobs", "--json")[1])
+        return [job["state"] for job in listed] == ["succeeded"]
+
+    wait_until(ended, what="the end of the call in the list of jobs")
+    (job,) = same(beside, over_gateway, "jobs", "--chat-key", "jobs")
+    shown = same(beside, over_gateway, "jobs", "show", job["id"])
+    assert (shown["message"], shown["plugin"]) == ("half", "tests.desk") and shown["worker"]
+
+
+def test_the_history_is_the_same_with_its_rounds(beside: Command, over_gateway: Command) -> None:
+    code, _, err = over_gateway("send", "story", "trace all", "--user-id", "ada", "--wait")
+    assert code == 0, err
+    assert over_gateway("send", "story", "say more", "--user-id", "ada", "--wait")[0] == 0
+    told = same(beside, over_gateway, "history", "story", "--trace")
+    assert "tests.desk" in {message["plugin"] for message in told["messages"]}
+    first, second, *_ = told["rounds"]
+    assert [call["method"].rpartition(".")[2] for call in first["calls"]] == ["say", "add", "fail", "ask"]
+    assert (first["user"], first["stop_type"], first["turn"]) == ("ada", "AGENT", second["turn"])
+    assert first["prompt_chars"] and first["answered_at"] and second["observation"] == "finish now"
+    newest = same(beside, over_gateway, "history", "story", "--trace", "--limit", "1")
+    assert newest["rounds"] == told["rounds"][-1:]
 
 
 def test_a_message_is_sent_and_answered(nekro: Command, request: pytest.FixtureRequest) -> None:
@@ -117,18 +191,6 @@ def test_a_message_is_sent_and_answered(nekro: Command, request: pytest.FixtureR
     assert told["messages"][0]["id"] == sent["id"]
     assert [call["method"] for call in told["rounds"][0]["calls"]] == ["tests.desk.say", "tests.desk.add"]
     assert "ada: say hello" in nekro("history", chat)[1]
-
-
-def test_history_has_the_same_keys(beside: Command, over_gateway: Command) -> None:
-    assert over_gateway("send", "keys", "say this", "--wait")[0] == 0
-    here = json.loads(beside("history", "keys", "--json", "--trace")[1])
-    there = json.loads(over_gateway("history", "keys", "--json", "--trace")[1])
-    assert [sorted(message) for message in there["messages"]] == [sorted(m) for m in here["messages"]]
-    missing = set(here["rounds"][0]) - set(there["rounds"][0])
-    assert missing == set()
-    assert [sorted(call) for call in there["rounds"][0]["calls"]] == [
-        sorted(call) for call in here["rounds"][0]["calls"]
-    ]
 
 
 def test_a_failed_turn_ends_send_with_its_reason(nekro: Command, request: pytest.FixtureRequest) -> None:
