@@ -177,7 +177,7 @@ async def once_of(request: Request, *, body: bytes) -> Once:
 
 def with_content(answer: JSONResponse, content: Any) -> JSONResponse:
     """Return an answer of ``Once.run`` with another body; what it adds, such as a secret, is not stored."""
-    headers = {name: answer.headers[name] for name in _REPLAYED if name in answer.headers}
+    headers = {name: answer.headers[name] for name in REPLAYED if name in answer.headers}
     return JsonAnswer(content, status_code=answer.status_code, headers=headers)
 
 
