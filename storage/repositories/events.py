@@ -3,6 +3,10 @@
 The number comes from a counter in the chat's row. The UPDATE of the counter locks that row until the
 transaction ends, so a transaction that gets a larger number commits later: a reader that has seen a number
 has seen all smaller ones.
+
+The worker of a round appends its calls in batches, so a message that a call writes at once may be committed
+before the event of that call. Such a message's event is held back until the batch, or what ends the round, is
+appended. It is a row with a negative number, which no reader asks for.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from sqlalchemy import Executable, Integer, bindparam, select, text, update
+from sqlalchemy import Executable, Integer, bindparam, delete, select, text, update
 
 from nekro_agent.shared_clock import shared_time
 from storage.driver.connection import Connection
@@ -48,6 +52,11 @@ SELECT CAST(:of_chat AS text), CAST(:before AS bigint) + place,
 FROM json_array_elements(CAST(:rows AS json)) WITH ORDINALITY AS given (value, place)
 """,
 }
+
+#: A transaction that appends one of them also appends what was held back.
+_RELEASING: Final = frozenset({EventType.CALL_STARTED, EventType.ROUND_STARTED, EventType.ROUND_ENDED})
+#: What was held back comes before them.
+_LATER: Final = frozenset({EventType.ROUND_STARTED, EventType.ROUND_ENDED, EventType.TURN_ENDED})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +114,8 @@ class EventRepository(Repository):
         """
         waiting, self._waiting = self._waiting, {}
         for chat_key, events in waiting.items():
+            if not _RELEASING.isdisjoint(event.type for event in events):
+                events = _merged(events, await self._release(chat_key))
             await self.append(chat_key, events)
 
     async def append(self, chat_key: str, events: Sequence[NewEvent]) -> int | None:
@@ -117,6 +128,30 @@ class EventRepository(Repository):
         await self._connection.execute(_insert_statement, values)
         self.numbers[chat_key] = last
         return int(last)
+
+    async def is_early(self, event: NewEvent) -> bool:
+        """Whether an event of a call must be held back: its round goes on and has yet to append the call.
+
+        The transaction must have locked the chat.
+        """
+        if event.call_id is None or event.round_id is None or event.turn_id is None:
+            return False
+        values = {"of_turn": event.turn_id, "of_round": event.round_id, "of_call": event.call_id}
+        # A worker of a release that appends no calls does not append the answer either.
+        return {row[0] for row in await self._rows(_progress_statement, values)} == {EventType.CODE_READY}
+
+    async def hold_back(self, chat_key: str, event: NewEvent, *, order: int) -> None:
+        """Keep an event until the round of its call appends the call.
+
+        Args:
+            order: position among the events of the chat that are held back; unique and at least 1.
+        """
+        values = {"of_chat": chat_key, "before": -order - 1, "rows": json.dumps([_row(event)])}
+        await self._connection.execute(_insert_statement, values)
+
+    async def _release(self, chat_key: str) -> list[ChatEvent]:
+        held = await self._all(ChatEvent, _release_statement, {"of_chat": chat_key})
+        return sorted(held, key=lambda event: -event.number)
 
     async def after(self, chat_key: str, *, number: int, limit: int) -> list[ChatEvent]:
         """List the events after ``number`` in a chat, in order."""
@@ -137,7 +172,7 @@ class EventRepository(Repository):
             types: only events of these types; () means all.
             limit: only the first ones; None means all.
         """
-        statement = select(ChatEventRow).where(ChatEventRow.turn_id == turn_id)
+        statement = select(ChatEventRow).where(ChatEventRow.turn_id == turn_id, ChatEventRow.number > 0)
         if types:
             statement = statement.where(ChatEventRow.type.in_(types))
         return await self._all(ChatEvent, statement.order_by(ChatEventRow.number).limit(limit))
@@ -145,6 +180,19 @@ class EventRepository(Repository):
     async def end_of_turn(self, turn_id: str) -> ChatEvent | None:
         """Return the event with which a turn ended; None while it is open, or if the event has expired."""
         return next(iter(await self.of_turn(turn_id, types=(EventType.TURN_ENDED,))), None)
+
+
+def _merged(events: Sequence[NewEvent], held: Sequence[NewEvent]) -> list[NewEvent]:
+    """Put each event that was held back before the end of its call, of its round and of its turn."""
+    merged = list(events)
+    for event in held:
+        ends = (
+            at
+            for at, other in enumerate(merged)
+            if other.type in _LATER or (other.type == EventType.CALL_ENDED and other.call_id == event.call_id)
+        )
+        merged.insert(next(ends, len(merged)), event)
+    return merged
 
 
 def _row(event: NewEvent) -> list[str | None]:
@@ -177,6 +225,28 @@ def _after_statement(_dialect: str) -> Executable:
         )
         .order_by(ChatEventRow.number)
         .limit(bindparam("most", type_=Integer))
+    )
+
+
+@FixedStatement
+def _progress_statement(_dialect: str) -> Executable:
+    is_of_call = (ChatEventRow.type == EventType.CALL_STARTED) & (
+        ChatEventRow.call_id == bindparam("of_call")
+    )
+    is_of_round = (ChatEventRow.type == EventType.CODE_READY) | (ChatEventRow.type == EventType.ROUND_ENDED)
+    return select(ChatEventRow.type).where(
+        ChatEventRow.turn_id == bindparam("of_turn"),
+        ChatEventRow.round_id == bindparam("of_round"),
+        is_of_call | is_of_round,
+    )
+
+
+@FixedStatement
+def _release_statement(_dialect: str) -> Executable:
+    return (
+        delete(ChatEventRow)
+        .where(ChatEventRow.chat_key == bindparam("of_chat"), ChatEventRow.number < 0)
+        .returning(ChatEventRow)
     )
 
 

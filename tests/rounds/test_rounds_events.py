@@ -341,3 +341,98 @@ async def test_live_text_is_bounded_and_says_where_it_belongs() -> None:
     text.add("c")
     text.flush()
     assert seen[2]["offset"] == 15_001 and seen[2]["text"] == "c"
+
+
+def told(found: list[ChatEvent]) -> list[tuple[str, str]]:
+    """What calls did and wrote, in order."""
+    names = {
+        event.call_id: event.data["method"].rpartition(".")[2]
+        for event in found
+        if event.type == "call.started"
+    }
+    return [
+        (event.type, event.data["text"] if event.message_id else names[event.call_id])
+        for event in found
+        if event.call_id is not None
+    ]
+
+
+def as_coded(*texts: str) -> list[tuple[str, str]]:
+    """What ``told`` returns for ``tick`` and ``send_msg_text`` of each text, by turns."""
+    return [
+        step
+        for text in texts
+        for step in (
+            ("call.started", "tick"),
+            ("call.ended", "tick"),
+            ("call.started", "send_msg_text"),
+            ("message.sent", text),
+            ("call.ended", "send_msg_text"),
+        )
+    ]
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.02, module._PAUSE_SECONDS, 60.0])
+async def test_a_message_follows_the_call_that_wrote_it_and_what_was_called_before(
+    bench: Bench, pause: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages are written at once, calls in batches: after ``pause``, at the latest with the round's end."""
+    monkeypatch.setattr(module, "FLUSH_SECONDS", min(pause, module.FLUSH_SECONDS) if pause < 60 else pause)
+    monkeypatch.setattr(module, "_PAUSE_SECONDS", pause)
+    texts = [f"{number}" for number in range(6)]
+    code = f"for text in {texts}:\n    tick(text)\n    send_msg_text(_ck, text)"
+    for _ in range(3):
+        await bench.say(CHAT, "hello")
+        await bench.play(CHAT, bench.drain(Model(code)))
+    found = await events_of(bench)
+    assert told(found) == as_coded(*texts) * 3
+    assert [event.number for event in found] == list(range(1, len(found) + 1))
+    sent = [event for event in found if event.type == "message.sent"]
+    assert [event.message_id for event in sent] == [
+        message.id for message in await bench.messages(CHAT) if message.kind == "assistant"
+    ]
+
+
+async def test_an_observation_follows_its_call_also_when_the_call_is_delivered_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FLUSH_SECONDS", 60.0)
+    real = bench.caller.call
+
+    async def twice(sent: Any, *, lane: str) -> Any:
+        await real(sent, lane=lane)
+        return await real(sent, lane=lane)
+
+    monkeypatch.setattr(bench.caller, "call", twice)
+    await bench.say(CHAT, "hello")
+    await bench.play(CHAT, bench.drain(Model('look("tea")', SAY), slots=2))
+    steps = told(await events_of(bench))
+    assert steps[:3] == [("call.started", "look"), ("message.noted", "seen: tea"), ("call.ended", "look")]
+    # A TOOL may run again, and its messages with it; they still come between its start and its end.
+    assert steps[3:] == [
+        ("call.started", "send_msg_text"),
+        ("message.sent", "done"),
+        ("message.sent", "done"),
+        ("call.ended", "send_msg_text"),
+    ]
+
+
+async def test_messages_of_a_round_whose_worker_died_are_told_before_its_end(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FLUSH_SECONDS", 60.0)
+    await bench.say(CHAT, "hello")
+    work = asyncio.create_task(bench.drain(Model(f'{SAY}\nhold("it")')).drain(CHAT))
+    await bench.noted("begin it")
+    (waiting,) = [message for message in await bench.messages(CHAT) if message.kind == "assistant"]
+    # Its worker has not written what it called, and never will.
+    assert "message.sent" not in [event.type for event in await events_of(bench)]
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
+    await bench.let_leases_run_out()
+    await bench.play(CHAT, bench.drain(Model("pass"), owner="w2"))
+    found = await events_of(bench)
+    types = [event.type for event in found]
+    assert [event.message_id for event in found if event.type == "message.sent"] == [waiting.id]
+    assert types.index("message.sent") < types.index("round.ended")
+    assert [event.number for event in found] == list(range(1, len(found) + 1))

@@ -21,6 +21,9 @@ async def append_message(
 ) -> Message:
     """Append a message unless its id or ``once_key`` exists, and add its event if it is new.
 
+    Readers of the stream see the call that writes a message first: the event of a message may have to wait
+    for the next batch of ``workers.rounds.events``.
+
     The chat is created if it has no row.
 
     Args:
@@ -30,7 +33,11 @@ async def append_message(
     row, is_new = await transaction.messages.append(new)
     if is_new:
         await queue_send(transaction, row)
-        record(transaction, publisher, row.chat_key, message_event(row), later=later)
+        event = message_event(row)
+        if await transaction.events.is_early(event):
+            await transaction.events.hold_back(row.chat_key, event, order=row.sequence)
+        else:
+            record(transaction, publisher, row.chat_key, event, later=later)
     return row
 
 
