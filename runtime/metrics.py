@@ -106,6 +106,34 @@ class Metrics:
         self.http_in_flight = gauge(
             "nekro_http_requests_in_flight", "Requests in progress, including streams."
         )
+        self.streams_open = gauge("nekro_streams_open", "Event streams that are open on this gateway.")
+        self.stream_events = counter(
+            "nekro_stream_events_total",
+            "Events that this gateway sent to readers of event streams; kind: kept or live.",
+            ["kind"],
+        )
+        self.stream_ends = counter(
+            "nekro_stream_ends_total",
+            "Event streams that ended; reason: left (the client), slow (it took no events), lost (the "
+            "database has lost events), stopped (the gateway).",
+            ["reason"],
+        )
+        self.plugin_http_requests = counter(
+            "nekro_plugin_http_requests_total",
+            "Requests to the routes and pages of plugins; status: 2xx to 5xx, or left (the client).",
+            ["plugin", "status"],
+        )
+        self.plugin_http_seconds = histogram(
+            "nekro_plugin_http_seconds",
+            "Time from a request to a plugin's routes to the end of its answer.",
+            ["plugin"],
+        )
+        self.webhook_deliveries = counter(
+            "nekro_webhook_deliveries_total",
+            "Attempts of this gateway to deliver an event to a webhook's URL; outcome: sent, failed (it will "
+            "be repeated), dead (it will not).",
+            ["outcome"],
+        )
 
 
 class _Nothing:

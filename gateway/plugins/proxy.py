@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from http import HTTPStatus
@@ -23,6 +24,7 @@ from gateway.plugins.headers import request_headers, response_headers
 from gateway.plugins.sites import Sites
 from gateway.problems import ProblemError
 from gateway.web.limits import OWN_LIMITS
+from runtime.metrics import metrics
 from storage.publications import Site
 from workers.composition import Services
 
@@ -99,6 +101,24 @@ class _PluginAnswer(Response):
         self._proxy, self._plugin_key, self._access = proxy, plugin_key, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        status, began = _CLIENT_LEFT, time.perf_counter()
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            status = int(message.get("status", status))
+            await send(message)
+
+        try:
+            await self._limited(scope, receive, watched)
+        except ProblemError as exc:
+            status = exc.status
+            raise
+        finally:
+            kind = "left" if status == _CLIENT_LEFT else f"{status // 100}xx"
+            metrics().plugin_http_requests.labels(self._plugin_key, kind).inc()
+            metrics().plugin_http_seconds.labels(self._plugin_key).observe(time.perf_counter() - began)
+
+    async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
         proxy, key = self._proxy, self._plugin_key
         if proxy.running[key] >= proxy.settings.plugin_requests:
             raise ProblemError(

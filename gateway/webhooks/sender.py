@@ -25,6 +25,7 @@ from gateway.outgoing import OutgoingHttp, RequestFailedError
 from gateway.webhooks.secrets import webhook_secret
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_client.models import Event, WebhookPayload
+from runtime.metrics import metrics
 from storage.outbound.webhooks import Delivery, Webhook
 from storage.repositories.events import ChatEvent
 from storage.states import DeliveryState
@@ -156,15 +157,18 @@ class WebhookSender:
         async with self._database.begin() as transaction:
             webhooks = transaction.webhooks
             if error is None:
+                outcome = "sent"
                 await webhooks.end(delivery.id, DeliveryState.DONE, status=status, error=None)
             elif status == _GONE or delivery.attempts >= self._settings.webhook_attempts:
+                outcome = "dead"
                 await webhooks.end(delivery.id, DeliveryState.DEAD, status=status, error=error)
             else:
-                seconds = self._pause(delivery.attempts)
+                outcome, seconds = "failed", self._pause(delivery.attempts)
                 await webhooks.retry(delivery.id, seconds=seconds, status=status, error=error)
             if status == _GONE:
                 fault = "the URL answered that it is gone (410)"
                 await webhooks.change(webhook.id, {"is_active": False, "fault": fault})
+        metrics().webhook_deliveries.labels(outcome).inc()
         log = logger.bind(
             webhook=webhook.id, delivery_id=delivery.id, attempt=delivery.attempts, status=status
         )

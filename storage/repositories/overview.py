@@ -12,11 +12,11 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from nekro_agent.ports import JobState
 from storage.clock import now
-from storage.models import JobRow, RoundRow
+from storage.models import JobRow, RoundRow, WebhookDeliveryRow
 from storage.repositories.base import Repository, is_one_of
-from storage.states import RoundState
+from storage.states import DeliveryState, RoundState
 
-__all__ = ["OpenWork", "OverviewRepository"]
+__all__ = ["OpenDeliveries", "OpenWork", "OverviewRepository"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +29,40 @@ class OpenWork:
     oldest_seconds: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class OpenDeliveries:
+    """Deliveries to webhooks that have not succeeded."""
+
+    waiting: int
+    #: Dead letters that can be replayed.
+    dead: int
+    #: Age of the oldest one that waits; 0 when none does.
+    oldest_seconds: float
+    #: How long the oldest due one has waited for a gateway to take it; 0 when none is due.
+    overdue_seconds: float
+
+
 class OverviewRepository(Repository):
     """Counts open work."""
+
+    async def deliveries(self) -> OpenDeliveries:
+        """Count deliveries to webhooks."""
+        row = WebhookDeliveryRow
+        is_waiting = row.state == DeliveryState.WAITING
+        statement = select(
+            func.count(case((is_waiting, 1))),
+            func.count(case((row.state == DeliveryState.DEAD, 1))),
+            func.min(case((is_waiting, row.created_at))),
+            func.min(case((is_waiting, row.due_at))),
+            now(),
+        ).where(is_one_of(row.state, DeliveryState.WAITING, DeliveryState.DEAD))
+        waiting, dead, oldest, due, time = (await self._connection.execute(statement)).one()
+        return OpenDeliveries(
+            waiting=waiting,
+            dead=dead,
+            oldest_seconds=_seconds_since(oldest, time),
+            overdue_seconds=_seconds_since(due, time),
+        )
 
     async def rounds(self) -> OpenWork:
         """Count due and running rounds."""
@@ -69,5 +101,8 @@ class OverviewRepository(Repository):
             now(),
         ).where(is_one_of(state, *states))
         count, active, oldest, time = (await self._connection.execute(statement)).one()
-        seconds = 0.0 if oldest is None else max(0.0, (time - oldest).total_seconds())
-        return OpenWork(waiting=count, running=active, oldest_seconds=seconds)
+        return OpenWork(waiting=count, running=active, oldest_seconds=_seconds_since(oldest, time))
+
+
+def _seconds_since(moment: datetime | None, time: datetime) -> float:
+    return 0.0 if moment is None else max(0.0, (time - moment).total_seconds())

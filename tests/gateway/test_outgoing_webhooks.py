@@ -13,6 +13,7 @@ import httpx
 import pytest
 from fastapi import FastAPI, Request, Response
 from gateway_server import served
+from metric_values import figures_of, parsed
 from standardwebhooks import Webhook as Signature
 from waiting import eventually
 from worker_fleet import Fleet
@@ -21,6 +22,7 @@ from broker_config.settings import Settings
 from gateway.app import create_app
 from nekro_agent.ports import IncomingMessage
 from workers.composition import Services
+from workers.ops.fleet import FleetFigures
 
 
 class Receiver:
@@ -151,6 +153,7 @@ async def test_failures_are_retried_with_the_same_id_then_dead_lettered_and_repl
     fleet: Fleet, services: Services, receiver: Receiver, chat_key: str
 ) -> None:
     async with gateway(fleet, webhook_attempts=3) as http:
+        before = await attempts(http)
         webhook_id = await subscribe(http, receiver, chat_key)
         receiver.statuses = [500, 302, 200]
         await write(services, chat_key, "retried")
@@ -164,6 +167,9 @@ async def test_failures_are_retried_with_the_same_id_then_dead_lettered_and_repl
 
         (dead,) = await eventually(is_dead, what="it is given up")
         assert (dead["attempts"], dead["status"], dead["due_at"]) == (3, 503, None)
+        assert await attempts(http) - before == Counter(sent=1, failed=4, dead=1)
+        waiting = await asyncio.to_thread(fleet_figures, fleet)
+        assert (waiting["waiting"], waiting["dead"]) == (0, 1)
         assert (await http.post(f"webhooks/{webhook_id}/replay", json={})).json() == {"count": 1}
         await eventually(lambda: receiver.texts()[-1] == "dead" and len(receiver.received) == 7, what="again")
         assert receiver.received[-1][0] == dead["id"]
@@ -207,6 +213,57 @@ async def test_changes_of_subscriptions_are_recorded_without_secrets(
     assert acts[-2]["data"] == {"fields": ["chats", "url"], "events": None, "chats": "*"}
     for secret in (made["secret"], renewed["secret"], "hunter2", "hunter3"):
         assert secret not in str(acts)
+
+
+async def attempts(http: httpx.AsyncClient) -> Counter[str]:
+    """How many attempts the gateways of this process have made, by their outcome."""
+    found = await figures_of(http)
+    return Counter(
+        {key[1]: int(value) for key, value in found.items() if key[0] == "nekro_webhook_deliveries_total"}
+    )
+
+
+def fleet_figures(fleet: Fleet) -> dict[str, float]:
+    """What `nekro metrics` serves about deliveries."""
+    figures = FleetFigures(fleet.settings)
+    try:
+        found = parsed(figures.text().decode())
+    finally:
+        figures.close()
+    names = {
+        "waiting": "nekro_webhook_deliveries_waiting",
+        "dead": "nekro_webhook_deliveries_dead",
+        "oldest": "nekro_webhook_oldest_seconds",
+        "overdue": "nekro_webhook_overdue_seconds",
+    }
+    return {short: found[(name,)] for short, name in names.items()}
+
+
+async def test_deliveries_that_no_gateway_takes_are_seen(
+    fleet: Fleet, services: Services, receiver: Receiver, chat_key: str
+) -> None:
+    async with gateway(fleet, webhook_retry_seconds=3600.0) as http:
+        webhook_id = await subscribe(http, receiver, chat_key)
+        receiver.statuses = [500]
+        await write(services, chat_key, "late")
+
+        async def has_failed() -> list[dict[str, Any]]:
+            return [one for one in await deliveries(http, webhook_id) if one["status"] == 500]
+
+        await eventually(has_failed, what="the first attempt")
+    seen = await asyncio.to_thread(fleet_figures, fleet)
+    # It waits for its next attempt, which is not due.
+    assert seen["waiting"] == 1 and seen["oldest"] > 0 and seen["overdue"] == 0
+    async with services.database.begin() as tx:
+        await tx.connection.exec_driver_sql(
+            "UPDATE webhook_deliveries SET due_at = '2020-01-01 00:00:00.000000'"
+            f" WHERE webhook_id = '{webhook_id}'"
+        )
+    seen = await asyncio.to_thread(fleet_figures, fleet)
+    assert seen["overdue"] > 24 * 3600
+    async with gateway(fleet) as http:
+        await eventually(lambda: len(receiver.received) == 2, what="a gateway to take it")
+        assert (await http.delete(f"webhooks/{webhook_id}")).status_code == 204
 
 
 async def test_several_gateways_deliver_each_event_once_and_in_any_case(

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from gateway_server import served
+from metric_values import figures_of
 from waiting import eventually
 from worker_fleet import Fleet
 
@@ -158,6 +159,40 @@ async def test_access_is_closed_unless_opened_and_pages_with_a_key_are_inert(fle
         assert page.headers["x-content-type-options"] == "nosniff"
         answer = (await client.post("/api/webhook/paid", json={})).json()
         assert [one["plugin_key"] for one in answer["data"]["results"]] == ["Ada.web_shop"]
+
+
+async def test_requests_to_plugins_are_counted_by_plugin_and_class_of_status(
+    client: httpx.AsyncClient,
+) -> None:
+    before = await figures_of(client)
+    for path in ("Ada.web_shop/", "Ada.web_shop/", "Ada.web_shop/orders/77", "Ada.web_bad/silent"):
+        await client.get(f"/plugins/{path}")
+    with pytest.raises(httpx.ReadTimeout):
+        await client.get("/plugins/Ada.web_bad/silent", timeout=0.2)
+    # No label for what no plugin has.
+    await client.get("/plugins/Ada.nothing/")
+
+    async def counted() -> dict[tuple[str, ...], float]:
+        found = {
+            key: value - before.get(key, 0)
+            for key, value in (await figures_of(client)).items()
+            if key[0] in ("nekro_plugin_http_requests_total", "nekro_plugin_http_seconds_count")
+        }
+        return {key[1:]: value for key, value in found.items() if value}
+
+    wanted = {
+        ("Ada.web_shop", "2xx"): 2,
+        ("Ada.web_shop", "4xx"): 1,
+        ("Ada.web_bad", "5xx"): 1,
+        ("Ada.web_bad", "left"): 1,
+        ("Ada.web_shop",): 3,
+        ("Ada.web_bad",): 2,
+    }
+
+    async def is_counted() -> bool:
+        return await counted() == wanted
+
+    await eventually(is_counted, what=lambda: f"{wanted}")
 
 
 async def test_a_webhook_runs_every_plugin_and_reports_each(client: httpx.AsyncClient, fleet: Fleet) -> None:

@@ -18,7 +18,7 @@ from messaging.queue_figures import lane_workers, read_dead, read_queues
 from nekro_agent.errors import NekroError
 from storage.database_clock import follow_database_clock
 from storage.engine import Database
-from storage.repositories.overview import OpenWork, OverviewRepository
+from storage.repositories.overview import OpenDeliveries, OpenWork, OverviewRepository
 
 __all__ = ["FLEET_METRICS", "FleetFigures"]
 
@@ -40,6 +40,10 @@ FLEET_METRICS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "nekro_rounds_running": ("Running rounds.", ()),
     "nekro_jobs_waiting": ("Background jobs that are not running yet.", ()),
     "nekro_jobs_running": ("Running background jobs.", ()),
+    "nekro_webhook_deliveries_waiting": ("Deliveries to webhooks that were not made yet.", ()),
+    "nekro_webhook_deliveries_dead": ("Deliveries to webhooks that are dead letters.", ()),
+    "nekro_webhook_oldest_seconds": ("Age of the oldest delivery that waits, also for its next attempt.", ()),
+    "nekro_webhook_overdue_seconds": ("How long the oldest due delivery has waited for a gateway.", ()),
 }
 
 
@@ -82,8 +86,13 @@ class FleetFigures:
             if value is not None:
                 families[name].add_metric(labels, value)
 
-        work = self._open_work()
+        work, deliveries = self._open_work() or (None, None)
         add("nekro_up", work is not None, "database")
+        if deliveries is not None:
+            add("nekro_webhook_deliveries_waiting", deliveries.waiting)
+            add("nekro_webhook_deliveries_dead", deliveries.dead)
+            add("nekro_webhook_oldest_seconds", deliveries.oldest_seconds)
+            add("nekro_webhook_overdue_seconds", deliveries.overdue_seconds)
         oldest: dict[str, float] = {}
         if work is not None:
             for kind, lane in (("rounds", "rounds"), ("jobs", "long")):
@@ -115,19 +124,20 @@ class FleetFigures:
             self._workers_until = time.monotonic() + _WORKERS_SECONDS
         return self._workers
 
-    def _open_work(self) -> dict[str, OpenWork] | None:
+    def _open_work(self) -> tuple[dict[str, OpenWork], OpenDeliveries] | None:
         try:
             return asyncio.run(self._ask_database())
         except NekroError as exc:
             logger.bind(error=str(exc)).warning("database_not_readable")
             return None
 
-    async def _ask_database(self) -> dict[str, OpenWork]:
+    async def _ask_database(self) -> tuple[dict[str, OpenWork], OpenDeliveries]:
         database = Database(self._settings.database, self._settings.data_dir)
         try:
             await follow_database_clock(database)
             async with database.read() as transaction:
                 overview = OverviewRepository(transaction.connection)
-                return {"rounds": await overview.rounds(), "jobs": await overview.jobs()}
+                work = {"rounds": await overview.rounds(), "jobs": await overview.jobs()}
+                return work, await overview.deliveries()
         finally:
             await database.dispose()
