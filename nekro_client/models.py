@@ -424,6 +424,8 @@ class EventType(StrEnum):
     JOB_STARTED = "job.started"
     JOB_PROGRESS = "job.progress"
     JOB_ENDED = "job.ended"
+    #: Live, the last one of a stream: the database has lost the events after ``data.after``.
+    EVENTS_LOST = "events.lost"
 
 
 class Event(Answer):

@@ -68,6 +68,8 @@ class EventCursor:
         self._read_seconds = _READ_SECONDS
         self.path = f"{API}/chats/{segment(chat_key)}/events"
         self.last_number = after
+        #: The ``id`` of that event, as the stream named it; "" before the first one.
+        self._last_id = ""
         self._live = live
         self._give_up_seconds = give_up_seconds
         self._delay = _FIRST_DELAY_SECONDS
@@ -84,6 +86,8 @@ class EventCursor:
             params["types"] = self._types
         if self.last_number is not None:
             params["after"] = str(self.last_number)
+        if "." in self._last_id:  # tells more than the number: the gateway notices that the event was lost
+            headers["last-event-id"] = self._last_id
         return params, headers
 
     @property
@@ -126,17 +130,22 @@ class EventCursor:
         try:
             for sent in self._parser.feed(chunk):
                 event = Event.model_validate_json(sent.data)
+                self._last_id = sent.last_id or self._last_id
+                if event.type == EventType.EVENTS_LOST:
+                    self.last_number = int(event.data["after"])
                 if event.number is not None:
                     if self.last_number is not None and event.number <= self.last_number:
                         continue
                     self.last_number = event.number
                 self._delay = _FIRST_DELAY_SECONDS
                 yield event
-        except (ValidationError, EventTooLargeError) as exc:
+        except (ValidationError, EventTooLargeError, LookupError, TypeError) as exc:
             raise InvalidAnswerError(f"{self.path} sent something else than events: {exc}") from exc
         # A reader that began without a number learns its position before the first event.
-        if self.last_number is None and self._parser.last_id.isascii() and self._parser.last_id.isdigit():
-            self.last_number = int(self._parser.last_id)
+        self._last_id = self._parser.last_id or self._last_id
+        number = self._last_id.partition(".")[0]
+        if self.last_number is None and number.isascii() and number.isdigit():
+            self.last_number = int(number)
 
     def delay_after(self, error: ClientError | None) -> float:
         """Return the seconds to wait before the next connection.

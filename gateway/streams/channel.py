@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final
 
-from gateway.streams.events import StreamEvent
+from gateway.streams.events import Position, StreamEvent
 
 __all__ = ["RING", "Channel", "Reader"]
 
@@ -24,6 +24,8 @@ class Reader:
     def __init__(self, *, position: int) -> None:
         """Start after the event with the number ``position``."""
         self.position = position
+        #: Whether it has read everything before the ring.
+        self.has_reached_ring = False
         self.live: deque[StreamEvent] = deque(maxlen=_MOST_LIVE)
         self._woken = asyncio.Event()
 
@@ -40,15 +42,20 @@ class Reader:
 class Channel:
     """The ring of one chat with readers."""
 
-    def __init__(self, chat_key: str, *, newest: int) -> None:
-        """Start with an empty ring after the event with the number ``newest``."""
+    def __init__(self, chat_key: str, *, newest: Position) -> None:
+        """Start with an empty ring after the event ``newest``."""
         self.chat_key = chat_key
         self.readers: set[Reader] = set()
         self._ring: deque[StreamEvent] = deque(maxlen=RING)
         #: Number of the newest event that was read.
-        self.newest = newest
+        self.newest = newest.number
+        #: The mark of that event; None: unknown.
+        self.mark = newest.mark
+        self._begin = newest
         #: Number of the newest event that was announced.
-        self.announced = newest
+        self.announced = newest.number
+        #: Number of the last event that still counts, when the database has lost later ones; None before.
+        self.lost_after: int | None = None
         #: The task that reads rows, while one does.
         self.reading: asyncio.Task[None] | None = None
 
@@ -68,8 +75,35 @@ class Channel:
                 # Retention deleted what is between: the ring must stay without gaps.
                 self._ring.clear()
             self._ring.append(event)
-            self.newest = number
+            self.newest, self.mark = number, event.mark
         self.announced = max(self.announced, self.newest)
+        self.wake()
+
+    @property
+    def oldest(self) -> int:
+        """Number of the event before the ring."""
+        return self.newest - len(self._ring)
+
+    def _mark_of(self, number: int) -> str | None:
+        event = self.find(number)
+        if event is None:
+            return self._begin.mark if number == self._begin.number else None
+        return event.mark
+
+    def find(self, number: int) -> StreamEvent | None:
+        """Return an event of the ring."""
+        at = number - self.oldest - 1
+        return self._ring[at] if 0 <= at < len(self._ring) else None
+
+    def lose(self, kept: Iterable[tuple[int, str | None]]) -> None:
+        """End the streams of all readers: the database has lost events of the ring.
+
+        Args:
+            kept: numbers and marks of the events that it has, from ``oldest`` on; if none of them is known
+                here, no event counts.
+        """
+        agreed = (number for number, mark in kept if mark is not None and mark == self._mark_of(number))
+        self.lost_after = max(agreed, default=0)
         self.wake()
 
     def wake(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Final
@@ -12,10 +13,43 @@ from nekro_agent.shared_clock import shared_time
 from nekro_client.models import Event, EventType
 from storage.repositories.events import ChatEvent
 
-__all__ = ["LIVE_TYPES", "StreamEvent", "live_event", "stream_event"]
+__all__ = ["LIVE_TYPES", "Position", "StreamEvent", "live_event", "lost_frame", "mark_of", "stream_event"]
 
 #: Types of events that are not kept.
 LIVE_TYPES: Final = frozenset({EventType.MODEL_DELTA, EventType.OUTPUT_CHUNK, EventType.CALL_PROGRESS})
+
+
+@dataclass(frozen=True)
+class Position:
+    """The last event that a reader has, as the ``id:`` of a stream names it: ``17`` or ``17.5e0a92c1``."""
+
+    #: 0: none.
+    number: int
+    #: See ``mark_of``; None: unknown.
+    mark: str | None = None
+
+    def __str__(self) -> str:
+        return str(self.number) if self.mark is None else f"{self.number}.{self.mark}"
+
+
+def mark_of(at: datetime | None) -> str | None:
+    """Return what tells an event from another one with its number; None if its time is not known.
+
+    A database that fails over without its last transactions gives their numbers again. Such events have
+    other times.
+    """
+    return None if at is None else f"{round(at.timestamp() * 1_000_000) & 0xFFFFFFFF:08x}"
+
+
+def lost_frame(chat_key: str, after: int) -> bytes:
+    """Return the last server-sent event of a reader that has events which the database has lost.
+
+    Args:
+        after: number of the last event that the reader has and that still counts; it resumes there.
+    """
+    data = {"after": after}
+    event = Event(type=EventType.EVENTS_LOST, chat_key=chat_key, at=shared_time(), data=data)
+    return f"id: {after}\r\nevent: {event.type}\r\ndata: {json_text(event)}\r\n\r\n".encode()
 
 
 class StreamEvent:
@@ -30,6 +64,11 @@ class StreamEvent:
         return self.event.number
 
     @cached_property
+    def mark(self) -> str | None:
+        """See ``mark_of``."""
+        return mark_of(self.event.at)
+
+    @cached_property
     def json(self) -> str:
         """The event as a response has it."""
         return json_text(self.event)
@@ -37,7 +76,7 @@ class StreamEvent:
     @cached_property
     def frame(self) -> bytes:
         """The event as a server-sent event; JSON has no line ends of its own."""
-        number = "" if self.event.number is None else f"id: {self.event.number}\r\n"
+        number = "" if self.number is None else f"id: {Position(self.number, self.mark)}\r\n"
         return f"{number}event: {self.event.type}\r\ndata: {self.json}\r\n\r\n".encode()
 
 

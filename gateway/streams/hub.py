@@ -3,19 +3,24 @@
 Readers take what is kept from the rows, in order, so an announcement only wakes them: losing the broker
 delays events by ``FRESH_SECONDS`` and loses none. A reader that falls so far behind that the ring has passed
 it is ended; it connects again with its last number and does not slow the others.
+
+A database that fails over to a standby may lose its last transactions, and gives the numbers of their events
+again. The hub compares the newest event that it has with the database's, at each reading and every
+``FRESH_SECONDS``. Readers that have events which are lost are ended with the number of the last one that
+still counts.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final, TypeVar
 
 from loguru import logger
 
 from gateway.streams.channel import RING, Channel, Reader
-from gateway.streams.events import StreamEvent, stream_event
+from gateway.streams.events import Position, StreamEvent, mark_of, stream_event
 from gateway.streams.watch import EventWatch
 from nekro_agent.durations import FRESH_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import OverloadedError, StorageError
@@ -23,7 +28,7 @@ from storage.repositories.events import ChatEvent
 from workers.composition import Services
 from workers.leases.keeping import survived
 
-__all__ = ["EventHub", "SlowReaderError"]
+__all__ = ["EventHub", "EventsLostError", "SlowReaderError"]
 
 T = TypeVar("T")
 #: Open streams of one process; each takes about 100 KB.
@@ -38,6 +43,14 @@ _CHECKED: Final = 500
 
 class SlowReaderError(Exception):
     """A reader did not take its events; its stream ends, and it can resume after its last number."""
+
+
+class EventsLostError(Exception):
+    """A reader has events that the database has lost; its stream ends, and it can resume after ``after``."""
+
+    def __init__(self, chat_key: str, after: int) -> None:
+        super().__init__(f"the database has lost events of chat {chat_key!r} after number {after}")
+        self.after = after
 
 
 class EventHub:
@@ -116,24 +129,14 @@ class EventHub:
 
         Raises:
             SlowReaderError: the reader did not take its events.
+            EventsLostError: the database has lost events that were yielded.
             StorageUnavailableError: the database did not answer when the stream began.
         """
         newest = await self.newest(chat_key, after=after)
-        position = newest if after is None else min(max(0, after), newest)
+        position = newest.number if after is None else min(max(0, after), newest.number)
         with self._reading(chat_key, newest, position) as (channel, reader):
-            has_reached_ring = False
             while not self._is_closed:
-                if channel.has(reader.position):
-                    has_reached_ring = True
-                    events = channel.after(reader.position)
-                elif has_reached_ring:
-                    raise SlowReaderError(f"a reader of chat {chat_key!r} is {RING} events behind")
-                else:
-                    rows = await self._patiently(self._page, chat_key, reader.position)
-                    events = [stream_event(row) for row in rows]
-                    if not events:  # retention has just deleted them
-                        reader.position = channel.newest
-                for event in events:
+                for event in await self._following(channel, reader):
                     reader.position = event.number or reader.position
                     if not types or event.event.type in types:
                         yield event
@@ -157,9 +160,25 @@ class EventHub:
             StorageUnavailableError: the database does not answer.
         """
         newest = await self.newest(chat_key)
-        with self._reading(chat_key, newest, newest) as (_, reader):
+        with self._reading(chat_key, newest, newest.number) as (_, reader):
             await self._watch.listening(seconds=FRESH_SECONDS)
             yield reader
+
+    async def _following(self, channel: Channel, reader: Reader) -> Sequence[StreamEvent]:
+        """Return the next kept events of a reader; none if it has all that were read."""
+        if channel.lost_after is not None:
+            raise EventsLostError(channel.chat_key, min(channel.lost_after, reader.position))
+        if channel.has(reader.position):
+            reader.has_reached_ring = True
+            return channel.after(reader.position)
+        if reader.has_reached_ring:
+            raise SlowReaderError(f"a reader of chat {channel.chat_key!r} is {RING} events behind")
+        rows = await self._patiently(self._page, channel.chat_key, reader.position)
+        # Later ones come by the ring: the hub notices the loss of no event that it does not know.
+        rows = [row for row in rows if row.number <= channel.newest]
+        if not rows:  # retention has just deleted them
+            reader.position = channel.newest
+        return [stream_event(row) for row in rows]
 
     def announced(self, chat_key: str, number: int) -> None:
         """Read the new events of a chat, if it has readers."""
@@ -180,13 +199,13 @@ class EventHub:
             channel.add_live(event)
 
     @contextmanager
-    def _reading(self, chat_key: str, newest: int, position: int) -> Iterator[tuple[Channel, Reader]]:
+    def _reading(self, chat_key: str, newest: Position, position: int) -> Iterator[tuple[Channel, Reader]]:
         """Attach a reader to its chat's channel, which exists as long as it has readers."""
         channel = self._channels.get(chat_key)
         if channel is None:
             channel = self._channels[chat_key] = Channel(chat_key, newest=newest)
         else:
-            self.announced(chat_key, newest)
+            self.announced(chat_key, newest.number)
         reader = Reader(position=position)
         channel.readers.add(reader)
         self._readers += 1
@@ -200,13 +219,19 @@ class EventHub:
                 del self._channels[chat_key]
                 if channel.reading is not None:
                     channel.reading.cancel()
-                self._watch.need(bool(self._channels))
+            self._watch.need(bool(self._channels))
 
     async def _read_on(self, channel: Channel) -> None:
         """Read rows until everything that was announced is in the ring."""
         try:
             while channel.newest < channel.announced:
-                rows = await self._patiently(self._page, channel.chat_key, channel.newest)
+                # With the newest one that is known, which the database must still have.
+                rows = await self._patiently(self._page, channel.chat_key, max(0, channel.newest - 1))
+                if rows and rows[0].number == channel.newest:
+                    known = rows.pop(0)
+                    if channel.mark not in (None, mark_of(known.created_at)):
+                        await self._lose(channel)
+                        return
                 if not rows:  # announced by a transaction of a database that has lost it
                     channel.announced = channel.newest
                     return
@@ -218,8 +243,45 @@ class EventHub:
         async with self._readings, self._database.read() as transaction:
             return await transaction.events.after(chat_key, number=after, limit=_PAGE)
 
-    async def newest(self, chat_key: str, *, after: int | None = None) -> int:
-        """Return the number of a chat's newest event; 0 when it has none.
+    async def _lose(self, channel: Channel) -> None:
+        """End the streams of a chat whose newest events the database has lost."""
+        logger.bind(chat_key=channel.chat_key, number=channel.newest).warning("events_lost")
+        if self._channels.get(channel.chat_key) is channel:
+            del self._channels[channel.chat_key]
+        kept: list[ChatEvent] = []
+        while rows := await self._patiently(
+            self._page, channel.chat_key, kept[-1].number if kept else channel.oldest - 1
+        ):
+            kept += rows
+            if kept[-1].number >= channel.newest:
+                break
+        channel.lose((row.number, mark_of(row.created_at)) for row in kept)
+
+    async def checked(self, chat_key: str, position: Position, newest: Position) -> Position:
+        """Return where a reader goes on; it must have events that the database still has, or had once.
+
+        A position without a mark is not checked; beyond the newest event it counts as that one.
+
+        Raises:
+            EventsLostError: the database has another event with that number, or none yet.
+            StorageUnavailableError: the database does not answer.
+        """
+        if position.number > newest.number:
+            if position.mark is None:
+                return newest
+            raise EventsLostError(chat_key, 0)
+        channel = self._channels.get(chat_key)
+        found = None if channel is None else channel.find(position.number)
+        mark = newest.mark if position.number == newest.number else found.mark if found else None
+        if mark is None and position.mark is not None:
+            rows = await self._page(chat_key, position.number - 1)
+            mark = next((mark_of(row.created_at) for row in rows if row.number == position.number), None)
+        if None not in (mark, position.mark) and mark != position.mark:
+            raise EventsLostError(chat_key, 0)
+        return position
+
+    async def newest(self, chat_key: str, *, after: int | None = None) -> Position:
+        """Return a chat's newest event; number 0 when it has none.
 
         It is read from the database unless the chat has readers here that are at ``after`` or beyond: of
         many clients that connect again together, one per chat makes a query.
@@ -230,9 +292,10 @@ class EventHub:
         async with self._readings:
             channel = self._channels.get(chat_key)
             if channel is not None and (after is None or after <= channel.newest):
-                return channel.newest
+                return Position(channel.newest, channel.mark)
             async with self._database.read() as transaction:
-                return (await transaction.events.newest_numbers([chat_key])).get(chat_key, 0)
+                number, at = (await transaction.events.newest([chat_key])).get(chat_key, (0, None))
+            return Position(number, mark_of(at))
 
     async def _patiently(self, read: Callable[[str, int], Awaitable[T]], chat_key: str, after: int) -> T:
         """Read, also through an outage of the database: its readers keep their connections."""
@@ -244,7 +307,7 @@ class EventHub:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _check_repeatedly(self) -> None:
-        """Find events whose announcement was lost."""
+        """Find events whose announcement was lost, and chats whose events the database has lost."""
         while True:
             await asyncio.sleep(FRESH_SECONDS)
             keys = list(self._channels)
@@ -253,7 +316,18 @@ class EventHub:
                     await self._check(keys[begin : begin + _CHECKED])
 
     async def _check(self, chat_keys: Collection[str]) -> None:
+        # As they are before the query: what is read meanwhile may be newer than its result.
+        known = {
+            key: (channel, channel.newest, channel.mark)
+            for key in chat_keys
+            if (channel := self._channels.get(key))
+        }
         async with self._database.read() as transaction:
-            found = await transaction.events.newest_numbers(chat_keys)
-        for chat_key, number in found.items():
-            self.announced(chat_key, number)
+            found = await transaction.events.newest(list(known))
+        for chat_key, (channel, newest, mark) in known.items():
+            number, at = found.get(chat_key, (0, None))
+            is_other = number == newest and None not in (at, mark) and mark_of(at) != mark
+            if number < newest or is_other:
+                await self._lose(channel)
+            else:
+                self.announced(chat_key, number)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from gateway.streams.events import StreamEvent
-from gateway.streams.hub import EventHub
+from gateway.streams.hub import EventHub, EventsLostError
 from nekro_client.models import Event, EventType
 from storage.engine import Database
 from storage.repositories.rounds import Round
@@ -19,6 +19,8 @@ async def turn_events(
     hub: EventHub, database: Database, turn_id: str, *, after: int | None = None, with_live: bool = True
 ) -> AsyncGenerator[StreamEvent, None]:
     """Yield the events of a turn up to its end, which is the last one.
+
+    They stop without it if the gateway stops, or if the database loses events that were yielded.
 
     A turn whose round was merged into a round of another turn is answered there, so the events of that
     round are included.
@@ -36,18 +38,19 @@ async def turn_events(
     takers: set[str] = set()
     # Also those that the reader has, because they may name the rounds that answer it.
     stream = hub.stream(first.chat_key, after=begin - 1, with_live=with_live)
-    async with aclosing(stream) as events:
-        async for item in events:
-            event = item.event
-            if _takes(event, turn_id):
-                takers.add(event.round_id or "")
-            is_own = event.turn_id == turn_id
-            is_of_taker = event.round_id in takers and event.type != EventType.TURN_ENDED
-            is_new = after is None or event.number is None or event.number > after
-            if (is_own or is_of_taker) and is_new:
-                yield item
-            if is_own and event.type == EventType.TURN_ENDED:
-                return
+    with suppress(EventsLostError):
+        async with aclosing(stream) as events:
+            async for item in events:
+                event = item.event
+                if _takes(event, turn_id):
+                    takers.add(event.round_id or "")
+                is_own = event.turn_id == turn_id
+                is_of_taker = event.round_id in takers and event.type != EventType.TURN_ENDED
+                is_new = after is None or event.number is None or event.number > after
+                if (is_own or is_of_taker) and is_new:
+                    yield item
+                if is_own and event.type == EventType.TURN_ENDED:
+                    return
 
 
 async def turn_end(hub: EventHub, database: Database, turn_id: str, *, seconds: float) -> Event | None:

@@ -163,6 +163,19 @@ class EventRepository(Repository):
         statement = select(ChatRow.chat_key, ChatRow.last_event).where(ChatRow.chat_key.in_(chat_keys))
         return {row[0]: row[1] for row in await self._rows(statement)}
 
+    async def newest(self, chat_keys: Collection[str]) -> dict[str, tuple[int, datetime | None]]:
+        """Return the number of the newest event of each chat, and its time; None if retention deleted it.
+
+        Chats without a row are left out.
+        """
+        is_newest = (ChatEventRow.chat_key == ChatRow.chat_key) & (ChatEventRow.number == ChatRow.last_event)
+        statement = (
+            select(ChatRow.chat_key, ChatRow.last_event, ChatEventRow.created_at)
+            .outerjoin(ChatEventRow, is_newest)
+            .where(ChatRow.chat_key.in_(chat_keys))
+        )
+        return {row[0]: (row[1], row[2]) for row in await self._rows(statement)}
+
     async def of_turn(
         self, turn_id: str, *, types: Collection[str] = (), limit: int | None = None
     ) -> list[ChatEvent]:

@@ -104,7 +104,7 @@ async def test_a_browsers_event_source_goes_on_after_the_gateway_was_restarted(
 ) -> None:
     path = "/api/v1/chats/browser/events"
     script = """path => { window.seen = []; const source = new EventSource(path);
-        const keep = event => window.seen.push(+event.lastEventId);
+        const keep = event => window.seen.push(parseInt(event.lastEventId));
         for (const type of ["message", "message.received"]) source.addEventListener(type, keep);
         return new Promise(resolve => source.onopen = resolve); }"""
 

@@ -271,6 +271,25 @@ def test_a_stream_from_now_on_keeps_its_position_before_the_first_event(run: Any
     assert [request.path.partition("?")[2] for request in server.requests] == ["", "after=8"]
 
 
+def test_a_stream_reads_again_what_the_database_has_lost(run: Any) -> None:
+    lost = Event(type="events.lost", chat_key="c", at="2026-01-01T00:00:00Z", data={"after": 2})  # type: ignore[arg-type]
+    answers = [
+        stream("id: 3.0000000a\n\n", event(4).replace("id: 4", "id: 4.0000000b"), ends_well=False),
+        stream(f"id: 2\nevent: events.lost\ndata: {lost.model_dump_json()}\n\n"),
+        stream(event(3), event(4)),
+    ]
+    with scripted(*answers) as server:
+        events = run(server.url, read(4, after=3))
+    assert [(e.type, e.number) for e in events] == [
+        ("message.sent", 4),
+        ("events.lost", None),
+        ("message.sent", 3),
+        ("message.sent", 4),
+    ]
+    sent = [(r.path.partition("?")[2], r.headers.get("last-event-id")) for r in server.requests]
+    assert sent == [("after=3", None), ("after=4", "4.0000000b"), ("after=2", None)]
+
+
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [

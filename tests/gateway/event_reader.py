@@ -21,6 +21,8 @@ class Frame:
     id: int | None
     event: str
     data: dict[str, Any]
+    #: The id as it was sent.
+    last_id: str = ""
 
 
 async def frames(response: httpx.Response) -> AsyncIterator[Frame]:
@@ -29,8 +31,10 @@ async def frames(response: httpx.Response) -> AsyncIterator[Frame]:
     async for line in response.aiter_lines():
         if not line:
             if "data" in fields:
-                number = int(fields["id"]) if "id" in fields else None
-                yield Frame(number, fields.get("event", "message"), json.loads(fields["data"]))
+                number = int(fields["id"].partition(".")[0]) if "id" in fields else None
+                yield Frame(
+                    number, fields.get("event", "message"), json.loads(fields["data"]), fields.get("id", "")
+                )
             fields = {}
         elif not line.startswith(":"):
             name, _, value = line.partition(": ")
@@ -47,6 +51,9 @@ class StreamReader:
     #: Numbers in the order of arrival.
     seen: list[int] = field(default_factory=list)
     connections: int = 0
+    last_id: str = ""
+    #: Numbers after which events were lost, in the order of arrival.
+    losses: list[int] = field(default_factory=list)
 
     async def run(self) -> None:
         """Read for ever."""
@@ -62,9 +69,13 @@ class StreamReader:
 
     async def _read(self, client: httpx.AsyncClient, url: str) -> None:
         path = f"{url}/api/v1/chats/{self.chat_key}/events"
-        headers = {"Last-Event-ID": str(self.seen[-1])} if self.seen else {}
+        headers = {"Last-Event-ID": self.last_id} if self.last_id else {}
         async with client.stream("GET", path, headers=headers, params={"after": 0}) as response:
             if response.status_code == 200:
                 async for frame in frames(response):
-                    if frame.id is not None:
+                    self.last_id = frame.last_id or self.last_id
+                    if frame.event == "events.lost":
+                        self.losses.append(frame.data["data"]["after"])
+                        del self.seen[self.losses[-1] :]
+                    elif frame.id is not None:
                         self.seen.append(frame.id)

@@ -288,6 +288,8 @@ async def test_a_gateway_refuses_more_streams_than_it_may_have(
         ({}, {"Last-Event-ID": "-1"}),
         ({}, {"Last-Event-ID": "9" * 20}),
         ({}, {"Last-Event-ID": "1" * 21}),
+        ({}, {"Last-Event-ID": "1."}),
+        ({}, {"Last-Event-ID": "1.0000000G"}),
     ],
 )
 async def test_wrong_positions_and_filters_are_refused(
@@ -307,6 +309,84 @@ async def test_a_number_that_the_chat_has_not_reached_counts_as_its_newest(
     await eventually(lambda: hub.readers == 1, what="the reader")
     await add(services, chat)
     assert (await reading).number == 4
+
+
+async def lose(services: Services, chat_key: str, *, after: int) -> None:
+    """Forget events, as a standby does that takes over before it has received them."""
+    async with services.database.begin() as tx:
+        await tx.connection.exec_driver_sql(
+            f"DELETE FROM chat_events WHERE chat_key = '{chat_key}' AND number > {after}"
+        )
+        await tx.connection.exec_driver_sql(
+            f"UPDATE chats SET last_event = {after} WHERE chat_key = '{chat_key}'"
+        )
+
+
+@pytest.mark.parametrize("added", [0, 2, 3])
+async def test_a_reader_of_lost_events_is_told_where_to_read_again(
+    fleet: Fleet, services: Services, chat: str, added: int
+) -> None:
+    """The numbers of the lost events are given to others: not yet, as many, or more."""
+    await add(services, chat, 3)
+    app = create_app(fleet.settings)
+    async with served(app) as client:
+        async with client.stream("GET", path(chat), params={"types": "message.sent"}) as other:
+            await eventually(lambda: app.state.hub.readers == 1, what="the reader")
+            await add(services, chat, 2)
+            async with client.stream("GET", path(chat), params={"after": 2}) as response:
+                reading = frames(response)
+                got = [await anext(reading) for _ in range(3)]
+                assert [frame.id for frame in got] == [3, 4, 5]
+                await lose(services, chat, after=3)
+                if added:
+                    await add(services, chat, added, kind="message.noted")
+                (lost,) = [frame async for frame in reading]
+            assert (lost.event, lost.id, lost.last_id) == ("events.lost", 3, "3")
+            assert lost.data["data"] == {"after": 3} and lost.data["number"] is None
+            # Also to readers of other types of events.
+            assert [frame.event async for frame in frames(other)] == ["events.lost"]
+        await eventually(lambda: app.state.hub.readers == 0, what="the end of the streams")
+        await add(services, chat, kind="message.noted")
+        headers = {"Last-Event-ID": lost.last_id}
+        async with client.stream("GET", path(chat), headers=headers) as response:
+            again = await take(response, added + 1)
+    assert [frame.id for frame in again] == list(range(4, 5 + added))
+    assert {frame.event for frame in again} == {"message.noted"}
+
+
+@pytest.mark.parametrize("added", [0, 3])
+async def test_a_client_that_comes_back_with_a_lost_event_is_told(
+    fleet: Fleet, services: Services, chat: str, added: int
+) -> None:
+    await add(services, chat, 5)
+    async with (
+        served(create_app(fleet.settings)) as client,
+        client.stream("GET", path(chat), params={"after": 0}) as response,
+    ):
+        got = await take(response, 5)
+    await lose(services, chat, after=3)
+    if added:
+        await add(services, chat, added)
+    async with served(create_app(fleet.settings)) as client:
+        async with client.stream("GET", path(chat), headers={"Last-Event-ID": got[4].last_id}) as response:
+            (lost,) = [frame async for frame in frames(response)]
+        assert (lost.event, lost.last_id, lost.data["data"]) == ("events.lost", "0", {"after": 0})
+        await add(services, chat)
+        # One that the database still has counts.
+        async with client.stream("GET", path(chat), headers={"Last-Event-ID": got[2].last_id}) as response:
+            assert [frame.id for frame in await take(response, added + 1)] == list(range(4, 5 + added))
+
+
+async def test_a_position_whose_event_has_expired_counts(fleet: Fleet, services: Services, chat: str) -> None:
+    await add(services, chat, 3)
+    async with served(create_app(fleet.settings)) as client:
+        async with client.stream("GET", path(chat), params={"after": 0}) as response:
+            got = await take(response, 3)
+        async with services.database.begin() as tx:
+            await tx.connection.exec_driver_sql(f"DELETE FROM chat_events WHERE chat_key = '{chat}'")
+        await add(services, chat)
+        async with client.stream("GET", path(chat), headers={"Last-Event-ID": got[1].last_id}) as response:
+            assert [frame.id for frame in await take(response, 1)] == [4]
 
 
 async def turn(services: Services, chat_key: str, text: str) -> str:

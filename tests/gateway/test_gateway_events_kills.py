@@ -263,3 +263,52 @@ async def test_readers_lose_and_repeat_nothing_when_the_database_restarts_or_fai
             is_over.set()
             await asyncio.gather(*writers)
             await require_everything(services, readers)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_readers_read_again_what_an_asynchronous_failover_has_replaced(
+    tmp_path: Path, own_redis: RedisServer, gateways: Callable[[Fleet, int], list[GatewayProcess]]
+) -> None:
+    chats = [f"chat-{number}" for number in range(4)]
+    with PostgresGroup() as group:
+        await asyncio.to_thread(group.add_standby)
+        fleet = await asyncio.to_thread(build_fleet, tmp_path, own_redis.url, group.url)
+        serving = await asyncio.to_thread(gateways, fleet, 2)
+        async with opened(fleet) as services, reading(chats, serving, per_chat=4) as readers:
+
+            async def write(count: int, *among: str) -> None:
+                for chat in among:
+                    await surely(lambda chat=chat: add(services, chat, count))  # type: ignore[misc]
+
+            await write(10, *chats)
+            await eventually(lambda: all(len(reader.seen) == 10 for reader in readers), what="the readers")
+            before = group.primary.execute("SELECT pg_current_wal_lsn()")[0][0]
+            assert group.standby is not None
+            standby = group.standby
+            await eventually(
+                lambda: standby.execute(
+                    f"SELECT 1 FROM pg_last_wal_replay_lsn() AS at WHERE at >= '{before}'"
+                ),
+                what="the standby to have the first events",
+            )
+            await asyncio.to_thread(group.cut_off)
+            await write(5, *chats[:3])  # lost in three of the chats
+            await eventually(
+                lambda: all(len(r.seen) == (10 if r.chat_key == chats[3] else 15) for r in readers),
+                what="the events that will be lost",
+            )
+            group.primary.end(signal.SIGKILL)
+            await asyncio.to_thread(group.promote)
+            # As many, more, and none in the place of the lost ones.
+            await write(5, chats[0])
+            await write(9, chats[1])
+            await eventually(
+                lambda: all(r.losses for r in readers if r.chat_key != chats[3]), what="the news of the loss"
+            )
+            await write(3, *chats)
+            await require_everything(services, readers)
+    assert {r.chat_key: set(r.losses) for r in readers} == {
+        **{chat: {10} for chat in chats[:3]},
+        chats[3]: set(),
+    }

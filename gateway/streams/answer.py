@@ -1,0 +1,80 @@
+"""The answer to a reader of a chat's events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from enum import StrEnum
+from typing import Final
+
+from loguru import logger
+from sse_starlette import EventSourceResponse
+from sse_starlette.sse import SendTimeoutError
+from starlette.types import Receive, Scope, Send
+
+from gateway.streams.events import Position, StreamEvent, lost_frame
+from gateway.streams.hub import EventsLostError, SlowReaderError
+from gateway.web.responses import PING_SECONDS, SEND_SECONDS
+from runtime.metrics import metrics
+
+__all__ = ["StreamAnswer"]
+
+#: After a lost connection browsers wait this long before they connect again.
+_RETRY: Final = b"retry: 1000\r\n\r\n"
+
+
+class _End(StrEnum):
+    """Why a stream ended; a label of its metric."""
+
+    #: The client closed the connection.
+    LEFT = "left"
+    #: The client did not take its events.
+    SLOW = "slow"
+    #: The database has lost events that the client has.
+    LOST = "lost"
+    #: The gateway stops.
+    STOPPED = "stopped"
+
+
+class StreamAnswer(EventSourceResponse):
+    """Streams the events of a chat as server-sent events, and counts them."""
+
+    def __init__(self, chat_key: str, stream: AsyncGenerator[StreamEvent, None], begin: Position) -> None:
+        """Create the answer.
+
+        Args:
+            begin: where the stream begins.
+        """
+        super().__init__(self._frames(chat_key, stream, begin), ping=PING_SECONDS, send_timeout=SEND_SECONDS)
+        self._end = _End.LEFT
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events until the stream ends or the client leaves."""
+        metrics().streams_open.inc()
+        try:
+            await super().__call__(scope, receive, send)
+        except SendTimeoutError:
+            self._end = _End.SLOW
+            raise
+        finally:
+            metrics().streams_open.dec()
+            metrics().stream_ends.labels(self._end.value).inc()
+
+    async def _frames(
+        self, chat_key: str, stream: AsyncGenerator[StreamEvent, None], begin: Position
+    ) -> AsyncIterator[bytes]:
+        # So that the reader misses nothing when it loses the connection before an event.
+        yield f"id: {begin}\r\n".encode() + _RETRY
+        kept, live = (metrics().stream_events.labels(kind) for kind in ("kept", "live"))
+        try:
+            async with aclosing(stream) as events:
+                async for event in events:
+                    (live if event.number is None else kept).inc()
+                    yield event.frame
+            self._end = _End.STOPPED
+        except SlowReaderError as exc:
+            self._end = _End.SLOW
+            logger.bind(reason=str(exc)).info("event_stream_ended")
+        except EventsLostError as exc:
+            self._end = _End.LOST
+            yield lost_frame(chat_key, exc.after)

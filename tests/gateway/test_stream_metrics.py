@@ -1,0 +1,67 @@
+"""Metrics of event streams, read from a gateway that serves them."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from event_reader import frames
+from gateway_server import served
+from metric_values import figures_of
+from waiting import eventually
+from worker_fleet import Fleet
+
+from gateway.app import create_app
+from gateway.streams import answer as module
+from storage.repositories.events import NewEvent
+from workers.chats.events import record
+from workers.composition import Services
+
+CHAT = "counted"
+PATH = f"/api/v1/chats/{CHAT}/events"
+
+
+async def add(services: Services, count: int, *, chars: int = 1) -> None:
+    async with services.database.begin() as tx:
+        await tx.chats.ensure(CHAT)
+        events = [NewEvent(type="call.ended", data={"text": "x" * chars}) for _ in range(count)]
+        record(tx, services.publisher, CHAT, *events)
+
+
+@pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
+async def test_streams_are_counted_while_they_are_open_and_by_how_they_end(
+    fresh_fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = create_app(fresh_fleet.settings)
+    async with served(app) as http:
+        before = await figures_of(http)
+        services: Services = app.state.services
+        await add(services, 3)
+
+        async def has_grown(**by: float) -> bool:
+            now = await figures_of(http)
+            names = {
+                "open": ("nekro_streams_open",),
+                "kept": ("nekro_stream_events_total", "kept"),
+                **{end: ("nekro_stream_ends_total", end) for end in ("left", "slow", "stopped")},
+            }
+            return all(now.get(names[n], 0) - before.get(names[n], 0) == value for n, value in by.items())
+
+        async with http.stream("GET", PATH, params={"after": 0}) as one, http.stream("GET", PATH):
+            reading = frames(one)
+            assert [(await anext(reading)).id for _ in range(3)] == [1, 2, 3]
+            await eventually(lambda: has_grown(open=2, kept=3, left=0), what="the open streams")
+        await eventually(lambda: has_grown(open=0, kept=3, left=2), what="their end")
+
+        monkeypatch.setattr(module, "_SEND_SECONDS", 0.2)
+        with socket.create_connection((http.base_url.host, http.base_url.port or 80)) as silent:
+            silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            silent.sendall(f"GET {PATH}?types=call.ended HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+            await eventually(lambda: has_grown(open=1), what="the silent reader")
+            for _ in range(20):
+                await add(services, 10, chars=100_000)
+            await eventually(lambda: has_grown(open=0, slow=1, left=2), what="the end of the slow reader")
+        async with http.stream("GET", PATH):
+            await eventually(lambda: has_grown(open=1), what="the last reader")
+            app.state.hub.end()
+            await eventually(lambda: has_grown(open=0, stopped=1), what="its end")
