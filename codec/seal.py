@@ -12,12 +12,14 @@ from pydantic import SecretStr
 
 from codec import plain_json
 
-__all__ = ["CONTROL", "TASK", "Seal"]
+__all__ = ["CONTROL", "TASK", "TICKET", "Seal"]
 
 #: Task messages: ``messaging.celery.admission``.
 TASK: Final = "nekro task message 1"
 #: Commands of remote control: ``messaging.celery.remote_control``.
 CONTROL: Final = "nekro control command 1"
+#: Stream tickets: ``gateway.access.tickets``.
+TICKET: Final = "nekro stream ticket 1"
 
 
 class Seal:

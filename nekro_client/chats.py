@@ -24,6 +24,7 @@ from nekro_client.models import (
     PostedMessage,
     Reset,
     Round,
+    StreamTicket,
 )
 from nekro_client.operations import Backoff, segment, unreachable
 from nekro_client.streams import STREAM_TIMEOUT, EventCursor
@@ -104,6 +105,10 @@ class Chat:
         """
         cursor = EventCursor(self.key, after=after, live=live, give_up_seconds=give_up_seconds)
         return EventStream(self._connection.http, cursor)
+
+    def stream_ticket(self) -> StreamTicket:
+        """Return a path with which a browser's ``EventSource`` reads the events, for some minutes."""
+        return self._connection.send(endpoints.stream_ticket(self.key))
 
     def last_event_number(self) -> int:
         """Return the number of the chat's newest event, for ``events(after=…)``; 0 if it has none."""

@@ -30,6 +30,8 @@ from nekro_client.models import (
     Run,
     RunBody,
     SignalBody,
+    StreamTicket,
+    StreamTicketBody,
     Timer,
     TimerBody,
     Turn,
@@ -82,6 +84,11 @@ def cancel_chat(chat_key: str, *, wait_seconds: float) -> Operation[Reset]:
     params = {"wait": wait_seconds or None}
     path = f"/chats/{segment(chat_key)}/cancel"
     return operation("POST", path, Reset, params=params, wait_seconds=wait_seconds)
+
+
+def stream_ticket(chat_key: str) -> Operation[StreamTicket]:
+    """``POST /stream-tickets``."""
+    return operation("POST", "/stream-tickets", StreamTicket, body=StreamTicketBody(chat_key=chat_key))
 
 
 def get_turn(turn_id: str) -> Operation[Turn]:

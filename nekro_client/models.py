@@ -60,6 +60,8 @@ __all__ = [
     "RunEventType",
     "SignalBody",
     "StoppedRound",
+    "StreamTicket",
+    "StreamTicketBody",
     "TextPart",
     "Timer",
     "TimerBody",
@@ -569,6 +571,22 @@ class Reset(Answer):
     stopped: list[StoppedRound] = []
     #: They stop as soon as their workers read the request.
     still_running: list[StoppedRound] = []
+
+
+class StreamTicketBody(Body):
+    """Which chat a ticket is for."""
+
+    chat_key: str = Field(min_length=1)
+
+
+class StreamTicket(Answer):
+    """The right to read the event stream of a chat without a key."""
+
+    ticket: str
+    #: Path and parameters of the stream, with the ticket; add ``&after=`` to begin after a number.
+    path: str
+    #: When browsers can no longer connect with it.
+    expires_at: datetime
 
 
 class SignalBody(Body):

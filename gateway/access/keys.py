@@ -12,12 +12,14 @@ import re
 import secrets
 from base64 import urlsafe_b64encode
 from collections.abc import Collection
+from dataclasses import replace
 from datetime import datetime
 from http import HTTPStatus
 from typing import Final
 
 from fastapi import Request
 
+from gateway.access.tickets import opened_ticket
 from gateway.identity import LOCAL, Identity, Scope
 from gateway.problems import ProblemError
 from nekro_agent.errors import UsageError
@@ -157,10 +159,14 @@ async def identify(request: Request) -> Identity:
     """Return the identity of a request: its key's, or that of this machine while there are no keys.
 
     Raises:
-        ProblemError: 401, the key is missing, malformed, unknown, revoked or expired.
+        ProblemError: 401, the key or ticket is missing, malformed, unknown, revoked or expired.
     """
     services: Services = request.app.state.services
     given = request.headers.getlist("authorization")
+    # Of ``gateway.web.tickets``; only requests for streams have one.
+    ticket: tuple[str, str] | None = getattr(request.state, "ticket", None)
+    if ticket is not None and not given:
+        return await _identify_ticket(request, services, *ticket)
     if not given and await _may_be_local(request, services):
         return LOCAL
     if not given:
@@ -175,6 +181,21 @@ async def identify(request: Request) -> Identity:
     if not hmac.compare_digest(digest, _NO_DIGEST if key is None else key.digest) or key is None:
         raise _refused("key_invalid", "the key is unknown, revoked or expired")
     return _identity_of(key)
+
+
+async def _identify_ticket(request: Request, services: Services, chat_key: str, ticket: str) -> Identity:
+    """Return what the key of a ticket may do, but only read: the request is for that chat's stream."""
+    opened = opened_ticket(services.settings, ticket, chat_key=chat_key)
+    owner: Identity | None = None
+    if opened == (None,):
+        owner = LOCAL if await _may_be_local(request, services) else None
+    elif opened is not None:
+        async with services.database.read() as transaction:
+            key = await transaction.keys.find_valid(str(opened[0]))
+        owner = None if key is None else _identity_of(key)
+    if owner is None:
+        raise _refused("ticket_invalid", "the ticket is for another chat, expired, or its key is not valid")
+    return replace(owner, scopes=owner.scopes & {Scope.READ})
 
 
 async def _may_be_local(request: Request, services: Services) -> bool:

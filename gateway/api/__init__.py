@@ -6,12 +6,24 @@ from typing import Final
 
 from fastapi import APIRouter
 
-from gateway.api import calls, catalogue, events, files, keys, messages, operations, runs, turns, work
+from gateway.api import (
+    calls,
+    catalogue,
+    events,
+    files,
+    keys,
+    messages,
+    operations,
+    runs,
+    tickets,
+    turns,
+    work,
+)
 
 __all__ = ["ROUTERS"]
 
 #: Routers below ``/api/v1``.
 ROUTERS: Final[tuple[APIRouter, ...]] = tuple(
     module.router
-    for module in (messages, files, events, turns, runs, calls, catalogue, work, operations, keys)
+    for module in (messages, files, events, tickets, turns, runs, calls, catalogue, work, operations, keys)
 )

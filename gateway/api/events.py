@@ -46,13 +46,15 @@ async def read_events(
     ] = "",
     live: Annotated[bool, Query(description="Whether to send events that are not kept.")] = True,
     last_event_id: Annotated[str | None, Header(max_length=40)] = None,
+    ticket: Annotated[str | None, Query(description="A stream ticket, in the place of a key.")] = None,
 ) -> EventSourceResponse:
     """Stream a chat's events: first those after the given number, then new ones as they happen.
 
     `id:` names a kept event, by its number and a mark; live events have none. A client that connects again
     with `Last-Event-ID` gets every kept event once and in order. The server ends the stream of a reader that
     does not take its events. The event `events.lost` says that the database has lost the events after
-    `data.after`; the stream ends with it, and goes on there when the client connects again.
+    `data.after`; the stream ends with it, and goes on there when the client connects again. A browser takes
+    the URL from `POST /stream-tickets`.
     """
     identity.require(Scope.READ, chat_key=chat_key)
     wanted = _types(types)

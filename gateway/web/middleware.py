@@ -22,6 +22,7 @@ from broker_config.settings import GatewaySettings
 from codec.wire import new_id
 from gateway.problems import problem_response
 from gateway.web.paths import decoded
+from gateway.web.tickets import take_ticket
 from messaging.tracing import span, trace_headers
 from runtime.metrics import metrics
 from workers.ops.host_header import AllowedHosts, is_loopback
@@ -70,7 +71,7 @@ class RequestContext:
         headers = _headers(scope)
         request_id = _request_id(headers)
         held = ExitStack()
-        scope.setdefault("state", {}).update(request_id=request_id, held=held)
+        scope.setdefault("state", {}).update(request_id=request_id, held=held, ticket=take_ticket(scope))
         is_page = scope["path"].startswith(_PAGES)
         answer = _Recorded(send, request_id, defaults={} if is_page else _HEADERS)
         started = time.perf_counter()
@@ -178,7 +179,8 @@ class Entrance:
             return HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "content_encoding_unsupported", detail
         if path.startswith(_LINKS):
             return None
-        if "authorization" not in headers and self._is_cross_site(scope["method"], headers):
+        has_secret = "authorization" in headers or scope["state"]["ticket"] is not None
+        if not has_secret and self._is_cross_site(scope["method"], headers):
             detail = "a web site of another origin may not use this gateway without a key"
             return HTTPStatus.FORBIDDEN, "cross_site", detail
         return None
