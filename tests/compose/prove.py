@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from gateway_proof import PLUGIN_HTTP, PORTS, prove_gateway
+
 ROOT: Final = Path(__file__).parents[2]
 HERE: Final = Path(__file__).parent
 CACHE: Final = ROOT / "build" / "compose"
@@ -135,6 +137,8 @@ class System:
             "REDIS_IMAGE": "nekro-test/redis",
             "POSTGRES_IMAGE": "nekro-test/postgres",
             "FLOWER_PORT": str(FLOWER_PORT),
+            "GATEWAY_PORT": f"{PORTS[0]}-{PORTS[-1]}",
+            "NEKRO_GATEWAY__PLUGIN_HTTP": PLUGIN_HTTP,
             "NEKRO_LLM__SCRIPT": "/script.yaml",
             # Without the options that are removed below, a container has no control group of its own.
             "NEKRO_SANDBOX__REQUIRE_KERNEL_LIMITS": "false",
@@ -303,6 +307,8 @@ def prove(secrets: Path) -> None:
         prove_turn(system)
         say("Flower")
         prove_flower(system, secrets)
+        say("two gateways")
+        prove_gateway(system)
         say("scale methods to 3")
         prove_scale(system)
         say("restart Redis with a message waiting")
@@ -325,7 +331,9 @@ def main() -> None:
         sys.exit("run it as root: it starts dockerd and debootstrap")
     with tempfile.TemporaryDirectory(prefix="nekro-compose-") as name, engine():
         secrets = Path(name) / "secrets"
-        (Path(name) / "plugins").mkdir()
+        plugins = Path(name) / "plugins"
+        plugins.mkdir()
+        shutil.copy(HERE / "where_plugin.py", plugins / "where.py")
         Path(name).chmod(0o755)
         run(str(ROOT / "scripts" / "make-secrets"), str(secrets), env={**os.environ, "WORKERS_SECRETS": "x"})
         make_bases()
