@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import os
 import shutil
@@ -11,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
@@ -20,6 +21,7 @@ from left_out import pytest_terminal_summary as pytest_terminal_summary
 from postgres_process import PostgresServer
 from redis_process import RedisServer, use_server
 from sentinel_group import SentinelGroup
+from sqlalchemy.engine import make_url
 from waiting import WAIT_SECONDS
 
 from broker_config.app import NekroApp, create_app
@@ -29,6 +31,9 @@ from storage.driver.connection import DriverRows
 from storage.migrate import upgrade
 from storage.models import Base
 from storage.transaction import Transaction
+
+if TYPE_CHECKING:
+    from worker_fleet import Fleet
 
 # This variable chooses the redis-server of the whole suite by its path, instead of the one on PATH or in
 # the wheel. The commands under test find it on PATH.
@@ -127,36 +132,110 @@ def database_settings(
 
 
 @pytest.fixture(scope="session")
-def migrated_copy(
+def migrated_template(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Callable[[str], str]:
+    """Return the URL of a migrated database of a kind, which is only copied; migrations run once per kind."""
+
+    @functools.cache
+    def template(kind: str) -> str:
+        if kind == "sqlite":
+            url = f"sqlite:///{tmp_path_factory.mktemp('template')}/nekro.db"
+        else:
+            url = request.getfixturevalue("postgres_server").create_database()
+        # In a thread, as the requesting test may have a running loop in this one.
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(asyncio.run, upgrade(patient_database(url), Path())).result()
+        return url
+
+    return template
+
+
+@pytest.fixture(scope="session")
+def new_database(
+    migrated_template: Callable[[str], str], request: pytest.FixtureRequest
+) -> Callable[[str, Path], str]:
+    """Create an empty, migrated database of a kind, SQLite's in a directory; returns its URL."""
+
+    def create(kind: str, directory: Path) -> str:
+        template = migrated_template(kind)
+        if kind == "sqlite":
+            target = directory / "nekro.db"
+            shutil.copyfile(template.removeprefix("sqlite:///"), target)
+            return f"sqlite:///{target}"
+        name = str(make_url(template).database)
+        url: str = request.getfixturevalue("postgres_server").create_database(template=name)
+        return url
+
+    return create
+
+
+@pytest.fixture(scope="session")
+def migrated_copy(
+    tmp_path_factory: pytest.TempPathFactory,
+    migrated_template: Callable[[str], str],
+    new_database: Callable[[str, Path], str],
 ) -> Callable[[str], DatabaseSettings]:
-    """Create an empty, migrated database of a kind; migrations run once per kind and session."""
-    templates: dict[str, DatabaseSettings] = {}
+    """Create an empty, migrated database of a kind; it may be used until the next one is created."""
+    directory = tmp_path_factory.mktemp("database")
 
-    def template(kind: str, url: Callable[[], str]) -> DatabaseSettings:
-        if kind not in templates:
-            templates[kind] = patient_database(url())
-            # In a thread, as the requesting test may have a running loop in this one.
-            with ThreadPoolExecutor(1) as thread:
-                thread.submit(asyncio.run, upgrade(templates[kind], Path())).result()
-        return templates[kind]
+    @functools.cache
+    def postgres() -> str:
+        return new_database("postgres", directory)
 
-    def sqlite() -> DatabaseSettings:
-        directory = tmp_path_factory.mktemp("database")
-        made = template("sqlite", lambda: f"sqlite:///{directory}/template.db")
-        target = directory / "test.db"
-        shutil.copyfile(str(made.url).removeprefix("sqlite:///"), target)
-        return made.model_copy(update={"url": f"sqlite:///{target}"})
-
-    def postgres() -> DatabaseSettings:
+    def emptied() -> str:
         # One database that is emptied: creating one takes PostgreSQL longer than most tests take.
-        made = template("postgres", request.getfixturevalue("postgres_server").create_database)
-        with psycopg.connect(str(made.url), autocommit=True) as connection:
+        with psycopg.connect(postgres(), autocommit=True) as connection:
             for table in reversed(Base.metadata.sorted_tables):
                 connection.execute(f'DELETE FROM "{table.name}"')  # type: ignore[call-overload]
-        return made
+        return postgres()
 
-    return lambda kind: sqlite() if kind == "sqlite" else postgres()
+    def sqlite() -> str:
+        return new_database("sqlite", directory)
+
+    return lambda kind: patient_database(sqlite() if kind == "sqlite" else emptied())
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def database_url(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    new_database: Callable[[str, Path], str],
+) -> str:
+    """A migrated database for the module, of each kind."""
+    return new_database(request.param, tmp_path_factory.mktemp("database"))
+
+
+@pytest.fixture(scope="module")
+def fleet_plugins(request: pytest.FixtureRequest) -> Path:
+    """Plugins of the module's fleets, unless a fleet has others."""
+    return Path(request.path).parent / "plugins"
+
+
+@pytest.fixture(scope="module")
+def make_fleet(
+    redis_server: RedisServer,
+    tmp_path_factory: pytest.TempPathFactory,
+    database_url: str,
+    fleet_plugins: Path,
+) -> Iterator[Callable[..., Fleet]]:
+    """Build fleets on the session's Redis and the module's database.
+
+    Each has a key prefix and a data directory of its own.
+    """
+    from worker_fleet import build_fleet  # imports what workers import, which few tests need
+
+    fleets: list[Fleet] = []
+
+    def build(**overrides: Any) -> Fleet:
+        overrides = {"plugins": {"dirs": (fleet_plugins,)}, **overrides}
+        directory = tmp_path_factory.mktemp("fleet")
+        fleets.append(build_fleet(directory, redis_server.url, database_url, **overrides))
+        return fleets[-1]
+
+    yield build
+    for fleet in fleets:
+        fleet.stop()
 
 
 @pytest.fixture

@@ -41,11 +41,11 @@ class PostgresServer:
             server.crash()  # an orderly stop would write what is deleted next
             shutil.rmtree(directory, ignore_errors=True)
 
-    def create_database(self) -> str:
-        """Create an empty database and return its URL."""
+    def create_database(self, *, template: str = "template1") -> str:
+        """Create a copy of a database without connections, by default an empty one, and return its URL."""
         name = f"t{uuid.uuid4().hex}"
         with psycopg.connect(self.uri, autocommit=True) as connection:
-            connection.execute(f'CREATE DATABASE "{name}"')  # type: ignore[call-overload]
+            connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')  # type: ignore[call-overload]
         return self.uri.replace("/postgres?", f"/{name}?")
 
     def crash(self) -> None:

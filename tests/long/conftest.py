@@ -7,13 +7,9 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from range_server import RangeServer, Serve
-from worker_fleet import Fleet, build_fleet
-
-PLUGINS = Path(__file__).parent / "long_plugins"
 
 
 @pytest.fixture
@@ -48,24 +44,12 @@ def small_disk() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def database_url(tmp_path_factory: pytest.TempPathFactory) -> str:
+def database_url(tmp_path_factory: pytest.TempPathFactory, new_database: Callable[[str, Path], str]) -> str:
     """A migrated SQLite; what differs between databases is proved in tests/storage."""
-    return f"sqlite:///{tmp_path_factory.mktemp('db') / 'nekro.db'}"
+    return new_database("sqlite", tmp_path_factory.mktemp("database"))
 
 
 @pytest.fixture(scope="module")
-def make_fleet(
-    redis_server: Any, tmp_path_factory: pytest.TempPathFactory, database_url: str
-) -> Iterator[Callable[..., Fleet]]:
-    """Build fleets with the plugins of these tests on the session's Redis."""
-    fleets: list[Fleet] = []
-
-    def build(**overrides: Any) -> Fleet:
-        directory = tmp_path_factory.mktemp("fleet")
-        overrides = {"plugins": {"dirs": (PLUGINS,)}, **overrides}
-        fleets.append(build_fleet(directory, redis_server.url, database_url, **overrides))
-        return fleets[-1]
-
-    yield build
-    for fleet in fleets:
-        fleet.stop()
+def fleet_plugins() -> Path:
+    """The plugins of these tests."""
+    return Path(__file__).parent / "long_plugins"

@@ -2,42 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
 from waiting import WAIT_SECONDS
-from worker_fleet import Fleet, build_fleet
-
-PLUGINS = Path(__file__).parent / "plugins"
-
-
-@pytest.fixture(scope="module", params=["sqlite", "postgres"])
-def database_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A migrated database for the module, of each kind."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path_factory.mktemp('db') / 'nekro.db'}"
-    url: str = request.getfixturevalue("postgres_server").create_database()
-    return url
-
-
-@pytest.fixture(scope="module")
-def make_fleet(
-    redis_server: Any, tmp_path_factory: pytest.TempPathFactory, database_url: str
-) -> Iterator[Callable[..., Fleet]]:
-    """Build fleets on the session's Redis, each with a key prefix and a data directory of its own."""
-    fleets: list[Fleet] = []
-
-    def build(**overrides: Any) -> Fleet:
-        directory = tmp_path_factory.mktemp("fleet")
-        overrides = {"plugins": {"dirs": (PLUGINS,)}, **overrides}
-        fleets.append(build_fleet(directory, redis_server.url, database_url, **overrides))
-        return fleets[-1]
-
-    yield build
-    for fleet in fleets:
-        fleet.stop()
 
 
 @pytest.fixture(autouse=True)
