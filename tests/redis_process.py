@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
+import shutil
 import socket
 import subprocess
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,10 +20,36 @@ from broker_config.embedded import redis_binary
 
 
 def free_port() -> int:
-    """Return a loopback port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a free port that nothing but the caller takes while this process runs.
+
+    The kernel gives ports below its ephemeral range to no connection. An abstract socket, which stays open
+    as long as this process runs, keeps other processes of the tests from taking the same port.
+    """
+    highest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(min(10_000, highest - 1000), highest)
+        lock = socket.socket(socket.AF_UNIX)
+        try:
+            lock.bind(f"\0nekro-test-port-{port}")
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("127.0.0.1", port))
+        except OSError:
+            lock.close()
+        else:
+            lock.detach()
+            return port
+
+
+def dying_with_parent() -> list[str]:
+    """Return the beginning of a command line whose process is killed when this one has ended, however it did.
+
+    It is empty without ``setpriv``, and off the main thread, whose end would count as the process' end.
+    """
+    tool = shutil.which("setpriv")
+    if tool is None or threading.current_thread() is not threading.main_thread():
+        return []
+    return [tool, "--pdeathsig", "KILL"]
 
 
 def use_server(path: Path) -> None:
@@ -54,7 +83,8 @@ class RedisServer:
         """Start the server and wait until it answers."""
         self.process = subprocess.Popen(
             [
-                redis_binary(), "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
+                *dying_with_parent(), redis_binary(),
+                "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
                 "--appendonly", "yes" if self.append_only else "no", "--dir", str(self.directory),
                 # With "everysec" a kill loses acknowledged writes whenever an fsync is slow.
                 "--appendfsync", "always",

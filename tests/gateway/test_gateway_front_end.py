@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ import pytest
 from gateway_server import served
 from key_ring import make_key
 from painter_model import PIXEL, PainterModel
+from redis_process import free_port
 from waiting import WAIT_SECONDS, wait_until
 from worker_fleet import build_fleet
 
@@ -67,8 +67,7 @@ class FrontEnd:
     """The front end as a process."""
 
     def __init__(self, python: str, base_url: str, key: str, directory: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._log = directory / "gradio.log"
         environment = {

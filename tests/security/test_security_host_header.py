@@ -12,6 +12,7 @@ from http import HTTPStatus
 from typing import Any
 
 import pytest
+from redis_process import free_port
 from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.settings import Settings
@@ -99,9 +100,7 @@ def start_flower(redis_server: Any, tmp_path_factory: pytest.TempPathFactory) ->
     processes: list[subprocess.Popen[bytes]] = []
 
     def start(*options: str, **environment: str) -> int:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
+        port = free_port()
         settings = Settings.load(
             env_file=None,
             data_dir=tmp_path_factory.mktemp("flower"),

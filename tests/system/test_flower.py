@@ -6,7 +6,6 @@ import asyncio
 import base64
 import contextlib
 import json
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis_process import free_port
 from waiting import WAIT_SECONDS, eventually
 
 from broker_config.settings import Settings
@@ -33,9 +33,7 @@ class Flower:
     """A Flower with a password, and its API."""
 
     def __init__(self, settings: Settings) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "cli.main", "flower", "--port", str(self.port)],
             env={**environment_of(settings), "FLOWER_BASIC_AUTH": PASSWORD},

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+from redis_process import free_port
 
 from cli.environment import environment_of
 from nekro_agent.errors import NekroError
@@ -46,9 +46,7 @@ def fleet(make_fleet: Callable[..., Any]) -> Any:
 
 @pytest.fixture(scope="module")
 def flower_url(fleet: Any) -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "cli.main", "flower", "--port", str(port)],
         env={**environment_of(fleet.settings), "FLOWER_BASIC_AUTH": f"{USER}:{PASSWORD}"},
