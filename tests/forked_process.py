@@ -16,11 +16,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
+from fcntl import ioctl
 from multiprocessing import reduction
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any
+from termios import TIOCSCTTY
+from typing import IO, Any, Self
 
 from waiting import WAIT_SECONDS
 
@@ -47,6 +51,8 @@ _CONTEXT.set_forkserver_preload(
         "cli.running",
         "cli.services.system",
         "encodings.idna",
+        "gateway.app",
+        "gateway.web.server",
         "httpx",
         "nekro_agent.testing",
         "psycopg",
@@ -154,6 +160,83 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
+class ForkedCommand(ForkedProcess):
+    """A process with text pipes as its output, which tests use as `subprocess.Popen`."""
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str | Descriptor],
+        *,
+        environ: Mapping[str, str],
+        has_stdin: bool = False,
+        stderr: int | None = None,
+        cwd: Path | None = None,
+    ) -> None:
+        """Run a module.
+
+        Args:
+            has_stdin: standard input is a pipe too; otherwise it is ``/dev/null``.
+            stderr: descriptor to use instead of a pipe, of which the process gets a copy.
+        """
+        self.stdin: IO[str] | None = None
+        self.stderr: IO[str] | None = None
+        ours, theirs = os.pipe()
+        given = [theirs]
+        self.stdout: IO[str] = open(ours, encoding="utf-8")  # noqa: SIM115 - closed with the process
+        stdin = None
+        if has_stdin:
+            stdin, ours = os.pipe()
+            given.append(stdin)
+            self.stdin = open(ours, "w", encoding="utf-8")  # noqa: SIM115 - closed with the process
+        if stderr is None:
+            ours, stderr = os.pipe()
+            given.append(stderr)
+            self.stderr = open(ours, encoding="utf-8")  # noqa: SIM115 - closed with the process
+        try:
+            super().__init__(
+                module, arguments, environ=environ, stdin=stdin, stdout=theirs, stderr=stderr, cwd=cwd
+            )
+        finally:
+            for number in given:
+                os.close(number)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Close standard input, read the rest of the output, and wait for the end.
+
+        Raises:
+            subprocess.TimeoutExpired: the process, or one that has its pipes, still runs.
+        """
+        if self.stdin is not None:
+            self.stdin.close()
+        threads = ThreadPoolExecutor(2)
+        try:
+            reads = [threads.submit(_rest, pipe) for pipe in (self.stdout, self.stderr)]
+            out, err = (read.result(timeout) for read in reads)
+        except FutureTimeoutError:
+            raise subprocess.TimeoutExpired(self._process.name, timeout or 0) from None
+        finally:
+            threads.shutdown(wait=False)
+        self.wait(timeout)
+        return out, err
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pipe in (self.stdin, self.stdout, self.stderr):
+            if pipe is not None:
+                pipe.close()
+        self.wait()
+
+
+def _rest(pipe: IO[str] | None) -> str:
+    if pipe is None or pipe.closed:
+        return ""
+    with pipe:
+        return pipe.read()
+
+
 def run_forked(
     module: str,
     *arguments: str,
@@ -201,6 +284,8 @@ def _run(
         passed = os.open(os.devnull, os.O_RDONLY) if stream is None else stream.number
         os.dup2(passed, number)
         os.close(passed)
+    if os.isatty(0):
+        ioctl(0, TIOCSCTTY, 0)  # as in a login: it sends the signals of Ctrl-C and of its end
     # As an interpreter opens them: line-buffered at a terminal.
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - open as long as the process
     sys.stdout = open(1, "w", buffering=1 if os.isatty(1) else -1, closefd=False)  # noqa: SIM115 - open as long as the process

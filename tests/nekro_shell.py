@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forked_process import run_forked
+from forked_process import ForkedCommand, run_forked
 from nekro_inside import run_inside
 from waiting import WAIT_SECONDS, wait_until
 
@@ -51,6 +50,11 @@ class Shell:
         assert "Traceback" not in done.stderr, done.stderr
         return Done(done.returncode, done.stdout, done.stderr)
 
+    def start(self, *arguments: str, has_stdin: bool = False, **settings: str) -> ForkedCommand:
+        """Start a command, with pipes."""
+        environ = {**self.environment, **settings}
+        return ForkedCommand("cli.main", arguments, environ=environ, cwd=self.directory, has_stdin=has_stdin)
+
     def inside(self, *arguments: str, **settings: str) -> Done:
         """Run a command in this process, which saves the imports; for commands that are expected to fail."""
         environment = {**self.environment, **settings}
@@ -75,16 +79,9 @@ def open_shell(plugins: Mapping[str, str], **settings: str) -> Iterator[Shell]:
 
 
 @contextlib.contextmanager
-def running_up(shell: Shell) -> Iterator[subprocess.Popen[str]]:
+def running_up(shell: Shell) -> Iterator[ForkedCommand]:
     """A running `nekro up` on the shell's data directory; stopped by Ctrl-C unless it has ended."""
-    process = subprocess.Popen(
-        [*NEKRO, "up"],
-        cwd=shell.directory,
-        env=shell.environment,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    process = shell.start("up")
     lines: list[str] = []
     ready = threading.Event()
 
@@ -104,7 +101,6 @@ def running_up(shell: Shell) -> Iterator[subprocess.Popen[str]]:
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
-        process.wait(60)
+        process.wait(WAIT_SECONDS)
         reader.join(WAIT_SECONDS)
-        assert process.stderr is not None
-        process.stderr.close()
+        process.communicate()

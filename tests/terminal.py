@@ -1,29 +1,36 @@
-"""A program at a pseudo terminal, as a person uses it."""
+"""A `nekro` command at a pseudo terminal, as a person uses it."""
 
 from __future__ import annotations
 
 import os
 import pty
 import select
-import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from waiting import wait_until
+from forked_process import ForkedProcess
+from waiting import WAIT_SECONDS, wait_until
 
 __all__ = ["Terminal"]
 
 
 class Terminal:
-    """One program with the terminal as its standard streams; the terminal has 200 columns."""
+    """One command with the terminal as its standard streams; the terminal has 200 columns."""
 
-    def __init__(self, command: Sequence[str], *, directory: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, arguments: Sequence[str], *, directory: Path, environment: Mapping[str, str]) -> None:
         self.shown = ""
-        self._code: int | None = None
-        self.pid, self._descriptor = pty.fork()
-        if self.pid == 0:
-            os.chdir(directory)
-            os.execve(command[0], list(command), {**environment, "COLUMNS": "200", "LINES": "50"})
+        self._descriptor, theirs = pty.openpty()
+        try:
+            self._process = ForkedProcess(
+                "cli.main",
+                arguments,
+                environ={**environment, "COLUMNS": "200", "LINES": "50"},
+                stdin=theirs,
+                stdout=theirs,
+                cwd=directory,
+            )
+        finally:
+            os.close(theirs)
 
     def type(self, text: str) -> None:
         """Type text; ``\\x03`` is Ctrl-C, ``\\x04`` Ctrl-D, ``\\r`` the Enter key."""
@@ -38,19 +45,13 @@ class Terminal:
 
     def ended(self) -> int:
         """Wait for the end; returns the exit code."""
-        while self._code is None:
-            self._read()
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self._read()
-                self._code = os.waitstatus_to_exitcode(status)
-        return self._code
+        wait_until(lambda: self._read() is None, what=f"the end of the command; shown: {self.shown!r}")
+        return self._process.wait(WAIT_SECONDS)
 
     def close(self) -> None:
-        """End the program if it runs, and close the terminal."""
-        if self._code is None:
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
+        """End the command if it runs, and close the terminal."""
+        self._process.kill()
+        self._process.wait(WAIT_SECONDS)
         os.close(self._descriptor)
 
     def _read(self) -> str | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked_process import Descriptor, ForkedProcess, run_forked
+from forked_process import Descriptor, ForkedCommand, ForkedProcess, run_forked
 from sqlalchemy.engine import make_url
 from waiting import WAIT_SECONDS, wait_until
 
@@ -164,7 +164,9 @@ class Fleet:
     def __init__(self, settings: Settings, directory: Path, *, is_forked: bool = True) -> None:
         """Start nothing yet; without ``is_forked`` every worker is an interpreter of its own."""
         self.settings = settings
-        self._directory, self._is_forked = directory, is_forked
+        #: Where its logs are.
+        self.directory = directory
+        self._is_forked = is_forked
         self.workers: list[Worker] = []
 
     def start(
@@ -177,14 +179,15 @@ class Fleet:
         """Start one worker per lane named, and wait until all consume.
 
         Args:
-            variables: of their environment, besides the settings; such workers are not forked.
+            variables: of their environment, besides the settings; such workers are interpreters of their
+                own, because the variables may change an interpreter.
         """
         settings, started = settings or self.settings, []
         environment = None
         if variables or not self._is_forked:
             environment = {**environment_of(settings), **(variables or {})}
         for lane in lanes:
-            log = self._directory / f"{lane}-{len(self.workers)}.log"
+            log = self.directory / f"{lane}-{len(self.workers)}.log"
             worker = Worker(settings, log, lane=lane, concurrency=concurrency, environment=environment)
             self.workers.append(worker)
             started.append(worker)
@@ -201,32 +204,30 @@ class Fleet:
         assert node is not None
         return next(worker for worker in self.workers if worker.pid == int(node.rpartition(":")[2]))
 
-    def command(
-        self,
-        *arguments: str,
-        variables: Mapping[str, str] | None = None,
-        stderr: Any = subprocess.PIPE,
-        **options: Any,
-    ) -> subprocess.Popen[str]:
-        """Start a `nekro` command on this system; ``variables`` as in ``start``."""
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "cli.main", *arguments],
-            env={**environment_of(self.settings), **(variables or {})}, stdin=subprocess.DEVNULL, text=True,
-            stdout=subprocess.PIPE, stderr=stderr, **options,
-        )  # fmt: skip
+    def command(self, *arguments: str, stderr: int | None = None) -> ForkedCommand:
+        """Start a `nekro` command on this system, with pipes.
+
+        Args:
+            stderr: descriptor that it writes to instead of a pipe.
+        """
+        return ForkedCommand("cli.main", arguments, environ=environment_of(self.settings), stderr=stderr)
 
     def run(
         self, *arguments: str, variables: Mapping[str, str] | None = None, cwd: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run a `nekro` command on this system to its end; ``variables`` as in ``start``."""
-        command = [sys.executable, "-P", "-m", "cli.main", *arguments]
-        environ = environment_of(self.settings)
+        """Run a `nekro` command on this system to its end.
+
+        Args:
+            variables: of its environment, besides the settings; with others than ours the command is an
+                interpreter of its own.
+        """
+        environ = {**environment_of(self.settings), **(variables or {})}
         try:
-            if variables is None:
+            if all(name.startswith("NEKRO_") for name in variables or ()):
                 return run_forked("cli.main", *arguments, environ=environ, cwd=cwd)
             return subprocess.run(
-                command, env={**environ, **variables}, cwd=cwd, stdin=subprocess.DEVNULL,
-                capture_output=True, text=True, timeout=WAIT_SECONDS,
+                [sys.executable, "-P", "-m", "cli.main", *arguments], env=environ, cwd=cwd,
+                stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WAIT_SECONDS,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             pytest.fail(f"nekro {' '.join(arguments)} did not end\n{self.logs()}")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 
 import pytest
+from forked_process import ForkedCommand
 from nekro_shell import Shell, open_shell, running_up
 
 PLUGIN = '''
@@ -95,7 +95,7 @@ def shell() -> Iterator[Shell]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def up(shell: Shell) -> Iterator[subprocess.Popen[str]]:
+def up(shell: Shell) -> Iterator[ForkedCommand]:
     with running_up(shell) as process:
         yield process
 

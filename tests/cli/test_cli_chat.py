@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 
 import pytest
-from nekro_shell import NEKRO, Shell, open_shell, running_up
+from forked_process import ForkedCommand
+from nekro_shell import Shell, open_shell, running_up
 from terminal import Terminal
 
 from cli.exit_codes import ExitCode
@@ -57,7 +57,7 @@ def shell() -> Iterator[Shell]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def up(shell: Shell) -> Iterator[subprocess.Popen[str]]:
+def up(shell: Shell) -> Iterator[ForkedCommand]:
     with running_up(shell) as process:
         yield process
 
@@ -66,8 +66,7 @@ class Chat(Terminal):
     """A chat at a terminal, ready for its first line."""
 
     def __init__(self, shell: Shell, *arguments: str) -> None:
-        command = [*NEKRO, "chat", *arguments]
-        super().__init__(command, directory=shell.directory, environment=shell.environment)
+        super().__init__(["chat", *arguments], directory=shell.directory, environment=shell.environment)
         self.until("/help lists commands")
         self.until("> ")
 

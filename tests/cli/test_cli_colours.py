@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterator
 
 import pytest
-from nekro_shell import NEKRO, Shell, open_shell
+from nekro_shell import Shell, open_shell
 from terminal import Terminal
 
 #: Any change of colour or style.
@@ -26,7 +25,7 @@ def shell() -> Iterator[Shell]:
 
 def at_terminal(shell: Shell, arguments: list[str], **variables: str) -> str:
     environment = {**shell.environment, **variables}
-    terminal = Terminal([*NEKRO, *arguments], directory=shell.directory, environment=environment)
+    terminal = Terminal(arguments, directory=shell.directory, environment=environment)
     try:
         terminal.ended()
         return terminal.shown
@@ -45,12 +44,6 @@ def test_a_terminal_gets_colours_unless_no_color_is_set(shell: Shell, arguments:
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
 def test_a_pipe_gets_no_colours_even_on_request(shell: Shell, arguments: list[str]) -> None:
-    done = subprocess.run(
-        [*NEKRO, *arguments],
-        cwd=shell.directory,
-        env={**shell.environment, "FORCE_COLOR": "1", "CLICOLOR_FORCE": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout
-    assert not STYLE.search(done.stdout + done.stderr)
+    done = shell(*arguments, FORCE_COLOR="1", CLICOLOR_FORCE="1")
+    assert done.out
+    assert not STYLE.search(done.out + done.err)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import redis
-from nekro_shell import NEKRO, Shell, open_shell, running_up
+from forked_process import ForkedCommand
+from nekro_shell import Shell, open_shell, running_up
 from waiting import wait_until
 
 from broker_config.embedded import socket_path
@@ -88,6 +88,7 @@ async def well(_ctx: AgentCtx) -> str:
 def shell() -> Iterator[Shell]:
     # With this lease, a caller that waited for its end would exceed the limit of every wait in these tests.
     settings = {"NEKRO_BROKER__VISIBILITY_TIMEOUT_SECONDS": "3600", "NEKRO_AGENT__LEASE_SECONDS": "3600"}
+    settings["NEKRO_WORKERS__WAIT_SECONDS"] = "3600"  # code waits as long as a worker's start takes
     with open_shell(
         {"probe.py": PLUGIN}, **settings, NEKRO_WORKERS__LONG_METHODS="t.probe.leave_long"
     ) as shell:
@@ -95,7 +96,7 @@ def shell() -> Iterator[Shell]:
 
 
 @pytest.fixture(scope="module")
-def up(shell: Shell) -> Iterator[subprocess.Popen[str]]:
+def up(shell: Shell) -> Iterator[ForkedCommand]:
     with running_up(shell) as process:
         yield process
 
@@ -167,16 +168,8 @@ def test_a_call_beside_the_one_that_ended_the_worker_is_repeated(shell: Shell) -
 @pytest.mark.usefixtures("up")
 def test_a_call_of_a_worker_that_was_killed_from_outside_is_repeated(shell: Shell) -> None:
     victim = serving(shell, "methods")
-    process = subprocess.Popen(
-        [*NEKRO, "exec", "-"],
-        cwd=shell.directory,
-        env=shell.environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        assert process.stdin is not None and process.stdout is not None
+    with shell.start("exec", "-", has_stdin=True) as process:
+        assert process.stdin is not None
         process.stdin.write('print(wait_once("killed"))')
         process.stdin.close()
         wait_until(lambda: runs(shell, "killed"), what="the call to begin")
@@ -189,21 +182,13 @@ def test_a_command_with_workers_of_its_own_does_not_wait_for_a_dead_one(shell: S
     done = shell("call", "leave", "--json", **own)
     assert done.code == ExitCode.METHOD
     assert "the call ended its worker process (exit code 3)" in done.value["error"]["message"]
-    process = subprocess.Popen(
-        [*NEKRO, "call", "wait_once", "--args", '["own"]', "--json"],
-        cwd=shell.directory,
-        env={**shell.environment, **own},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = shell.start("call", "wait_once", "--args", '["own"]', "--json", **own)
     begun = shell.directory / "own" / "plugins" / "t.probe" / "own"
     wait_until(begun.exists, what="the call to begin")
     running = read_running(shell.directory / "own")
     assert running is not None
     (victim,) = [worker for worker in running.workers if worker.lane == "methods"]
     os.kill(victim.pid, signal.SIGKILL)
-    with process:
-        assert process.stdout is not None
-        out = process.stdout.read()
+    out, _ = process.communicate()
     assert process.returncode == ExitCode.SERVICE
     assert "methods ended with SIGKILL; its log is" in out

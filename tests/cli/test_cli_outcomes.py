@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 
 import pytest
+from forked_process import ForkedCommand
 from nekro_shell import Shell, open_shell, running_up
 
 from cli.exit_codes import ExitCode
@@ -59,7 +59,7 @@ def shell() -> Iterator[Shell]:
 
 
 @pytest.fixture(scope="module")
-def up(shell: Shell) -> Iterator[subprocess.Popen[str]]:
+def up(shell: Shell) -> Iterator[ForkedCommand]:
     with running_up(shell) as process:
         yield process
 

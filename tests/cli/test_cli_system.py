@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
+from forked_process import ForkedCommand
 from nekro_shell import NEKRO, Shell, open_shell, running_up
 from waiting import WAIT_SECONDS, wait_until
 
@@ -72,7 +73,7 @@ def shell() -> Iterator[Shell]:
 
 
 @pytest.fixture(scope="module")
-def up(shell: Shell) -> Iterator[subprocess.Popen[str]]:
+def up(shell: Shell) -> Iterator[ForkedCommand]:
     """A running `nekro up` on the shell's data directory."""
     with running_up(shell) as process:
         yield process
@@ -211,7 +212,7 @@ def test_a_second_up_is_refused(shell: Shell) -> None:
     assert "already runs on" in done.err
 
 
-def test_a_killed_worker_is_restarted(shell: Shell, up: subprocess.Popen[str]) -> None:
+def test_a_killed_worker_is_restarted(shell: Shell, up: ForkedCommand) -> None:
     before = read_running(shell.data_dir)
     assert before is not None
     assert before.pid == up.pid
@@ -228,7 +229,7 @@ def test_a_killed_worker_is_restarted(shell: Shell, up: subprocess.Popen[str]) -
     assert shell.inside("call", "square", "--args", "[3]").out == "9\n"
 
 
-def test_ctrl_c_stops_up_gracefully_and_leaves_nothing(shell: Shell, up: subprocess.Popen[str]) -> None:
+def test_ctrl_c_stops_up_gracefully_and_leaves_nothing(shell: Shell, up: ForkedCommand) -> None:
     running = read_running(shell.data_dir)
     assert running is not None
     up.send_signal(signal.SIGINT)

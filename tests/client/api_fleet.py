@@ -1,17 +1,13 @@
-"""A small fleet with a plugin and a model by script, and gateways as processes, for tests of the API."""
+"""A small fleet with a plugin and a model by script, for tests of the API."""
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from waiting import WAIT_SECONDS
 from worker_fleet import Fleet, build_fleet
 
-__all__ = ["GatewayProcess", "small_fleet"]
+__all__ = ["small_fleet"]
 
 PLUGIN = '''
 from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
@@ -83,43 +79,6 @@ SCRIPT = r"""
 - when: 'hello|more|tool|said'
   answer: ''
 """
-
-
-class GatewayProcess:
-    """A `nekro gateway` process, which keeps its address when it is started again."""
-
-    def __init__(self, fleet: Fleet, *options: str) -> None:
-        """Start it and wait until it is ready."""
-        self._fleet, self._options = fleet, options
-        self.start()
-
-    def start(self) -> None:
-        """Start it and wait until it is ready."""
-        self._process = self._fleet.command("gateway", "--json", *self._options)
-        stdout, stderr = self._process.stdout, self._process.stderr
-        assert stdout is not None and stderr is not None
-        text = ""
-        while not text.rstrip().endswith("}"):
-            line = stdout.readline()
-            assert line, stderr.read()
-            text += line
-        self.url: str = json.loads(text)["url"]
-
-    def kill(self) -> None:
-        """SIGKILL and reap."""
-        self.stop(signal.SIGKILL)
-
-    def stop(self, number: int = signal.SIGTERM) -> int:
-        """Send a signal and reap; returns the exit code."""
-        if self._process.poll() is None:
-            self._process.send_signal(number)
-        try:
-            self._process.communicate(timeout=WAIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.communicate()
-            raise
-        return self._process.returncode
 
 
 def small_fleet(directory: Path, redis_url: str) -> Iterator[Fleet]:

@@ -11,7 +11,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from api_fleet import GatewayProcess, small_fleet
+from api_fleet import small_fleet
+from gateway_process import GatewayProcess
 from worker_fleet import Fleet
 
 
@@ -24,6 +25,7 @@ def fleet(redis_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.fixture(scope="module")
 def gateway_url(fleet: Fleet) -> Iterator[str]:
     """A gateway of the fleet."""
-    process = GatewayProcess(fleet, "--port", "0")
-    yield process.url
-    assert process.stop() == 0
+    gateway = GatewayProcess(fleet)
+    with gateway:
+        yield gateway.url
+        assert gateway.stop() == 0

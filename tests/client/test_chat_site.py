@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-from api_fleet import GatewayProcess
+from gateway_process import GatewayProcess
 from redis_process import free_port
 from waiting import WAIT_SECONDS, wait_until
 from worker_fleet import Fleet
@@ -29,9 +29,8 @@ TIMEOUT_MS = 30_000
 @pytest.fixture
 def gateway(fleet: Fleet) -> Iterator[GatewayProcess]:
     """A gateway on a port that it keeps when it is started again."""
-    process = GatewayProcess(fleet, "--port", str(free_port()))
-    yield process
-    process.stop()
+    with GatewayProcess(fleet) as gateway:
+        yield gateway
 
 
 @pytest.fixture
@@ -87,6 +86,7 @@ async def test_the_example_has_a_conversation_while_its_gateway_restarts(
         await page.fill("#text", "say again")
         await page.click("button")
         gateway.start()
+        await asyncio.to_thread(gateway.wait_ready)
         await page.wait_for_selector("li.sent:has-text('you said again')", timeout=TIMEOUT_MS)
         shown = await page.eval_on_selector_all("li", "items => items.map(i => [i.className, i.textContent])")
         numbers = await page.eval_on_selector_all("li", "items => items.map(i => +i.dataset.number)")
@@ -121,10 +121,12 @@ async def test_a_browsers_event_source_goes_on_after_the_gateway_was_restarted(
         await page.wait_for_function("window.seen.length == 1", timeout=TIMEOUT_MS)
         gateway.kill()
         gateway.start()
+        await asyncio.to_thread(gateway.wait_ready)
         post(2)
         await page.wait_for_function("window.seen.length == 2", timeout=TIMEOUT_MS)
         gateway.stop(signal.SIGTERM)
         gateway.start()
+        await asyncio.to_thread(gateway.wait_ready)
         post(3)
         await page.wait_for_function("window.seen.length == 3", timeout=TIMEOUT_MS)
         assert await page.evaluate("window.seen") == [1, 2, 3]

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_fleet import GatewayProcess, small_fleet
+from api_fleet import small_fleet
+from gateway_process import GatewayProcess
 from worker_fleet import Fleet
 
 ROOT = Path(__file__).parent.parent.parent
@@ -30,9 +31,8 @@ def fleet(redis_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.fixture(scope="module")
 def url(fleet: Fleet) -> Iterator[str]:
     """A gateway of the fleet."""
-    process = GatewayProcess(fleet, "--port", "0")
-    yield process.url
-    process.stop()
+    with GatewayProcess(fleet) as gateway:
+        yield gateway.url
 
 
 def run(url: str, name: str, *command: str, **variables: str) -> str:
@@ -68,10 +68,9 @@ def test_code_runs_as_documented(url: str) -> None:
 
 def test_the_quick_start_with_the_openai_package(fleet: Fleet) -> None:
     created = fleet.run("keys", "create", "quick", "--scope", "read", "--scope", "post")
-    gateway = GatewayProcess(fleet, "--port", "0")
+    name, key = "With the openai package", created.stdout.strip()
     try:
-        name, key = "With the openai package", created.stdout.strip()
-        assert run(gateway.url, name, sys.executable, "-c", NEKRO_KEY=key) == "you said hello\n"
+        with GatewayProcess(fleet) as gateway:
+            assert run(gateway.url, name, sys.executable, "-c", NEKRO_KEY=key) == "you said hello\n"
     finally:
-        gateway.stop()
         fleet.run("keys", "revoke", key.split("_")[1])

@@ -4,42 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import socket
-import subprocess
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from gateway_process import GatewayProcess
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet
 
 
-@contextmanager
-def running(fleet: Fleet, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A gateway process and its URL."""
-    with tempfile.TemporaryFile("w+") as log:  # a pipe that nobody reads would stop it
-        process = fleet.command("gateway", "--json", *arguments, stderr=log)
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert line, (log.seek(0), log.read())
-            ready = json.loads(line)
-            assert ready["pid"] == process.pid
-            yield process, ready["url"]
-        finally:
-            if process.poll() is None:
-                process.terminate()
-            process.communicate(timeout=WAIT_SECONDS)
-
-
 @pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
 def test_serves_probes_metrics_and_stops_gracefully(fresh_fleet: Fleet) -> None:
-    with running(fresh_fleet, "--port", "0") as (process, url), httpx.Client(base_url=url) as client:
+    with GatewayProcess(fresh_fleet, "--port", "0") as gateway, httpx.Client(base_url=gateway.url) as client:
         assert client.get("/readyz").json() == {"ok": True}
         assert client.post("/api/v1/chats/c/messages", json={"text": "x", "user_id": "u"}).status_code == 202
         text = client.get("/metrics").text
@@ -48,11 +26,10 @@ def test_serves_probes_metrics_and_stops_gracefully(fresh_fleet: Fleet) -> None:
             'route="/api/v1/chats/{chat_key}/messages",status="202"} 1.0'
         )
         assert wanted in text.split("\n")
-        port = url.rpartition(":")[2]
+        port = gateway.url.rpartition(":")[2]
         checked = fresh_fleet.run("gateway", "--check", "--port", port, "--json")
         assert (checked.returncode, json.loads(checked.stdout)) == (0, {"ok": True, "status": 200})
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(WAIT_SECONDS) == 0
+        assert gateway.stop() == 0
         assert fresh_fleet.run("gateway", "--check", "--port", port).returncode == 13
 
 
@@ -70,8 +47,8 @@ async def test_a_stopping_gateway_ends_its_streams_then_answers_requests(fresh_f
                 begun.set()
         ended.append(name)
 
-    with running(fresh_fleet, "--port", "0") as (process, url):
-        async with httpx.AsyncClient(base_url=url, timeout=WAIT_SECONDS) as client:
+    with GatewayProcess(fresh_fleet) as gateway:
+        async with httpx.AsyncClient(base_url=gateway.url, timeout=WAIT_SECONDS) as client:
             events, answers = asyncio.Event(), asyncio.Event()
             reading = [
                 asyncio.create_task(read(client, "events", events, "GET", "/api/v1/chats/c/events?after=0")),
@@ -81,7 +58,7 @@ async def test_a_stopping_gateway_ends_its_streams_then_answers_requests(fresh_f
             ]
             await asyncio.gather(events.wait(), answers.wait())
             # A request that is being received; its end comes when the streams have ended.
-            host, port = url.removeprefix("http://").split(":")
+            host, port = gateway.url.removeprefix("http://").split(":")
             reader, writer = await asyncio.open_connection(host, int(port))
             body = b'{"text": "last", "user_id": "u"}'
             head = (
@@ -89,12 +66,12 @@ async def test_a_stopping_gateway_ends_its_streams_then_answers_requests(fresh_f
             )
             writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode())
             await eventually_taken(client)
-            process.send_signal(signal.SIGTERM)
+            stopping = asyncio.create_task(asyncio.to_thread(gateway.stop))
             await asyncio.gather(*reading)
             writer.write(body)
             assert (await reader.readline()).startswith(b"HTTP/1.1 202 ")
             writer.close()
-            assert await asyncio.to_thread(process.wait, WAIT_SECONDS) == 0
+            assert await stopping == 0
     assert sorted(ended) == ["answer", "events"]
 
 
@@ -116,7 +93,7 @@ def test_listens_elsewhere_only_with_a_key(fresh_fleet: Fleet, tmp_path: Path) -
         refused = fresh_fleet.run("gateway", *address)
         assert refused.returncode == 2 and "no valid key" in refused.stderr
     key = fresh_fleet.run("keys", "create", "k", "--scope", "admin").stdout.strip()
-    with running(fresh_fleet, "--socket", str(path)):
+    with GatewayProcess(fresh_fleet, "--socket", str(path)):
         assert path.stat().st_mode & 0o777 == 0o600
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x") as client:
             assert client.get("/api/v1/keys").status_code == 401

@@ -32,12 +32,12 @@ PROGRAM = 'for n in range(8):\n    tick(f"{_ck} {n}")\nsend_msg_text(_ck, "done"
 
 
 @pytest.fixture
-def gateways(tmp_path: Path) -> Iterator[Callable[[Fleet, int], list[GatewayProcess]]]:
+def gateways() -> Iterator[Callable[[Fleet, int], list[GatewayProcess]]]:
     """Start gateways of a fleet."""
     started: list[GatewayProcess] = []
 
     def start(fleet: Fleet, count: int) -> list[GatewayProcess]:
-        started.extend(GatewayProcess(fleet.settings, tmp_path / f"gateway-{n}.log") for n in range(count))
+        started.extend(GatewayProcess(fleet) for _ in range(count))
         for gateway in started:
             gateway.start()
         for gateway in started:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gateway_process import GatewayProcess
 from worker_fleet import build_fleet
 
 from gateway.identity import Scope
@@ -57,15 +58,10 @@ def test_no_request_of_the_fuzzer_gets_a_server_error(
     (tmp_path / "openapi.json").write_text(json.dumps(bounded(json.loads(document()))), "utf-8")
     scopes = [word for scope in Scope for word in ("--scope", scope.value)]
     key = fleet.run("keys", "create", "fuzzer", *scopes).stdout.strip()
-    gateway = fleet.command("gateway", "--port", "0", "--json")
-    try:
-        assert gateway.stdout is not None
-        text = ""
-        while not text.rstrip().endswith("}"):
-            text += gateway.stdout.readline()
+    with GatewayProcess(fleet) as gateway:
         command = [
             str(Path(sys.executable).with_name("st")), "run", str(tmp_path / "openapi.json"),
-            "--url", json.loads(text)["url"], "--phases", phases, "--checks", CHECKS,
+            "--url", gateway.url, "--phases", phases, "--checks", CHECKS,
             "--max-examples", most, "--workers", "1", "--seed", seed, "--generation-database", "none",
             # Streams do not end. One worker: generating data on several threads fails now and then in
             # Hypothesis itself (KeyError in its cache of sources).
@@ -80,9 +76,6 @@ def test_no_request_of_the_fuzzer_gets_a_server_error(
             text=True,
             timeout=2900,
         )
-    finally:
-        gateway.terminate()
-        gateway.communicate(timeout=60)
     assert done.returncode == 0, f"seed {seed}\n{done.stdout[-20000:]}\n{done.stderr[-2000:]}"
 
 

@@ -6,7 +6,6 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import httpx
 import openai
@@ -341,14 +340,11 @@ async def test_the_synchronous_client_works_alike(agents: Fleet, key: str) -> No
 
 
 def test_a_background_response_is_resumed_after_the_gateway_was_killed(
-    agents: Fleet, key: str, model: PainterModel, tmp_path: Path
+    agents: Fleet, key: str, model: PainterModel
 ) -> None:
     model.hold()
-    gateway = GatewayProcess(agents.settings, tmp_path / "gateway.log")
     seen: list[ResponseStreamEvent] = []
-    try:
-        gateway.start()
-        gateway.wait_ready()
+    with GatewayProcess(agents) as gateway:
         with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0) as client:
             events = client.responses.create(model="nekro", input="scene:slow", background=True, stream=True)
             response_id = _first_id(next(iter(events)), seen)
@@ -369,8 +365,6 @@ def test_a_background_response_is_resumed_after_the_gateway_was_killed(
             waiting = iter(events)
             model.release()
             seen += list(waiting)
-    finally:
-        gateway.kill()
     assert [event.sequence_number for event in seen] == list(range(15))
     deltas = [event.delta for event in seen if event.type == "response.output_text.delta"]
     assert deltas == ["one", "two"]

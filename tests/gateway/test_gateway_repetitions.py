@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import socket
 from collections import Counter
 from contextlib import suppress
 
 import pytest
-from test_gateway_command import running
+from gateway_process import GatewayProcess
 from worker_fleet import Fleet
 
 from storage.engine import Database
@@ -105,8 +104,8 @@ async def require_one_turn_each(fleet: Fleet, turns: Counter[str], count: int) -
 
 
 async def test_messages_of_cut_clients_start_one_turn_each(fresh_fleet: Fleet) -> None:
-    with running(fresh_fleet, "--port", "0") as (_, one), running(fresh_fleet, "--port", "0") as (_, two):
-        turns, clients = await post_all(100, [one, two], at_once=10)
+    with GatewayProcess(fresh_fleet) as one, GatewayProcess(fresh_fleet) as two:
+        turns, clients = await post_all(100, [one.url, two.url], at_once=10)
     assert clients.cuts > 20
     await require_one_turn_each(fresh_fleet, turns, 100)
 
@@ -114,20 +113,16 @@ async def test_messages_of_cut_clients_start_one_turn_each(fresh_fleet: Fleet) -
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_a_thousand_messages_start_one_turn_each_while_gateways_are_killed(fresh_fleet: Fleet) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    with running(fresh_fleet, "--port", "0") as (_, steady):
-        posting = asyncio.create_task(post_all(1000, [steady, f"http://127.0.0.1:{port}"], at_once=20))
-        killed = 0
+    gateway, killed = GatewayProcess(fresh_fleet), 0
+    with GatewayProcess(fresh_fleet) as steady:
+        posting = asyncio.create_task(post_all(1000, [steady.url, gateway.url], at_once=20))
         while not posting.done():
-            gateway = running(fresh_fleet, "--port", port)
-            process, _ = await asyncio.to_thread(gateway.__enter__)
+            await asyncio.to_thread(gateway.__enter__)
             try:
                 await asyncio.wait([posting], timeout=2)
-                process.kill()
                 killed += 1
             finally:
-                await asyncio.to_thread(gateway.__exit__, None, None, None)
+                await asyncio.to_thread(gateway.kill)
         turns, clients = await posting
     assert killed >= 2 and clients.cuts > 200
     await require_one_turn_each(fresh_fleet, turns, 1000)

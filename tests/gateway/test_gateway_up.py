@@ -6,18 +6,18 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from forked_process import ForkedCommand
 from waiting import WAIT_SECONDS
 from worker_fleet import Fleet
 
 
 @contextlib.contextmanager
-def running_up(fleet: Fleet) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def running_up(fleet: Fleet) -> Iterator[tuple[ForkedCommand, str]]:
     """A `nekro up` with one methods worker, and the URL that it prints."""
     with fleet.command("up", "--methods", "1", "--long", "0", "--rounds", "0") as up:
         try:
@@ -38,7 +38,7 @@ def running_up(fleet: Fleet) -> Iterator[tuple[subprocess.Popen[str], str]]:
             up.communicate(timeout=WAIT_SECONDS)
 
 
-def gateway_of(up: subprocess.Popen[str]) -> int:
+def gateway_of(up: ForkedCommand) -> int:
     """The process id of the gateway that it has started."""
     children = Path(f"/proc/{up.pid}/task/{up.pid}/children").read_text().split()
     (pid,) = (int(pid) for pid in children if b"\0gateway\0" in Path(f"/proc/{pid}/cmdline").read_bytes())

@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import json
 import signal
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_process import ForkedCommand
 from scene_model import HANG, SceneModel
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet, Worker, build_fleet
@@ -290,7 +290,7 @@ async def test_tail_shows_a_chats_events_and_leaves_no_queue(
     assert [member for member in bound if b"watch." in member] == []
 
 
-def _events_to_the_end(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
+def _events_to_the_end(process: ForkedCommand) -> list[dict[str, Any]]:
     """Output of `nekro tail --json` up to the end of a turn."""
     assert process.stdout is not None
     events: list[dict[str, Any]] = []

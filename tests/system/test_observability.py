@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import urllib.error
 import urllib.request
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_process import run_forked
 from prometheus_client.parser import text_string_to_metric_families
 from redis_process import free_port
 from waiting import WAIT_SECONDS, eventually
@@ -146,13 +146,7 @@ def test_the_check_of_the_command_line_equals_the_container_probe(observed: Obse
     def check(*arguments: str, broker: str | None = None) -> subprocess.CompletedProcess[str]:
         prefix = observed.fleet.settings.broker.key_prefix
         settings = {"NEKRO_BROKER__URL": broker, "NEKRO_BROKER__KEY_PREFIX": prefix} if broker else {}
-        return subprocess.run(
-            [sys.executable, "-P", "-m", "cli.main", "worker", "--check", *arguments],
-            env={**os.environ, **settings},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        return run_forked("cli.main", "worker", "--check", *arguments, environ={**os.environ, **settings})
 
     ready = check("ready", "--json")
     mine = [a for a in json.loads(ready.stdout) if a["pid"] == observed.worker.process.pid]
@@ -171,12 +165,8 @@ def test_the_check_of_the_command_line_equals_the_container_probe(observed: Obse
     ):
         assert (other.returncode, other.stdout) == (13, "")
         assert "no worker named" in other.stderr
-    no_worker = subprocess.run(
-        [sys.executable, "-P", "-m", "cli.main", "worker", "--check"],
-        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
+    no_worker = run_forked(
+        "cli.main", "worker", "--check", environ={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
     )
     assert no_worker.returncode == 13 and "no worker runs on this host" in no_worker.stderr
 
