@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,18 +14,20 @@ from worker_fleet import Fleet, build_fleet
 from cli.environment import environment_of
 from cli.main import COMMANDS
 
-#: Runs a command, then writes the names of all imported modules to a file.
+#: Runs commands, then writes the names of all imported modules to a file.
 _PROBE = """
 import json, sys
 from cli.main import main
-modules = sys.argv.pop(1)
-try:
-    code = main(sys.argv[1:])
-except SystemExit as exc:
-    code = exc.code
+modules, commands = sys.argv[1:]
+for arguments in json.loads(commands):
+    try:
+        code = main(arguments)
+    except SystemExit as exc:
+        code = exc.code
+    if code:
+        sys.exit(f"{arguments}: {code}")
 with open(modules, "w") as file:
     json.dump(sorted(name for name, module in sys.modules.items() if module is not None), file)
-sys.exit(code)
 """
 #: Libraries that take long to import, and packages that only workers need.
 HEAVY = (
@@ -51,14 +53,14 @@ async def light(context):
 '''
 
 
-def imported_by(arguments: list[str], environ: dict[str, str], directory: Path) -> set[str]:
-    """Run a command in an interpreter of its own; returns the modules that it imported."""
+def imported_by(*commands: Sequence[str], environ: dict[str, str], directory: Path) -> set[str]:
+    """Run commands one after another in a new interpreter; returns the modules that any of them imported."""
     modules = directory / "modules.json"
     done = subprocess.run(
-        [sys.executable, "-P", "-c", _PROBE, str(modules), *arguments],
+        [sys.executable, "-P", "-c", _PROBE, str(modules), json.dumps(commands)],
         env=environ, cwd=directory, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, (arguments, done.stderr)
+    assert done.returncode == 0, (commands, done.stderr)
     return set(json.loads(modules.read_text("utf-8")))
 
 
@@ -88,59 +90,51 @@ def stopped(fleet: Fleet) -> Iterator[None]:
 
 @pytest.fixture
 def run(fleet: Fleet, tmp_path: Path) -> Callable[..., set[str]]:
-    """Run a command on the fleet."""
-    return lambda *arguments: imported_by(list(arguments), environment_of(fleet.settings), tmp_path)
+    """Run commands on the fleet in one interpreter."""
+    return lambda *commands: imported_by(
+        *commands, environ=environment_of(fleet.settings), directory=tmp_path
+    )
 
 
 def test_help_imports_no_settings_and_no_library(tmp_path: Path) -> None:
-    modules = imported_by(["--help"], {"PATH": ""}, tmp_path)
+    modules = imported_by(["--help"], environ={"PATH": ""}, directory=tmp_path)
     assert heavy(modules) == []
     assert not {
         name for name in modules if name.partition(".")[0] in ("pydantic", "redis", "asyncio", "loguru")
     }
 
 
-@pytest.mark.parametrize("arguments", [("call", "shine", "--json"), ("call", "light.shine", "--args", "[3]")])
 def test_a_call_imports_neither_plugins_nor_sqlalchemy_nor_celery(
-    run: Callable[..., set[str]], arguments: tuple[str, ...]
+    fleet: Fleet, run: Callable[..., set[str]]
 ) -> None:
-    method = {"light.shine": "tests.light.shine"}.get(arguments[1], arguments[1])
-    run("call", method)  # the chat exists from now on
-    assert heavy(run("call", method, *arguments[2:])) == []
+    fleet.run("call", "shine")  # the chat exists from now on
+    assert heavy(run(["call", "shine", "--json"], ["call", "tests.light.shine", "--args", "[3]"])) == []
 
 
-@pytest.mark.parametrize("arguments", [("plugins", "--json"), ("methods",), ("command",)])
-def test_lists_import_neither_plugins_nor_a_broker(
-    run: Callable[..., set[str]], arguments: tuple[str, ...]
-) -> None:
-    modules = run(*arguments)
-    assert heavy(modules) == []
+def test_lists_import_neither_plugins_nor_a_broker(run: Callable[..., set[str]]) -> None:
+    assert heavy(run(["plugins", "--json"], ["methods"], ["command"])) == []
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("command", "c", "/light"),
-        ("exec", "code.py", "--no-follow-up"),
-        ("send", "c", "hello"),
-        ("reset", "c"),
-        ("history", "c"),
-        ("jobs",),
-        ("doctor", "--settings"),
-    ],
-)
 def test_no_command_imports_a_plugin_or_the_plugin_loader(
-    run: Callable[..., set[str]], tmp_path: Path, arguments: tuple[str, ...]
+    run: Callable[..., set[str]], tmp_path: Path
 ) -> None:
     (tmp_path / "code.py").write_text("print(shine())")
-    modules = run(*arguments)
+    modules = run(
+        ["command", "c", "/light"],
+        ["exec", "code.py", "--no-follow-up"],
+        ["send", "c", "hello"],
+        ["reset", "c"],
+        ["history", "c"],
+        ["jobs"],
+        ["doctor", "--settings"],
+    )
     assert {"plugin_pkgs", "nekro_plugins", "workers.plugins.loader"}.isdisjoint(modules)
 
 
 def test_every_command_parses_without_plugins_and_sqlalchemy(tmp_path: Path) -> None:
-    for command in COMMANDS:
-        modules = imported_by([command.name, "--help"], {"PATH": ""}, tmp_path)
-        assert {"plugin_pkgs", "workers.plugins.loader", "sqlalchemy"}.isdisjoint(modules), command.name
+    helps = [[command.name, "--help"] for command in COMMANDS]
+    modules = imported_by(*helps, environ={"PATH": ""}, directory=tmp_path)
+    assert {"plugin_pkgs", "workers.plugins.loader", "sqlalchemy"}.isdisjoint(modules)
 
 
 def test_a_command_beside_a_running_system_imports_no_celery() -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked_process import run_forked
 
 from cli import reference
 from cli.commands.doctor import list_settings
@@ -24,13 +23,7 @@ def test_page_is_up_to_date(name: str) -> None:
 
 
 def test_pages_do_not_depend_on_the_terminal() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "cli.reference", "--check"],
-        cwd=ROOT,
-        env={**os.environ, "COLUMNS": "40"},
-        capture_output=True,
-        text=True,
-    )
+    done = run_forked("cli.reference", "--check", environ={**os.environ, "COLUMNS": "40"}, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
 
 
