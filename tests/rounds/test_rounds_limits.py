@@ -20,15 +20,15 @@ async def last_text(bench: Bench, chat_key: str) -> str:
     return last.text
 
 
-async def test_the_rounds_of_a_turn_are_limited(kind: str, open_bench: OpenBench) -> None:
-    bench = await open_bench(kind, agent={"rounds_per_turn": 3})
+async def test_the_rounds_of_a_turn_are_limited(open_bench: OpenBench) -> None:
+    bench = await open_bench("sqlite", agent={"rounds_per_turn": 3})
     rounds = await _play(bench, Model("1 / 0"))
     assert [(item.number, item.stop_type) for item in rounds] == [(n, StopType.ERROR) for n in (1, 2, 3)]
     assert "3 rounds" in await last_text(bench, "chat")
 
 
-async def test_rounds_caused_by_results_count_as_well(kind: str, open_bench: OpenBench) -> None:
-    bench = await open_bench(kind, agent={"rounds_per_turn": 2})
+async def test_rounds_caused_by_results_count_as_well(open_bench: OpenBench) -> None:
+    bench = await open_bench("sqlite", agent={"rounds_per_turn": 2})
     rounds = await _play(bench, Model('look("tea")'))
     assert [item.stop_type for item in rounds] == [StopType.AGENT, StopType.AGENT]
     assert "2 rounds" in await last_text(bench, "chat")
@@ -36,9 +36,9 @@ async def test_rounds_caused_by_results_count_as_well(kind: str, open_bench: Ope
 
 
 async def test_a_plugin_that_wakes_the_agent_each_time_reaches_the_limit(
-    kind: str, open_bench: OpenBench
+    open_bench: OpenBench,
 ) -> None:
-    bench = await open_bench(kind, agent={"rounds_per_turn": 2})
+    bench = await open_bench("sqlite", agent={"rounds_per_turn": 2})
     model = Model("nag()")
     rounds = await _play(bench, model)
     assert states(rounds) == ["done"] * 3 and len({item.turn_id for item in rounds}) == 1

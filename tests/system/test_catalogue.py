@@ -19,6 +19,9 @@ from nekro_agent.errors import ArgumentError, MethodNotFoundError
 from storage.engine import Database
 from workers.catalogue.fleet import CatalogueReader, FleetCatalogue
 
+#: What differs between databases is proved in tests/storage/test_storage_catalogue.py.
+pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
 TODO = '''
 from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
 from nekro_agent.api.schemas import AgentCtx
