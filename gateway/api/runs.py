@@ -18,7 +18,6 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
-from codec.wire import new_id
 from gateway.access.budgets import require_budget
 from gateway.dependencies import HubDep, IdentityDep, ServicesDep
 from gateway.idempotency import REPLAYED, Once, OnceDep
@@ -35,8 +34,6 @@ from workers.composition import Services
 __all__ = ["router"]
 
 router = APIRouter(tags=["runs"])
-#: Characters of a run's id.
-_ID_CHARS: Final = 32
 _NO_WORKER: Final = (
     "no rounds worker is live, and only these run code; start one with `nekro worker --lane rounds` or"
     " `nekro up --rounds 1`, with a language model (NEKRO_LLM__BASE_URL)"
@@ -89,7 +86,7 @@ class _Execution:
         self._body, self.services, self._identity = body, services, identity
         self._once, self._user_id = once, identity.user_for(body.user_id)
         # A repetition after a crash of the gateway is the same run, which happens once.
-        self.id = new_id() if once.name is None else once.name[:_ID_CHARS]
+        self.id = once.id
         #: Set when nothing refuses the run any more.
         self.begun = asyncio.Event()
 
@@ -197,9 +194,7 @@ def _end_of(execution: _Execution, request: Request) -> bytes:
     try:
         kind, text = RunEventType.ENDED, bytes(execution.task.result().body).decode()
     except NekroError as exc:
-        detail = execution.services.redactor(str(exc))
-        kind = RunEventType.PROBLEM
-        text = json_text(problem_of(exc, detail=detail, request_id=request.state.request_id))
+        kind, text = RunEventType.PROBLEM, json_text(problem_of(request, exc))
     return f"event: {kind}\r\ndata: {text}\r\n\r\n".encode()
 
 
