@@ -27,7 +27,7 @@ class GatewayProcess:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._fleet, self._options = fleet, options or ("--port", str(port))
-        self._log = fleet.directory / f"gateway-{port}.log"
+        self.log = fleet.directory / f"gateway-{port}.log"
         self.process: ForkedCommand | None = None
 
     def __enter__(self) -> Self:
@@ -42,14 +42,14 @@ class GatewayProcess:
 
     def start(self) -> None:
         """Start it; returns before it listens."""
-        with self._log.open("ab") as log:  # a pipe that no test reads would stop it
+        with self.log.open("ab") as log:  # a pipe that no test reads would stop it
             self.process = self._fleet.command("gateway", "--json", *self._options, stderr=log.fileno())
 
     def wait_ready(self) -> None:
         """Wait until it listens."""
         assert self.process is not None
         line = self.process.stdout.readline()
-        assert line, self._log.read_text()
+        assert line, self.log.read_text()
         ready = json.loads(line)
         assert ready["pid"] == self.process.pid
         self.url = ready["url"]

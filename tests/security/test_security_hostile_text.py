@@ -233,7 +233,7 @@ def at_terminal(settings: Settings, directory: Path, *arguments: str) -> str:
 @pytest.mark.parametrize("place", PLACES)
 def test_no_command_lets_foreign_text_control_the_terminal(fleet: Fleet, place: str) -> None:
     arguments, _ = PLACES[place]
-    shown = at_terminal(fleet.settings, fleet._directory, *arguments)
+    shown = at_terminal(fleet.settings, fleet.directory, *arguments)
     assert shown, "the command showed nothing"
     assert [spelling for spelling in OBEYED if spelling in shown] == []
     # Carriage returns only at line ends, and where rich redraws its bars.
@@ -243,7 +243,7 @@ def test_no_command_lets_foreign_text_control_the_terminal(fleet: Fleet, place: 
 @pytest.mark.parametrize("place", [place for place, (_, exact) in PLACES.items() if not exact])
 def test_a_report_to_a_pipe_contains_no_forged_line(fleet: Fleet, place: str) -> None:
     arguments, _ = PLACES[place]
-    done = fleet.run(*arguments, cwd=fleet._directory)
+    done = fleet.run(*arguments, cwd=fleet.directory)
     assert done.stdout or done.stderr
     for text in (done.stdout, done.stderr):
         assert [spelling for spelling in OBEYED if spelling in text] == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import threading
@@ -14,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from gateway_process import GatewayProcess
 from waiting import WAIT_SECONDS, eventually
 
 SECRET = "open-sesame"
@@ -153,7 +153,7 @@ async def test_a_call_of_a_round_is_one_trace_from_the_round_to_the_worker(
 
 
 async def test_a_request_continues_the_trace_of_its_client_into_worker_and_log(
-    fleet: Any, collector: Collector, tmp_path: Path
+    fleet: Any, collector: Collector
 ) -> None:
     trace, parent = os.urandom(16).hex(), os.urandom(8).hex()
     headers = {
@@ -161,18 +161,12 @@ async def test_a_request_continues_the_trace_of_its_client_into_worker_and_log(
         "tracestate": "vendor=1",
         "X-Request-Id": f"r-{trace}",
     }
-    with (tmp_path / "log").open("w") as log:
-        gateway = fleet.command("gateway", "--port", "0", "--json", stderr=log)
-        try:
-            url = json.loads(gateway.stdout.readline())["url"]
-            body = {"method": "look_up", "args": ["x"], "chat_key": "traced"}
-            async with httpx.AsyncClient(base_url=url, timeout=WAIT_SECONDS) as client:
-                assert (await client.post("/api/v1/calls", json=body, headers=headers)).status_code == 200
-                broken = {"traceparent": f"00-{'0' * 32}-{parent}-01"}
-                assert (await client.get("/api/v1/methods", headers=broken)).status_code == 200
-        finally:
-            gateway.terminate()
-            gateway.communicate(timeout=WAIT_SECONDS)
+    with GatewayProcess(fleet) as gateway:
+        body = {"method": "look_up", "args": ["x"], "chat_key": "traced"}
+        async with httpx.AsyncClient(base_url=gateway.url, timeout=WAIT_SECONDS) as client:
+            assert (await client.post("/api/v1/calls", json=body, headers=headers)).status_code == 200
+            broken = {"traceparent": f"00-{'0' * 32}-{parent}-01"}
+            assert (await client.get("/api/v1/methods", headers=broken)).status_code == 200
 
     def of_trace() -> dict[str, Any]:
         return {span["name"]: span for span in collector.spans if span["trace"].hex() == trace}
@@ -184,7 +178,7 @@ async def test_a_request_continues_the_trace_of_its_client_into_worker_and_log(
     assert request["parent"].hex() == parent and request["nekro.request_id"] == f"r-{trace}"
     assert request["nekro.route"] == "/api/v1/calls"
     assert collector.road(spans["run tests.probe.look_up"])[0] == "http.request"
-    lines = (tmp_path / "log").read_text().splitlines()
+    lines = gateway.log.read_text().splitlines()
     (line,) = [line for line in lines if "/api/v1/calls" in line]
     assert trace in line and f"r-{trace}" in line
     # A trace id that is not valid is replaced by a new one.
