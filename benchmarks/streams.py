@@ -31,7 +31,7 @@ from broker_config.settings import Settings
 
 __all__ = ["main", "parse"]
 
-_NUMBER: Final = re.compile(rb"^id: (\d+)\r?$", re.MULTILINE)
+_NUMBER: Final = re.compile(rb"^id: (\d+)(?:\.[0-9a-f]+)?\r?$", re.MULTILINE)
 _OPEN_SECONDS: Final = 120
 
 

@@ -31,8 +31,9 @@ _OPENAI_ERROR: Final = {
     "description": "An error, in the form of OpenAI's API.",
     "content": {"application/json": {"schema": {"type": "object", "required": ["error"]}}},
 }
-#: POST operations without idempotency keys: they have the form of Nekro Agent's, whose clients send none.
-_NOT_ONCE: Final = ("/api/adapters/sse/connect", "/api/webhook/{endpoint}")
+#: POST operations without idempotency keys: those in the form of Nekro Agent's, whose clients send none, and
+#: one that stores nothing.
+_NOT_ONCE: Final = ("/api/adapters/sse/connect", "/api/webhook/{endpoint}", "/api/v1/stream-tickets")
 
 
 def document() -> str:

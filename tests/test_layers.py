@@ -82,7 +82,7 @@ PARTS = {
     "gateway": {
         "web": ("*",),
         "access": ("*",),
-        "streams": ("*",),
+        "streams": ("*", "web"),
         "api": ("*", "web", "access", "streams"),
         "openai": ("*", "api", "streams"),
         "plugins": ("*", "web"),

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from api_fleet import GatewayProcess
-from redis_process import free_port
+from gateway_process import GatewayProcess
 from test_chat_site import TIMEOUT_MS, open_page
 from waiting import WAIT_SECONDS
 from worker_fleet import Fleet, build_fleet
@@ -69,7 +68,13 @@ async def follow(redis_server: Any, tmp_path: Path, site: str) -> None:
     )
     _, operator = await make_key(fleet, *Scope)
     reader_id, reader = await make_key(fleet, Scope.READ)
-    gateway = await asyncio.to_thread(GatewayProcess, fleet, "--port", str(free_port()))
+    gateway = GatewayProcess(fleet)
+
+    def start() -> None:
+        gateway.start()
+        gateway.wait_ready()
+
+    await asyncio.to_thread(start)
     try:
         api = f"{gateway.url}/api/v1"
 
@@ -85,13 +90,13 @@ async def follow(redis_server: Any, tmp_path: Path, site: str) -> None:
             for number, end in enumerate((None, gateway.kill, gateway.stop), start=1):
                 if end is not None:
                     await asyncio.to_thread(end)
-                    await asyncio.to_thread(gateway.start)
+                    await asyncio.to_thread(start)
                 post(f"note {number}")
                 await page.wait_for_function(f"seen.length == {number}", timeout=TIMEOUT_MS)
             assert await page.evaluate("seen") == ["note 1", "note 2", "note 3"]
             httpx.delete(f"{api}/keys/{reader_id}", headers=operator).raise_for_status()
             await asyncio.to_thread(gateway.kill)
-            await asyncio.to_thread(gateway.start)
+            await asyncio.to_thread(start)
             # The browser does not try again after a refusal: the page must ask for another ticket.
             await page.wait_for_function("source.readyState == EventSource.CLOSED", timeout=TIMEOUT_MS)
     finally:

@@ -8,17 +8,19 @@ operation, ``NEKRO_TEST_FUZZ_PHASES`` chooses phases.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gateway_process import GatewayProcess
-from worker_fleet import build_fleet
+from worker_fleet import Fleet, build_fleet
 
 from gateway.identity import Scope
 from gateway.openapi import document
@@ -48,17 +50,20 @@ def test_no_request_of_the_fuzzer_gets_a_server_error(
     phases = os.environ.get("NEKRO_TEST_FUZZ_PHASES") or phases
     most = os.environ.get("NEKRO_TEST_FUZZ_EXAMPLES") or str(examples)
     database = f"sqlite:///{tmp_path / 'nekro.db'}"
+    (tmp_path / "script.yaml").write_text("- when: '.*'\n  answer: ''\n", "utf-8")
     fleet = build_fleet(
         tmp_path,
         redis_server.url,
         database,
         gateway={"requests_per_minute": 0},
         plugins={"load_shipped": False},
+        llm={"script": tmp_path / "script.yaml"},
     )
     (tmp_path / "openapi.json").write_text(json.dumps(bounded(json.loads(document()))), "utf-8")
     scopes = [word for scope in Scope for word in ("--scope", scope.value)]
     key = fleet.run("keys", "create", "fuzzer", *scopes).stdout.strip()
-    with GatewayProcess(fleet) as gateway:
+    fleet.start("rounds")  # which run the code of `POST /runs`
+    with closed(fleet), GatewayProcess(fleet) as gateway:
         command = [
             str(Path(sys.executable).with_name("st")), "run", str(tmp_path / "openapi.json"),
             "--url", gateway.url, "--phases", phases, "--checks", CHECKS,
@@ -77,6 +82,15 @@ def test_no_request_of_the_fuzzer_gets_a_server_error(
             timeout=2900,
         )
     assert done.returncode == 0, f"seed {seed}\n{done.stdout[-20000:]}\n{done.stderr[-2000:]}"
+
+
+@contextlib.contextmanager
+def closed(fleet: Fleet) -> Iterator[None]:
+    """Stop the fleet's workers at the end."""
+    try:
+        yield
+    finally:
+        fleet.stop()
 
 
 def bounded(value: Any, most: float | None = None) -> Any:

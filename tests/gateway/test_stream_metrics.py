@@ -53,7 +53,7 @@ async def test_streams_are_counted_while_they_are_open_and_by_how_they_end(
             await eventually(lambda: has_grown(open=2, kept=3, left=0), what="the open streams")
         await eventually(lambda: has_grown(open=0, kept=3, left=2), what="their end")
 
-        monkeypatch.setattr(module, "_SEND_SECONDS", 0.2)
+        monkeypatch.setattr(module, "SEND_SECONDS", 0.2)
         with socket.create_connection((http.base_url.host, http.base_url.port or 80)) as silent:
             silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             silent.sendall(f"GET {PATH}?types=call.ended HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
