@@ -191,7 +191,8 @@ def migrated_copy(
         return postgres()
 
     def sqlite() -> str:
-        return new_database("sqlite", directory)
+        # Each in a file of its own: the last one may still be open, and its log would be read into the next.
+        return new_database("sqlite", tmp_path_factory.mktemp("database"))
 
     return lambda kind: patient_database(sqlite() if kind == "sqlite" else emptied())
 
