@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -28,6 +29,7 @@ from nekro_agent.policies import group_variable
 
 __all__ = [
     "AgentSettings",
+    "ApprovalSettings",
     "BrokerSettings",
     "DatabaseSettings",
     "DownloadSettings",
@@ -196,6 +198,32 @@ class RetentionSettings(_Group):
         ge=0,
         description="Files in the uploads of chats, after their last change; 0 keeps them forever.",
     )
+
+
+class ApprovalSettings(_Group):
+    """Which calls a person must approve before they run."""
+
+    require: CommaList = Field(
+        (),
+        description="Patterns of methods (`author.module.*`, as of `fnmatch`) whose calls a person must "
+        "approve, besides those whose plugins say so. All hosts need the same: a worker refuses a call that "
+        "requires approval by its own settings and has none.",
+    )
+    exempt: CommaList = Field(
+        (),
+        description="Patterns of methods whose calls need no approval, whatever `REQUIRE` and plugins say.",
+    )
+
+    def requires(self, method: str, *, declared: bool) -> bool:
+        """Whether calls of a method require approval.
+
+        Args:
+            method: full name, ``author.module.function``.
+            declared: whether its plugin says so.
+        """
+        if any(fnmatchcase(method, pattern) for pattern in self.exempt):
+            return False
+        return declared or any(fnmatchcase(method, pattern) for pattern in self.require)
 
 
 class PluginSettings(_Group):
@@ -678,6 +706,7 @@ class Settings(BaseSettings):
     results: ResultSettings = ResultSettings()
     database: DatabaseSettings = DatabaseSettings()
     retention: RetentionSettings = RetentionSettings()
+    approval: ApprovalSettings = ApprovalSettings()
     plugins: PluginSettings = PluginSettings()
     store: StoreSettings = StoreSettings()
     downloads: DownloadSettings = DownloadSettings()

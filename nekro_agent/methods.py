@@ -50,3 +50,5 @@ class SandboxMethod:
     description: str
     func: Callable[..., Any]
     lane: Lane | None = None
+    #: Whether a person must approve each call, unless the installation exempts the method.
+    requires_approval: bool = False

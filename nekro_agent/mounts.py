@@ -84,6 +84,7 @@ class PluginMounts:
         description: str = "",
         *,
         lane: Lane | str | None = None,
+        requires_approval: bool = False,
     ) -> Callable[[F], F]:
         """Register a method that sandboxed code can call; the function is returned unchanged.
 
@@ -95,6 +96,9 @@ class PluginMounts:
             name: label for people; also callable if it is an unused identifier.
             lane: queue of the calls, ``"long"`` for downloads and other long work; None leaves it
                 to the installation.
+            requires_approval: whether a person must approve each call before it runs, for example of a
+                method that spends money. The installation may exempt the method, or require approval
+                for others.
 
         Raises:
             InvalidValueError: the type or the lane does not exist.
@@ -112,7 +116,12 @@ class PluginMounts:
             if func.__name__ in self._methods:
                 _log.warning(f"{self.key}: method {func.__name__} is registered again; the later one is used")
             self._methods[func.__name__] = SandboxMethod(
-                method_type=kind, name=name, description=description, func=func, lane=queue
+                method_type=kind,
+                name=name,
+                description=description,
+                func=func,
+                lane=queue,
+                requires_approval=requires_approval,
             )
             return func
 

@@ -78,7 +78,9 @@ class Services(Parts):
         return cls(
             settings=settings,
             role=role,
-            registry=LoadedRegistry(loaded.plugins, long_methods=settings.workers.long_methods),
+            registry=LoadedRegistry(
+                loaded.plugins, long_methods=settings.workers.long_methods, approval=settings.approval
+            ),
             database=database,
             _loaded=loaded,
         )

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from broker_config.settings import ApprovalSettings
 from nekro_agent.errors import InvalidValueError, MethodDisabledError, MethodNotFoundError
 from nekro_agent.methods import Lane, SandboxMethod, SandboxMethodType
 from nekro_agent.mounts import long_running
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.schemas.agent_ctx import AgentCtx
+from workers.catalogue.entries import PluginEntry
 from workers.plugins.lanes import LaneChooser
 from workers.plugins.registry import LoadedRegistry
 
@@ -116,6 +118,31 @@ def test_a_lane_is_set_by_the_decorator_argument_or_pattern() -> None:
     registry = LoadedRegistry([plugin], long_methods=["Ada.lanes.patt*"])
     assert {entry.lane for entry in registry} == {Lane.LONG}
     assert LoadedRegistry([plugin]).find("pattern").lane is Lane.METHODS
+
+
+def test_plugin_and_settings_say_which_methods_require_approval() -> None:
+    plugin = NekroPlugin("n", "spend", "", "1", "Ada", "")
+
+    @plugin.mount_sandbox_method(TOOL, "pay", requires_approval=True)
+    async def pay(ctx: AgentCtx) -> None:
+        """Doc."""
+
+    @plugin.mount_sandbox_method(TOOL, "look")
+    async def look(ctx: AgentCtx) -> None:
+        """Doc."""
+
+    def required(**approval: tuple[str, ...]) -> list[str]:
+        registry = LoadedRegistry([plugin], approval=ApprovalSettings(**approval))
+        registry.serve([plugin])
+        return [entry.name for entry in registry if entry.requires_approval]
+
+    assert required() == ["pay"]
+    assert required(require=("Ada.spend.l*",)) == ["pay", "look"]
+    assert required(require=("*",), exempt=("Ada.*.pay",)) == ["look"]
+    pay_entry, look_entry = LoadedRegistry([plugin])
+    assert (pay_entry.is_claimed, look_entry.is_claimed) == (True, False)
+    published = LoadedRegistry([plugin]).plugins[0]
+    assert PluginEntry.from_json(published.to_json()) == published
 
 
 def test_an_override_moves_a_method_or_pins_its_plugin_until_it_is_removed() -> None:

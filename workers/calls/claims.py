@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from loguru import logger
 
@@ -165,8 +166,13 @@ class CallClaims:
                 request, worker=worker, lease_seconds=lease_seconds, since_seconds=since_seconds
             )
 
-    async def finish(self, claim: HeldClaim, invocation: Invocation, envelope: Envelope) -> Envelope:
+    async def finish(
+        self, claim: HeldClaim, invocation: Invocation, envelope: Envelope, *, value: Any = None
+    ) -> Envelope:
         """Record a returned call and its consequences; returns the envelope to send.
+
+        Args:
+            value: what a TOOL method returned, for the chat if its caller waits no longer.
 
         Raises:
             OutcomeUnknownError: the claim was lost meanwhile, or the database refused the record or was
@@ -176,7 +182,7 @@ class CallClaims:
         if text is not None and await self._is_dropped(invocation.chat_key, text):
             text = None
         try:
-            return await self._record_patiently(claim, invocation, envelope, text)
+            return await self._record_patiently(claim, invocation, envelope, text, value)
         except OutcomeUnknownError:
             raise
         except BaseException as exc:
@@ -191,13 +197,13 @@ class CallClaims:
             self._end(claim)
 
     async def _record_patiently(
-        self, claim: HeldClaim, invocation: Invocation, envelope: Envelope, text: str | None
+        self, claim: HeldClaim, invocation: Invocation, envelope: Envelope, text: str | None, value: Any
     ) -> Envelope:
         give_up_at = time.monotonic() + 3 * GRACE_SECONDS
         while True:
             try:
                 try:
-                    return await self._record(claim, invocation, envelope, text)
+                    return await self._record(claim, invocation, envelope, text, value)
                 except FencedError as exc:
                     return await self._recorded_before(claim, exc)
             except StorageUnavailableError:
@@ -212,7 +218,7 @@ class CallClaims:
         self._under_way.pop(claim.call_id, None)
 
     async def _record(
-        self, claim: HeldClaim, invocation: Invocation, envelope: Envelope, text: str | None
+        self, claim: HeldClaim, invocation: Invocation, envelope: Envelope, text: str | None, value: Any
     ) -> Envelope:
         async with self._database.begin() as transaction:
             if text is not None:
@@ -222,7 +228,7 @@ class CallClaims:
             ended = await transaction.calls.finish(
                 claim.call_id, fence=claim.fence, outcome=envelope.model_dump(mode="json")
             )
-            await settle(transaction, self._publisher, ended)
+            await settle(transaction, self._publisher, ended, value=value)
         return envelope
 
     async def _recorded_before(self, claim: HeldClaim, exc: FencedError) -> Envelope:

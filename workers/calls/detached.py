@@ -89,9 +89,9 @@ class CallDetacher:
         """
         request = _request(entry, invocation, lane=lane)
         seconds = longest_seconds(invocation)
-        is_tool = entry.type is SandboxMethodType.TOOL
+        runs_seconds = None if entry.is_claimed else seconds
         async with self._database.begin() as transaction:
-            call = await transaction.detached_calls.detach(request, runs_seconds=seconds if is_tool else None)
+            call = await transaction.detached_calls.detach(request, runs_seconds=runs_seconds)
             if call.finished_at is None:
                 await transaction.call_progress.begin(
                     CallProgress(

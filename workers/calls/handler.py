@@ -231,7 +231,8 @@ class CallHandler:
         except BaseException as exc:
             await self._claims.fail(claim, exc)
             raise
-        return (await self._claims.finish(claim, invocation, envelope)).model_dump(mode="json")
+        ended = await self._claims.finish(claim, invocation, envelope, value=outcome.value)
+        return ended.model_dump(mode="json")
 
     async def _outcome(self, target: CallTarget, invocation: Invocation, arguments: Arguments) -> Outcome:
         try:

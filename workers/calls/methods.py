@@ -10,7 +10,6 @@ from nekro_agent.execution.author_frames import AuthorFrame
 from nekro_agent.execution.current_call import CurrentCall, serving
 from nekro_agent.execution.invoke import Outcome, call_method
 from nekro_agent.execution.uses import using
-from nekro_agent.methods import SandboxMethodType
 from runtime.redaction import Redactor
 from workers.calls.failures import explained, places_in_plugin
 from workers.calls.handler import CallTarget, OnStep, context_of_call
@@ -57,7 +56,7 @@ class _Method(CallTarget):
     def __init__(self, loaded: LoadedMethod, targets: MethodTargets) -> None:
         self._loaded, self._targets = loaded, targets
         self.subject = loaded.entry
-        self.is_claimed = loaded.entry.type is not SandboxMethodType.TOOL
+        self.is_claimed = loaded.entry.is_claimed
 
     def home(self, arguments: Arguments) -> str | None:
         return self._targets.home_of(self.subject.plugin_key)

@@ -1,7 +1,7 @@
 """Recorded calls: a row is written before the message, and a sweep sends lost messages again.
 
-A TOOL call has no row unless it is detached: its caller repeats it when the broker lost it, and if
-the caller has ended the result is not needed.
+A call of a TOOL method that needs no approval has no row unless it is detached: its caller repeats it when
+the broker lost it, and if the caller has ended the result is not needed.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from codec.wire import Signer
     from storage.engine import Database
     from storage.repositories.calls import Call, CallRequest
+    from workers.catalogue.entries import MethodEntry
     from workers.catalogue.registry import Registry
     from workers.chats.publisher import EventPublisher
 
@@ -58,8 +59,9 @@ class CallRecords:
         self._registry = registry
 
     def records(self, message: CallMessage) -> bool:
-        """Whether the call is recorded: all but TOOL calls and unknown methods, which the worker refuses."""
-        return self._type_of(message.invocation.method) not in (None, SandboxMethodType.TOOL)
+        """Whether the call is recorded: those of claimed methods; the worker refuses unknown ones."""
+        entry = self._entry_of(message.invocation.method)
+        return entry is not None and entry.is_claimed
 
     async def record(self, message: CallMessage) -> None:
         """Record a call; retries during a short outage of the database.
@@ -114,10 +116,11 @@ class CallRecords:
         from storage.repositories.calls import CallRequest
 
         invocation = message.invocation
+        entry = self._entry_of(invocation.method)
         return CallRequest(
             id=invocation.call_id,
             method=invocation.method,
-            type=self._type_of(invocation.method) or SandboxMethodType.TOOL,
+            type=SandboxMethodType.TOOL if entry is None else entry.type,
             chat_key=invocation.chat_key,
             round_id=invocation.round_id,
             lane=message.lane,
@@ -126,9 +129,9 @@ class CallRecords:
             invocation=message.to_row(),
         )
 
-    def _type_of(self, method: str) -> SandboxMethodType | None:
+    def _entry_of(self, method: str) -> MethodEntry | None:
         try:
-            return self._registry.find(method).type
+            return self._registry.find(method)
         except (MethodDisabledError, MethodNotFoundError):
             return None
 

@@ -73,6 +73,13 @@ class MethodEntry:
     #: Names of the first two parameters of a function declared as ``(argument, ctx)``; see
     #: ``nekro_agent.execution.signatures``.
     swapped: tuple[str, str] | None = None
+    #: Whether a person must approve each call before it runs.
+    requires_approval: bool = False
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether its calls are recorded, and claimed before they run, so that each runs at most once."""
+        return self.type is not SandboxMethodType.TOOL or self.requires_approval
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

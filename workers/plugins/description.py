@@ -105,7 +105,9 @@ def _describe() -> dict[str, object]:
         data_dir=settings.data_dir,
         packages=package_policy(settings.plugins),
     )
-    registry = LoadedRegistry(loaded.plugins, long_methods=settings.workers.long_methods)
+    registry = LoadedRegistry(
+        loaded.plugins, long_methods=settings.workers.long_methods, approval=settings.approval
+    )
     return {
         "plugins": [entry.to_json() for entry in entries_of(loaded, registry, digest=source_digest)],
         "warnings": loaded.warnings,

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from broker_config.settings import ApprovalSettings
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError, MethodDisabledError, MethodNotFoundError
 from nekro_agent.execution.invoke import run_callable
@@ -51,15 +52,23 @@ class LoadedWebhook:
 class LoadedRegistry(Registry):
     """The registry of a worker; only its methods can be run in this process."""
 
-    def __init__(self, plugins: Iterable[NekroPlugin], *, long_methods: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        plugins: Iterable[NekroPlugin],
+        *,
+        long_methods: Sequence[str] = (),
+        approval: ApprovalSettings | None = None,
+    ) -> None:
         """Index the plugins' methods.
 
         Args:
             plugins: in the order in which they were loaded.
             long_methods: patterns of full names (``author.module.*``) that run in lane ``long``.
+            approval: which methods require approval; None leaves that to the plugins.
         """
         super().__init__(collect=self._selected)
         self._long_methods = tuple(long_methods)
+        self._approval = approval or ApprovalSettings()
         self._loaded = {plugin.key: plugin for plugin in plugins}
         self._methods: dict[str, LoadedMethod] = {}
         self._webhooks: dict[str, LoadedWebhook] = {}
@@ -67,7 +76,7 @@ class LoadedRegistry(Registry):
 
     def serve(self, plugins: Iterable[NekroPlugin]) -> None:
         """Serve these plugins from now on: others, new versions, or the same in another state."""
-        fresh = vars(LoadedRegistry(plugins, long_methods=self._long_methods))
+        fresh = vars(LoadedRegistry(plugins, long_methods=self._long_methods, approval=self._approval))
         # In one step, because other threads call `find` meanwhile.
         vars(self).update({name: value for name, value in fresh.items() if name != "_collect"})
 
@@ -182,6 +191,7 @@ class LoadedRegistry(Registry):
             repeatable=bool(getattr(function, REPEATABLE_ATTRIBUTE, False)),
             parameters=None if signature is None else _parameters(signature),
             swapped=None if signature is None else takes_context_second(signature),
+            requires_approval=self._approval.requires(task, declared=method.requires_approval),
         )
         self._methods[task] = LoadedMethod(entry=entry, plugin=plugin, method=method)
         return entry
