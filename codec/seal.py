@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from codec import plain_json
 
-__all__ = ["CONTROL", "TASK", "TICKET", "Seal"]
+__all__ = ["APPROVAL", "CONTROL", "TASK", "TICKET", "Seal"]
 
 #: Task messages: ``messaging.celery.admission``.
 TASK: Final = "nekro task message 1"
@@ -20,6 +20,8 @@ TASK: Final = "nekro task message 1"
 CONTROL: Final = "nekro control command 1"
 #: Stream tickets: ``gateway.access.tickets``.
 TICKET: Final = "nekro stream ticket 1"
+#: Approvals of calls: ``workers.approvals.seals``.
+APPROVAL: Final = "nekro approval 1"
 
 
 class Seal:

@@ -26,6 +26,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from nekro_agent.methods import Lane, SandboxMethodType
 from nekro_agent.ports import MessageKind, WorkdayMode
 from storage.states import (
+    ApprovalScope,
+    ApprovalState,
     CallState,
     CrashPolicy,
     DeliveryState,
@@ -43,6 +45,7 @@ __all__ = [
     "AdapterSendRow",
     "AdapterSubscriptionRow",
     "ApiKeyRow",
+    "ApprovalRow",
     "AuditRow",
     "Base",
     "CallRow",
@@ -98,8 +101,9 @@ class Base(DeclarativeBase):
         **{
             states: StateText(states)
             for states in (
-                CallState, CrashPolicy, DeliveryState, JobState, Lane, MarkSource, MessageKind, RoundState,
-                SandboxMethodType, SendState, TimerState, TriggerKind, WorkdayMode,
+                ApprovalScope, ApprovalState, CallState, CrashPolicy, DeliveryState, JobState, Lane,
+                MarkSource, MessageKind, RoundState, SandboxMethodType, SendState, TimerState, TriggerKind,
+                WorkdayMode,
             )
         },
     }  # fmt: skip
@@ -302,6 +306,61 @@ class CallRow(Base):
             sqlite_where=text("state IN ('queued', 'running')"),
         ),
         Index("ix_calls_finished_at", "finished_at"),
+    )
+
+
+class ApprovalRow(Base):
+    """A request for approval of one call, and the decision on it."""
+
+    __tablename__ = "approvals"
+
+    sequence: Mapped[int] = _sequence()
+    id: Mapped[str] = mapped_column(KeyText(), unique=True)
+    call_id: Mapped[str] = mapped_column(KeyText(), unique=True)
+    chat_key: Mapped[str] = _chat_key()
+    #: Turn and round of the call; None outside rounds.
+    turn_id: Mapped[str | None]
+    round_id: Mapped[str | None]
+    #: The turn that began the work: its approved calls begin further turns, which share its grants.
+    root_turn_id: Mapped[str | None] = mapped_column(KeyText(), index=True)
+    user_id: Mapped[str | None]
+    method: Mapped[str] = mapped_column(KeyText())
+    lane: Mapped[str]
+    #: Tagged text, as the caller wrote it.
+    arguments: Mapped[str]
+    #: Tagged text that runs instead; None: the approver changed nothing.
+    edited_arguments: Mapped[str | None]
+    #: SHA-256 of the method and the arguments that run, in hexadecimal.
+    digest: Mapped[str]
+    requested_at: Mapped[datetime]
+    expires_at: Mapped[datetime]
+    state: Mapped[ApprovalState]
+    scope: Mapped[ApprovalScope | None]
+    #: Until when an approval of scope TURN or CHAT permits further calls.
+    grant_until: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+    decided_by: Mapped[str | None]
+    decided_at: Mapped[datetime | None] = mapped_column(index=True)
+    reason: Mapped[str | None]
+    #: Signature of an approval, without which the row permits nothing.
+    seal: Mapped[str | None]
+
+    __table_args__ = (
+        Index(
+            "ix_approvals_pending",
+            "expires_at",
+            postgresql_where=text("state = 'pending'"),
+            sqlite_where=text("state = 'pending'"),
+        ),
+        Index(
+            "ix_approvals_granted",
+            "chat_key",
+            "method",
+            postgresql_where=text("state = 'approved' AND scope IN ('turn', 'chat')"),
+            sqlite_where=text("state = 'approved' AND scope IN ('turn', 'chat')"),
+        ),
+        Index("ix_approvals_chat_key_sequence", "chat_key", "sequence"),
+        _ORDERED,
     )
 
 

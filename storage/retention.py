@@ -10,11 +10,12 @@ from sqlalchemy import ColumnElement, delete, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute
 
 from broker_config.settings import RetentionSettings
-from storage.clock import seconds_from_now
+from storage.clock import now, seconds_from_now
 from storage.engine import Database
 from storage.models import (
     AdapterClientRow,
     AdapterSendRow,
+    ApprovalRow,
     AuditRow,
     Base,
     CallRow,
@@ -71,7 +72,15 @@ def _rules(retention: RetentionSettings) -> list[_Rule]:
     messages = seconds_from_now(-timedelta(days=retention.messages_days).total_seconds())
     requests = seconds_from_now(-timedelta(days=retention.requests_days).total_seconds())
     audit = seconds_from_now(-timedelta(days=retention.audit_days).total_seconds())
+    approvals = seconds_from_now(-timedelta(days=retention.approvals_days).total_seconds())
     rules = [
+        # Only decided ones have a time of the decision; what an approval permits ends before.
+        _Rule(
+            table=ApprovalRow,
+            key=(ApprovalRow.sequence,),
+            expired=(ApprovalRow.decided_at < approvals)
+            & (ApprovalRow.grant_until.is_(None) | (ApprovalRow.grant_until < now())),
+        ),
         _Rule(
             table=CallRow,
             key=(CallRow.id,),

@@ -12,6 +12,8 @@ __all__ = [
     "FINAL_JOB_STATES",
     "FINAL_ROUND_STATES",
     "OPEN_TIMER_STATES",
+    "ApprovalScope",
+    "ApprovalState",
     "CallState",
     "CrashPolicy",
     "DeliveryState",
@@ -28,6 +30,8 @@ __all__ = [
 class CallState(StrEnum):
     """State of a call of a plugin method."""
 
+    #: Recorded, and not sent before a person approves it.
+    AWAITING = "awaiting"
     #: Recorded, not claimed by a worker yet.
     QUEUED = "queued"
     #: A worker holds the claim and may be running the method.
@@ -40,6 +44,32 @@ class CallState(StrEnum):
     UNKNOWN = "unknown"
     #: Cancelled on request before it ended.
     CANCELLED = "cancelled"
+
+
+class ApprovalState(StrEnum):
+    """State of a request for approval of a call."""
+
+    #: Nobody has decided yet.
+    PENDING = "pending"
+    #: The call may run once.
+    APPROVED = "approved"
+    #: The call does not run.
+    DENIED = "denied"
+    #: Nobody decided in time; the call does not run.
+    EXPIRED = "expired"
+    #: The request was withdrawn: its turn was cancelled, or its chat was reset.
+    CANCELLED = "cancelled"
+
+
+class ApprovalScope(StrEnum):
+    """What an approval permits besides its own call."""
+
+    #: Nothing.
+    ONCE = "once"
+    #: Calls of the same method in the same turn, and in the turns that its approved calls begin.
+    TURN = "turn"
+    #: Calls of the same method in the same chat, for a limited time.
+    CHAT = "chat"
 
 
 class EventType(StrEnum):
@@ -70,6 +100,10 @@ class EventType(StrEnum):
     #: Live: what a running call reported.
     CALL_PROGRESS = "call.progress"
     CALL_ENDED = "call.ended"
+    #: A call waits until a person approves it.
+    APPROVAL_REQUESTED = "approval.requested"
+    #: A person decided on a call, its request expired, or it was cancelled.
+    APPROVAL_DECIDED = "approval.decided"
     JOB_STARTED = "job.started"
     JOB_PROGRESS = "job.progress"
     JOB_ENDED = "job.ended"

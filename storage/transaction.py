@@ -11,6 +11,7 @@ from loguru import logger
 from storage.driver.connection import Connection
 
 if TYPE_CHECKING:
+    from storage.access.approvals import ApprovalRepository, AwaitingCallRepository
     from storage.access.audit import AuditRepository
     from storage.access.keys import KeyRepository
     from storage.access.openai_responses import OpenAIResponseRepository
@@ -49,11 +50,25 @@ class Repositories:
         return AdapterRepository(self._runner)
 
     @cached_property
+    def approvals(self) -> ApprovalRepository:
+        """Requests for approval of calls."""
+        from storage.access.approvals import ApprovalRepository
+
+        return ApprovalRepository(self._runner)
+
+    @cached_property
     def audit(self) -> AuditRepository:
         """Administrative acts."""
         from storage.access.audit import AuditRepository
 
         return AuditRepository(self._runner)
+
+    @cached_property
+    def awaiting_calls(self) -> AwaitingCallRepository:
+        """Calls that await approval."""
+        from storage.access.approvals import AwaitingCallRepository
+
+        return AwaitingCallRepository(self._runner)
 
     @cached_property
     def call_progress(self) -> CallProgressRepository:

@@ -1,5 +1,6 @@
 """Calls of plugin methods: claimed before they run, so that each has at most one effect.
 
+    AWAITING ──(approved)──▶ QUEUED; ──(not approved)──▶ FAILED or CANCELLED
     QUEUED ──claim──▶ RUNNING ──finish──▶ DONE      ──fail──▶ FAILED
        │                 ├──(lease expired)──▶ UNKNOWN, or RUNNING again if it is repeatable
        ├─────────────────┴──cancel──▶ CANCELLED
@@ -393,7 +394,8 @@ def _open_calls(condition: ColumnElement[bool], limit: int) -> Select[str]:
 
 
 def _verdict(state: CallState) -> ClaimVerdict:
-    if state in _OPEN:
+    # A message of a call that awaits approval is not the one that its approval sends.
+    if state in (CallState.AWAITING, *_OPEN):
         return ClaimVerdict.BUSY
     return ClaimVerdict.UNKNOWN if state is CallState.UNKNOWN else ClaimVerdict.ENDED
 

@@ -1,0 +1,337 @@
+"""Requests for approval of calls, the decisions on them, and the calls that await one."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, and_, func, or_, select, update
+
+from storage.clock import now
+from storage.models import ApprovalRow, CallRow, RoundRow
+from storage.repositories.base import Repository, chosen_once, found, is_one_of
+from storage.repositories.calls import Call, CallRequest
+from storage.states import ApprovalScope, ApprovalState, CallState, TriggerKind
+from storage.upsert import insert
+
+__all__ = ["Approval", "ApprovalRepository", "AwaitingCallRepository", "Decision", "NewApproval"]
+
+_GRANTING: Final = (ApprovalScope.TURN, ApprovalScope.CHAT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewApproval:
+    """A call that a person is asked to approve."""
+
+    id: str
+    call_id: str
+    chat_key: str
+    turn_id: str | None
+    round_id: str | None
+    root_turn_id: str | None
+    user_id: str | None
+    #: ``author.module.function``.
+    method: str
+    lane: str
+    #: Tagged text.
+    arguments: str
+    digest: str
+    expires_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What was decided on a call."""
+
+    state: ApprovalState
+    decided_by: str
+    reason: str | None = None
+    #: The following are those of an approval.
+    scope: ApprovalScope | None = None
+    edited_arguments: str | None = None
+    #: Of what runs.
+    digest: str | None = None
+    grant_until: datetime | None = None
+    seal: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Approval(NewApproval):
+    """A request for approval and the decision on it; the fields of a decision are None without one."""
+
+    sequence: int
+    requested_at: datetime
+    state: ApprovalState
+    edited_arguments: str | None
+    scope: ApprovalScope | None
+    grant_until: datetime | None
+    revoked_at: datetime | None
+    decided_by: str | None
+    decided_at: datetime | None
+    reason: str | None
+    seal: str | None
+
+    @property
+    def running_arguments(self) -> str:
+        """Tagged text of the arguments with which the call runs."""
+        return self.arguments if self.edited_arguments is None else self.edited_arguments
+
+
+class ApprovalRepository(Repository):
+    """Rows of ``approvals``. A decision is one compare-and-set on PENDING, so there is at most one."""
+
+    async def add(self, new: NewApproval, decision: Decision | None = None) -> bool:
+        """Record a request, decided at once or not; False when its call has one."""
+        values = {**_values(new), "requested_at": now(), "state": ApprovalState.PENDING}
+        if decision is not None:
+            values |= _decided(decision, digest=new.digest)
+        statement = insert(self._dialect, ApprovalRow).values(**values)
+        statement = statement.on_conflict_do_nothing(index_elements=[ApprovalRow.call_id])
+        return await self._scalar(statement.returning(ApprovalRow.id)) is not None
+
+    async def decide(self, approval_id: str, decision: Decision, *, digest: str) -> Approval | None:
+        """Record a decision; None if there is one already, or the request has expired.
+
+        Args:
+            digest: of the arguments as requested.
+        """
+        statement = (
+            update(ApprovalRow)
+            .where(
+                ApprovalRow.id == approval_id,
+                ApprovalRow.state == ApprovalState.PENDING,
+                ApprovalRow.expires_at > now(),
+            )
+            .values(**_decided(decision, digest=digest))
+        )
+        return await self._one_or_none(Approval, statement.returning(ApprovalRow))
+
+    async def overdue_chats(self, *, limit: int) -> list[str]:
+        """List chats with requests on which nobody decided in time."""
+        statement = (
+            select(ApprovalRow.chat_key)
+            .where(is_one_of(ApprovalRow.state, ApprovalState.PENDING), ApprovalRow.expires_at <= now())
+            .group_by(ApprovalRow.chat_key)
+            .order_by(func.min(ApprovalRow.expires_at))
+            .limit(limit)
+        )
+        return [chat_key for (chat_key,) in await self._rows(statement)]
+
+    async def expire(self, chat_key: str, *, limit: int) -> list[Approval]:
+        """End requests of a chat on which nobody decided in time; returns them in order."""
+        chosen = (
+            select(ApprovalRow.sequence)
+            .where(
+                ApprovalRow.chat_key == chat_key,
+                is_one_of(ApprovalRow.state, ApprovalState.PENDING),
+                ApprovalRow.expires_at <= now(),
+            )
+            .order_by(ApprovalRow.sequence)
+            .limit(limit)
+        )
+        statement = (
+            update(ApprovalRow)
+            .where(ApprovalRow.sequence.in_(chosen_once(chosen)), ApprovalRow.state == ApprovalState.PENDING)
+            .values(state=ApprovalState.EXPIRED, decided_at=now())
+        )
+        expired = await self._all(Approval, statement.returning(ApprovalRow))
+        return sorted(expired, key=lambda item: item.sequence)
+
+    async def seconds_until_overdue(self) -> float | None:
+        """Return the seconds until the next pending request expires; None if none is pending."""
+        statement = select(func.min(ApprovalRow.expires_at), now()).where(
+            is_one_of(ApprovalRow.state, ApprovalState.PENDING)
+        )
+        first, at = next(iter(await self._rows(statement)))
+        return None if first is None else (first - at).total_seconds()
+
+    async def cancel(
+        self,
+        chat_key: str,
+        *,
+        reason: str,
+        turn_id: str | None = None,
+        round_id: str | None = None,
+        call_id: str | None = None,
+    ) -> list[Approval]:
+        """Withdraw the pending requests of a chat; returns them in order.
+
+        Args:
+            turn_id, round_id, call_id: only those of one turn, round or call; None does not limit.
+        """
+        given = {"turn_id": turn_id, "round_id": round_id, "call_id": call_id}
+        chosen = [getattr(ApprovalRow, name) == value for name, value in given.items() if value is not None]
+        statement = (
+            update(ApprovalRow)
+            .where(ApprovalRow.chat_key == chat_key, ApprovalRow.state == ApprovalState.PENDING, *chosen)
+            .values(state=ApprovalState.CANCELLED, decided_at=now(), reason=reason)
+        )
+        cancelled = await self._all(Approval, statement.returning(ApprovalRow))
+        return sorted(cancelled, key=lambda item: item.sequence)
+
+    async def revoke(self, chat_key: str, *, approval_id: str | None = None) -> int:
+        """End what approvals of a chat permit besides their own calls; returns how many did.
+
+        Args:
+            approval_id: only that one; None means all.
+        """
+        statement = update(ApprovalRow).where(ApprovalRow.chat_key == chat_key, _permits())
+        if approval_id is not None:
+            statement = statement.where(ApprovalRow.id == approval_id)
+        return await self._count(statement.values(revoked_at=now()))
+
+    async def grants(self, chat_key: str, method: str, *, turn_id: str | None) -> list[Approval]:
+        """List the approvals that permit further calls of a method, the newest first."""
+        is_wide = ApprovalRow.scope == ApprovalScope.CHAT
+        if turn_id is not None:
+            is_wide = or_(is_wide, ApprovalRow.root_turn_id == await self.root_of(turn_id))
+        statement = select(ApprovalRow).where(
+            ApprovalRow.chat_key == chat_key, ApprovalRow.method == method, _permits(), is_wide
+        )
+        return await self._all(Approval, statement.order_by(ApprovalRow.sequence.desc()))
+
+    async def root_of(self, turn_id: str) -> str:
+        """Return the turn that began the work of a turn: itself, unless an approved call began it."""
+        began = (RoundRow.id == turn_id) & (RoundRow.trigger_kind == TriggerKind.CALL)
+        statement = select(ApprovalRow.root_turn_id).where(began, RoundRow.trigger_id == ApprovalRow.call_id)
+        return await self._scalar(statement) or turn_id
+
+    async def turns_before(self, call_id: str) -> list[str]:
+        """List the turns that led to a call that was approved or refused, the first at the beginning."""
+        root = select(ApprovalRow.root_turn_id).where(ApprovalRow.call_id == call_id).scalar_subquery()
+        statement = (
+            select(ApprovalRow.turn_id)
+            .where(ApprovalRow.root_turn_id == root)
+            .group_by(ApprovalRow.turn_id)
+            .order_by(func.min(ApprovalRow.sequence))
+        )
+        return [turn_id for (turn_id,) in await self._rows(statement)]
+
+    async def newest(
+        self,
+        *,
+        limit: int,
+        chat_key: str | None = None,
+        state: ApprovalState | None = None,
+        before: int | None = None,
+    ) -> list[Approval]:
+        """List requests, the newest first.
+
+        Args:
+            before: only those with a smaller sequence; None does not limit.
+        """
+        statement = select(ApprovalRow).order_by(ApprovalRow.sequence.desc()).limit(limit)
+        if chat_key is not None:
+            statement = statement.where(ApprovalRow.chat_key == chat_key)
+        if state is not None:
+            statement = statement.where(is_one_of(ApprovalRow.state, state))
+        if before is not None:
+            statement = statement.where(ApprovalRow.sequence < before)
+        return await self._all(Approval, statement)
+
+    async def of_round(self, round_id: str, *, chat_key: str) -> list[Approval]:
+        """List the requests of a round's code."""
+        statement = select(ApprovalRow).where(
+            ApprovalRow.chat_key == chat_key, ApprovalRow.round_id == round_id
+        )
+        return await self._all(Approval, statement.order_by(ApprovalRow.sequence))
+
+    async def of_call(self, call_id: str) -> Approval | None:
+        """Return the request for a call, or None."""
+        return await self._one_or_none(Approval, select(ApprovalRow).where(ApprovalRow.call_id == call_id))
+
+    async def get(self, approval_id: str) -> Approval:
+        """Return a request.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        statement = select(ApprovalRow).where(ApprovalRow.id == approval_id)
+        return found(await self._one_or_none(Approval, statement), "approval", approval_id)
+
+    async def with_prefix(self, prefix: str, *, limit: int, chat_key: str | None = None) -> list[Approval]:
+        """List the requests whose ids begin with a text; None as chat means all chats."""
+        statement = select(ApprovalRow).where(ApprovalRow.id.startswith(prefix, autoescape=True))
+        if chat_key is not None:
+            statement = statement.where(ApprovalRow.chat_key == chat_key)
+        return await self._all(Approval, statement.order_by(ApprovalRow.sequence.desc()).limit(limit))
+
+    async def pending(self) -> tuple[int, datetime | None]:
+        """Return how many requests are pending, and since when the oldest one is."""
+        statement = select(func.count(), func.min(ApprovalRow.requested_at)).where(
+            is_one_of(ApprovalRow.state, ApprovalState.PENDING)
+        )
+        count, oldest = next(iter(await self._rows(statement)))
+        return count, oldest
+
+
+class AwaitingCallRepository(Repository):
+    """Rows of ``calls`` in state AWAITING."""
+
+    async def add(self, request: CallRequest) -> None:
+        """Record a call that awaits approval; a call that has a row is not changed."""
+        values = {item.name: getattr(request, item.name) for item in dataclasses.fields(CallRequest)}
+        new = insert(self._dialect, CallRow).values(**values, state=CallState.AWAITING, requested_at=now())
+        await self._rows(new.on_conflict_do_nothing(index_elements=[CallRow.id]))
+
+    async def release(self, call_id: str, *, invocation: dict[str, Any], deadline: datetime) -> Call | None:
+        """Queue a call that was approved, detached from its caller; None if it does not await approval."""
+        return await self._end_wait(
+            call_id,
+            {
+                "state": CallState.QUEUED,
+                "invocation": invocation,
+                "deadline": deadline,
+                "published_at": now(),
+                "detached_at": now(),
+            },
+        )
+
+    async def refuse(
+        self,
+        call_id: str,
+        *,
+        state: CallState,
+        error_type: str,
+        error_message: str,
+        invocation: dict[str, Any] | None = None,
+    ) -> Call | None:
+        """End a call that was not approved; None if it does not await approval.
+
+        Args:
+            invocation: replaces the stored one; None keeps it.
+        """
+        values: dict[str, Any] = {
+            "state": state,
+            "finished_at": now(),
+            "detached_at": now(),
+            "error_type": error_type,
+            "error_message": error_message,
+        }
+        if invocation is not None:
+            values["invocation"] = invocation
+        return await self._end_wait(call_id, values)
+
+    async def _end_wait(self, call_id: str, values: dict[str, Any]) -> Call | None:
+        statement = update(CallRow).where(CallRow.id == call_id, CallRow.state == CallState.AWAITING)
+        return await self._one_or_none(Call, statement.values(**values).returning(CallRow))
+
+
+def _permits() -> ColumnElement[bool]:
+    return and_(
+        is_one_of(ApprovalRow.state, ApprovalState.APPROVED),
+        is_one_of(ApprovalRow.scope, *_GRANTING),
+        ApprovalRow.grant_until > now(),
+        ApprovalRow.revoked_at.is_(None),
+    )
+
+
+def _values(new: NewApproval) -> dict[str, Any]:
+    return {item.name: getattr(new, item.name) for item in dataclasses.fields(NewApproval)}
+
+
+def _decided(decision: Decision, *, digest: str) -> dict[str, Any]:
+    values = {item.name: getattr(decision, item.name) for item in dataclasses.fields(Decision)}
+    return {**values, "digest": decision.digest or digest, "decided_at": now()}
