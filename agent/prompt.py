@@ -45,6 +45,10 @@ _REASONS: Final = {
     StopType.MANUAL: "The program ended itself with exit(9) to look at its output.",
     StopType.SECURITY: "The program was stopped because it broke a safety rule of this system.",
     StopType.MULTIMODAL_AGENT: _STOPPED_AT_CALL,
+    StopType.APPROVAL: (
+        "The program ended at a call that a person must approve. The call has not run, unless a result below "
+        "says so; code after it did not run. Do not make the call again while it waits."
+    ),
 }
 _SYNTAX_HINT: Final = (
     "Python could not read your answer. It has to end with exactly one fenced block of Python; "

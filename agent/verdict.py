@@ -57,6 +57,9 @@ def judge(run: RunResult, *, wall_seconds: float, max_calls: int) -> Verdict:
     stop = run.stop_type
     if stop in (StopType.AGENT, StopType.MULTIMODAL_AGENT):
         return Verdict(stop_type=stop, reason="", wants_more=True)
+    if stop is StopType.APPROVAL:
+        # The decision requests the next round.
+        return Verdict(stop_type=stop, reason="", wants_more=False)
     if run.calls > max_calls:
         return _calls_used_up(stop, max_calls)
     if stop is StopType.NORMAL:

@@ -176,6 +176,9 @@ class RetentionSettings(_Group):
     calls_days: float = Field(
         7, ge=1, description="Outcomes of calls, including dead-lettered ones; repeated deliveries need them."
     )
+    approvals_days: float = Field(
+        90, ge=1, description="Decided requests for approval of calls; they say who permitted what."
+    )
     rounds_days: float = Field(
         30,
         ge=1,
@@ -213,6 +216,25 @@ class ApprovalSettings(_Group):
         (),
         description="Patterns of methods whose calls need no approval, whatever `REQUIRE` and plugins say.",
     )
+
+    approvers: CommaList = Field(
+        (),
+        description="Who may decide with `/approve` and `/deny` in a chat: patterns of `VOUCHER:user_id`. "
+        "The voucher is what states the user's id: `sse` for the SSE adapter, `key:ID` for a key of the API, "
+        "`gateway` for an API without keys. Empty: nobody; decisions come from the shell and the API then.",
+    )
+    pending_seconds: float = Field(
+        86400, gt=0, description="How long a call waits for a decision; then it does not run any more."
+    )
+    grant_seconds: float = Field(
+        28800,
+        gt=0,
+        description="How long an approval for a turn or a chat permits further calls of the same method.",
+    )
+
+    def may_decide(self, voucher: str, user_id: str) -> bool:
+        """Whether a person of a chat may decide on its calls."""
+        return any(fnmatchcase(f"{voucher}:{user_id}", pattern) for pattern in self.approvers)
 
     def requires(self, method: str, *, declared: bool) -> bool:
         """Whether calls of a method require approval.

@@ -16,6 +16,7 @@ from kombu.entity import Exchange, Queue
 from kombu.exceptions import ChannelError
 
 from broker_config.keys import pinned_queue
+from broker_config.urls import is_redis
 from nekro_agent.methods import Lane
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ __all__ = [
     "publish_round_requested",
     "rounds_waiting",
     "routing_key_for_chat",
+    "sending_queue",
 ]
 
 AGENT_EVENTS: Final = Exchange("agent.events", type="topic", durable=True)
@@ -102,6 +104,14 @@ def lane_queue(lane: Lane, plugin_key: str | None = None, *, quorum: bool = Fals
         durable=True,
         queue_arguments=arguments,
     )
+
+
+def sending_queue(app: Celery, name: str) -> Queue:
+    """Return the queue of a lane or of a pinned plugin by its name; declared if this process has not yet."""
+    if name not in app.amqp.queues:
+        key = name.removeprefix(f"{Lane.PINNED.value}.")
+        app.amqp.queues.add(lane_queue(Lane.METHODS, key, quorum=not is_redis(app.nekro_settings.broker.url)))
+    return app.amqp.queues[name]
 
 
 def count_waiting(queue: Queue, channel: Any) -> int:

@@ -125,6 +125,9 @@ class Invocation(_Wire):
         None,
         description="When its caller stops waiting and the call becomes a job; None means at the deadline.",
     )
+    approval_id: str | None = Field(
+        None, description="The approval that sent it; None for a call that its caller sent."
+    )
     args: str = Field(description="The arguments as tagged text, as the caller wrote it.")
 
     def waited_seconds_left(self) -> float:

@@ -47,7 +47,10 @@ async def post_message(
     identity.require(Scope.POST, chat_key=message.chat_key)
     await require_budget(services.database, identity)
     receipt = await services.intake.accept(
-        message, once_key=None if once is None else f"post:{once}", key_id=identity.key_id
+        message,
+        once_key=None if once is None else f"post:{once}",
+        key_id=identity.key_id,
+        voucher=identity.name,
     )
     if receipt is None:
         return PostedMessage(message=None, turn_id=None)

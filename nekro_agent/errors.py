@@ -18,6 +18,7 @@
     │   ├── MethodAbortedError
     │   ├── CallTimeoutError
     │   ├── CallCancelledError
+    │   ├── NotApprovedError
     │   └── OutcomeUnknownError
     ├── BrokerError
     │   ├── BrokerUnavailableError
@@ -26,6 +27,7 @@
     ├── StorageError
     │   ├── NotFoundError
     │   ├── ConflictError
+    │   ├── AlreadyDecidedError
     │   ├── FencedError
     │   └── StorageUnavailableError
     ├── SandboxError
@@ -50,6 +52,7 @@ import functools
 from typing import ClassVar
 
 __all__ = [
+    "AlreadyDecidedError",
     "ArgumentError",
     "BrokerError",
     "BrokerUnavailableError",
@@ -67,6 +70,7 @@ __all__ = [
     "MethodFailedError",
     "MethodNotFoundError",
     "NekroError",
+    "NotApprovedError",
     "NotFoundError",
     "OutcomeUnknownError",
     "OverloadedError",
@@ -243,6 +247,12 @@ class CallCancelledError(PluginError):
     code = "call_cancelled"
 
 
+class NotApprovedError(PluginError):
+    """A call of a method that requires approval has none, or it was denied or expired; it did not run."""
+
+    code = "not_approved"
+
+
 class OutcomeUnknownError(PluginError):
     """A worker died during an at-most-once call, or the broker or the database failed around it.
 
@@ -294,6 +304,12 @@ class ConflictError(StorageError):
     """A row breaks a unique constraint."""
 
     code = "conflict"
+
+
+class AlreadyDecidedError(StorageError):
+    """A decision on a call's approval came after another one, or after the request had expired."""
+
+    code = "already_decided"
 
 
 class FencedError(StorageError):

@@ -73,7 +73,7 @@ class ExitReport:
 class BridgeOutcome:
     """How the exchange of frames ended; at most one of ``stop`` and ``limit`` is set."""
 
-    #: AGENT or MULTIMODAL_AGENT when a method ended the run, SECURITY after a violation.
+    #: AGENT, MULTIMODAL_AGENT or APPROVAL when a call ended the run, SECURITY after a violation.
     stop: StopType | None = None
     limit: Limit | None = None
     exit: ExitReport | None = None

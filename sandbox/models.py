@@ -42,7 +42,7 @@ HOST_TOKEN_PREFIX: Final = "host:"  # noqa: S105 - a name, not a secret
 
 
 class StopType(IntEnum):
-    """Why a run ended; decided by the host. The numbers are those of the reference."""
+    """Why a run ended; decided by the host. The numbers are those of the reference, which has no APPROVAL."""
 
     #: The code ran to its end.
     NORMAL = 0
@@ -58,6 +58,8 @@ class StopType(IntEnum):
     SECURITY = 10
     #: A MULTIMODAL_AGENT method answered; the lines after it did not run.
     MULTIMODAL_AGENT = 11
+    #: A call waits until a person approves it; the lines after it did not run.
+    APPROVAL = 14
 
 
 #: Stop types of runs that a result ended, by the type of the method.
@@ -144,7 +146,7 @@ class Raised:
 
 @dataclass(frozen=True, kw_only=True)
 class Stopped:
-    """The method's result ends the run (AGENT and MULTIMODAL_AGENT); the host keeps the text."""
+    """The call ends the run: its result does (AGENT types), or it waits for approval; the host keeps both."""
 
     stop: StopType
 

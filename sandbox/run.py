@@ -29,7 +29,7 @@ _KILLED: Final = ExitStatus(code=128 + 9)
 _MANUAL_EXIT_CODE: Final = 9
 #: A run that writes this many times what is kept is a flood.
 _KILL_FACTOR: Final = 16
-_STOPPED_BY_RESULT: Final = (StopType.AGENT, StopType.MULTIMODAL_AGENT)
+_STOPPED_BY_CALL: Final = (StopType.AGENT, StopType.MULTIMODAL_AGENT, StopType.APPROVAL)
 #: Signals by which the kernel enforces a resource limit, as exit codes.
 _LIMIT_SIGNALS: Final = {128 + 24: Limit.CPU, 128 + 25: Limit.FILE_SIZE}
 _HINTS: Final = {limit.value: limit for limit in Limit if limit is not Limit.WALL}
@@ -179,7 +179,7 @@ class SandboxRun:
 
         Code may close it early: it can make no more calls, and only its own later output is lost.
         """
-        if outcome.stop not in _STOPPED_BY_RESULT:
+        if outcome.stop not in _STOPPED_BY_CALL:
             return False
         try:
             async with asyncio.timeout(_STOP_SECONDS):

@@ -74,9 +74,10 @@ PARTS = {
         "catalogue": (),
         "plugins": ("pools", "leases", "catalogue"),
         "calls": ("pools", "chats", "leases", "plugins", "catalogue"),
-        "rounds": ("chats", "leases", "plugins", "calls", "catalogue"),
+        "approvals": ("chats", "calls", "catalogue"),
+        "rounds": ("chats", "leases", "plugins", "calls", "approvals", "catalogue"),
         "jobs": ("pools", "chats", "leases", "calls"),
-        "ops": ("pools", "chats", "leases", "calls", "jobs"),
+        "ops": ("pools", "chats", "leases", "calls", "approvals", "jobs"),
         "web": ("pools", "leases", "catalogue", "plugins"),
     },
     "gateway": {

@@ -12,7 +12,7 @@ from loguru import logger
 from broker_config.embedded import make_data_dir, resolve_settings
 from broker_config.settings import Settings
 from codec.values import encode_arguments
-from codec.wire import Envelope
+from codec.wire import Envelope, new_id
 from messaging.calls import MethodCaller
 from nekro_agent.durations import CLOSE_STEP_SECONDS, FRESH_SECONDS
 from nekro_agent.errors import StorageError
@@ -21,6 +21,7 @@ from nekro_agent.ports import ChatInfo, IncomingMessage
 from runtime.greenlet_bridge import LEAST_SECONDS, Cleanup, Closing, close_all
 from storage.caller_reads import find_chat
 from storage.engine import Database
+from workers.calls.dispatch import CallScope
 from workers.calls.records import CallRecords
 from workers.catalogue.arguments import refuse_unfit
 from workers.catalogue.fleet import FleetCatalogue
@@ -31,6 +32,7 @@ from workers.parts import CALLER, GATEWAY, Parts
 if TYPE_CHECKING:
     from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
     from nekro_agent.schemas.agent_ctx import AgentCtx
+    from storage.access.approvals import Approval
     from workers.catalogue.entries import MethodEntry, PluginEntry
     from workers.chats.attachments import Attachment
     from workers.chats.files import ChatFiles
@@ -290,6 +292,7 @@ class Services(Parts):
         user_id: str | None,
         timeout_seconds: float | None,
         call_id: str | None = None,
+        approver: str | None = None,
     ) -> Envelope:
         """Call one method through the queue, as the command line does; requests no follow-up round.
 
@@ -297,9 +300,11 @@ class Services(Parts):
             method: function name or ``author.module.function``.
             call_id: a call other than of type TOOL has at most one effect per id; None makes a new one.
             timeout_seconds: None means the limit of the method's lane.
+            approver: who approves the call by making it, if it requires approval, such as ``shell:ada``.
+                None: nobody; ``ask_approval`` lets such a call wait.
 
         Raises:
-            MethodNotFoundError, MethodDisabledError, ArgumentError, MethodFailedError,
+            MethodNotFoundError, MethodDisabledError, ArgumentError, MethodFailedError, NotApprovedError,
                 CallTimeoutError, BrokerUnavailableError: as their names say.
         """
         entry = await self.find_method(method)
@@ -312,7 +317,36 @@ class Services(Parts):
             user_id=user_id,
             timeout_seconds=timeout_seconds,
             call_id=call_id,
+            approver=approver,
         )
+
+    async def ask_approval(
+        self,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        chat_key: str,
+        user_id: str | None,
+        call_id: str | None = None,
+    ) -> Approval:
+        """Request approval of one call; if it is approved it runs, and its result goes to the chat.
+
+        Args:
+            method: function name or ``author.module.function``.
+            call_id: of a call with this id approval is requested once; None makes a new one.
+
+        Raises:
+            MethodNotFoundError, MethodDisabledError, ArgumentError, StorageUnavailableError,
+                OutcomeUnknownError: as their names say.
+        """
+        entry = await self.find_method(method)
+        refuse_unfit(entry, len(args), kwargs)
+        chat = await self.chat(chat_key)
+        scope = CallScope(chat=chat, user_id=user_id, wakes_agent=False)
+        arguments, lane = encode_arguments(args, kwargs), self.dispatcher.lane_of(entry)
+        invocation = self.dispatcher.awaiting(entry, arguments, scope, call_id=call_id or new_id(), lane=lane)
+        return await self.approval_requests.ask(entry, invocation, lane=lane)
 
     async def run_code(
         self, code: str, *, chat_key: str, user_id: str | None, follow_up: bool, file_name: str

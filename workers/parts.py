@@ -10,7 +10,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final
 
 from broker_config.embedded import resolve_signing_key
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from storage.engine import Database
     from storage.files.areas import DataAreas
     from storage.files.upload_areas import UploadAreas
+    from workers.approvals.decisions import ApprovalDecisions
+    from workers.approvals.requests import ApprovalRequests
+    from workers.approvals.seals import ApprovalSeal
     from workers.calls.claims import CallClaims
     from workers.calls.commands import CommandDesk, CommandLines
     from workers.calls.detached import CallDetacher
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from workers.calls.progress import ProgressAnnouncer
     from workers.calls.remote_hooks import ForwardedHooks, HookForwarder
     from workers.calls.webhooks import WebhookTargets
+    from workers.catalogue.entries import MethodEntry
     from workers.catalogue.fleet import CatalogueReader
     from workers.chats.file_ids import FileIds
     from workers.chats.publisher import EventPublisher
@@ -447,10 +451,17 @@ class Parts:
     @cached_property
     def claims(self) -> CallClaims:
         """Claims and outcomes of calls with an effect."""
+        from workers.approvals.check import ApprovalCheck
         from workers.calls.claims import CallClaims
 
         lease_seconds = self.settings.agent.lease_seconds
-        return CallClaims(self.leases, self.publisher, self.host, lease_seconds=lease_seconds)
+        return CallClaims(
+            self.leases,
+            self.publisher,
+            self.host,
+            lease_seconds=lease_seconds,
+            confirm=ApprovalCheck(self.approval_seal).confirm,
+        )
 
     @cached_property
     def call_handler(self) -> CallHandler:
@@ -547,6 +558,52 @@ class Parts:
             self.settings.workers,
             refresh=self.refresh,
             detacher=lambda: self.detacher,
+            approvals=lambda: self.approval_requests,
+        )
+
+    @cached_property
+    def approval_seal(self) -> ApprovalSeal:
+        """Signs approvals of calls."""
+        from workers.approvals.seals import ApprovalSeal
+
+        return ApprovalSeal(resolve_signing_key(self.settings))
+
+    @cached_property
+    def approval_requests(self) -> ApprovalRequests:
+        """Records calls that wait for approval."""
+        from workers.approvals.requests import ApprovalRequests
+
+        return ApprovalRequests(
+            self.database,
+            self.publisher,
+            self.settings.approval,
+            signer=self.signer,
+            seal=self.approval_seal,
+        )
+
+    async def find_method(self, name: str) -> MethodEntry:
+        """Return the method of a full name, function name or alias, as the fleet serves it now.
+
+        Raises:
+            MethodNotFoundError, MethodDisabledError: as from ``Registry.find``.
+        """
+        await self.refresh()
+        return self.registry.find(name)
+
+    @cached_property
+    def approval_decisions(self) -> ApprovalDecisions:
+        """Decides on calls that wait for approval."""
+        from workers.approvals.decisions import ApprovalDecisions
+        from workers.calls.patience import lane_seconds
+
+        return ApprovalDecisions(
+            self.database,
+            self.publisher,
+            self.settings.approval,
+            signer=self.signer,
+            seal=self.approval_seal,
+            find_method=self.find_method,
+            lane_seconds=partial(lane_seconds, self.settings.workers),
         )
 
     @cached_property
@@ -577,9 +634,17 @@ class Parts:
     @cached_property
     def intake(self) -> MessageIntake:
         """Receives messages from people."""
+        from workers.approvals.chat_lines import ChatDecisions
         from workers.rounds.intake import MessageIntake
 
-        return MessageIntake(self.database, self.publisher, self.hooks, self.stopper, self.settings.agent)
+        return MessageIntake(
+            self.database,
+            self.publisher,
+            self.hooks,
+            self.stopper,
+            self.settings.agent,
+            decisions=ChatDecisions(self.database, self.settings.approval, lambda: self.approval_decisions),
+        )
 
     @cached_property
     def ledger(self) -> RoundLedger:
@@ -606,7 +671,7 @@ class Parts:
         from workers.calls.records import CallSweep
         from workers.jobs.downloads import DownloadSweep
         from workers.ops.sweeper import Sweeper
-        from workers.ops.sweeps import JobSweep, RetentionSweep, TimerSweep, UploadSweep
+        from workers.ops.sweeps import ApprovalSweep, JobSweep, RetentionSweep, TimerSweep, UploadSweep
         from workers.ops.watch_sweep import WatchSweep
 
         return Sweeper(
@@ -622,6 +687,7 @@ class Parts:
                     self.signer,
                     waiting_seconds=self.settings.agent.unclaimed_seconds,
                 ).sweep,
+                ApprovalSweep(self.database, self.approval_decisions).sweep,
                 TimerSweep(self.database, self.firings).sweep,
                 JobSweep(self.database, self.publisher, self.settings.agent).sweep,
                 DownloadSweep(self.database, data_dir=self.settings.data_dir).sweep,

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from loguru import logger
 
@@ -40,7 +41,10 @@ from workers.chats.writer import append_message, request_round
 from workers.leases.keeper import HeldLease, LeaseKeeper
 from workers.leases.kinds import CALL
 
-__all__ = ["CallClaims", "DuplicateDelivery", "HeldClaim", "error_of", "outcome_unknown"]
+__all__ = ["CallClaims", "ConfirmApproval", "DuplicateDelivery", "HeldClaim", "error_of", "outcome_unknown"]
+
+#: Raises ``NotApprovedError`` unless a call was approved; see ``workers.approvals.check``.
+ConfirmApproval: TypeAlias = Callable[[Transaction, Invocation], Awaitable[None]]
 
 
 class DuplicateDelivery(Exception):
@@ -71,12 +75,20 @@ class CallClaims:
         hooks: SystemMessageHooks,
         *,
         lease_seconds: float,
+        confirm: ConfirmApproval,
     ) -> None:
+        """Create it.
+
+        Args:
+            lease_seconds: how long a claim lasts without renewal.
+            confirm: called before the claim of a call that requires approval.
+        """
         self._database = leases.database
         self._leases = leases
         self._lease_seconds = lease_seconds
         self._publisher = publisher
         self._hooks = hooks
+        self._confirm = confirm
         #: Deliveries that are claiming or running, by call id; used from any thread.
         self._under_way: dict[str, object] = {}
         #: Calls that ran here and whose end could not be recorded.
@@ -93,6 +105,7 @@ class CallClaims:
             CallTimeoutError: the database did not answer before the deadline; the call will not start.
             OutcomeUnknownError: a worker died during an earlier delivery.
             CallCancelledError: the call or its round was cancelled.
+            NotApprovedError: it requires approval, and what was approved, if anything, is not this call.
             MethodFailedError: an earlier delivery ended in this error.
         """
         delivery = object()
@@ -162,6 +175,8 @@ class CallClaims:
         async with self._database.autocommit() as transaction:
             if await _is_round_stopped(transaction, invocation):
                 raise CallCancelledError(f"call {invocation.call_id}: its round was stopped on request")
+            if subject.requires_approval:
+                await self._confirm(transaction, invocation)
             return await transaction.calls.claim(
                 request, worker=worker, lease_seconds=lease_seconds, since_seconds=since_seconds
             )

@@ -14,7 +14,7 @@ from loguru import logger
 
 from codec.wire import Invocation
 from nekro_agent.durations import GRACE_SECONDS
-from nekro_agent.errors import FencedError, StorageError
+from nekro_agent.errors import FencedError, NotApprovedError, StorageError
 from nekro_agent.methods import Lane, SandboxMethodType
 from nekro_agent.ports import JobState, MessageKind
 from runtime.metrics import metrics
@@ -34,6 +34,7 @@ __all__ = [
     "CallDetacher",
     "CallEnds",
     "CallSubject",
+    "begin_job",
     "end_job",
     "longest_seconds",
     "settle",
@@ -69,6 +70,11 @@ class CallSubject(Protocol):
         """Lane that it requests."""
         ...
 
+    @property
+    def requires_approval(self) -> bool:
+        """Whether a person must approve it before it runs."""
+        ...
+
 
 def longest_seconds(invocation: Invocation) -> float:
     """How long a call may still run, and its outcome be recorded, after which its worker counts as dead."""
@@ -93,22 +99,7 @@ class CallDetacher:
         async with self._database.begin() as transaction:
             call = await transaction.detached_calls.detach(request, runs_seconds=runs_seconds)
             if call.finished_at is None:
-                await transaction.call_progress.begin(
-                    CallProgress(
-                        call_id=call.id,
-                        method=entry.name,
-                        plugin_key=entry.plugin_key,
-                        chat_key=call.chat_key,
-                        worker=call.worker or "",
-                        percent=0,
-                        message="",
-                        lease_seconds=seconds,
-                        round_id=call.round_id,
-                        turn_id=invocation.turn_id,
-                    )
-                )
-                job = await transaction.jobs.get(call.id)
-                record_job(transaction, self._publisher, EventType.JOB_STARTED, job)
+                await begin_job(transaction, self._publisher, call, invocation)
         metrics().calls_detached.labels(entry.task).inc()
         return call
 
@@ -162,12 +153,35 @@ class CallEnds:
                 await end_job(transaction, self._publisher, invocation.call_id, JobState.FAILED, "ended")
 
 
+async def begin_job(
+    transaction: Transaction, publisher: EventPublisher, call: Call, invocation: Invocation
+) -> None:
+    """List a call among the jobs, because its caller waits no longer."""
+    plugin_key, _, name = call.method.rpartition(".")
+    await transaction.call_progress.begin(
+        CallProgress(
+            call_id=call.id,
+            method=name,
+            plugin_key=plugin_key,
+            chat_key=call.chat_key,
+            worker=call.worker or "",
+            percent=0,
+            message="",
+            lease_seconds=longest_seconds(invocation),
+            round_id=call.round_id,
+            turn_id=invocation.turn_id,
+        )
+    )
+    record_job(transaction, publisher, EventType.JOB_STARTED, await transaction.jobs.get(call.id))
+
+
 async def settle(
     transaction: Transaction, publisher: EventPublisher, call: Call, *, value: Any = None
 ) -> None:
     """Report the end of a detached call to its chat, in the transaction that ends it; ignore other calls.
 
-    The results of BEHAVIOR and AGENT types are reported by their claim.
+    The results of BEHAVIOR and AGENT types are reported by their claim. A BEHAVIOR call that a person
+    approved wakes the model too, whose program ended at the call.
     """
     if call.detached_at is None:
         return
@@ -175,6 +189,9 @@ async def settle(
     state = _ENDS.get(call.state, JobState.FAILED)
     await end_job(transaction, publisher, call.id, state, text or "done")
     if text is None:
+        caller = _caller_of(call)
+        if call.type is SandboxMethodType.BEHAVIOR and caller is not None and caller.approval_id is not None:
+            await _wake(transaction, publisher, call, (call.outcome or {}).get("text") or "done")
         return
     plugin_key, _, name = call.method.rpartition(".")
     message = NewMessage(
@@ -216,7 +233,12 @@ async def end_job(
 
 
 async def _wake(
-    transaction: Transaction, publisher: EventPublisher, call: Call, text: str, *, message: Message
+    transaction: Transaction,
+    publisher: EventPublisher,
+    call: Call,
+    text: str,
+    *,
+    message: Message | None = None,
 ) -> None:
     found = _caller_of(call)
     if found is None or not found.wakes_agent:
@@ -242,6 +264,8 @@ def _caller_of(call: Call) -> Invocation | None:
 def _end_text(call: Call, value: Any) -> str | None:
     """The text for the chat; None when the claim reports the result."""
     name = call.method.rpartition(".")[2]
+    if call.started_at is None and call.error_type == NotApprovedError.__name__:
+        return f"{name} did not run: {call.error_message}"
     if call.state is not CallState.DONE:
         return f"{name} (job {call.id}) failed: {call.error_type}: {call.error_message}"
     if call.type is not SandboxMethodType.TOOL:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,10 +25,11 @@ from nekro_agent.errors import (
     BrokerError,
     MethodFailedError,
     NekroError,
+    NotApprovedError,
     OutcomeUnknownError,
     StorageError,
 )
-from nekro_agent.methods import Lane, SandboxMethodType
+from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import ChatInfo
 from nekro_agent.shared_clock import shared_time
 from sandbox.models import (
@@ -37,11 +38,12 @@ from sandbox.models import (
     Raised,
     Returned,
     Stopped,
+    StopType,
     StubCall,
     StubMethod,
     StubResult,
 )
-from workers.calls.patience import still_running, wait_seconds
+from workers.calls.patience import lane_seconds, still_running, wait_seconds
 from workers.catalogue.arguments import refuse_unfit_text
 from workers.catalogue.entries import MethodEntry
 from workers.catalogue.registry import Registry
@@ -50,7 +52,15 @@ from workers.plugins.lanes import LaneChooser
 if TYPE_CHECKING:
     from workers.calls.detached import CallDetacher
 
-__all__ = ["CallObserver", "CallRecord", "CallScope", "Dispatcher", "RunCalls", "invocation_of"]
+__all__ = [
+    "ApprovalGate",
+    "CallObserver",
+    "CallRecord",
+    "CallScope",
+    "Dispatcher",
+    "RunCalls",
+    "invocation_of",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +140,8 @@ class CallRecord:
     worker: str = ""
     #: Whether it continued as a job after its caller stopped waiting.
     is_detached: bool = False
+    #: Whether it waits for approval; then it has not run.
+    awaits_approval: bool = False
 
 
 class CallObserver(Protocol):
@@ -141,6 +153,18 @@ class CallObserver(Protocol):
 
     def call_ended(self, call: CallRecord, envelope: Envelope | None) -> None:
         """A call has ended; the envelope is None if there is no result."""
+        ...
+
+
+class ApprovalGate(Protocol):
+    """Decides whether calls that require approval may be sent; see ``workers.approvals.requests``."""
+
+    async def admit(self, entry: MethodEntry, invocation: Invocation, *, lane: str) -> bool:
+        """Let a call pass that was approved before; else request approval of it and return False."""
+        ...
+
+    async def permit(self, invocation: Invocation, *, lane: str, by: str) -> object:
+        """Record that the one who makes a call approves it."""
         ...
 
 
@@ -156,12 +180,14 @@ class Dispatcher:
         *,
         refresh: Callable[[], Awaitable[None]],
         detacher: Callable[[], CallDetacher],
+        approvals: Callable[[], ApprovalGate],
     ) -> None:
         """Create a dispatcher.
 
         Args:
             refresh: updates ``lanes``; awaited before each call, so it must usually be a no-op.
             detacher: returns the writer of calls whose callers stop waiting; called at the first of them.
+            approvals: returns what admits calls that require approval; called at the first of them.
         """
         self._caller = caller
         self._registry = registry
@@ -169,6 +195,7 @@ class Dispatcher:
         self._settings = settings
         self.refresh = refresh
         self._detacher = detacher
+        self._approvals = approvals
 
     def for_run(
         self, scope: CallScope, entries: Iterable[MethodEntry], *, observer: CallObserver | None = None
@@ -182,23 +209,32 @@ class Dispatcher:
 
     def timeout_seconds(self, entry: MethodEntry) -> float:
         """Time limit of a method's calls, from their lane."""
-        return self._lane_seconds(self.lane_of(entry))
+        return self.lane_seconds(self.lane_of(entry))
 
-    def _lane_seconds(self, lane: str) -> float:
-        is_long = lane == Lane.LONG.value
-        return self._settings.long_timeout_seconds if is_long else self._settings.call_timeout_seconds
+    def lane_seconds(self, lane: str) -> float:
+        """Time limit of the calls of a lane."""
+        return lane_seconds(self._settings, lane)
 
-    async def invoke(
-        self, entry: MethodEntry, arguments: str, scope: CallScope, *, call_id: str, deadline: datetime
-    ) -> Envelope:
-        """Run a method on a worker and wait for its result.
+    async def admit(
+        self, entry: MethodEntry, arguments: str, scope: CallScope, *, call_id: str, lane: str
+    ) -> bool:
+        """Return whether a call may be sent; False: it waits for approval, and a decision sends it.
 
         Raises:
-            ArgumentError, MethodFailedError, CallTimeoutError, BrokerUnavailableError and the
-                other errors of ``MethodCaller.call``.
+            ArgumentError, CallCancelledError, OutcomeUnknownError, StorageUnavailableError: as of
+                ``ApprovalRequests.admit``.
         """
-        invocation = invocation_of(entry, arguments, scope, call_id=call_id, deadline=deadline)
-        return await self._caller.call(invocation, lane=self.lane_of(entry))
+        invocation = self.awaiting(entry, arguments, scope, call_id=call_id, lane=lane)
+        return await self._approvals().admit(entry, invocation, lane=lane)
+
+    def awaiting(
+        self, entry: MethodEntry, arguments: str, scope: CallScope, *, call_id: str, lane: str
+    ) -> Invocation:
+        """Return the invocation of a call for whose result no caller will wait."""
+        # The result wakes the agent, even where the round itself was the last one of its turn.
+        scope = replace(scope, wakes_agent=scope.wakes_agent or scope.round_id is not None)
+        deadline = shared_time() + timedelta(seconds=self.lane_seconds(lane))
+        return invocation_of(entry, arguments, scope, call_id=call_id, deadline=deadline)
 
     async def invoke_patiently(
         self, entry: MethodEntry, arguments: str, scope: CallScope, *, call_id: str, lane: str
@@ -212,11 +248,13 @@ class Dispatcher:
             lane: the result of ``lane_of`` for the method.
 
         Raises:
-            As ``invoke``; also StorageUnavailableError: the call could not be detached.
+            ArgumentError, MethodFailedError, CallTimeoutError, BrokerUnavailableError and the
+                other errors of ``MethodCaller.call``.
+            StorageUnavailableError: also if the call could not be detached.
         """
         patience = wait_seconds(entry, lane=lane, settings=self._settings)
         now = shared_time()
-        deadline = now + timedelta(seconds=self._lane_seconds(lane))
+        deadline = now + timedelta(seconds=self.lane_seconds(lane))
         invocation = invocation_of(
             entry,
             arguments,
@@ -259,13 +297,20 @@ class Dispatcher:
         user_id: str | None,
         timeout_seconds: float | None,
         call_id: str | None = None,
+        approver: str | None = None,
     ) -> Envelope:
         """Run a method outside of a round; an AGENT result requests no round.
 
         Args:
             timeout_seconds: None means the limit of the method's lane.
             call_id: None makes a new one.
+            approver: who approves the call by making it; None: nobody.
+
+        Raises:
+            NotApprovedError: the method requires approval, and there is no approver.
         """
+        if entry.requires_approval and approver is None:
+            raise NotApprovedError(f"{entry.task} requires approval, and this caller cannot approve it")
         await self.refresh()
         seconds = self.timeout_seconds(entry) if timeout_seconds is None else timeout_seconds
         scope = CallScope(chat=chat, user_id=user_id, wakes_agent=False)
@@ -273,7 +318,10 @@ class Dispatcher:
         call_id, lane = call_id or new_id(), self.lane_of(entry)
         ids = {"call_id": call_id, "method": entry.task, "type": entry.type.value, "lane": lane}
         with span(f"call {entry.task}", ids, kind="client"):
-            return await self.invoke(entry, arguments, scope, call_id=call_id, deadline=deadline)
+            invocation = invocation_of(entry, arguments, scope, call_id=call_id, deadline=deadline)
+            if entry.requires_approval and approver is not None:
+                await self._approvals().permit(invocation, lane=lane, by=approver)
+            return await self._caller.call(invocation, lane=lane)
 
 
 class RunCalls:
@@ -292,6 +340,9 @@ class RunCalls:
         self._observer = observer
         self._entries: dict[str, MethodEntry] = {}
         self.stubs: list[StubMethod] = []
+        #: Whether a call of the run waits for approval, and the lock of those that ask.
+        self._is_waiting = False
+        self._asking = asyncio.Lock()
         #: Finished calls, in the order of their ends.
         self.records: list[CallRecord] = []
         for entry in entries:
@@ -327,6 +378,10 @@ class RunCalls:
         try:
             arguments = arguments_text(call.arguments)
             refuse_unfit_text(entry, arguments)
+            if entry.requires_approval and await self._waits(entry, call.call_id, arguments, lane):
+                part.tell(awaits_approval=True)
+                record(awaits_approval=True)
+                return Stopped(stop=StopType.APPROVAL)
             envelope = await self._dispatcher.invoke_patiently(
                 entry, arguments, self._scope, call_id=call.call_id, lane=lane
             )
@@ -352,6 +407,15 @@ class RunCalls:
         )
         stop = STOPS.get(envelope.type)
         return Stopped(stop=stop) if stop is not None else Returned(value=envelope.value_bytes())
+
+    async def _waits(self, entry: MethodEntry, call_id: str, arguments: str, lane: str) -> bool:
+        """Whether a call must wait for approval; only the first one of the run is recorded and waits."""
+        async with self._asking:
+            if not self._is_waiting:
+                self._is_waiting = not await self._dispatcher.admit(
+                    entry, arguments, self._scope, call_id=call_id, lane=lane
+                )
+            return self._is_waiting
 
     def _recorder(self, entry: MethodEntry, call_id: str, lane: str) -> Callable[..., None]:
         """Start the record of a call; the returned function completes it with the known fields."""

@@ -67,6 +67,7 @@ class TaskSubject:
     plugin_key: str
     lane: Lane
     type: SandboxMethodType = SandboxMethodType.TOOL
+    requires_approval: bool = False
 
 
 def context_of_call(

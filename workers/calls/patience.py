@@ -8,7 +8,12 @@ from nekro_agent.methods import Lane, SandboxMethodType
 from sandbox.models import STOPS, Raised, Returned, Stopped, StubResult
 from workers.catalogue.entries import MethodEntry
 
-__all__ = ["still_running", "wait_seconds"]
+__all__ = ["lane_seconds", "still_running", "wait_seconds"]
+
+
+def lane_seconds(settings: WorkerSettings, lane: str) -> float:
+    """Time limit of the calls of a lane, by its name."""
+    return settings.long_timeout_seconds if lane == Lane.LONG.value else settings.call_timeout_seconds
 
 
 def wait_seconds(entry: MethodEntry, *, lane: str, settings: WorkerSettings) -> float:

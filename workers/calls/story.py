@@ -16,7 +16,10 @@ __all__ = ["call_json", "told_calls"]
 
 
 def call_json(record: CallRecord) -> dict[str, Any]:
-    """Describe a call as its caller saw it; times are ISO 8601 in UTC, None if unknown."""
+    """Describe a call as its caller saw it; times are ISO 8601 in UTC, None if unknown.
+
+    ``awaits_approval`` says that it waited for approval when its caller ended.
+    """
     return {
         "id": record.call_id,
         "method": record.method,
@@ -29,6 +32,7 @@ def call_json(record: CallRecord) -> dict[str, Any]:
         "duration_ms": round(record.duration_ms, 3),
         "error": record.error,
         "follow_up": record.round_id,
+        "awaits_approval": record.awaits_approval,
     }
 
 
@@ -71,11 +75,12 @@ def _recorded(row: Call) -> dict[str, Any]:
         "duration_ms": lasted,
         "error": _error(row),
         "follow_up": None,
+        "awaits_approval": row.state is CallState.AWAITING,
     }
 
 
 def _error(row: Call) -> str | None:
-    if row.state is CallState.DONE:
+    if row.state in (CallState.DONE, CallState.AWAITING):
         return None
     if row.error_type is None:
         return f"({row.state.value})"

@@ -27,6 +27,7 @@ from broker_config.topology import (
     publish_event,
     publish_round_requested,
     rounds_waiting,
+    sending_queue,
 )
 from messaging.call_messages import CallMessage
 from messaging.revocations import revoke
@@ -87,6 +88,10 @@ class EventPublisher:
         """Publish a job on lane ``long``; the worker claims its row, so a second message is harmless."""
         send = partial(self._app.send_task, JOB_TASK, args=[job_id], task_id=job_id, queue=Lane.LONG.value)
         await self._publish("job.queued", send)
+
+    async def call_queued(self, message: CallMessage) -> None:
+        """Publish a recorded call for which no caller waits; the sweep sends it again if that fails."""
+        await self._publish("call.queued", partial(_send_call, self._app, message))
 
     async def calls_lost(self, messages: Sequence[CallMessage]) -> int:
         """Send calls again whose queue has no waiting messages; returns the number sent."""
@@ -207,6 +212,12 @@ def _send_lost(app: Celery, messages: Sequence[CallMessage]) -> int:
                     )
                     sent += 1
     return sent
+
+
+def _send_call(app: Celery, message: CallMessage) -> None:
+    queue = sending_queue(app, message.lane)
+    with app.producer_or_acquire() as producer:
+        app.amqp.send_task_message(producer, message.invocation.method, message.build(app), queue=queue)
 
 
 def _attempt(name: str, send: Callable[[], T]) -> T | None:

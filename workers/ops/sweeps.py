@@ -24,16 +24,19 @@ from storage.retention import delete_expired
 from storage.states import EventType, TriggerKind
 from storage.timer_services import Firing, fire_due
 from storage.transaction import Transaction
+from workers.approvals.decisions import ApprovalDecisions
 from workers.chats.events import record_job
 from workers.chats.publisher import EventPublisher
 from workers.chats.writer import append_message, request_round
 from workers.jobs.data import is_call
 from workers.jobs.notices import tell_chat
 
-__all__ = ["JobSweep", "RetentionSweep", "TimerFirings", "TimerSweep", "UploadSweep"]
+__all__ = ["ApprovalSweep", "JobSweep", "RetentionSweep", "TimerFirings", "TimerSweep", "UploadSweep"]
 
 #: Most rows that one sweep takes of each kind; the next sweep takes the rest.
 _BATCH: Final = 500
+#: Most requests for approval of a chat that expire in one transaction, which holds the chat's lock.
+_EXPIRING_BATCH: Final = 100
 #: Most uploaded files that one sweep removes.
 _UPLOADS_BATCH: Final = 5_000
 #: How often the sweep checks for expired rows and files: retention is counted in days.
@@ -144,6 +147,26 @@ class UploadSweep:
             if removed:
                 logger.bind(names=removed).info("expired_uploads_removed")
         return max(self._next_at - time.monotonic(), 0)
+
+
+class ApprovalSweep:
+    """Ends requests for approval on which nobody decided in time."""
+
+    def __init__(self, database: Database, decisions: ApprovalDecisions) -> None:
+        self._database = database
+        self._decisions = decisions
+
+    async def sweep(self) -> float | None:
+        """End what is overdue, in small transactions; returns the seconds until the next is, None if none."""
+        async with self._database.read() as transaction:
+            chats = await transaction.approvals.overdue_chats(limit=_BATCH)
+        expired = 0
+        for chat_key in chats:
+            expired += await self._decisions.expire(chat_key, limit=_EXPIRING_BATCH)
+        if expired:
+            logger.bind(approvals=expired).info("approvals_expired")
+        async with self._database.read() as transaction:
+            return await transaction.approvals.seconds_until_overdue()
 
 
 class JobSweep:

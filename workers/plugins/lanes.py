@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from broker_config.keys import pinned_queue
-from broker_config.urls import is_redis
 from nekro_agent.methods import Lane
 from workers.catalogue.entries import RoutedEntry
 
@@ -54,10 +53,7 @@ class LaneChooser:
 
 def declare_pinned(app: Celery, plugin_keys: Iterable[str]) -> None:
     """Let this process send to the queues of pinned plugins."""
-    from broker_config.topology import lane_queue
+    from broker_config.topology import sending_queue
 
-    quorum = not is_redis(app.nekro_settings.broker.url)
     for key in plugin_keys:
-        queue = lane_queue(Lane.METHODS, key, quorum=quorum)
-        if queue.name not in app.amqp.queues:
-            app.amqp.queues.add(queue)
+        sending_queue(app, pinned_queue(key))

@@ -260,6 +260,8 @@ class RoundEvents:
 def _state_of(call: CallRecord) -> str:
     if call.is_detached:
         return "running"
+    if call.awaits_approval:
+        return "awaiting"
     if call.error is None:
         return "done"
     return "cancelled" if call.error.startswith("cancelled:") else "failed"

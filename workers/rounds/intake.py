@@ -22,6 +22,7 @@ from storage.repositories.messages import Message, NewMessage
 from storage.repositories.rounds import RoundRequest
 from storage.states import TriggerKind
 from storage.transaction import Transaction
+from workers.approvals.chat_lines import ChatDecisions
 from workers.calls.fleet_hooks import MessageHooks
 from workers.chats.publisher import EventPublisher
 from workers.chats.writer import append_message, request_round
@@ -51,11 +52,14 @@ class MessageIntake:
         hooks: MessageHooks,
         stopper: RoundStopper,
         settings: AgentSettings,
+        *,
+        decisions: ChatDecisions,
     ) -> None:
         self._database = database
         self._publisher = publisher
         self._hooks = hooks
         self._stopper = stopper
+        self._decisions = decisions
         self._debounce_seconds = settings.debounce_seconds
 
     async def receive(self, message: IncomingMessage) -> str | None:
@@ -64,39 +68,46 @@ class MessageIntake:
         return None if receipt is None else receipt.message.id
 
     async def accept(
-        self, message: IncomingMessage, *, once_key: str | None = None, key_id: str | None = None
+        self,
+        message: IncomingMessage,
+        *,
+        once_key: str | None = None,
+        key_id: str | None = None,
+        voucher: str | None = None,
     ) -> Receipt | None:
         """Receive a person's message; None when a plugin's hook blocked it.
 
         Args:
             once_key: a message with the same one is recorded once; the hooks do not run for a repetition.
             key_id: the key of the API on whose budget its turn is.
+            voucher: who vouches for the sender's id, so that the message may be a decision on a call: an
+                adapter, or a key of the API. None: nobody, as for messages that plugins push, because code in
+                a sandbox may have written them.
         """
         known = None if once_key is None else await self._received(once_key)
         if known is not None:
             return known
         chat = await self._known(message)
         message_id = new_id()
+        if voucher is not None:
+            answer = await self._decisions.answer(
+                message.text, chat_key=message.chat_key, voucher=voucher, user_id=message.user_id
+            )
+            if answer is not None:
+                return await self._answered(_new(message, message_id, once_key), answer)
         signal = await self._hooks.user_message(
             context_of(chat, user_id=message.user_id), _for_hooks(message, chat, message_id)
         )
         if signal is MsgSignal.BLOCK_ALL:
             return None
-        new = NewMessage(
-            chat_key=message.chat_key,
-            kind=MessageKind.USER,
-            id=message_id,
-            text=message.text,
-            sender_id=message.user_id,
-            sender_name=message.user_name,
-            data=_data(message),
-            once_key=once_key,
-        )
+        new = _new(message, message_id, once_key)
         wakes = signal is MsgSignal.FORCE_TRIGGER or (signal is MsgSignal.CONTINUE and message.is_tome)
         return await self._record(new, adapter_key=chat.adapter_key or "", wakes=wakes, key_id=key_id)
 
     async def reset(self, chat: ChatInfo) -> StoppedRounds:
         """Start a new conversation; returns the rounds that were stopped for it.
+
+        Approvals for the chat or a turn permit no further calls.
 
         Waits for the running round, so that its last messages stay in the old conversation, but only
         a few seconds: a round whose worker does not answer stops later.
@@ -106,8 +117,22 @@ class MessageIntake:
         )
         async with self._database.begin() as transaction:
             await transaction.chats.reset(chat.chat_key)
+            await transaction.approvals.revoke(chat.chat_key)
         await self._hooks.channel_reset(context_of(chat, user_id=None))
         return stopped
+
+    async def _answered(self, new: NewMessage, answer: str) -> Receipt:
+        """Record a line that decided on a call, and the answer to it; neither wakes the agent."""
+        reply = NewMessage(
+            chat_key=new.chat_key,
+            kind=MessageKind.ASSISTANT,
+            text=answer,
+            once_key=f"decision:{new.id}",
+        )
+        async with self._database.begin() as transaction:
+            row = await append_message(transaction, self._publisher, new)
+            await append_message(transaction, self._publisher, reply)
+        return Receipt(message=row, turn_id=None)
 
     async def _known(self, message: IncomingMessage) -> ChatInfo:
         """Record the chat and the person of a message; returns the chat."""
@@ -155,6 +180,19 @@ class MessageIntake:
 async def _may_trigger(transaction: Transaction, adapter_key: str, user_id: str | None) -> bool:
     user = await transaction.records.find_user(adapter_key, user_id) if user_id else None
     return user is None or user.may_trigger(shared_time())
+
+
+def _new(message: IncomingMessage, message_id: str, once_key: str | None) -> NewMessage:
+    return NewMessage(
+        chat_key=message.chat_key,
+        kind=MessageKind.USER,
+        id=message_id,
+        text=message.text,
+        sender_id=message.user_id,
+        sender_name=message.user_name,
+        data=_data(message),
+        once_key=once_key,
+    )
 
 
 def _for_hooks(message: IncomingMessage, chat: ChatInfo, message_id: str) -> ChatMessage:

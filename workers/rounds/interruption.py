@@ -13,8 +13,10 @@ __all__ = ["interruption_of", "woken_by"]
 
 
 async def woken_by(transaction: Transaction, rows: Sequence[Call]) -> StopType | None:
-    """Return the stop type of an AGENT result that already has its follow-up round, else None."""
+    """Return the stop type of a call whose result has requested the next round or will do so, else None."""
     for row in rows:
+        if row.state is CallState.AWAITING or await transaction.approvals.of_call(row.id) is not None:
+            return StopType.APPROVAL
         is_result = row.state is CallState.DONE and row.type in STOPS
         if is_result and await transaction.rounds.find_by_trigger(TriggerKind.CALL, row.id) is not None:
             return STOPS[row.type]
@@ -33,6 +35,8 @@ def interruption_of(rows: Sequence[Call]) -> str:
 def _fate(state: CallState) -> str:
     if state is CallState.DONE:
         return "done"
+    if state is CallState.AWAITING:
+        return "waits for approval"
     if state in (CallState.QUEUED, CallState.RUNNING):
         return "still running"
     return "outcome unknown" if state is CallState.UNKNOWN else "failed"

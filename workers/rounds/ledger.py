@@ -26,6 +26,7 @@ from storage.repositories.messages import NewMessage
 from storage.repositories.rounds import ClaimedRound, Round, RoundReport, RoundRequest
 from storage.states import RoundState, TriggerKind
 from storage.transaction import Transaction
+from workers.approvals.decisions import cancel_pending
 from workers.calls.detached import end_job
 from workers.calls.dispatch import CallRecord
 from workers.calls.story import call_json, told_calls
@@ -233,11 +234,14 @@ class RoundLedger:
     async def cancel(self, chat_key: str, *, reason: str, turn_id: str | None = None) -> list[Round]:
         """Cancel waiting rounds and request the running one to stop; see ``RoundRepository.cancel``.
 
+        Calls that wait for approval are withdrawn.
+
         Raises:
             NotFoundError: there is no such chat.
         """
         async with self._database.begin() as transaction:
             found = await transaction.rounds.cancel(chat_key, reason=reason, turn_id=turn_id)
+            await cancel_pending(transaction, self._publisher, chat_key, reason=reason, turn_id=turn_id)
             ended = [item for item in found if item.state is RoundState.CANCELLED]
             for item in ended:
                 await self._split(transaction, item)
@@ -372,6 +376,9 @@ class RoundLedger:
         await self._tell_chat(transaction, ended, notice, kind=MessageKind.SYSTEM)
 
     async def _cancel_calls(self, transaction: Transaction, ended: Round) -> None:
+        await cancel_pending(
+            transaction, self._publisher, ended.chat_key, reason=_CALL_STOPPED, round_id=ended.id
+        )
         # Calls that still run can no longer write; the revocation stops them too.
         calls = await transaction.calls.cancel_round(ended.id, reason=_CALL_STOPPED)
         for call in calls:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import chain
+from typing import Final
 
 from agent.model import Observation, TurnRound
 from nekro_agent.methods import SandboxMethodType
@@ -17,6 +18,9 @@ from storage.transaction import Transaction
 from workers.calls.dispatch import CallRecord
 
 __all__ = ["Turn"]
+
+#: Turns before a decision that a prompt shows; the history has what was said in older ones.
+_MOST_TURNS: Final = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +62,7 @@ class Turn:
         found = await transaction.rounds.rounds_of_turns(claimed.round.turn_id)
         own = [item for item in found if item.turn_id == claimed.round.turn_id]
         triggers = [*claimed.triggers, *_merged_into(own, found)]
-        turns = {item.turn_id for item in triggers}
+        turns = {item.turn_id for item in triggers} | await _continued(transaction, claimed, own)
         if turns != {claimed.round.turn_id}:
             found = await transaction.rounds.rounds_of_turns(*turns)
         earlier = [
@@ -97,6 +101,14 @@ class Turn:
             return None
         found = [*self.observations.get(ended.id, ()), _observation(following, call)]
         return replace(self, earlier=earlier, observations={**self.observations, ended.id: found})
+
+
+async def _continued(transaction: Transaction, claimed: ClaimedRound, own: Sequence[Round]) -> set[str]:
+    """Return the turns that a decision on one of their calls continues in this turn."""
+    first = min((*own, claimed.round), key=lambda item: item.sequence)
+    began = {item.trigger_id for item in (first, *claimed.merged) if item.trigger_kind is TriggerKind.CALL}
+    found = [await transaction.approvals.turns_before(call_id) for call_id in began]
+    return {turn_id for turns in found for turn_id in turns[-_MOST_TURNS:]}
 
 
 def _merged_into(rounds: Sequence[Round], found: Sequence[Round]) -> list[Round]:

@@ -1,0 +1,1 @@
+"""Approval: calls that a person must permit before they run."""

@@ -1,0 +1,105 @@
+"""Decisions of people in a chat: ``/approvals [ID]``, ``/approve ID [SCOPE]``, ``/deny ID [REASON]``.
+
+Only a message that an adapter or the API received from a person comes here. What the agent, a plugin, a file
+or sandboxed code writes into a chat is no such message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from broker_config.settings import ApprovalSettings
+from nekro_agent.errors import NekroError, NotFoundError, StorageUnavailableError, UsageError
+from storage.access.approvals import Approval
+from storage.engine import Database
+from storage.states import ApprovalScope, ApprovalState
+from workers.approvals.decisions import ApprovalDecisions
+from workers.approvals.shown import difference, shown_call
+
+__all__ = ["ChatDecisions"]
+
+_COMMANDS: Final = ("/approvals", "/approve", "/deny")
+_SCOPES: Final = tuple(scope.value for scope in ApprovalScope)
+#: Pending calls that one answer lists.
+_MOST_LISTED: Final = 20
+
+
+class ChatDecisions:
+    """Answers the lines of people who may decide on calls."""
+
+    def __init__(
+        self, database: Database, settings: ApprovalSettings, decisions: Callable[[], ApprovalDecisions]
+    ) -> None:
+        """Create it.
+
+        Args:
+            decisions: called at the first line that needs it.
+        """
+        self._database = database
+        self._settings = settings
+        self._decisions = decisions
+
+    async def answer(self, line: str, *, chat_key: str, voucher: str, user_id: str) -> str | None:
+        """Carry out a line of a person; returns the answer, None if it is none of the commands.
+
+        Without people who may decide in chats there are no such commands.
+
+        Args:
+            voucher: who vouches for the person's id.
+
+        Raises:
+            StorageUnavailableError: the database does not answer.
+        """
+        name, *words = line.split() or [""]
+        if not self._settings.approvers or name not in _COMMANDS:
+            return None
+        if not self._settings.may_decide(voucher, user_id):
+            return "You may not decide on calls of this chat."
+        by = f"chat:{voucher}:{user_id}"
+        try:
+            if name == "/approvals":
+                return await self._shown(chat_key, words)
+            if name == "/approve":
+                return await self._approve(chat_key, words, by)
+            return await self._deny(chat_key, words, by)
+        except StorageUnavailableError:
+            raise
+        except NekroError as exc:
+            return f"Not done: {exc}"
+
+    async def _shown(self, chat_key: str, words: list[str]) -> str:
+        if words:
+            row = await self._find(chat_key, words[0])
+            parts = (f"{row.id}: {row.state.value}", shown_call(row.method, row.arguments), difference(row))
+            return "\n".join(part for part in parts if part)
+        async with self._database.read() as transaction:
+            rows = await transaction.approvals.newest(
+                limit=_MOST_LISTED, chat_key=chat_key, state=ApprovalState.PENDING
+            )
+        return "\n".join(f"{row.id} {row.method}" for row in rows) or "No call waits for approval here."
+
+    async def _approve(self, chat_key: str, words: list[str], by: str) -> str:
+        if len(words) not in (1, 2) or (words[1:] and words[1] not in _SCOPES):
+            raise UsageError("write /approve ID, or /approve ID once, turn or chat")
+        row = await self._find(chat_key, words[0])
+        scope = ApprovalScope(words[1]) if words[1:] else ApprovalScope.ONCE
+        await self._decisions().approve(row.id, by=by, scope=scope)
+        return f"Approved: {row.method} runs ({row.id})."
+
+    async def _deny(self, chat_key: str, words: list[str], by: str) -> str:
+        if not words:
+            raise UsageError("write /deny ID, or /deny ID REASON")
+        row = await self._find(chat_key, words[0])
+        await self._decisions().deny(row.id, by=by, reason=" ".join(words[1:]) or None)
+        return f"Denied: {row.method} does not run ({row.id})."
+
+    async def _find(self, chat_key: str, prefix: str) -> Approval:
+        """Return the request of this chat whose id begins with a text; other chats decide on their own."""
+        async with self._database.read() as transaction:
+            near = await transaction.approvals.with_prefix(prefix, chat_key=chat_key, limit=2)
+        if not near:
+            raise NotFoundError(f"no call of this chat has an approval {prefix}")
+        if len(near) > 1:
+            raise UsageError(f"several approvals begin with {prefix}; write more of the id")
+        return near[0]

@@ -1,0 +1,58 @@
+"""The events of approvals."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from nekro_agent.errors import ArgumentError
+from storage.access.approvals import Approval
+from storage.repositories.events import NewEvent
+from storage.states import ApprovalState, EventType
+from storage.transaction import Transaction
+from workers.approvals.shown import shown_call
+from workers.chats.events import record
+from workers.chats.publisher import EventPublisher
+
+__all__ = ["record_decided", "record_requested"]
+
+#: Longer calls are not repeated in the event; the approval's row has them in full.
+_MOST_CHARS: Final = 4000
+
+
+def record_requested(transaction: Transaction, publisher: EventPublisher, row: Approval) -> None:
+    """Record that a call waits for approval."""
+    data = {
+        "approval_id": row.id,
+        "method": row.method,
+        "user_id": row.user_id,
+        "expires_at": row.expires_at.isoformat(),
+        **_call(row),
+    }
+    record(transaction, publisher, row.chat_key, _event(EventType.APPROVAL_REQUESTED, row, data))
+
+
+def record_decided(transaction: Transaction, publisher: EventPublisher, row: Approval) -> None:
+    """Record how a request ended."""
+    data = {
+        "approval_id": row.id,
+        "method": row.method,
+        "state": row.state.value,
+        "scope": None if row.scope is None else row.scope.value,
+        "decided_by": row.decided_by,
+        "reason": row.reason,
+        "is_edited": row.edited_arguments is not None,
+        **(_call(row) if row.state is ApprovalState.APPROVED else {}),
+    }
+    record(transaction, publisher, row.chat_key, _event(EventType.APPROVAL_DECIDED, row, data))
+
+
+def _call(row: Approval) -> dict[str, Any]:
+    try:
+        text = shown_call(row.method, row.running_arguments)
+    except ArgumentError:  # a direct call's arguments may be longer than a person is asked to read
+        return {}
+    return {"call": text} if len(text) <= _MOST_CHARS else {"call_chars": len(text)}
+
+
+def _event(kind: EventType, row: Approval, data: dict[str, Any]) -> NewEvent:
+    return NewEvent(type=kind, turn_id=row.turn_id, round_id=row.round_id, call_id=row.call_id, data=data)
