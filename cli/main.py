@@ -79,6 +79,7 @@ COMMANDS: Final = (
         name="jobs",
         summary="list, watch and cancel background jobs, downloads and detached calls",
     ),
+    Command(name="approvals", summary="list calls that wait for approval, and decide on them"),
     Command(name="files", summary="list, get and put the files of a chat"),
     Command(name="timers", summary="list, pause, resume and delete timers"),
     Command(name="methods", summary="list the methods that code may call"),
@@ -95,7 +96,7 @@ COMMANDS: Final = (
 #: Commands with a module in ``cli.remote`` too.
 OVER_GATEWAY: Final = frozenset(
     {
-        "call", "cancel", "chat", "dead", "doctor", "exec", "files", "history",
+        "approvals", "call", "cancel", "chat", "dead", "doctor", "exec", "files", "history",
         "jobs", "keys", "methods", "plugins", "reset", "send", "tail", "timers",
     }
 )  # fmt: skip

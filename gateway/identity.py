@@ -24,6 +24,8 @@ class Scope(StrEnum):
     CALL = "call"
     #: Run code in sandboxes.
     RUN = "run"
+    #: Decide on calls that wait for approval; calls of the key itself count as approved.
+    APPROVE = "approve"
     #: Everything else: plugins, configuration, jobs, timers, dead letters, keys.
     ADMIN = "admin"
 
@@ -44,6 +46,11 @@ class Identity:
     #: Limits per day (UTC) of the turns that it starts; None: no limit.
     cost_per_day: float | None = None
     tokens_per_day: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Who acts, in records of decisions."""
+        return "gateway" if self.key_id is None else f"key:{self.key_id}"
 
     @property
     def is_of_all_chats(self) -> bool:

@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from nekro_agent.errors import (
+    AlreadyDecidedError,
     ArgumentError,
     BrokerUnavailableError,
     CallCancelledError,
@@ -29,6 +30,7 @@ from nekro_agent.errors import (
     MethodDisabledError,
     MethodNotFoundError,
     NekroError,
+    NotApprovedError,
     NotFoundError,
     OutcomeUnknownError,
     OverloadedError,
@@ -65,12 +67,14 @@ _STATUS: Final[tuple[tuple[type[NekroError], HTTPStatus], ...]] = (
     (CallTimeoutError, HTTPStatus.GATEWAY_TIMEOUT),
     (CallCancelledError, HTTPStatus.CONFLICT),
     (OutcomeUnknownError, HTTPStatus.BAD_GATEWAY),
+    (NotApprovedError, HTTPStatus.FORBIDDEN),
     (PluginError, HTTPStatus.BAD_GATEWAY),
     (OverloadedError, HTTPStatus.SERVICE_UNAVAILABLE),
     (BrokerUnavailableError, HTTPStatus.SERVICE_UNAVAILABLE),
     (MessageRefusedError, HTTPStatus.CONFLICT),
     (NotFoundError, HTTPStatus.NOT_FOUND),
     (ConflictError, HTTPStatus.CONFLICT),
+    (AlreadyDecidedError, HTTPStatus.CONFLICT),
     (FencedError, HTTPStatus.CONFLICT),
     (StorageUnavailableError, HTTPStatus.SERVICE_UNAVAILABLE),
     (SandboxError, HTTPStatus.SERVICE_UNAVAILABLE),

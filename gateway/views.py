@@ -12,9 +12,11 @@ from nekro_client import models
 if TYPE_CHECKING:
     from codec.wire import Envelope
     from messaging.dead_letters import DeadMessage
+    from storage.access.approvals import Approval
     from storage.access.audit import RecordedAct
     from storage.access.keys import Key
     from storage.caller_reads import LaneOverride
+    from storage.repositories.calls import Call
     from storage.repositories.jobs import Job
     from storage.repositories.messages import Message
     from storage.repositories.rounds import Round
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "act_answer",
+    "approval_answer",
+    "awaiting_call",
     "call_of_report",
     "dead_letter_answer",
     "finished_call",
@@ -131,6 +135,7 @@ def method_answer(entry: MethodEntry, *, lane: str, overrides: Mapping[str, Lane
         lane_reason=None if override is None else str(override),
         signature=entry.signature,
         doc=entry.doc,
+        requires_approval=entry.requires_approval,
     )
 
 
@@ -218,12 +223,79 @@ def call_of_report(call: Mapping[str, Any]) -> models.Call:
     code, _, text = (call["error"] or "").partition(": ")
     return models.Call(
         **{name: call[name] for name in ("id", "method", "type", "lane", "requested_at", "started_at")},
-        state="failed" if call["error"] else "done",
+        state=_state_of_report(call),
         worker=call["worker"] or None,
         finished_at=call["finished_at"],
         duration_ms=call["duration_ms"],
         error=models.TurnError(code=code, text=text) if call["error"] else None,
         follow_up=call["follow_up"],
+    )
+
+
+def _state_of_report(call: Mapping[str, Any]) -> str:
+    if call["error"]:
+        return "failed"
+    return "awaiting" if call["awaits_approval"] else "done"
+
+
+def approval_answer(row: Approval, call: Call | None = None, *, in_full: bool = True) -> models.Approval:
+    """Return a request for approval.
+
+    Args:
+        call: its call; None: unknown.
+        in_full: False leaves out the arguments, for lists.
+    """
+    answer = models.Approval(
+        id=row.id,
+        call_id=row.call_id,
+        chat_key=row.chat_key,
+        turn_id=row.turn_id,
+        round_id=row.round_id,
+        user_id=row.user_id,
+        method=row.method,
+        digest=row.digest,
+        requested_at=row.requested_at,
+        expires_at=row.expires_at,
+        state=row.state.value,
+        scope=None if row.scope is None else row.scope.value,
+        grant_until=row.grant_until,
+        revoked_at=row.revoked_at,
+        decided_by=row.decided_by,
+        decided_at=row.decided_at,
+        reason=row.reason,
+        is_edited=row.edited_arguments is not None,
+    )
+    if not in_full:
+        return answer
+    from workers.approvals.shown import difference, plain_arguments, shown_call
+
+    return answer.model_copy(
+        update={
+            "call": shown_call(row.method, row.running_arguments),
+            "arguments": plain_arguments(row.running_arguments),
+            "difference": difference(row) or None,
+            "call_state": None if call is None else call.state.value,
+            "call_error": None if call is None else _call_error_of(call),
+        }
+    )
+
+
+def _call_error_of(call: Call) -> models.TurnError | None:
+    if call.error_type is None:
+        return None
+    return models.TurnError(code=call.error_type, text=call.error_message or "")
+
+
+def awaiting_call(row: Approval, *, type_: str) -> models.Call:
+    """Return a call that waits for approval."""
+    return models.Call(
+        id=row.call_id,
+        method=row.method,
+        type=type_,
+        state="awaiting" if row.state.value == "pending" else row.state.value,
+        lane=row.lane,
+        requested_at=row.requested_at,
+        approval_id=row.id,
     )
 
 

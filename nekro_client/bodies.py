@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import JsonValue
 
 from nekro_client.models import (
     CallBody,
+    DecisionBody,
     FileInfo,
     KeyBody,
     MessageBody,
@@ -20,7 +21,7 @@ from nekro_client.models import (
     RunBody,
 )
 
-__all__ = ["call_body", "file_part", "key_body", "message_body", "run_body"]
+__all__ = ["approval_body", "call_body", "file_part", "key_body", "message_body", "run_body"]
 
 
 def message_body(
@@ -57,6 +58,17 @@ def run_body(
     """Return the body of a run."""
     optional = _stated(user_id=user_id, timeout_seconds=timeout_seconds)
     return RunBody(code=code, chat_key=chat_key, follow_up=follow_up, **optional)
+
+
+def approval_body(
+    scope: Literal["once", "turn", "chat"],
+    reason: str | None,
+    args: Sequence[JsonValue] | None,
+    kwargs: Mapping[str, JsonValue] | None,
+) -> DecisionBody:
+    """Return the body that approves a call."""
+    changed = _stated(args=None if args is None else [*args], kwargs=None if kwargs is None else dict(kwargs))
+    return DecisionBody(decision="approve", scope=scope, **_stated(reason=reason), **changed)
 
 
 def key_body(

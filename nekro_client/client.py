@@ -10,7 +10,14 @@ from pydantic import JsonValue
 
 from nekro_client import endpoints
 from nekro_client.async_chats import AsyncChat
-from nekro_client.async_work import AsyncDeadLetters, AsyncJobs, AsyncKeys, AsyncTimers, AsyncTurns
+from nekro_client.async_work import (
+    AsyncApprovals,
+    AsyncDeadLetters,
+    AsyncJobs,
+    AsyncKeys,
+    AsyncTimers,
+    AsyncTurns,
+)
 from nekro_client.bodies import call_body, run_body
 from nekro_client.chats import Chat
 from nekro_client.connections import AsyncConnection, Connection
@@ -26,7 +33,7 @@ from nekro_client.models import (
 )
 from nekro_client.operations import RETRY_SECONDS
 from nekro_client.runs import AsyncRunStream, RunStream
-from nekro_client.work import DeadLetters, Jobs, Keys, Timers, Turns
+from nekro_client.work import Approvals, DeadLetters, Jobs, Keys, Timers, Turns
 
 __all__ = ["AsyncClient", "Client"]
 
@@ -60,6 +67,7 @@ class Client:
         self._connection = Connection(url, key, retry_seconds=retry_seconds, transport=transport)
         self.turns = Turns(self._connection)
         self.jobs = Jobs(self._connection)
+        self.approvals = Approvals(self._connection)
         self.timers = Timers(self._connection)
         self.dead_letters = DeadLetters(self._connection)
         self.keys = Keys(self._connection)
@@ -203,6 +211,7 @@ class AsyncClient:
         self._connection = AsyncConnection(url, key, retry_seconds=retry_seconds, transport=transport)
         self.turns = AsyncTurns(self._connection)
         self.jobs = AsyncJobs(self._connection)
+        self.approvals = AsyncApprovals(self._connection)
         self.timers = AsyncTimers(self._connection)
         self.dead_letters = AsyncDeadLetters(self._connection)
         self.keys = AsyncKeys(self._connection)

@@ -8,10 +8,12 @@ from pydantic import JsonValue
 
 from nekro_client.models import (
     ApiKey,
+    Approval,
     Call,
     CallBody,
     CreatedKey,
     DeadLetter,
+    DecisionBody,
     FileInfo,
     Job,
     KeyBody,
@@ -160,6 +162,29 @@ def cancel_job(job_id: str) -> Operation[Job]:
 def signal_job(job_id: str, body: SignalBody) -> Operation[Job]:
     """``POST /jobs/{id}/signals``."""
     return operation("POST", f"/jobs/{segment(job_id)}/signals", Job, body=body)
+
+
+def list_approvals(
+    *, chat_key: str | None, state: str | None, cursor: str | None, limit: int | None
+) -> Operation[Page[Approval]]:
+    """``GET /approvals``."""
+    params = {"chat_key": chat_key, "state": state, "cursor": cursor, "limit": limit}
+    return operation("GET", "/approvals", Page[Approval], params=params)
+
+
+def get_approval(approval_id: str) -> Operation[Approval]:
+    """``GET /approvals/{id}``."""
+    return operation("GET", f"/approvals/{segment(approval_id)}", Approval)
+
+
+def decide_approval(approval_id: str, body: DecisionBody) -> Operation[Approval]:
+    """``POST /approvals/{id}/decision``."""
+    return operation("POST", f"/approvals/{segment(approval_id)}/decision", Approval, body=body)
+
+
+def revoke_approval(approval_id: str) -> Operation[Approval]:
+    """``POST /approvals/{id}/revoke``."""
+    return operation("POST", f"/approvals/{segment(approval_id)}/revoke", Approval)
 
 
 def list_timers(*, chat_key: str | None, cursor: str | None, limit: int | None) -> Operation[Page[Timer]]:

@@ -20,11 +20,13 @@ __all__ = [
     "AdapterRequestBody",
     "Answer",
     "ApiKey",
+    "Approval",
     "Body",
     "Call",
     "CallBody",
     "CreatedKey",
     "DeadLetter",
+    "DecisionBody",
     "Event",
     "EventType",
     "FileInfo",
@@ -285,7 +287,7 @@ class Call(Answer):
     method: str
     #: Type of the method: ``tool``, ``behavior``, ``agent``, ``multimodal_agent``.
     type: str
-    #: ``queued``, ``running``, ``done``, ``failed``, ``unknown`` or ``cancelled``.
+    #: ``awaiting`` (approval), ``queued``, ``running``, ``done``, ``failed``, ``unknown`` or ``cancelled``.
     state: str
     lane: str | None = None
     worker: str | None = None
@@ -302,6 +304,8 @@ class Call(Answer):
     error: TurnError | None = None
     #: The round that its result started.
     follow_up: str | None = None
+    #: The request for approval for which it waits.
+    approval_id: str | None = None
 
 
 class Round(Answer):
@@ -423,6 +427,8 @@ class EventType(StrEnum):
     #: Live.
     CALL_PROGRESS = "call.progress"
     CALL_ENDED = "call.ended"
+    APPROVAL_REQUESTED = "approval.requested"
+    APPROVAL_DECIDED = "approval.decided"
     JOB_STARTED = "job.started"
     JOB_PROGRESS = "job.progress"
     JOB_ENDED = "job.ended"
@@ -498,6 +504,56 @@ class CallBody(Body):
     timeout_seconds: float | None = Field(None, gt=0, le=86400)
 
 
+class Approval(Answer):
+    """A call that a person must approve before it runs, and the decision on it."""
+
+    id: str
+    call_id: str
+    chat_key: str
+    turn_id: str | None = None
+    round_id: str | None = None
+    #: The user on whose behalf the call is made.
+    user_id: str | None = None
+    method: str
+    #: What runs, exactly: the call as Python source. None in lists, like the next two.
+    call: str | None = None
+    #: ``{"args", "kwargs"}`` as JSON; what JSON lacks is in the nearest form.
+    arguments: dict[str, JsonValue] | None = None
+    #: A unified diff of the call as requested and as approved; None if they are equal.
+    difference: str | None = None
+    #: SHA-256 of method and arguments; what runs has this one.
+    digest: str
+    requested_at: datetime
+    expires_at: datetime
+    #: ``pending``, ``approved``, ``denied``, ``expired`` or ``cancelled``.
+    state: str
+    #: ``once``, ``turn`` or ``chat``; None unless it is approved.
+    scope: str | None = None
+    #: Until when it permits further calls of the method.
+    grant_until: datetime | None = None
+    revoked_at: datetime | None = None
+    #: ``shell:NAME``, ``key:ID``, ``gateway`` (without keys) or ``chat:ADAPTER:USER``.
+    decided_by: str | None = None
+    decided_at: datetime | None = None
+    reason: str | None = None
+    is_edited: bool = False
+    #: State of the call, and its error; None in lists.
+    call_state: str | None = None
+    call_error: TurnError | None = None
+
+
+class DecisionBody(Body):
+    """A decision on a call."""
+
+    decision: Literal["approve", "deny"]
+    #: What else an approval permits: further calls of the method in the same turn, or in the same chat.
+    scope: Literal["once", "turn", "chat"] = "once"
+    reason: str | None = Field(None, max_length=2000)
+    #: Replace the arguments; both None keep them.
+    args: list[PlainJson] | None = None
+    kwargs: dict[str, PlainJson] | None = None
+
+
 class Method(Answer):
     """A method of the catalogue."""
 
@@ -510,6 +566,8 @@ class Method(Answer):
     lane_reason: str | None = None
     signature: str
     doc: str | None = None
+    #: Whether a person must approve each call.
+    requires_approval: bool = False
 
 
 class Plugin(Answer):

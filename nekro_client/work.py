@@ -1,20 +1,23 @@
-"""Turns, jobs, timers, dead letters and keys."""
+"""Turns, jobs, approvals, timers, dead letters and keys."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Literal
 
 from pydantic import JsonValue
 
 from nekro_client import endpoints
-from nekro_client.bodies import key_body
+from nekro_client.bodies import approval_body, key_body
 from nekro_client.chats import Chat, EventStream
 from nekro_client.connections import Connection
 from nekro_client.models import (
     ApiKey,
+    Approval,
     CreatedKey,
     DeadLetter,
+    DecisionBody,
     Job,
     Page,
     RetryBody,
@@ -25,7 +28,7 @@ from nekro_client.models import (
 )
 from nekro_client.streams import TurnWait
 
-__all__ = ["DeadLetters", "Jobs", "Keys", "Timers", "Turns"]
+__all__ = ["Approvals", "DeadLetters", "Jobs", "Keys", "Timers", "Turns"]
 
 
 class Turns:
@@ -101,6 +104,69 @@ class Jobs:
             ConflictError: the job has ended.
         """
         return self._connection.send(endpoints.signal_job(job_id, SignalBody(key=key, data=data)))
+
+
+class Approvals:
+    """Calls that wait for approval, and decisions on them."""
+
+    def __init__(self, connection: Connection) -> None:
+        """Take the connection."""
+        self._connection = connection
+
+    def list(
+        self,
+        *,
+        chat_key: str | None = None,
+        state: str | None = None,
+        cursor: str | None = None,
+        limit: int | None = None,
+    ) -> Page[Approval]:
+        """Return a page of requests, the newest first, without their arguments.
+
+        Args:
+            state: ``pending``, ``approved``, ``denied``, ``expired`` or ``cancelled``; None means all.
+        """
+        return self._connection.send(
+            endpoints.list_approvals(chat_key=chat_key, state=state, cursor=cursor, limit=limit)
+        )
+
+    def get(self, approval_id: str) -> Approval:
+        """Return a request with the call as it would run."""
+        return self._connection.send(endpoints.get_approval(approval_id))
+
+    def approve(
+        self,
+        approval_id: str,
+        *,
+        scope: Literal["once", "turn", "chat"] = "once",
+        reason: str | None = None,
+        args: Sequence[JsonValue] | None = None,
+        kwargs: Mapping[str, JsonValue] | None = None,
+    ) -> Approval:
+        """Let a call run.
+
+        Args:
+            scope: what else it permits: further calls of the method in the same turn or chat.
+            args, kwargs: replace the arguments; both None keep them.
+
+        Raises:
+            ConflictError: someone decided before; the error says who.
+        """
+        body = approval_body(scope, reason, args, kwargs)
+        return self._connection.send(endpoints.decide_approval(approval_id, body))
+
+    def deny(self, approval_id: str, *, reason: str | None = None) -> Approval:
+        """Refuse a call.
+
+        Raises:
+            ConflictError: someone decided before; the error says who.
+        """
+        body = DecisionBody(decision="deny", reason=reason)
+        return self._connection.send(endpoints.decide_approval(approval_id, body))
+
+    def revoke(self, approval_id: str) -> Approval:
+        """End what an approval for a turn or a chat permits."""
+        return self._connection.send(endpoints.revoke_approval(approval_id))
 
 
 class Timers:

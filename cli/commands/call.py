@@ -18,7 +18,7 @@ from runtime.plain import to_plain
 from workers.calls.results import value_of
 
 if TYPE_CHECKING:
-    pass
+    from workers.catalogue.entries import MethodEntry
 
 __all__ = ["Args", "parse_arguments", "register", "run", "show"]
 
@@ -32,6 +32,7 @@ examples:
 `--json` prints {id, value, type, worker, duration_ms}, or {error: {type, message, frames}} for a failed call.
 When a method raises, the last place in the plugin's own source is printed before the error: file, line,
 function and code. `--debug` prints all of them; `--json` has them as `frames`, the innermost last.
+A method that requires approval is asked for, unless --yes is given; over NEKRO_URL the key decides.
 The value of an AGENT method is its text, of a MULTIMODAL_AGENT method its parts; no round follows.
 """
 
@@ -45,6 +46,7 @@ class Args:
     chat_key: str
     user_id: str | None
     timeout: float | None
+    yes: bool
     json: bool
 
 
@@ -67,6 +69,9 @@ def register(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="longest wait (default: the limit of the method's lane)",
     )
+    parser.add_argument(
+        "--yes", action="store_true", help="approve the call, if its method requires that, without a question"
+    )
     add_json(parser)
 
 
@@ -78,7 +83,9 @@ def run(args: Args, deps: Deps) -> int:
     async def work() -> int:
         async with open_services(settings, command="call", lanes=CALL_LANES, output=deps.output) as opened:
             _, services = opened
-            lane = services.lanes.lane_of(await services.find_method(args.method))
+            entry = await services.find_method(args.method)
+            lane = services.lanes.lane_of(entry)
+            approver = _approver(entry, positional, named, args, deps) if entry.requires_approval else None
             call = services.invoke(
                 args.method,
                 positional,
@@ -86,6 +93,7 @@ def run(args: Args, deps: Deps) -> int:
                 chat_key=args.chat_key,
                 user_id=args.user_id,
                 timeout_seconds=args.timeout,
+                approver=approver,
             )
             envelope = await awaited_with_workers(call, lambda: services.app, lane=lane)
         limit = settings.sandbox.return_bytes
@@ -101,6 +109,23 @@ def run(args: Args, deps: Deps) -> int:
         return 0
 
     return run_async(work())
+
+
+def _approver(
+    entry: MethodEntry, positional: tuple[Any, ...], named: dict[str, Any], args: Args, deps: Deps
+) -> str:
+    """Return the identity of the shell's user, who approves the call.
+
+    Raises:
+        UsageError: the user does not, or there is no terminal to ask on.
+    """
+    from cli.approving import confirm, operator
+    from codec.values import encode_arguments
+    from workers.approvals.shown import shown_call
+
+    deps.output.words(shown_call(entry.task, encode_arguments(positional, named)))
+    confirm(f"{entry.name} requires approval; approve this call?", assumed=args.yes, deps=deps)
+    return operator()
 
 
 def parse_arguments(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -25,13 +25,14 @@ examples:
   nekro keys revoke 4be1c5f0a2d9e781
 
 `create` prints the key, which is not stored and cannot be shown again. Scopes: read (messages, events, turns,
-files), post (messages, files, cancelling turns), call (methods), run (code in sandboxes), admin (everything
-else). From the first key on every request to a gateway needs one, also after all of them were revoked.
+files), post (messages, files, cancelling turns), call (methods), run (code in sandboxes), approve (decisions
+on calls that wait for approval; the key's own calls count as approved), admin (everything else). From the
+first key on every request to a gateway needs one, also after all of them were revoked.
 `revoke` is effective for the next request. `--json` prints a list of {id, name, scopes, chats, user_id,
 requests_per_minute, cost_per_day, tokens_per_day, created_at, expires_at, revoked_at}, else one such object,
 with `key` for `create`.
 """
-_SCOPES: Final = ("read", "post", "call", "run", "admin")
+_SCOPES: Final = ("read", "post", "call", "run", "approve", "admin")
 
 
 @dataclass(frozen=True, kw_only=True)

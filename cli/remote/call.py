@@ -21,5 +21,8 @@ def run(args: Args, deps: Deps) -> int:
             user_id=args.user_id,
             timeout_seconds=args.timeout,
         )
+    if call.approval_id is not None:
+        deps.output.words(f"call {call.id} waits for approval {call.approval_id}; `nekro approvals` decides")
+        return 0
     show(call.model_dump(include={"id", "value", "type", "worker", "duration_ms"}), args, deps)
     return 0

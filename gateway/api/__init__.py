@@ -7,6 +7,7 @@ from typing import Final
 from fastapi import APIRouter
 
 from gateway.api import (
+    approvals,
     calls,
     catalogue,
     events,
@@ -25,5 +26,18 @@ __all__ = ["ROUTERS"]
 #: Routers below ``/api/v1``.
 ROUTERS: Final[tuple[APIRouter, ...]] = tuple(
     module.router
-    for module in (messages, files, events, tickets, turns, runs, calls, catalogue, work, operations, keys)
+    for module in (
+        messages,
+        files,
+        events,
+        tickets,
+        turns,
+        runs,
+        calls,
+        approvals,
+        catalogue,
+        work,
+        operations,
+        keys,
+    )
 )
