@@ -30,6 +30,7 @@ _LOW_DISK_BYTES: Final = 1 << 30
 
 async def run_checks(settings: Settings) -> list[Check]:
     """Run every check; a failed check does not stop the others."""
+    from cli.doctor.approvals import approval_checks
     from cli.doctor.clocks import clock_checks
     from cli.doctor.gateway import gateway_checks
 
@@ -48,6 +49,7 @@ async def run_checks(settings: Settings) -> list[Check]:
     checks += await asyncio.to_thread(_local_workers)
     checks.append(_language_model(settings))
     checks += await gateway_checks(settings)
+    checks += await approval_checks(settings)
     return checks
 
 

@@ -258,14 +258,6 @@ class ApprovalRepository(Repository):
             statement = statement.where(ApprovalRow.chat_key == chat_key)
         return await self._all(Approval, statement.order_by(ApprovalRow.sequence.desc()).limit(limit))
 
-    async def pending(self) -> tuple[int, datetime | None]:
-        """Return how many requests are pending, and since when the oldest one is."""
-        statement = select(func.count(), func.min(ApprovalRow.requested_at)).where(
-            is_one_of(ApprovalRow.state, ApprovalState.PENDING)
-        )
-        count, oldest = next(iter(await self._rows(statement)))
-        return count, oldest
-
 
 class AwaitingCallRepository(Repository):
     """Rows of ``calls`` in state AWAITING."""

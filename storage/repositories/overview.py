@@ -12,9 +12,9 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from nekro_agent.ports import JobState
 from storage.clock import now
-from storage.models import JobRow, RoundRow, WebhookDeliveryRow
+from storage.models import ApprovalRow, JobRow, RoundRow, WebhookDeliveryRow
 from storage.repositories.base import Repository, is_one_of
-from storage.states import DeliveryState, RoundState
+from storage.states import ApprovalState, DeliveryState, RoundState
 
 __all__ = ["OpenDeliveries", "OpenWork", "OverviewRepository"]
 
@@ -83,6 +83,16 @@ class OverviewRepository(Repository):
             running=JobRow.state == JobState.RUNNING,
             since=JobRow.created_at,
             states=(JobState.QUEUED, JobState.RUNNING),
+        )
+
+    async def approvals(self) -> OpenWork:
+        """Count calls that wait for the approval of a person; none of them runs."""
+        return await self._open(
+            ApprovalRow.state,
+            waiting=ApprovalRow.state == ApprovalState.PENDING,
+            running=ApprovalRow.state != ApprovalState.PENDING,
+            since=ApprovalRow.requested_at,
+            states=(ApprovalState.PENDING,),
         )
 
     async def _open(

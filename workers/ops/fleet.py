@@ -44,6 +44,8 @@ FLEET_METRICS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "nekro_webhook_deliveries_dead": ("Deliveries to webhooks that are dead letters.", ()),
     "nekro_webhook_oldest_seconds": ("Age of the oldest delivery that waits, also for its next attempt.", ()),
     "nekro_webhook_overdue_seconds": ("How long the oldest due delivery has waited for a gateway.", ()),
+    "nekro_approvals_pending": ("Calls that wait for the approval of a person.", ()),
+    "nekro_approvals_oldest_seconds": ("Age of the oldest request for approval that is pending.", ()),
 }
 
 
@@ -99,6 +101,8 @@ class FleetFigures:
                 oldest[lane] = work[kind].oldest_seconds
                 add(f"nekro_{kind}_waiting", work[kind].waiting)
                 add(f"nekro_{kind}_running", work[kind].running)
+            add("nekro_approvals_pending", work["approvals"].waiting)
+            add("nekro_approvals_oldest_seconds", work["approvals"].oldest_seconds)
         add("nekro_up", self._read_broker(add, oldest), "broker")
         return [family for family in families.values() if family.samples]
 
@@ -137,7 +141,11 @@ class FleetFigures:
             await follow_database_clock(database)
             async with database.read() as transaction:
                 overview = OverviewRepository(transaction.connection)
-                work = {"rounds": await overview.rounds(), "jobs": await overview.jobs()}
+                work = {
+                    "rounds": await overview.rounds(),
+                    "jobs": await overview.jobs(),
+                    "approvals": await overview.approvals(),
+                }
                 return work, await overview.deliveries()
         finally:
             await database.dispose()
