@@ -28,9 +28,17 @@ def describe_message(message: Message) -> dict[str, Any]:
 
 def describe_call(call: Call) -> dict[str, Any]:
     """Return one call of a round or run as commands print it."""
-    known = call.model_dump(exclude={"error", "state", "attempts", "arguments", "value"})
+    known = call.model_dump(exclude={"error", "state", "attempts", "arguments", "value", "approval_id"})
     times = {name: known[name] and known[name].isoformat() for name in _TIMES}
-    return known | times | {"worker": call.worker or "", "error": call.error and _error_text(call.error)}
+    return (
+        known
+        | times
+        | {
+            "worker": call.worker or "",
+            "error": call.error and _error_text(call.error),
+            "awaits_approval": call.state == "awaiting",
+        }
+    )
 
 
 def describe_round(entry: Round) -> dict[str, Any]:

@@ -52,8 +52,9 @@ async def cancel_turn(
 ) -> Response:
     """Cancel the waiting and running rounds of a turn, and only of that one; returns it as it is then.
 
-    A running round whose worker does not answer within seconds ends later. A turn that has ended, or that a
-    round of another turn answers, stays as it is.
+    Calls of the turn that wait for approval are withdrawn, also after its end. A running round whose worker
+    does not answer within seconds ends later. A turn that has ended, or that a round of another turn answers,
+    stays as it is.
     """
     first = await _first_round(services, identity, turn_id, Scope.POST)
 

@@ -154,14 +154,13 @@ class ApprovalRepository(Repository):
         reason: str,
         turn_id: str | None = None,
         round_id: str | None = None,
-        call_id: str | None = None,
     ) -> list[Approval]:
         """Withdraw the pending requests of a chat; returns them in order.
 
         Args:
-            turn_id, round_id, call_id: only those of one turn, round or call; None does not limit.
+            turn_id, round_id: only those of one turn or round; None does not limit.
         """
-        given = {"turn_id": turn_id, "round_id": round_id, "call_id": call_id}
+        given = {"turn_id": turn_id, "round_id": round_id}
         chosen = [getattr(ApprovalRow, name) == value for name, value in given.items() if value is not None]
         statement = (
             update(ApprovalRow)

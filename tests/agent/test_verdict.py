@@ -21,11 +21,11 @@ def result(stop: StopType, **fields: Any) -> RunResult:
 
 
 @pytest.mark.parametrize("stop", list(StopType))
-def test_only_a_normal_end_needs_no_further_round(stop: StopType) -> None:
+def test_only_a_normal_end_and_a_call_that_waits_need_no_further_round(stop: StopType) -> None:
     judged = verdict.judge(result(stop, exit_code=9), wall_seconds=60, max_calls=200)
     assert judged.stop_type is stop
-    assert judged.wants_more is (stop is not StopType.NORMAL)
-    ended_as_meant = stop in (StopType.NORMAL, StopType.AGENT, StopType.MULTIMODAL_AGENT, StopType.MANUAL)
+    assert judged.wants_more is (stop not in (StopType.NORMAL, StopType.APPROVAL))
+    ended_as_meant = stop not in (StopType.ERROR, StopType.TIMEOUT, StopType.SECURITY)
     assert bool(judged.reason) is not ended_as_meant
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +23,7 @@ from nekro_agent.errors import (
     MessageRefusedError,
     NotApprovedError,
     OutcomeUnknownError,
+    StorageUnavailableError,
 )
 from nekro_agent.ports import IncomingMessage
 from nekro_agent.shared_clock import shared_time
@@ -31,6 +33,7 @@ from storage.models import ApprovalRow
 from storage.repositories.calls import Call
 from storage.repositories.overview import OverviewRepository
 from storage.states import ApprovalScope, ApprovalState, CallState, TriggerKind
+from storage.transaction import Transaction
 from workers.approvals.shown import difference
 from workers.ops.sweeps import ApprovalSweep
 
@@ -169,6 +172,29 @@ async def test_of_two_decisions_at_once_one_holds_and_the_other_names_it(till: B
     assert call.state is (CallState.QUEUED if kept.state is ApprovalState.APPROVED else CallState.FAILED)
     with pytest.raises(AlreadyDecidedError):
         await decisions.deny(row.id, by="shell:eve")
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+async def test_a_decision_whose_confirmation_was_lost_is_known_and_made_once(
+    till: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = await asked(till)
+    begin, lost = till.database.begin, []
+
+    @asynccontextmanager
+    async def lose_the_first_answer() -> AsyncIterator[Transaction]:
+        async with begin() as transaction:
+            yield transaction
+        if not lost:
+            lost.append(True)
+            raise StorageUnavailableError("the connection broke after the commit")
+
+    monkeypatch.setattr(till.database, "begin", lose_the_first_answer)
+    decided = await till.services.approval_decisions.approve(row.id, by="shell:root")
+    assert lost and (decided.state, decided.decided_by) == (ApprovalState.APPROVED, "shell:root")
+    assert [name for name, _ in await events(till)] == ["approval.requested", "approval.decided"]
+    await deliver(till, await message_of(till, row))
+    assert paid(till) == ["paid ada 3"]
 
 
 async def test_the_first_call_of_a_loop_ends_the_run_and_approval_for_the_turn_lets_the_rest_pass(
@@ -324,9 +350,9 @@ async def test_text_of_the_agent_of_code_and_of_plugins_is_no_decision(till: Ben
     row = await asked(till)
     line = f"/approve {row.id}"
     await till.say("chat", "go on", user_id="chief")
-    await till.play(
-        "chat", till.drain(Model(f"print({line!r})\nsend_msg_text(_ck, {line!r})\nkeep({line!r})"))
-    )
+    code = f"print({line!r})\nopen('/app/shared/note', 'w').write({line!r})\n"
+    code += f"send_msg_text(_ck, {line!r})\nkeep({line!r})"
+    await till.play("chat", till.drain(Model(code)))
     await till.say("chat", line, user_id="chief")  # as a plugin pushes a message of a person
     for voucher, user_id in (("sse", "u1"), ("key:1", "chief")):
         await till.services.intake.accept(

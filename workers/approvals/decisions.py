@@ -6,6 +6,8 @@ a row that a holder of the chat's lock holds.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any, Final
@@ -16,9 +18,18 @@ from broker_config.settings import ApprovalSettings
 from codec.values import Arguments, encode_arguments
 from codec.wire import Signer
 from messaging.call_messages import CallMessage
-from nekro_agent.errors import AlreadyDecidedError, InvalidValueError, MessageRefusedError
+from messaging.publishing import PUBLISH_SECONDS
+from nekro_agent.durations import RETRY_SECONDS
+from nekro_agent.errors import (
+    AlreadyDecidedError,
+    InvalidValueError,
+    MessageRefusedError,
+    OutcomeUnknownError,
+    StorageUnavailableError,
+)
 from nekro_agent.shared_clock import shared_time
 from storage.access.approvals import Approval, Decision
+from storage.driver.errors import is_refusal
 from storage.engine import Database
 from storage.repositories.calls import Call
 from storage.states import ApprovalScope, ApprovalState, CallState
@@ -87,6 +98,8 @@ class ApprovalDecisions:
             ArgumentError: the replaced arguments do not fit the method.
             InvalidValueError: the scope is a turn, and the call belongs to none.
             MessageRefusedError: the stored call is not the one of which approval was requested.
+            StorageUnavailableError: the database does not answer; nothing was decided.
+            OutcomeUnknownError: the database does not answer; the decision may have been recorded.
         """
         async with self._database.read() as transaction:
             asked = await transaction.approvals.get(approval_id)
@@ -110,10 +123,14 @@ class ApprovalDecisions:
             grant_until=until,
             seal=seal,
         )
-        async with self._database.begin() as transaction:
+
+        async def write(transaction: Transaction) -> Approval:
             row = await self._decide(transaction, asked, decision)
             await self._release(transaction, row)
             record_decided(transaction, self._publisher, row)
+            return row
+
+        row = await self._surely(asked.id, decision, write)
         logger.bind(approval_id=row.id, method=row.method, by=by, scope=scope.value).info("call_approved")
         return row
 
@@ -124,14 +141,19 @@ class ApprovalDecisions:
             by: whose decision it is.
 
         Raises:
-            NotFoundError, AlreadyDecidedError: as of ``approve``.
+            NotFoundError, AlreadyDecidedError, StorageUnavailableError, OutcomeUnknownError: as of
+                ``approve``.
         """
-        async with self._database.begin() as transaction:
+        decision = Decision(state=ApprovalState.DENIED, decided_by=by, reason=reason)
+        why = f"{by} denied it: {reason}" if reason else f"{by} denied it"
+
+        async def write(transaction: Transaction) -> Approval:
             asked = await transaction.approvals.get(approval_id)
-            decision = Decision(state=ApprovalState.DENIED, decided_by=by, reason=reason)
             row = await self._decide(transaction, asked, decision)
-            why = f"{by} denied it: {reason}" if reason else f"{by} denied it"
             await self._refuse(transaction, row, why, is_new_work=True)
+            return row
+
+        row = await self._surely(approval_id, decision, write)
         logger.bind(approval_id=row.id, method=row.method, by=by).info("call_denied")
         return row
 
@@ -145,19 +167,6 @@ class ApprovalDecisions:
             row = await transaction.approvals.get(approval_id)
             return bool(await transaction.approvals.revoke(row.chat_key, approval_id=row.id))
 
-    async def cancel(self, approval_id: str, *, reason: str) -> Approval:
-        """Withdraw a request; one that was decided is returned unchanged.
-
-        Raises:
-            NotFoundError: there is no such request.
-        """
-        async with self._database.begin() as transaction:
-            row = await transaction.approvals.get(approval_id)
-            await cancel_pending(
-                transaction, self._publisher, row.chat_key, reason=reason, call_id=row.call_id
-            )
-            return await transaction.approvals.get(approval_id)
-
     async def expire(self, chat_key: str, *, limit: int) -> int:
         """End the requests of a chat on which nobody decided in time; returns how many."""
         async with self._database.begin() as transaction:
@@ -166,6 +175,36 @@ class ApprovalDecisions:
             for row in expired:
                 await self._refuse(transaction, row, "nobody decided in time", is_new_work=False)
         return len(expired)
+
+    async def _surely(
+        self, approval_id: str, decision: Decision, write: Callable[[Transaction], Awaitable[Approval]]
+    ) -> Approval:
+        """Write a decision; retry during a short outage, in which an attempt may have been recorded."""
+        give_up_at = time.monotonic() + PUBLISH_SECONDS
+        is_in_doubt = False
+        while True:
+            try:
+                async with self._database.begin() as transaction:
+                    return await write(transaction)
+            except AlreadyDecidedError:
+                async with self._database.read() as transaction:
+                    row = await transaction.approvals.get(approval_id)
+                known = (row.state, row.decided_by, row.seal, row.reason)
+                if not is_in_doubt or known != (
+                    decision.state, decision.decided_by, decision.seal, decision.reason
+                ):  # fmt: skip
+                    raise
+                return row
+            except StorageUnavailableError as exc:
+                is_in_doubt |= not is_refusal(exc)
+                if time.monotonic() > give_up_at:
+                    if is_in_doubt:
+                        raise OutcomeUnknownError(
+                            f"approval {approval_id}: the database failed, and the decision may have been "
+                            "recorded; look at it before you decide again"
+                        ) from exc
+                    raise
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def _edited(self, asked: Approval, arguments: Arguments) -> str:
         args, kwargs = arguments
@@ -248,17 +287,14 @@ async def cancel_pending(
     reason: str,
     turn_id: str | None = None,
     round_id: str | None = None,
-    call_id: str | None = None,
-) -> list[Approval]:
+) -> None:
     """Withdraw the pending requests of a chat and end their calls, without a word to the model.
 
     Args:
-        turn_id, round_id, call_id: only those of one turn, round or call; None does not limit.
+        turn_id, round_id: only those of one turn or round; None does not limit.
     """
     await transaction.chats.lock(chat_key, create=True)
-    rows = await transaction.approvals.cancel(
-        chat_key, reason=reason, turn_id=turn_id, round_id=round_id, call_id=call_id
-    )
+    rows = await transaction.approvals.cancel(chat_key, reason=reason, turn_id=turn_id, round_id=round_id)
     for row in rows:
         await transaction.awaiting_calls.refuse(
             row.call_id,
@@ -267,7 +303,6 @@ async def cancel_pending(
             error_message=reason,
         )
         record_decided(transaction, publisher, row)
-    return rows
 
 
 def _decided_before(row: Approval) -> AlreadyDecidedError:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from nekro_agent.errors import ArgumentError
 from storage.access.approvals import Approval
 from storage.repositories.events import NewEvent
-from storage.states import ApprovalState, EventType
+from storage.states import EventType
 from storage.transaction import Transaction
 from workers.approvals.shown import shown_call
 from workers.chats.events import record
@@ -21,13 +20,14 @@ _MOST_CHARS: Final = 4000
 
 def record_requested(transaction: Transaction, publisher: EventPublisher, row: Approval) -> None:
     """Record that a call waits for approval."""
-    data = {
+    data: dict[str, Any] = {
         "approval_id": row.id,
         "method": row.method,
         "user_id": row.user_id,
         "expires_at": row.expires_at.isoformat(),
-        **_call(row),
     }
+    call = shown_call(row.method, row.arguments)
+    data |= {"call": call} if len(call) <= _MOST_CHARS else {"call_chars": len(call)}
     record(transaction, publisher, row.chat_key, _event(EventType.APPROVAL_REQUESTED, row, data))
 
 
@@ -41,17 +41,8 @@ def record_decided(transaction: Transaction, publisher: EventPublisher, row: App
         "decided_by": row.decided_by,
         "reason": row.reason,
         "is_edited": row.edited_arguments is not None,
-        **(_call(row) if row.state is ApprovalState.APPROVED else {}),
     }
     record(transaction, publisher, row.chat_key, _event(EventType.APPROVAL_DECIDED, row, data))
-
-
-def _call(row: Approval) -> dict[str, Any]:
-    try:
-        text = shown_call(row.method, row.running_arguments)
-    except ArgumentError:  # a direct call's arguments may be longer than a person is asked to read
-        return {}
-    return {"call": text} if len(text) <= _MOST_CHARS else {"call_chars": len(text)}
 
 
 def _event(kind: EventType, row: Approval, data: dict[str, Any]) -> NewEvent:

@@ -61,8 +61,8 @@ def difference(row: Approval) -> str:
     """Return what the approver changed, as a unified diff of the two calls; "" without a change."""
     if row.edited_arguments is None:
         return ""
-    before = shown_call(row.method, row.arguments).splitlines()
-    after = shown_call(row.method, row.edited_arguments).splitlines()
+    before = shown_call(row.method, row.arguments).split("\n")
+    after = shown_call(row.method, row.edited_arguments).split("\n")
     return "\n".join(difflib.unified_diff(before, after, "requested", "approved", lineterm=""))
 
 

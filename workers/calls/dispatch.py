@@ -236,6 +236,18 @@ class Dispatcher:
         deadline = shared_time() + timedelta(seconds=self.lane_seconds(lane))
         return invocation_of(entry, arguments, scope, call_id=call_id, deadline=deadline)
 
+    async def invoke(
+        self, entry: MethodEntry, arguments: str, scope: CallScope, *, call_id: str, deadline: datetime
+    ) -> Envelope:
+        """Run a method on a worker and wait for its result.
+
+        Raises:
+            ArgumentError, MethodFailedError, CallTimeoutError, BrokerUnavailableError and the
+                other errors of ``MethodCaller.call``.
+        """
+        invocation = invocation_of(entry, arguments, scope, call_id=call_id, deadline=deadline)
+        return await self._caller.call(invocation, lane=self.lane_of(entry))
+
     async def invoke_patiently(
         self, entry: MethodEntry, arguments: str, scope: CallScope, *, call_id: str, lane: str
     ) -> Envelope | None:
@@ -248,9 +260,7 @@ class Dispatcher:
             lane: the result of ``lane_of`` for the method.
 
         Raises:
-            ArgumentError, MethodFailedError, CallTimeoutError, BrokerUnavailableError and the
-                other errors of ``MethodCaller.call``.
-            StorageUnavailableError: also if the call could not be detached.
+            As ``invoke``; also StorageUnavailableError: the call could not be detached.
         """
         patience = wait_seconds(entry, lane=lane, settings=self._settings)
         now = shared_time()

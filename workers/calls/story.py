@@ -18,7 +18,7 @@ __all__ = ["call_json", "told_calls"]
 def call_json(record: CallRecord) -> dict[str, Any]:
     """Describe a call as its caller saw it; times are ISO 8601 in UTC, None if unknown.
 
-    ``awaits_approval`` says that it waited for approval when its caller ended.
+    ``awaits_approval`` says whether it waits for approval: when its caller ended, and in ``told_calls`` now.
     """
     return {
         "id": record.call_id,
@@ -53,10 +53,10 @@ def told_calls(listed: Sequence[dict[str, Any]], rows: Sequence[Call]) -> list[d
 
 def _completed(call: dict[str, Any], row: Call | None) -> dict[str, Any]:
     if row is None:
-        return call
+        return {"awaits_approval": False, **call}
     times = {"started_at": _text(row.started_at), "finished_at": _text(row.finished_at)}
     missing = {name: value for name, value in {"worker": row.worker, **times}.items() if not call[name]}
-    return call | missing
+    return call | missing | {"awaits_approval": row.state is CallState.AWAITING}
 
 
 def _recorded(row: Call) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from agent.model import ChatBrief, MethodBrief, PluginBrief
 from agent.rounds import RoundAnswer, RoundInput
@@ -24,6 +25,11 @@ from workers.rounds.pictures import PictureLoader
 from workers.rounds.runs import context_of
 
 __all__ = ["PreparedRound", "RoundInputs"]
+
+_MUST_BE_APPROVED: Final = (
+    "A person must approve each call. Unless one did before, your program ends at the call, and you see the "
+    "result after the decision."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +130,10 @@ class RoundInputs:
     def _method_brief(self, entry: MethodEntry) -> MethodBrief:
         # A method without a bare name is called by its full name.
         name = entry.name if entry.name in self._registry.bare_names(entry) else entry.task
-        return MethodBrief(name=name, signature=entry.signature, doc=entry.doc, type=entry.type)
+        doc = entry.doc
+        if doc is not None and entry.requires_approval:
+            doc = f"{doc}\n\n{_MUST_BE_APPROVED}"
+        return MethodBrief(name=name, signature=entry.signature, doc=doc, type=entry.type)
 
 
 def _guarded(dispatch: Dispatch, lease: HeldLease) -> Dispatch:

@@ -1,5 +1,6 @@
 """Methods that a person must approve."""
 
+import asyncio
 import os
 
 from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
@@ -39,3 +40,12 @@ async def inspect(_ctx: AgentCtx, what: str) -> str:
     """Look at something private."""
     note(f"inspected {what}")
     return f"inspected {what}"
+
+
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "pay_slowly", requires_approval=True)
+async def pay_slowly(_ctx: AgentCtx, who: str) -> str:
+    """Pay someone, after a moment."""
+    note(f"begin {who}")
+    await asyncio.sleep(0.5)
+    note(f"paid {who}")
+    return f"receipt {who}"
