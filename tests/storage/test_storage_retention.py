@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from broker_config.settings import RetentionSettings
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import MessageKind
+from nekro_agent.shared_clock import shared_time
+from storage.access.approvals import Decision, NewApproval
 from storage.engine import Database
 from storage.repositories.calls import CallRequest
 from storage.repositories.events import NewEvent
@@ -14,12 +16,13 @@ from storage.repositories.jobs import NewJob
 from storage.repositories.messages import NewMessage
 from storage.repositories.rounds import RoundRequest
 from storage.retention import delete_expired
-from storage.states import DeliveryState, JobState, TriggerKind
+from storage.states import ApprovalScope, ApprovalState, DeliveryState, JobState, TriggerKind
 from storage.transaction import Transaction
 
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 AGES = {
     "calls": ("requested_at", "finished_at"),
+    "approvals": ("requested_at", "decided_at"),
     "rounds": ("requested_at", "finished_at"),
     "jobs": ("updated_at", "finished_at"),
     "messages": ("created_at",),
@@ -51,11 +54,31 @@ async def _fill(database: Database, *, prefix: str) -> None:
             await tx.jobs.claim(f"{prefix}{number}", worker="w", lease_seconds=60)
             await tx.jobs.finish(f"{prefix}{number}", fence=1, state=JobState.FAILED, message="")
         await _fill_outbound(tx, prefix)
+        await _fill_approvals(tx, prefix)
         await tx.timers.fire_due(limit=2)
         await tx.rounds.cancel(prefix, reason="x")
         await tx.rounds.request(
             RoundRequest(chat_key=prefix, trigger_kind=TriggerKind.CALL, trigger_id=prefix + "open")
         )
+
+
+async def _fill_approvals(tx: Transaction, prefix: str) -> None:
+    """Add a denied request, one that still permits calls, and a pending one."""
+    soon = shared_time() + timedelta(days=1)
+    decided = (
+        Decision(state=ApprovalState.DENIED, decided_by="shell:root"),
+        Decision(
+            state=ApprovalState.APPROVED, decided_by="shell:root", scope=ApprovalScope.CHAT, grant_until=soon
+        ),
+        None,
+    )
+    for number, decision in enumerate(decided):
+        new = NewApproval(
+            id=f"{prefix}{number}", call_id=f"{prefix}{number}", chat_key=prefix, turn_id=None, round_id=None,
+            root_turn_id=None, user_id=None, method="m", lane="methods", arguments="[[],{}]", digest="",
+            expires_at=soon,
+        )  # fmt: skip
+        assert await tx.approvals.add(new, decision)
 
 
 async def _fill_outbound(tx: Transaction, prefix: str) -> None:
@@ -91,7 +114,7 @@ async def test_old_ended_rows_are_deleted_and_open_or_recent_ones_kept(database:
         assert await tx.timers.set_paused(paused.id, True)
     # The age of a timer is that of its time; four of the six have fired.
     expected = {"calls": 2, "rounds": 3, "jobs": 2, "timers": 4, "chat_events": 0}
-    expected |= {"idempotent_requests": 0, "key_turns": 0, "openai_responses": 0}
+    expected |= {"approvals": 1, "idempotent_requests": 0, "key_turns": 0, "openai_responses": 0}
     expected |= {"adapter_sends": 1, "adapter_clients": 1, "webhook_deliveries": 1}
     assert await delete_expired(database, keep, batch=2) == expected
     assert set((await delete_expired(database, keep)).values()) == {0}
