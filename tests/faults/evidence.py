@@ -155,7 +155,7 @@ _CALLS = """
     ) AS observations FROM calls c"""
 #: Open work by table; a quiet system has none.
 OPEN = {
-    "calls": "SELECT id FROM calls WHERE state IN ('queued', 'running')",
+    "calls": "SELECT id FROM calls WHERE state IN ('awaiting', 'queued', 'running')",
     "rounds": "SELECT id FROM rounds WHERE state IN ('requested', 'running')",
     "jobs": "SELECT task_id FROM jobs WHERE state IN ('queued', 'running')",
 }

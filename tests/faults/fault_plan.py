@@ -143,13 +143,15 @@ class CallKind(StrEnum):
     FAIL = "fail"
     KEEP = "keep"
     JOB = "begin_job"
+    #: A call that requires approval, which its caller gives.
+    APPROVED = "approved"
     #: A user's message, whose round calls methods from a sandbox; not a call of a method.
     PERSON = "person"
 
 
 _WEIGHTS: Final = {
     CallKind.TOOL: 30, CallKind.EFFECT: 30, CallKind.AGENT: 4, CallKind.FAIL: 6,
-    CallKind.KEEP: 20, CallKind.JOB: 2, CallKind.PERSON: 1,
+    CallKind.KEEP: 20, CallKind.JOB: 2, CallKind.APPROVED: 10, CallKind.PERSON: 1,
 }  # fmt: skip
 _LANES: Final = {CallKind.AGENT: "rounds", CallKind.PERSON: "rounds", CallKind.JOB: "long"}
 #: Duration of a method in seconds, and its weight of 100.

@@ -50,6 +50,13 @@ async def effect(_ctx: AgentCtx, name: str, seconds: float = 0) -> str:
     return name
 
 
+@plugin.mount_sandbox_method(SandboxMethodType.BEHAVIOR, "approved", requires_approval=True)
+async def approved(_ctx: AgentCtx, name: str, seconds: float = 0) -> str:
+    """Do the same as effect, if a person approves it."""
+    await work_on(_ctx, name, seconds)
+    return name
+
+
 @plugin.mount_sandbox_method(SandboxMethodType.AGENT, "wake", "Asks for a round")
 async def wake(_ctx: AgentCtx, name: str, seconds: float = 0) -> str:
     """Return the name to the agent."""
