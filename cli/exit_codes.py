@@ -1,6 +1,6 @@
 """The exit codes of the `nekro` commands.
 
-`nekro exec` is the exception: its exit code is the stop type of the run (0, 1, 2, 8, 9, 10 or 11).
+`nekro exec` is the exception: its exit code is the stop type of the run (0, 1, 2, 8, 9, 10, 11 or 14).
 Of those, 1 and 2 are also codes below, so `exec` reports these two under other numbers:
 an internal error as 70 and a wrong command line or setting as 64 (the numbers of ``sysexits.h``).
 """

@@ -38,8 +38,8 @@ _EXEC_CODES: Final = """
 the exit code is then 0.
 
 The exit code of `nekro exec` is the stop type of the run: 0 NORMAL, 1 ERROR, 2 TIMEOUT, 8 AGENT, 9 MANUAL,
-10 SECURITY, 11 MULTIMODAL_AGENT. When the code did not run at all it returns the codes above, except for
-those that are stop types:"""
+10 SECURITY, 11 MULTIMODAL_AGENT, 14 APPROVAL. When the code did not run at all it returns the codes above,
+except for those that are stop types:"""
 
 _SETTINGS_INTRO: Final = """
 Environment variables, or lines of a `.env` file in the working directory; the environment wins. Lists are

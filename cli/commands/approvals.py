@@ -37,12 +37,12 @@ _EPILOG = """\
 examples:
   nekro approvals
   nekro approvals list --all --chat-key group_1 --json
-  nekro approvals show 7f3a
-  nekro approvals approve 7f3a
-  nekro approvals approve 7f3a --scope turn --yes
-  nekro approvals approve 7f3a --args '["ada@example.org", "Hello"]' --yes
-  nekro approvals deny 7f3a --reason 'wrong recipient'
-  nekro approvals revoke 7f3a
+  nekro approvals show 9d2e
+  nekro approvals approve 9d2e
+  nekro approvals approve 9d2e --scope chat --yes
+  nekro approvals approve 9d2e --args '["ada@example.org", "Hello"]' --yes
+  nekro approvals deny 9d2e --reason 'wrong recipient'
+  nekro approvals revoke 9d2e
 
 `show` and `approve` print the call exactly as it will run, as Python source. `approve` asks before it
 decides; --yes does not ask. --scope turn permits further calls of the method in the same turn, --scope chat

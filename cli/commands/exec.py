@@ -26,7 +26,8 @@ examples:
   echo 'print(list_notes())' | nekro exec --user-id ada -
 
 Failures of follow-up rounds and jobs are printed and leave the exit code at the stop type of the code.
-Exit code = stop type: 0 NORMAL, 1 ERROR, 2 TIMEOUT, 8 AGENT, 9 MANUAL, 10 SECURITY, 11 MULTIMODAL_AGENT.
+Exit code = stop type: 0 NORMAL, 1 ERROR, 2 TIMEOUT, 8 AGENT, 9 MANUAL, 10 SECURITY, 11 MULTIMODAL_AGENT,
+14 APPROVAL.
 When the code did not run at all: 64 command line or setting, 70 internal error, 3 broker, 4 database,
 5 plugin, 7 no sandbox, 13 a process did not start.
 `--json` prints {stop_type, exit_code, output, calls, follow_ups}.

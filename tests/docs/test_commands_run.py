@@ -54,6 +54,7 @@ from broker_config.embedded import socket_path
 from broker_config.settings import BrokerSettings
 from cli.main import WrongUsage, build_parser
 from messaging.delivery.transport import DELIVERIES_HEADER
+from sandbox.models import StopType
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -119,6 +120,12 @@ def path(name: str):
 async def forecast(_ctx: AgentCtx, place: str) -> str:
     """Say what the sky will do."""
     return f"rain in {place}"
+
+
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "mail", requires_approval=True)
+async def mail(_ctx: AgentCtx, to: str, text: str) -> str:
+    """Write to somebody."""
+    return f"wrote {text} to {to}"
 
 
 @plugin.mount_sandbox_method(SandboxMethodType.TOOL, "describe")
@@ -422,6 +429,7 @@ def world(redis_server: RedisServer, model_url: str) -> Iterator[World]:
 JOB = "6f1c9a0e5d0b4b6f9a7c2f4f7f3b8a11"
 DEAD = "5f0c…"
 TIMER = "7f3a"
+APPROVAL = "9d2e"
 #: The key of an example.
 KEY = "4be1c5f0a2d9e781"
 HEX = r"[0-9a-f]{32}"
@@ -479,6 +487,22 @@ def begin_job(scene: Scene) -> Changes:
         what="the job to begin",
     )
     return {JOB: job}
+
+
+def ask_for_approval(scene: Scene, *, chat_key: str = "") -> Changes:
+    """Run code that calls a method which requires approval, in a chat of this scene or the one named."""
+    (scene.directory / "mail.py").write_text("mail('ada@example.org', 'Hi')")
+    words = ("exec", "mail.py", "--chat-key", chat_key or f"mail-{scene.directory.name}")
+    code, _, err = run_inside(*words, directory=scene.directory, environment=scene.environment)
+    assert code == StopType.APPROVAL, err
+    return {APPROVAL: json.loads(scene.nekro("approvals", "list", "--json"))[0]["id"]}
+
+
+def approve_for_the_chat(scene: Scene) -> Changes:
+    """Approve such a call for the chat."""
+    changes = ask_for_approval(scene)
+    scene.nekro("approvals", "approve", changes[APPROVAL], "--scope", "chat", "--yes")
+    return changes
 
 
 def let_jobs_end(scene: Scene, *_: Running) -> None:
@@ -739,6 +763,28 @@ EXPECTED = {
     f"nekro jobs show {JOB} --json": Expected(before=begin_job, out='"state": "running"'),
     f"nekro jobs cancel {JOB}": Expected(
         before=begin_job, err=f"^(job {JOB} is cancelled|requested to cancel job {JOB})"
+    ),
+    "nekro approvals": Expected(
+        before=ask_for_approval, out=f"{APPROVAL} +mail-.* +pending +Ada.weather.mail"
+    ),
+    "nekro approvals list --all --chat-key group_1 --json": Expected(
+        before=lambda scene: ask_for_approval(scene, chat_key="group_1"), out=f'"id": "{APPROVAL}"'
+    ),
+    f"nekro approvals show {APPROVAL}": Expected(before=ask_for_approval, out="^ +'ada@example.org',$"),
+    f"nekro approvals approve {APPROVAL}": Expected(
+        before=ask_for_approval, code=2, err="no terminal to ask on"
+    ),
+    f"nekro approvals approve {APPROVAL} --scope chat --yes": Expected(
+        before=ask_for_approval, err="^approved: call "
+    ),
+    f"nekro approvals approve {APPROVAL} --args '[\"ada@example.org\", \"Hello\"]' --yes": Expected(
+        before=ask_for_approval, err="(?s)\\+ +'Hello',.*approved: call "
+    ),
+    f"nekro approvals deny {APPROVAL} --reason 'wrong recipient'": Expected(
+        before=ask_for_approval, err="^denied: call "
+    ),
+    f"nekro approvals revoke {APPROVAL}": Expected(
+        before=approve_for_the_chat, err=f"^approval {APPROVAL} permits no further calls"
     ),
     "nekro files list group_1": Expected(before=keep_files, out=r"^ *7 +\d.* /app/uploads/report\.pdf$"),
     "nekro files list group_1 /app/shared --json": Expected(
