@@ -28,8 +28,9 @@ examples:
 
 Waiting rounds are cancelled. The running round is stopped: its sandbox is killed and its calls are revoked,
 which cancels their coroutines on the workers; the command returns once that is recorded. Effects of the
-round up to that moment remain. `--json` prints {cancelled, stopped, still_running}, each a list of rounds
-{id, number, state, worker}, with `error` added when a round still runs.
+round up to that moment remain. Calls that wait for approval are withdrawn. `--json` prints {cancelled,
+stopped, still_running}, each a list of rounds {id, number, state, worker}, with `error` added when a round
+still runs.
 """
 
 

@@ -16,7 +16,8 @@ examples:
   nekro reset group_1
 
 The chat's rounds are stopped as by `nekro cancel`, a new history begins (`nekro history --all` still shows
-the old one), and the plugins' reset hooks run.
+the old one), and the plugins' reset hooks run. Calls that wait for approval are withdrawn, and approvals for
+the chat or a turn end.
 """
 
 
