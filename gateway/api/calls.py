@@ -19,7 +19,11 @@ __all__ = ["router"]
 router = APIRouter(tags=["calls"])
 
 
-@router.post("/calls", response_model=Call)
+@router.post(
+    "/calls",
+    response_model=Call,
+    responses={HTTPStatus.ACCEPTED: {"model": Call, "description": "The call waits for approval."}},
+)
 async def call(body: CallBody, services: ServicesDep, identity: IdentityDep, once: OnceDep) -> Response:
     """Call a method and wait for its result; the result of an AGENT method starts no round.
 
