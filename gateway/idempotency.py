@@ -72,6 +72,8 @@ class Once:
         #: Names the effect, for deduplication keys and ids; None without an idempotency key.
         self.name = name
         self._body_digest = hashlib.sha256(body).digest()
+        #: Whether an earlier execution of the request may have had its effect; known when ``work`` runs.
+        self.is_repetition = False
 
     async def run(
         self,
@@ -86,7 +88,8 @@ class Once:
         repetition runs the work again.
 
         Args:
-            is_repeatable: whether ``work`` uses ``name``, so that a second execution has no second effect.
+            is_repeatable: whether a second execution of ``work`` has no second effect, for example because
+                it uses ``name``.
 
         Raises:
             ProblemError: 422, the same key with another body; 409, the first execution still runs.
@@ -102,7 +105,8 @@ class Once:
             known = None if fence is not None else await transaction.requests.find(digest)
         if fence is None:
             return self._repeated(known)
-        if fence > 1 and not is_repeatable:
+        self.is_repetition = fence > 1
+        if self.is_repetition and not is_repeatable:
             work = _unknown
         async with self._held(digest, fence):
             return await self._run(digest, fence, work, status)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query, Request, Response
 
 from gateway.access.audit import record_act
 from gateway.dependencies import IdentityDep, PathText, ServicesDep
+from gateway.idempotency import OnceDep
 from gateway.identity import Identity, Scope
 from gateway.views import approval_answer
 from gateway.web.paging import Cursor, Limit, cursor_of, text_of
@@ -56,14 +57,15 @@ async def approval(approval_id: PathText, services: ServicesDep, identity: Ident
     return await _answer(services, await _row(services, identity, approval_id, _reading(identity)))
 
 
-@router.post("/approvals/{approval_id}/decision")
+@router.post("/approvals/{approval_id}/decision", response_model=Approval)
 async def decide(
     approval_id: PathText,
     body: DecisionBody,
     request: Request,
     services: ServicesDep,
     identity: IdentityDep,
-) -> Approval:
+    once: OnceDep,
+) -> Response:
     """Approve or deny a call, once: a second decision is refused, and says who decided before.
 
     An approved call runs once, and its result goes to the chat. `args` and `kwargs` replace its arguments.
@@ -72,32 +74,48 @@ async def decide(
     is_edited = body.args is not None or body.kwargs is not None
     if body.decision == "deny" and (is_edited or body.scope != "once"):
         raise InvalidValueError("a call that is denied has neither a scope nor changed arguments")
-    async with services.database.begin() as transaction:
-        data = {"decision": body.decision, "scope": body.scope, "is_edited": is_edited}
-        await record_act(transaction.audit, request, identity, "approval.decide", row.id, data)
-    if body.decision == "deny":
-        decided = await services.approval_decisions.deny(row.id, by=identity.name, reason=body.reason)
-    else:
-        decided = await services.approval_decisions.approve(
-            row.id,
-            by=identity.name,
-            scope=ApprovalScope(body.scope),
-            reason=body.reason,
-            arguments=(tuple(body.args or ()), dict(body.kwargs or {})) if is_edited else None,
-        )
-    return await _answer(services, decided)
+    decisions = services.approval_decisions
+
+    async def work() -> Approval:
+        async with services.database.begin() as transaction:
+            data = {"decision": body.decision, "scope": body.scope, "is_edited": is_edited}
+            await record_act(transaction.audit, request, identity, "approval.decide", row.id, data)
+        if body.decision == "deny":
+            decided = await decisions.deny(
+                row.id, by=identity.name, reason=body.reason, is_repetition=once.is_repetition
+            )
+        else:
+            decided = await decisions.approve(
+                row.id,
+                by=identity.name,
+                scope=ApprovalScope(body.scope),
+                reason=body.reason,
+                arguments=(tuple(body.args or ()), dict(body.kwargs or {})) if is_edited else None,
+                is_repetition=once.is_repetition,
+            )
+        return await _answer(services, decided)
+
+    return await once.run(work)
 
 
-@router.post("/approvals/{approval_id}/revoke")
+@router.post("/approvals/{approval_id}/revoke", response_model=Approval)
 async def revoke(
-    approval_id: PathText, request: Request, services: ServicesDep, identity: IdentityDep
-) -> Approval:
+    approval_id: PathText,
+    request: Request,
+    services: ServicesDep,
+    identity: IdentityDep,
+    once: OnceDep,
+) -> Response:
     """End what an approval for a turn or a chat permits; its own call is not affected."""
     row = await _row(services, identity, approval_id, Scope.APPROVE)
-    async with services.database.begin() as transaction:
-        await record_act(transaction.audit, request, identity, "approval.revoke", row.id)
-    await services.approval_decisions.revoke(row.id)
-    return await _answer(services, await _row(services, identity, approval_id, Scope.APPROVE))
+
+    async def work() -> Approval:
+        async with services.database.begin() as transaction:
+            await record_act(transaction.audit, request, identity, "approval.revoke", row.id)
+        await services.approval_decisions.revoke(row.id)
+        return await _answer(services, await _row(services, identity, approval_id, Scope.APPROVE))
+
+    return await once.run(work)
 
 
 def _reading(identity: Identity) -> Scope:

@@ -42,6 +42,11 @@ BODIES: Final[Mapping[str, Bodies]] = {
         {"method": "count", "chat_key": "once"},
         {"method": "count", "chat_key": "once", "timeout_seconds": 9},
     ),
+    "/api/v1/approvals/{approval}/decision": (
+        {"decision": "approve", "scope": "chat"},
+        {"decision": "approve", "scope": "once"},
+    ),
+    "/api/v1/approvals/{approval}/revoke": NONE,
     "/api/v1/plugins/Ada.speaker/enable": NONE,
     "/api/v1/plugins/Ada.speaker/disable": NONE,
     "/api/v1/jobs/{job}/signals": ({"key": "never"}, {"key": "other"}),
@@ -79,7 +84,11 @@ EARLIER: Final = "2020-01-01 00:00:00.000000"
 def operated(make_fleet: Callable[..., Fleet], tmp_path_factory: pytest.TempPathFactory) -> Fleet:
     script = tmp_path_factory.mktemp("model") / "script.yaml"
     script.write_text("- when: '.*'\n  answer: ''\n")
-    fleet = make_fleet(gateway={"webhook_allow_private": ("127.0.0.1",)}, llm={"script": script})
+    fleet = make_fleet(
+        gateway={"webhook_allow_private": ("127.0.0.1",)},
+        llm={"script": script},
+        approval={"require": ("Ada.operated.strange",)},
+    )
     fleet.start("methods", "methods", "long", "rounds")
     return fleet
 
@@ -137,9 +146,10 @@ async def named_things(client: httpx.AsyncClient, services: Services) -> dict[st
     webhook = (await client.post("/api/v1/webhooks", json={"url": "http://127.0.0.1:9/"})).json()
     body = {"model": "nekro", "input": "a", "background": True}
     response = (await client.post("/v1/responses", json=body)).json()
+    approval = await services.ask_approval("strange", (), {}, chat_key="once", user_id=None)
     return {
         "chat": "once", "turn": turn.turn_id, "job": job["id"], "letter": dead_letter(services),
-        "webhook": webhook["id"], "response": response["id"],
+        "webhook": webhook["id"], "response": response["id"], "approval": approval.id,
     }  # fmt: skip
 
 

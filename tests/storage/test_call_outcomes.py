@@ -14,6 +14,7 @@ import pytest
 import redis.asyncio
 from cut_proxy import CutProxy
 from database_outage import DatabaseOutage
+from pydantic import SecretStr
 from redis_relay import RedisRelay
 from waiting import WAIT_SECONDS, eventually
 
@@ -34,9 +35,12 @@ from nekro_agent.methods import Lane, SandboxMethodType
 from storage.engine import Database
 from storage.repositories.calls import Call, CallRequest, ClaimVerdict
 from storage.states import CallState
+from workers.approvals.check import ApprovalCheck
+from workers.approvals.seals import ApprovalSeal
 from workers.calls import claims as claims_module
 from workers.calls.claims import CallClaims, HeldClaim
 from workers.calls.records import CallRecords
+from workers.catalogue.entries import MethodEntry
 from workers.chats.publisher import EventPublisher
 from workers.leases.keeper import LeaseKeeper
 from workers.pools.background import BackgroundLoop
@@ -120,15 +124,23 @@ async def storage(
 on_postgres = pytest.mark.parametrize("storage", ["postgres"], indirect=True)
 
 
+def entry(kind: SandboxMethodType) -> MethodEntry:
+    """The called method."""
+    return MethodEntry(
+        name="f", task=METHOD, plugin_key="a.m", label="f", type=kind, signature="()", doc=None,
+        lane=Lane.METHODS,
+    )  # fmt: skip
+
+
 class Caller:
     """The calling side, behind a relay to its broker; answers arrive on another connection."""
 
     def __init__(self, settings: Settings, relay: RedisRelay, database: Database) -> None:
         self.relay = relay
         self.settings = settings
-        self.type = SandboxMethodType.BEHAVIOR
+        self.method = entry(SandboxMethodType.BEHAVIOR)
         self.app = create_app(settings)
-        registry: Any = SimpleNamespace(find=lambda _name: self)
+        registry: Any = SimpleNamespace(find=lambda _name: self.method)
         self.caller = MethodCaller(self.app, settings, ledger=CallRecords(database, registry))
         self.client = redis.asyncio.Redis.from_url(settings.results.url or "", socket_timeout=30)
         self.queue = f"{settings.broker.key_prefix}methods"
@@ -359,7 +371,7 @@ async def test_a_call_whose_reply_was_cut_off_is_published_again(world: Caller, 
 async def test_a_tool_call_whose_reply_was_cut_off_is_sent_once_and_its_answer_waited_for(
     world: Caller, storage: Storage
 ) -> None:
-    world.type = SandboxMethodType.TOOL
+    world.method = entry(SandboxMethodType.TOOL)
     made = invocation()
     await world.lose_replies()
     calling, message = await world.sent(made)
@@ -375,7 +387,7 @@ async def test_a_tool_call_without_an_answer_after_a_lost_reply_has_an_unknown_o
     world: Caller, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("messaging.calls.PUBLISH_SECONDS", 1)
-    world.type = SandboxMethodType.TOOL
+    world.method = entry(SandboxMethodType.TOOL)
     await world.lose_replies()
     calling = world.begin(invocation())
     await world.taken()
@@ -481,17 +493,15 @@ async def claims(make_settings: Callable[..., Settings], storage: Storage) -> As
     background = BackgroundLoop(storage.database)
     app = create_app(make_settings())
     leases = LeaseKeeper(storage.database, background)
-    yield CallClaims(leases, EventPublisher(app), NoHooks(), lease_seconds=60)
+    check = ApprovalCheck(ApprovalSeal(SecretStr("test-signing-key")))
+    yield CallClaims(leases, EventPublisher(app), NoHooks(), lease_seconds=60, confirm=check.confirm)
     storage.come_back()
     await asyncio.to_thread(background.close)
     app.close()
 
 
-SUBJECT: Any = SimpleNamespace(name="f", plugin_key="a.m", type=SandboxMethodType.BEHAVIOR, lane=Lane.METHODS)
-
-
 async def claimed(claims: CallClaims, made: Invocation) -> HeldClaim:
-    return await claims.claim(SUBJECT, made, worker="methods@host:7")
+    return await claims.claim(entry(SandboxMethodType.BEHAVIOR), made, worker="methods@host:7")
 
 
 async def test_a_worker_claims_again_when_the_database_is_available(

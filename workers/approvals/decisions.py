@@ -84,6 +84,7 @@ class ApprovalDecisions:
         scope: ApprovalScope = ApprovalScope.ONCE,
         reason: str | None = None,
         arguments: Arguments | None = None,
+        is_repetition: bool = False,
     ) -> Approval:
         """Let a call run, once and under its id; its result goes to the chat.
 
@@ -91,6 +92,7 @@ class ApprovalDecisions:
             by: whose decision it is.
             scope: what else it permits.
             arguments: replace those of the request; None keeps them.
+            is_repetition: whether the same decision may have been recorded before; then it is no error.
 
         Raises:
             NotFoundError: there is no such request.
@@ -130,15 +132,18 @@ class ApprovalDecisions:
             record_decided(transaction, self._publisher, row)
             return row
 
-        row = await self._surely(asked.id, decision, write)
+        row = await self._surely(asked.id, decision, write, is_in_doubt=is_repetition)
         logger.bind(approval_id=row.id, method=row.method, by=by, scope=scope.value).info("call_approved")
         return row
 
-    async def deny(self, approval_id: str, *, by: str, reason: str | None = None) -> Approval:
+    async def deny(
+        self, approval_id: str, *, by: str, reason: str | None = None, is_repetition: bool = False
+    ) -> Approval:
         """Refuse a call; its chat and the model are told.
 
         Args:
             by: whose decision it is.
+            is_repetition: as of ``approve``.
 
         Raises:
             NotFoundError, AlreadyDecidedError, StorageUnavailableError, OutcomeUnknownError: as of
@@ -153,7 +158,7 @@ class ApprovalDecisions:
             await self._refuse(transaction, row, why, is_new_work=True)
             return row
 
-        row = await self._surely(approval_id, decision, write)
+        row = await self._surely(approval_id, decision, write, is_in_doubt=is_repetition)
         logger.bind(approval_id=row.id, method=row.method, by=by).info("call_denied")
         return row
 
@@ -177,11 +182,15 @@ class ApprovalDecisions:
         return len(expired)
 
     async def _surely(
-        self, approval_id: str, decision: Decision, write: Callable[[Transaction], Awaitable[Approval]]
+        self,
+        approval_id: str,
+        decision: Decision,
+        write: Callable[[Transaction], Awaitable[Approval]],
+        *,
+        is_in_doubt: bool,
     ) -> Approval:
         """Write a decision; retry during a short outage, in which an attempt may have been recorded."""
         give_up_at = time.monotonic() + PUBLISH_SECONDS
-        is_in_doubt = False
         while True:
             try:
                 async with self._database.begin() as transaction:
@@ -189,12 +198,9 @@ class ApprovalDecisions:
             except AlreadyDecidedError:
                 async with self._database.read() as transaction:
                     row = await transaction.approvals.get(approval_id)
-                known = (row.state, row.decided_by, row.seal, row.reason)
-                if not is_in_doubt or known != (
-                    decision.state, decision.decided_by, decision.seal, decision.reason
-                ):  # fmt: skip
-                    raise
-                return row
+                if is_in_doubt and _is_recorded(row, decision):
+                    return row
+                raise
             except StorageUnavailableError as exc:
                 is_in_doubt |= not is_refusal(exc)
                 if time.monotonic() > give_up_at:
@@ -303,6 +309,13 @@ async def cancel_pending(
             error_message=reason,
         )
         record_decided(transaction, publisher, row)
+
+
+def _is_recorded(row: Approval, decision: Decision) -> bool:
+    """Whether a row has this decision; its times may be those of an earlier attempt."""
+    recorded = (row.state, row.decided_by, row.scope, row.reason)
+    wanted = (decision.state, decision.decided_by, decision.scope, decision.reason)
+    return recorded == wanted and decision.digest in (None, row.digest)
 
 
 def _decided_before(row: Approval) -> AlreadyDecidedError:
