@@ -229,13 +229,15 @@ def call_of_report(call: Mapping[str, Any]) -> models.Call:
         duration_ms=call["duration_ms"],
         error=models.TurnError(code=code, text=text) if call["error"] else None,
         follow_up=call["follow_up"],
+        approval_id=call.get("approval_id"),
     )
 
 
 def _state_of_report(call: Mapping[str, Any]) -> str:
     if call["error"]:
         return "failed"
-    return "awaiting" if call["awaits_approval"] else "done"
+    # A worker of an earlier release does not tell it.
+    return "awaiting" if call.get("awaits_approval") else "done"
 
 
 def approval_answer(row: Approval, call: Call | None = None, *, in_full: bool = True) -> models.Approval:

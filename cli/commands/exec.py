@@ -110,6 +110,12 @@ def show_end(described: Mapping[str, Any], error: str | None, deps: Deps) -> Non
     """Print why the code stopped."""
     ended = f"{described['stop_type']} after {len(described['calls'])} calls"
     deps.output.words(f"{ended}: {error}" if error else ended)
+    for call in described["calls"]:
+        if call["awaits_approval"]:
+            deps.output.words(
+                f"call {call['id']} of {call['method']} waits for approval {call['approval_id']}; "
+                "`nekro approvals` decides"
+            )
 
 
 async def _see_jobs_through(services: Services, args: Args, deps: Deps) -> None:

@@ -28,7 +28,7 @@ def describe_message(message: Message) -> dict[str, Any]:
 
 def describe_call(call: Call) -> dict[str, Any]:
     """Return one call of a round or run as commands print it."""
-    known = call.model_dump(exclude={"error", "state", "attempts", "arguments", "value", "approval_id"})
+    known = call.model_dump(exclude={"error", "state", "attempts", "arguments", "value"})
     times = {name: known[name] and known[name].isoformat() for name in _TIMES}
     return (
         known

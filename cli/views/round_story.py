@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from cli.output import one_line
@@ -27,10 +28,9 @@ async def calls_of(database: Database, rounds: Sequence[Round]) -> dict[str, lis
     from workers.calls.story import told_calls
 
     async with database.read() as transaction:
-        return {
-            entry.id: told_calls(entry.calls or [], await transaction.calls.of_round(entry.id))
-            for entry in rounds
-        }
+        rows = {entry.id: await transaction.calls.of_round(entry.id) for entry in rounds}
+        approvals = await transaction.approvals.of_calls(chain.from_iterable(rows.values()))
+    return {entry.id: told_calls(entry.calls or [], rows[entry.id], approvals) for entry in rounds}
 
 
 def describe_round(entry: Round, calls: Calls) -> dict[str, Any]:

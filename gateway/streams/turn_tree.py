@@ -131,7 +131,8 @@ async def _calls(transaction: Transaction, item: Round) -> list[tuple[dict[str, 
     """Return the calls of a round, and their rows where they have some."""
     rows = await transaction.calls.of_round(item.id)
     by_id = {row.id: row for row in rows}
-    return [(call, by_id.get(call["id"])) for call in told_calls(item.calls or [], rows)]
+    approvals = await transaction.approvals.of_calls(rows)
+    return [(call, by_id.get(call["id"])) for call in told_calls(item.calls or [], rows, approvals)]
 
 
 def _round(
@@ -201,6 +202,7 @@ def _call(call: Mapping[str, Any], row: Call | None, events: Sequence[ChatEvent]
         value=value,
         error=None if error is None else _call_error(error),
         follow_up=call.get("follow_up"),
+        approval_id=call.get("approval_id"),
     )
 
 

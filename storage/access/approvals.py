@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -230,12 +231,13 @@ class ApprovalRepository(Repository):
             statement = statement.where(ApprovalRow.sequence < before)
         return await self._all(Approval, statement)
 
-    async def of_round(self, round_id: str, *, chat_key: str) -> list[Approval]:
-        """List the requests of a round's code."""
-        statement = select(ApprovalRow).where(
-            ApprovalRow.chat_key == chat_key, ApprovalRow.round_id == round_id
-        )
-        return await self._all(Approval, statement.order_by(ApprovalRow.sequence))
+    async def of_calls(self, calls: Iterable[Call]) -> dict[str, str]:
+        """Return the ids of the requests for some calls, by call id."""
+        ids = [call.id for call in calls]
+        if not ids:
+            return {}
+        statement = select(ApprovalRow.call_id, ApprovalRow.id).where(ApprovalRow.call_id.in_(ids))
+        return {call_id: approval_id for call_id, approval_id in await self._rows(statement)}
 
     async def of_call(self, call_id: str) -> Approval | None:
         """Return the request for a call, or None."""

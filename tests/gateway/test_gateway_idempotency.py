@@ -146,7 +146,7 @@ async def named_things(client: httpx.AsyncClient, services: Services) -> dict[st
     webhook = (await client.post("/api/v1/webhooks", json={"url": "http://127.0.0.1:9/"})).json()
     body = {"model": "nekro", "input": "a", "background": True}
     response = (await client.post("/v1/responses", json=body)).json()
-    approval = await services.ask_approval("strange", (), {}, chat_key="once", user_id=None)
+    approval = await services.ask_approval("strange", (), {}, chat_key="other", user_id=None)
     return {
         "chat": "once", "turn": turn.turn_id, "job": job["id"], "letter": dead_letter(services),
         "webhook": webhook["id"], "response": response["id"], "approval": approval.id,

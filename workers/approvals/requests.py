@@ -59,10 +59,11 @@ class ApprovalRequests:
         self._seal = seal
         self._check = ApprovalCheck(seal)
 
-    async def admit(self, entry: MethodEntry, invocation: Invocation, *, lane: str) -> bool:
+    async def admit(self, entry: MethodEntry, invocation: Invocation, *, lane: str) -> str | None:
         """Let a call pass that an approval of its turn or chat permits; else request approval of it.
 
-        Returns False if the call waits now: it runs when it is approved, and its result goes to the chat.
+        Returns None if it may pass, else the id of the request: the call runs when that is approved, and its
+        result goes to the chat.
 
         Raises:
             ArgumentError: the arguments do not fit the method, or are too long to be shown.
@@ -72,9 +73,8 @@ class ApprovalRequests:
         """
         async with self._database.read() as transaction:
             if await self._check.permits(transaction, invocation):
-                return True
-        await self.ask(entry, invocation, lane=lane)
-        return False
+                return None
+        return (await self.ask(entry, invocation, lane=lane)).id
 
     async def ask(self, entry: MethodEntry, invocation: Invocation, *, lane: str) -> Approval:
         """Request approval of a call; a call of which it was requested before is not changed.

@@ -140,8 +140,8 @@ class CallRecord:
     worker: str = ""
     #: Whether it continued as a job after its caller stopped waiting.
     is_detached: bool = False
-    #: Whether it waits for approval; then it has not run.
-    awaits_approval: bool = False
+    #: The request for approval that it waits for; then it has not run.
+    approval_id: str | None = None
 
 
 class CallObserver(Protocol):
@@ -159,8 +159,8 @@ class CallObserver(Protocol):
 class ApprovalGate(Protocol):
     """Decides whether calls that require approval may be sent; see ``workers.approvals.requests``."""
 
-    async def admit(self, entry: MethodEntry, invocation: Invocation, *, lane: str) -> bool:
-        """Let a call pass that was approved before; else request approval of it and return False."""
+    async def admit(self, entry: MethodEntry, invocation: Invocation, *, lane: str) -> str | None:
+        """Let a call pass that was approved before (None); else request approval, and return its id."""
         ...
 
     async def permit(self, invocation: Invocation, *, lane: str, by: str) -> object:
@@ -217,8 +217,8 @@ class Dispatcher:
 
     async def admit(
         self, entry: MethodEntry, arguments: str, scope: CallScope, *, call_id: str, lane: str
-    ) -> bool:
-        """Return whether a call may be sent; False: it waits for approval, and a decision sends it.
+    ) -> str | None:
+        """Return None if a call may be sent, else the approval that it waits for; a decision sends it.
 
         Raises:
             ArgumentError, CallCancelledError, OutcomeUnknownError, StorageUnavailableError: as of
@@ -350,8 +350,8 @@ class RunCalls:
         self._observer = observer
         self._entries: dict[str, MethodEntry] = {}
         self.stubs: list[StubMethod] = []
-        #: Whether a call of the run waits for approval, and the lock of those that ask.
-        self._is_waiting = False
+        #: The call that waits for approval, and the lock of those that ask.
+        self._waiting_call: str | None = None
         self._asking = asyncio.Lock()
         #: Finished calls, in the order of their ends.
         self.records: list[CallRecord] = []
@@ -388,9 +388,8 @@ class RunCalls:
         try:
             arguments = arguments_text(call.arguments)
             refuse_unfit_text(entry, arguments)
-            if entry.requires_approval and await self._waits(entry, call.call_id, arguments, lane):
-                part.tell(awaits_approval=True)
-                record(awaits_approval=True)
+            if entry.requires_approval and await self._waits(entry, call.call_id, arguments, lane, record):
+                part.tell(awaits_approval=self._waiting_call == call.call_id)
                 return Stopped(stop=StopType.APPROVAL)
             envelope = await self._dispatcher.invoke_patiently(
                 entry, arguments, self._scope, call_id=call.call_id, lane=lane
@@ -418,14 +417,22 @@ class RunCalls:
         stop = STOPS.get(envelope.type)
         return Stopped(stop=stop) if stop is not None else Returned(value=envelope.value_bytes())
 
-    async def _waits(self, entry: MethodEntry, call_id: str, arguments: str, lane: str) -> bool:
-        """Whether a call must wait for approval; only the first one of the run is recorded and waits."""
+    async def _waits(
+        self, entry: MethodEntry, call_id: str, arguments: str, lane: str, record: Callable[..., None]
+    ) -> bool:
+        """Whether a call must wait for approval; the first one of the run waits, and others do not run."""
         async with self._asking:
-            if not self._is_waiting:
-                self._is_waiting = not await self._dispatcher.admit(
-                    entry, arguments, self._scope, call_id=call_id, lane=lane
-                )
-            return self._is_waiting
+            if self._waiting_call is not None:
+                record(error=f"cancelled: call {self._waiting_call} of its run waits for approval")
+                return True
+            approval_id = await self._dispatcher.admit(
+                entry, arguments, self._scope, call_id=call_id, lane=lane
+            )
+            if approval_id is None:
+                return False
+            self._waiting_call = call_id
+            record(approval_id=approval_id)
+            return True
 
     def _recorder(self, entry: MethodEntry, call_id: str, lane: str) -> Callable[..., None]:
         """Start the record of a call; the returned function completes it with the known fields."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ def call_json(record: CallRecord) -> dict[str, Any]:
     """Describe a call as its caller saw it; times are ISO 8601 in UTC, None if unknown.
 
     ``awaits_approval`` says whether it waits for approval: when its caller ended, and in ``told_calls`` now.
+    ``approval_id`` is its request for approval.
     """
     return {
         "id": record.call_id,
@@ -32,11 +33,14 @@ def call_json(record: CallRecord) -> dict[str, Any]:
         "duration_ms": round(record.duration_ms, 3),
         "error": record.error,
         "follow_up": record.round_id,
-        "awaits_approval": record.awaits_approval,
+        "awaits_approval": record.approval_id is not None,
+        "approval_id": record.approval_id,
     }
 
 
-def told_calls(listed: Sequence[dict[str, Any]], rows: Sequence[Call]) -> list[dict[str, Any]]:
+def told_calls(
+    listed: Sequence[dict[str, Any]], rows: Sequence[Call], approvals: Mapping[str, str]
+) -> list[dict[str, Any]]:
     """Complete a round's own list of its calls with the recorded rows.
 
     The caller does not know which worker failed a call, and a caller that died left no list.
@@ -44,10 +48,12 @@ def told_calls(listed: Sequence[dict[str, Any]], rows: Sequence[Call]) -> list[d
     Args:
         listed: results of ``call_json``.
         rows: recorded calls of the round (all but TOOL calls).
+        approvals: ids of the requests for approval of these, by call id.
     """
     known = {row.id: row for row in rows}
     calls = [_completed(call, known.pop(call["id"], None)) for call in listed]
     calls += [_recorded(row) for row in known.values()]
+    calls = [{**call, "approval_id": approvals.get(call["id"])} for call in calls]
     return sorted(calls, key=lambda call: call["requested_at"])
 
 

@@ -260,7 +260,7 @@ class RoundEvents:
 def _state_of(call: CallRecord) -> str:
     if call.is_detached:
         return "running"
-    if call.awaits_approval:
+    if call.approval_id is not None:
         return "awaiting"
     if call.error is None:
         return "done"

@@ -355,7 +355,7 @@ class RoundLedger:
         report = RoundReport(
             stop_type=int(StopType.ERROR if stop is None else stop),
             error=interruption_of(rows) if stop is None else None,
-            calls=told_calls([], rows),
+            calls=told_calls([], rows, await transaction.approvals.of_calls(rows)),
         )
         ended = await transaction.rounds.finish(orphan.id, fence=fence, report=report)
         record(transaction, self._publisher, ended.chat_key, round_ended(ended))
