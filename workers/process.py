@@ -38,12 +38,15 @@ ASYNCIO_POOL: Final = "workers.pools.asyncio_pool:AsyncioPool"
 THREAD_POOL: Final = "workers.pools.thread_pool:ThreadPool"
 
 
-def run_worker(settings: Settings, *, lane: str, concurrency: int | None, name: str | None) -> int:
+def run_worker(
+    settings: Settings, *, lane: str, concurrency: int | None, name: str | None, needs_model: bool = True
+) -> int:
     """Serve one lane in the foreground until stopped; returns the exit code.
 
     Args:
         concurrency: None means the lane's setting.
         name: None means lane and process id.
+        needs_model: as in ``RoundsService.start``, for lane ``rounds``.
 
     Raises:
         NekroError: the services could not start; nothing was consumed.
@@ -55,7 +58,7 @@ def run_worker(settings: Settings, *, lane: str, concurrency: int | None, name: 
     services = Services.load(settings, role=lane)
     ids = {"data_dir_id": data_dir_id(services.settings), "broker_id": broker_id(services.settings)}
     health = Health(lane=lane, worker=node, database=services.database, ids=ids)
-    home = _Home(services, health)
+    home = _Home(services, health, needs_model=needs_model)
     register_methods = register_tasks(services, drain=home.drain)
     services.app.steps["worker"].add(_step(home))
     worker = services.app.Worker(
@@ -114,9 +117,10 @@ GARBAGE_THRESHOLD: Final = 10_000
 class _Home:
     """The event loop of the services: the asyncio pool's, or one of their own beside a thread pool."""
 
-    def __init__(self, services: Services, health: Health) -> None:
+    def __init__(self, services: Services, health: Health, *, needs_model: bool) -> None:
         self._services = services
         self._health = health
+        self._needs_model = needs_model
         self.logs_json = services.settings.log.json_lines
         self._own_thread: LoopThread | None = None
         self._drain: Any = None
@@ -166,7 +170,10 @@ class _Home:
             from workers.rounds_service import RoundsService
 
             service = await RoundsService.start(
-                self._services, slots=worker.concurrency, is_stopping=is_stopping
+                self._services,
+                slots=worker.concurrency,
+                is_stopping=is_stopping,
+                needs_model=self._needs_model,
             )
             at_loop_close(service.close)
             self._drain = service.drain

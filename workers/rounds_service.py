@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from agent.llm import LLMClient, create_client
+from agent.llm import LLMClient, MissingClient, create_client
 from agent.rounds import RoundRunner
+from broker_config.settings import LLMSettings
+from nekro_agent.errors import LLMError
 from workers.rounds.drain import RoundDrain
 from workers.rounds.input import RoundInputs
 from workers.rounds.pictures import PictureLoader
@@ -25,18 +27,21 @@ class RoundsService:
         self.drain = drain
 
     @classmethod
-    async def start(cls, services: Services, *, slots: int, is_stopping: Callable[[], bool]) -> RoundsService:
+    async def start(
+        cls, services: Services, *, slots: int, is_stopping: Callable[[], bool], needs_model: bool = True
+    ) -> RoundsService:
         """Build and start the services.
 
         Args:
             slots, is_stopping: as in ``RoundDrain``.
+            needs_model: whether to refuse to start without a model; else each round fails for that reason.
 
         Raises:
-            LLMError: no model is configured.
+            LLMError: no model is configured, and it is needed.
             SandboxUnavailableError: this host has no isolation that satisfies the settings.
         """
         settings = services.settings
-        llm = create_client(settings.llm)
+        llm = _client(settings.llm, needs_model=needs_model)
         runner = RoundRunner(
             llm=llm,
             sandbox=await services.sandboxes(),
@@ -69,3 +74,12 @@ class RoundsService:
         """Cancel delayed announcements and close the model's connections."""
         await self.drain.close()
         await self._llm.close()
+
+
+def _client(settings: LLMSettings, *, needs_model: bool) -> LLMClient:
+    try:
+        return create_client(settings)
+    except LLMError as exc:
+        if needs_model:
+            raise
+        return MissingClient(f"{exc}; then start the rounds workers again")

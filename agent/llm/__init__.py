@@ -5,6 +5,7 @@ needed.
 """
 
 from agent.llm.factory import create_client
+from agent.llm.missing_client import MissingClient
 from agent.llm.port import LLMAnswer, LLMClient, LLMRequest
 from agent.llm.scripted_client import ScriptedAnswer, ScriptedClient
 
@@ -12,6 +13,7 @@ __all__ = [
     "LLMAnswer",
     "LLMClient",
     "LLMRequest",
+    "MissingClient",
     "ScriptedAnswer",
     "ScriptedClient",
     "create_client",

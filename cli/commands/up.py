@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import socket
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from broker_config.settings import Settings
@@ -13,7 +14,7 @@ from cli.running import run_async
 from cli.services.ownership import Ownership
 from cli.services.presence import require_broker
 from cli.services.process import START_SECONDS, ChildSpec, flower_spec, gateway_spec, worker_spec
-from nekro_agent.errors import LLMError, ServiceError, UsageError
+from nekro_agent.errors import LLMError, SandboxError, ServiceError, UsageError
 from nekro_agent.methods import Lane
 
 __all__ = ["Args", "register", "run"]
@@ -36,7 +37,7 @@ Ctrl-C stops gracefully: rounds and calls end first. A second Ctrl-C stops at on
 _DEFAULTS: Final = {Lane.METHODS: 1, Lane.LONG: 1, Lane.ROUNDS: None, Lane.PINNED: 0}
 _WITHOUT_ROUNDS: Final = "messages get no answer, and the HTTP API runs no code (`POST /runs`)"
 _DEFAULT_WORDS: Final = {
-    Lane.ROUNDS: "1, none without a language model",
+    Lane.ROUNDS: "1; without a language model it only runs code, and with NEKRO_BROKER__URL there is none",
     Lane.PINNED: "0: a methods worker owns the pinned plugins",
 }
 
@@ -102,7 +103,7 @@ def run(args: Args, deps: Deps) -> int:
         listener = None
         try:
             listener = _listener(args, settings)
-            specs = children(replace(args, rounds=_rounds(args, settings, deps)), listener)
+            specs = children(args, await _rounds(args, settings, deps), listener)
             await _supervise(specs, settings, ownership, deps)
         finally:
             if listener is not None:
@@ -113,8 +114,10 @@ def run(args: Args, deps: Deps) -> int:
     return run_async(work())
 
 
-def _rounds(args: Args, settings: Settings, deps: Deps) -> int:
-    """Return how many rounds workers to run.
+async def _rounds(args: Args, settings: Settings, deps: Deps) -> list[ChildSpec]:
+    """Return the rounds workers to run.
+
+    Without a language model it is one that only runs code of the HTTP API, if the broker is embedded.
 
     Raises:
         LLMError: ``--rounds`` asks for some and no language model is configured.
@@ -123,23 +126,51 @@ def _rounds(args: Args, settings: Settings, deps: Deps) -> int:
 
     if args.rounds == 0:
         deps.output.words(f"no rounds worker: {_WITHOUT_ROUNDS}; `--rounds 1` starts one")
-        return 0
+        return []
     try:
         require_model(settings)
     except LLMError as exc:
         if args.rounds is not None:
             raise
-        deps.output.words(f"no rounds worker: {exc}; until then {_WITHOUT_ROUNDS}")
-        return 0
-    return 1 if args.rounds is None else args.rounds
+        if settings.broker.url is not None:  # rounds would fail here that another host could run
+            command = "`nekro worker --lane rounds --without-model` runs code"
+            deps.output.words(f"no rounds worker: {exc}; {_WITHOUT_ROUNDS}; {command}")
+            return []
+        if not await _has_sandbox(settings):
+            deps.output.words(
+                f"no rounds worker: {exc}, and see `nekro doctor` for the sandbox; {_WITHOUT_ROUNDS}"
+            )
+            return []
+        deps.output.words(f"messages get no answer: {exc}; code of the HTTP API (`POST /runs`) runs")
+        return [worker_spec(Lane.ROUNDS, name="rounds-1", needs_model=False)]
+    return _workers(Lane.ROUNDS, 1 if args.rounds is None else args.rounds)
 
 
-def children(args: Args, listener: socket.socket | None) -> list[ChildSpec]:
-    """Return the child processes to run; a gateway if there is a socket for it."""
+async def _has_sandbox(settings: Settings) -> bool:
+    from sandbox import describe
+
+    try:
+        return (await describe(settings.sandbox)).ok
+    except SandboxError:
+        return False
+
+
+def _workers(lane: Lane, number: int) -> list[ChildSpec]:
+    return [worker_spec(lane.value, name=f"{lane.value}-{index}") for index in range(1, number + 1)]
+
+
+def children(args: Args, rounds: Sequence[ChildSpec], listener: socket.socket | None) -> list[ChildSpec]:
+    """Return the child processes to run.
+
+    Args:
+        rounds: the rounds workers.
+        listener: of the gateway; None runs none.
+    """
     specs = [
-        worker_spec(lane.value, name=f"{lane.value}-{number}")
-        for lane in Lane
-        for number in range(1, (getattr(args, lane.value) or 0) + 1)
+        *_workers(Lane.METHODS, args.methods),
+        *_workers(Lane.LONG, args.long),
+        *rounds,
+        *_workers(Lane.PINNED, args.pinned),
     ]
     if listener is not None:
         specs.append(gateway_spec(listener))

@@ -45,6 +45,7 @@ class Args:
     json: bool
     concurrency: int | None
     name: str | None
+    without_model: bool
     supervisor_fd: int | None
 
 
@@ -63,6 +64,11 @@ def register(parser: argparse.ArgumentParser) -> None:
         "--name",
         metavar="NAME",
         help="name of the worker (default: lane and process id); with --check: only this one",
+    )
+    parser.add_argument(
+        "--without-model",
+        action="store_true",
+        help="with --lane rounds: start without a language model; code of the HTTP API runs, rounds fail",
     )
     parser.add_argument(
         "--check",
@@ -100,7 +106,15 @@ def run(args: Args, deps: Deps) -> int:
     from messaging.celery.worker_state import was_interrupted
     from workers.process import run_worker
 
-    code = int(run_worker(settings, lane=args.lane, concurrency=args.concurrency, name=args.name))
+    code = int(
+        run_worker(
+            settings,
+            lane=args.lane,
+            concurrency=args.concurrency,
+            name=args.name,
+            needs_model=not args.without_model,
+        )
+    )
     return ExitCode.OK if was_interrupted() else code
 
 

@@ -73,11 +73,20 @@ class ChildSpec:
     descriptors: tuple[int, ...] = ()
 
 
-def worker_spec(lane: str, *, name: str, concurrency: int | None = None) -> ChildSpec:
-    """Describe a worker; ``concurrency`` None leaves it to the settings."""
+def worker_spec(
+    lane: str, *, name: str, concurrency: int | None = None, needs_model: bool = True
+) -> ChildSpec:
+    """Describe a worker.
+
+    Args:
+        concurrency: None leaves it to the settings.
+        needs_model: whether a rounds worker refuses to start without a language model.
+    """
     arguments = ["worker", "--lane", lane, "--name", name]
     if concurrency is not None:
         arguments += ["--concurrency", str(concurrency)]
+    if not needs_model:
+        arguments.append("--without-model")
     return ChildSpec(name=name, lane=lane, arguments=tuple(arguments))
 
 

@@ -35,8 +35,8 @@ __all__ = ["router"]
 
 router = APIRouter(tags=["runs"])
 _NO_WORKER: Final = (
-    "no rounds worker is live, and only these run code; start one with `nekro worker --lane rounds` or"
-    " `nekro up --rounds 1`, with a language model (NEKRO_LLM__BASE_URL)"
+    "no rounds worker is live, and only these run code; start one with `nekro up --rounds 1` or `nekro worker"
+    " --lane rounds`, or without a language model `nekro worker --lane rounds --without-model`"
 )
 _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
     200: {

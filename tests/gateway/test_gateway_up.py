@@ -15,11 +15,13 @@ from forked_process import ForkedCommand
 from waiting import WAIT_SECONDS
 from worker_fleet import Fleet
 
+from broker_config.settings import BrokerSettings
+
 
 @contextlib.contextmanager
-def running_up(fleet: Fleet) -> Iterator[tuple[ForkedCommand, str]]:
-    """A `nekro up` with one methods worker, and the URL that it prints."""
-    with fleet.command("up", "--methods", "1", "--long", "0", "--rounds", "0") as up:
+def running_up(fleet: Fleet, *, workers: str = "methods-1") -> Iterator[tuple[ForkedCommand, str]]:
+    """A `nekro up` that starts these workers, and the URL that it prints."""
+    with fleet.command("up", "--methods", "1", "--long", "0") as up:
         try:
             assert up.stderr is not None
             lines: list[str] = []
@@ -28,7 +30,7 @@ def running_up(fleet: Fleet) -> Iterator[tuple[ForkedCommand, str]]:
                 assert line, lines
                 lines.append(line)
             found = re.search(
-                r"ready: methods-1; HTTP API on (http://127\.0\.0\.1:[0-9]+); Ctrl-C stops", lines[-1]
+                rf"ready: {workers}; HTTP API on (http://127\.0\.0\.1:[0-9]+); Ctrl-C stops", lines[-1]
             )
             assert found is not None, lines[-1]
             yield up, found[1]
@@ -70,3 +72,25 @@ def fresh_fleet_beside(fleet: Fleet) -> Fleet:
     """The same system with a data directory of its own, as a second one on this host."""
     data_dir = fleet.settings.data_dir.with_name("second")
     return Fleet(fleet.settings.model_copy(update={"data_dir": data_dir}), data_dir.parent)
+
+
+@pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
+def test_without_a_language_model_code_runs_and_turns_fail(fresh_fleet: Fleet, tmp_path: Path) -> None:
+    settings = fresh_fleet.settings
+    assert settings.llm.script is None and settings.llm.base_url is None
+    # On a broker of its own, as the test above: another host might have a model.
+    alone = Fleet(settings.model_copy(update={"broker": BrokerSettings()}), settings.data_dir.parent)
+    with (
+        running_up(alone, workers="methods-1, rounds-1") as (_, url),
+        httpx.Client(base_url=f"{url}/api/v1/", timeout=WAIT_SECONDS) as api,
+    ):
+        body = {"code": "print(echo(6) * 7)", "chat_key": "c"}
+        assert api.post("runs", json=body).json()["output"] == "42\n"
+        code = tmp_path / "code.py"
+        code.write_text("print(echo(5))")
+        done = alone.run("exec", str(code), variables={"NEKRO_URL": url})
+        assert done.returncode == 0 and done.stdout.startswith("5\n"), done.stderr
+        posted = api.post("chats/c/messages", params={"wait": 30}, json={"text": "hello", "user_id": "u"})
+        turn = api.get(f"turns/{posted.json()['turn_id']}").json()
+        assert turn["state"] == "failed"
+        assert "NEKRO_LLM__BASE_URL" in turn["error"]["text"]
