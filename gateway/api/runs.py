@@ -19,7 +19,7 @@ from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from gateway.access.budgets import require_budget
-from gateway.dependencies import HubDep, IdentityDep, ServicesDep
+from gateway.dependencies import HubDep, IdentityDep, ServicesDep, take_stream
 from gateway.idempotency import REPLAYED, Once, OnceDep
 from gateway.identity import Identity, Scope
 from gateway.problems import ProblemError, problem_of
@@ -68,6 +68,7 @@ async def run(
             await closing.enter_async_context(execution)
             return await execution.answer_for(request)
         hub.require_room()
+        take_stream(request, identity)
         reader = await closing.enter_async_context(hub.live(body.chat_key))
         await closing.enter_async_context(execution)
         refusal = await execution.began()

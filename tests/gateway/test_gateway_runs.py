@@ -156,6 +156,21 @@ async def test_a_client_that_leaves_stops_its_run(
     assert (await run(api, "print(1)")).json()["output"] == "1\n"
 
 
+async def test_a_streamed_run_is_one_of_the_streams_of_its_address(coders: Fleet) -> None:
+    limited = coders.settings.gateway.model_copy(update={"streams_per_address": 1})
+    body = {"code": ENDLESS, **CHAT}
+    async with served(create_app(coders.settings.model_copy(update={"gateway": limited}))) as client:
+        async with client.stream("POST", "/api/v1/runs", json=body, headers=STREAMED, timeout=120) as one:
+            assert one.status_code == 200
+            for method, path in (("POST", "/api/v1/runs"), ("GET", "/api/v1/chats/group_1/events")):
+                refused = await client.request(method, path, json=body, headers=STREAMED)
+                assert (refused.status_code, refused.json()["code"]) == (429, "too_many_streams")
+        # A refused run is not started, and one that is stopped has freed the worker.
+        await eventually(lambda: row_of(coders, CallState.CANCELLED), what="the end of the run")
+        done = await client.post("/api/v1/runs", json={**body, "code": "print(1)"}, timeout=120)
+        assert done.json()["output"] == "1\n"
+
+
 async def test_a_run_ends_at_its_deadline_with_its_output(api: httpx.AsyncClient) -> None:
     done = (await run(api, ENDLESS, timeout_seconds=4)).json()
     assert (done["stop_type"], done["output"]) == ("TIMEOUT", "begun\n")

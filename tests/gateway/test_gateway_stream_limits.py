@@ -39,7 +39,7 @@ async def gateway(fleet: Fleet, **limits: Any) -> AsyncIterator[tuple[httpx.Asyn
 
 
 async def test_a_key_opens_so_many_streams_of_any_kind_and_others_are_served(fleet: Fleet) -> None:
-    headers, other = [await key_of(fleet, Scope.READ, Scope.POST) for _ in range(2)]
+    headers, other = [await key_of(fleet, Scope.READ, Scope.POST, Scope.RUN) for _ in range(2)]
     async with gateway(fleet, streams_per_key=2) as (client, state), AsyncExitStack() as open_ones:
         await open_ones.enter_async_context(client.stream("GET", EVENTS, headers=headers))
         second = client.stream("POST", "/v1/chat/completions", headers=headers, json=COMPLETION)
@@ -49,8 +49,10 @@ async def test_a_key_opens_so_many_streams_of_any_kind_and_others_are_served(fle
             ("GET", EVENTS, None),
             ("POST", "/v1/chat/completions", COMPLETION),
             ("POST", "/v1/responses", {"model": "nekro", "input": "a", "stream": True}),
+            ("POST", "/api/v1/runs", {"code": "1", "chat_key": "site-1"}),
         ):
-            refused = await client.request(method, path, headers=headers, json=body)
+            streamed = {**headers, "Accept": "text/event-stream"}
+            refused = await client.request(method, path, headers=streamed, json=body)
             assert refused.status_code == 429 and "too_many_streams" in refused.text, refused.text
             assert int(refused.headers["retry-after"]) >= 1
         # Only streams count, and only those of the key.
@@ -78,6 +80,28 @@ async def test_an_address_opens_so_many_streams_whatever_its_keys_are(fleet: Fle
         refused = await client.get(EVENTS, headers=second)
         assert (refused.status_code, refused.json()["code"]) == (429, "too_many_streams")
     await eventually(lambda: not state.streams._addresses, what="no stream is counted")
+
+
+async def test_a_stream_with_a_ticket_counts_for_its_key(fleet: Fleet) -> None:
+    headers, other = [await key_of(fleet, Scope.READ) for _ in range(2)]
+    async with gateway(fleet, streams_per_key=1) as (client, state):
+        paths = []
+        for key in (headers, other):
+            made = await client.post("/api/v1/stream-tickets", json={"chat_key": "site-1"}, headers=key)
+            paths.append(made.json()["path"])
+
+        async def status(path: str, **sent: str) -> int:
+            async with client.stream("GET", path, headers=sent) as answer:
+                return answer.status_code
+
+        async with client.stream("GET", paths[0]) as one:
+            assert one.status_code == 200
+            assert await status(paths[0]) == await status(EVENTS, **headers) == 429
+            assert await status(paths[1]) == 200
+        await eventually(lambda: not state.streams._keys, what="no stream is counted")
+        async with client.stream("GET", EVENTS, headers=headers) as one:
+            assert one.status_code == 200
+            assert await status(paths[0]) == 429
 
 
 async def test_simultaneous_requests_do_not_pass_the_limit(fleet: Fleet) -> None:
