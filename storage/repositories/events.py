@@ -4,9 +4,9 @@ The number comes from a counter in the chat's row. The UPDATE of the counter loc
 transaction ends, so a transaction that gets a larger number commits later: a reader that has seen a number
 has seen all smaller ones.
 
-The worker of a round appends its calls in batches, so a message that a call writes at once may be committed
-before the event of that call. Such a message's event is held back until the batch, or what ends the round, is
-appended. It is a row with a negative number, which no reader asks for.
+The worker of a round appends its calls in batches, so what a call causes at once, a message or a job, may be
+committed before the event of that call. The event of such a message or job is held back until the batch, or
+what ends the round, is appended. It is a row with a negative number, which no reader asks for.
 """
 
 from __future__ import annotations
@@ -39,19 +39,25 @@ INSERT INTO chat_events
 """
 _SELECT: Final = {
     "sqlite": """
-SELECT :of_chat, :before + 1 + key,
+SELECT :of_chat, {before} + 1 + key,
     json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'),
     json_extract(value, '$[3]'), json_extract(value, '$[4]'), json_extract(value, '$[5]'),
     json_extract(value, '$[6]')
 FROM json_each(:rows)
 """,
     "postgresql": """
-SELECT CAST(:of_chat AS text), CAST(:before AS bigint) + place,
+SELECT CAST(:of_chat AS text), {before} + place,
     value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5,
     CAST((value ->> 6) || '+00' AS timestamptz)
 FROM json_array_elements(CAST(:rows AS json)) WITH ORDINALITY AS given (value, place)
 """,
 }
+
+#: The number before the first one of these events, and before one that is held back, which is the lowest.
+_BEFORE: Final = "CAST(:before AS bigint)"
+_BEFORE_HELD: Final = """
+(SELECT coalesce(min(number), 0) - 2 FROM chat_events WHERE chat_key = :of_chat AND number < 0)
+"""
 
 #: A transaction that appends one of them also appends what was held back.
 _RELEASING: Final = frozenset({EventType.CALL_STARTED, EventType.ROUND_STARTED, EventType.ROUND_ENDED})
@@ -140,14 +146,13 @@ class EventRepository(Repository):
         # A worker of a release that appends no calls does not append the answer either.
         return {row[0] for row in await self._rows(_progress_statement, values)} == {EventType.CODE_READY}
 
-    async def hold_back(self, chat_key: str, event: NewEvent, *, order: int) -> None:
+    async def hold_back(self, chat_key: str, event: NewEvent) -> None:
         """Keep an event until the round of its call appends the call.
 
-        Args:
-            order: position among the events of the chat that are held back; unique and at least 1.
+        The transaction must have locked the chat.
         """
-        values = {"of_chat": chat_key, "before": -order - 1, "rows": json.dumps([_row(event)])}
-        await self._connection.execute(_insert_statement, values)
+        values = {"of_chat": chat_key, "rows": json.dumps([_row(event)])}
+        await self._connection.execute(_hold_statement, values)
 
     async def _release(self, chat_key: str) -> list[ChatEvent]:
         held = await self._all(ChatEvent, _release_statement, {"of_chat": chat_key})
@@ -265,4 +270,14 @@ def _release_statement(_dialect: str) -> Executable:
 
 @FixedStatement
 def _insert_statement(dialect: str) -> Executable:
-    return text(_INSERT + _SELECT[dialect]).bindparams(bindparam("of_chat", type_=KeyText()))
+    return _insert(dialect, _BEFORE)
+
+
+@FixedStatement
+def _hold_statement(dialect: str) -> Executable:
+    return _insert(dialect, _BEFORE_HELD)
+
+
+def _insert(dialect: str, before: str) -> Executable:
+    statement = _INSERT + _SELECT[dialect].format(before=before)
+    return text(statement).bindparams(bindparam("of_chat", type_=KeyText()))

@@ -393,6 +393,27 @@ async def test_a_message_follows_the_call_that_wrote_it_and_what_was_called_befo
     ]
 
 
+@pytest.mark.parametrize("pause", [0.0, 60.0])
+async def test_a_job_follows_the_call_that_started_it(
+    bench: Bench, pause: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs are written at once, calls in batches, as messages are."""
+    monkeypatch.setattr(module, "FLUSH_SECONDS", pause)
+    monkeypatch.setattr(module, "_PAUSE_SECONDS", pause)
+    for _ in range(2):
+        await bench.say(CHAT, "hello")
+        await bench.play(CHAT, bench.drain(Model('brew("tea")\nbrew("soup")')))
+    found = await events_of(bench)
+    steps = ("call.started", "job.started", "message.sent", "job.ended", "call.ended")
+    of_calls = [event for event in found if event.call_id is not None]
+    assert [event.type for event in of_calls] == list(steps) * 4
+    # Each of the five is of the same call.
+    assert [len({event.call_id for event in of_calls[at : at + 5]}) for at in range(0, 20, 5)] == [1] * 4
+    jobs = [event.data["job_id"] for event in of_calls if event.type.startswith("job.")]
+    assert jobs[::2] == jobs[1::2] and len(set(jobs)) == 4
+    assert [event.number for event in found] == list(range(1, len(found) + 1))
+
+
 async def test_an_observation_follows_its_call_also_when_the_call_is_delivered_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

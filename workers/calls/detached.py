@@ -172,7 +172,7 @@ async def begin_job(
             turn_id=invocation.turn_id,
         )
     )
-    record_job(transaction, publisher, EventType.JOB_STARTED, await transaction.jobs.get(call.id))
+    await record_job(transaction, publisher, EventType.JOB_STARTED, await transaction.jobs.get(call.id))
 
 
 async def settle(
@@ -229,7 +229,7 @@ async def end_job(
     """End the row that lists a call among the jobs; no effect if there is none or it has ended."""
     with suppress(FencedError):
         ended = await transaction.jobs.finish(call_id, fence=CallProgress.fence, state=state, message=message)
-        record_job(transaction, publisher, EventType.JOB_ENDED, ended)
+        await record_job(transaction, publisher, EventType.JOB_ENDED, ended)
 
 
 async def _wake(

@@ -6,8 +6,10 @@ subscribers read the rows. A lost announcement delays a reader until it looks by
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Final
 
+from nekro_agent.errors import NotFoundError
 from nekro_agent.ports import MessageKind
 from sandbox.models import StopType
 from storage.repositories.events import NewEvent
@@ -21,6 +23,7 @@ from workers.chats.publisher import EventPublisher
 __all__ = [
     "message_event",
     "record",
+    "record_caused",
     "record_job",
     "round_ended",
     "round_started",
@@ -134,10 +137,34 @@ def _cut(output: str) -> str:
     return output if len(output) <= _OUTPUT_CHARS else f"{output[:half]}\n…\n{output[-half:]}"
 
 
-def record_job(transaction: Transaction, publisher: EventPublisher, kind: EventType, job: Job) -> None:
+async def record_caused(
+    transaction: Transaction,
+    publisher: EventPublisher,
+    chat_key: str,
+    event: NewEvent,
+    *,
+    later: bool = False,
+) -> None:
+    """Append what a call may have caused, after the call: it may have to wait for the call's event.
+
+    The transaction must have locked the chat. ``workers.rounds.events`` appends calls.
+
+    Args:
+        later: as of ``record``.
+    """
+    if await transaction.events.is_early(event):
+        await transaction.events.hold_back(chat_key, event)
+    else:
+        record(transaction, publisher, chat_key, event, later=later)
+
+
+async def record_job(transaction: Transaction, publisher: EventPublisher, kind: EventType, job: Job) -> None:
     """Add an event of a background job or detached call in its current state; none for a job of no chat."""
-    if job.chat_key:
-        record(transaction, publisher, job.chat_key, _job_event(kind, job))
+    if not job.chat_key:
+        return
+    with suppress(NotFoundError):  # readers of a chat without a row do not exist
+        await transaction.chats.lock(job.chat_key)
+        await record_caused(transaction, publisher, job.chat_key, _job_event(kind, job))
 
 
 def _job_event(kind: EventType, job: Job) -> NewEvent:

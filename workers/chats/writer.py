@@ -10,7 +10,7 @@ from storage.repositories.messages import Message, NewMessage
 from storage.repositories.rounds import Round, RoundRequest
 from storage.transaction import Transaction
 from workers.chats.adapters import queue_send
-from workers.chats.events import message_event, record, turn_started
+from workers.chats.events import message_event, record, record_caused, turn_started
 from workers.chats.publisher import EventPublisher
 
 __all__ = ["append_message", "request_round"]
@@ -21,9 +21,6 @@ async def append_message(
 ) -> Message:
     """Append a message unless its id or ``once_key`` exists, and add its event if it is new.
 
-    Readers of the stream see the call that writes a message first: the event of a message may have to wait
-    for the next batch of ``workers.rounds.events``.
-
     The chat is created if it has no row.
 
     Args:
@@ -33,11 +30,7 @@ async def append_message(
     row, is_new = await transaction.messages.append(new)
     if is_new:
         await queue_send(transaction, row)
-        event = message_event(row)
-        if await transaction.events.is_early(event):
-            await transaction.events.hold_back(row.chat_key, event, order=row.sequence)
-        else:
-            record(transaction, publisher, row.chat_key, event, later=later)
+        await record_caused(transaction, publisher, row.chat_key, message_event(row), later=later)
     return row
 
 

@@ -43,5 +43,5 @@ async def _ask(transaction: Transaction, publisher: EventPublisher, job_id: str)
     job = await transaction.jobs.request_cancel(job_id, reason=_REASON)
     if job.state.is_final:
         await transaction.job_signals.clear(job_id)
-        record_job(transaction, publisher, EventType.JOB_ENDED, job)
+        await record_job(transaction, publisher, EventType.JOB_ENDED, job)
     return job

@@ -193,7 +193,7 @@ class JobRunner:
                         data=data,
                     )
                     await transaction.job_signals.clear(job.id)
-                    record_job(transaction, self._publisher, EventType.JOB_ENDED, ended)
+                    await record_job(transaction, self._publisher, EventType.JOB_ENDED, ended)
                     is_wanted = ended.state is JobState.FAILED and ended.cancel_requested_at is None
                     if is_wanted and not is_told:
                         await tell_chat(transaction, self._publisher, ended)

@@ -79,7 +79,7 @@ class SqlJobs:
         )
         async with self._database.begin() as transaction:
             job = await transaction.jobs.add(new)
-            record_job(transaction, self._publisher, EventType.JOB_STARTED, job)
+            await record_job(transaction, self._publisher, EventType.JOB_STARTED, job)
             transaction.after_commit(lambda: self._publisher.job_queued(job.id))
         if request.on_terminal is not None:
             self._watch.add(job.id, request.on_terminal)
@@ -108,7 +108,7 @@ class SqlJobs:
             job = await transaction.jobs.request_cancel(job_id, reason="cancelled before it started")
             if job.state.is_final:
                 await transaction.job_signals.clear(job_id)
-                record_job(transaction, self._publisher, EventType.JOB_ENDED, job)
+                await record_job(transaction, self._publisher, EventType.JOB_ENDED, job)
         if is_call(job):
             await self._publisher.revoke(job_id)  # a call has no job function that would see the request
         return True

@@ -199,7 +199,7 @@ class JobSweep:
             for job in await transaction.jobs.fail_orphans(limit=1):
                 logger.bind(job_id=job.id, job_type=job.type, reason=job.message).warning("job_lost")
                 await transaction.job_signals.clear(job.id)
-                record_job(transaction, self._publisher, EventType.JOB_ENDED, job)
+                await record_job(transaction, self._publisher, EventType.JOB_ENDED, job)
                 if not is_call(job):
                     await tell_chat(transaction, self._publisher, job)
                 return True

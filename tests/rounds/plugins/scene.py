@@ -4,7 +4,7 @@ import asyncio
 import os
 
 from nekro_agent.api import message
-from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
+from nekro_agent.api.plugin import AsyncTaskHandle, NekroPlugin, SandboxMethodType, task
 from nekro_agent.api.schemas import AgentCtx
 from nekro_agent.api.signal import MsgSignal
 
@@ -66,6 +66,19 @@ async def look(_ctx: AgentCtx, topic: str) -> str:
 async def nag(_ctx: AgentCtx) -> None:
     """Push a system message that wakes the agent, each time."""
     await message.push_system(_ctx.chat_key, "nagging", _ctx, trigger_agent=True)
+
+
+@plugin.mount_async_task("brewing")
+async def brewing(_handle: AsyncTaskHandle) -> None:
+    """No worker of the bench runs it."""
+
+
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "brew", "Starts a job and cancels it")
+async def brew(_ctx: AgentCtx, name: str) -> None:
+    """Start a job, and end it before a worker has begun it."""
+    handle = await task.start("brewing", name, _ctx.chat_key, plugin)
+    await message.send_text(_ctx.chat_key, name, _ctx)
+    assert await task.cancel("brewing", handle.task_id)
 
 
 @plugin.mount_sandbox_method(SandboxMethodType.TOOL, "break_down", "Raises")
