@@ -85,7 +85,8 @@ PARTS = {
         "access": ("*",),
         "streams": ("*", "web"),
         "api": ("*", "web", "access", "streams"),
-        "openai": ("*", "api", "streams"),
+        # Its streams have the limits of all streams, which `web` enforces.
+        "openai": ("*", "web", "api", "streams"),
         "plugins": ("*", "web"),
         "adapters": ("*", "web"),
         "webhooks": ("*", "web", "access"),

@@ -17,7 +17,6 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Header, Query, Request
 from loguru import logger
 from pydantic import ValidationError
-from sse_starlette import EventSourceResponse
 
 from codec.wire import new_id
 from gateway.adapters.sse_files import SseFiles
@@ -37,6 +36,7 @@ from gateway.dependencies import ServicesDep, take_stream
 from gateway.outgoing import OutgoingHttp
 from gateway.problems import ProblemError
 from gateway.web.limits import OWN_LIMITS
+from gateway.web.responses import EventStream
 from nekro_agent.ports import IncomingMessage
 from storage.outbound.adapters import AdapterClient
 from workers.chats.adapters import SSE_ADAPTER
@@ -119,7 +119,7 @@ async def connect(
     client_id_query: str | None = None,
     client_id: str | None = None,
     access_key: str | None = None,
-) -> EventSourceResponse:
+) -> EventStream:
     """Stream requests to a client: ``connected`` first, then ``heartbeat`` every 5 s.
 
     Published clients send their id as ``client_id``, which the reference calls ``client_id_query``. A client
@@ -131,7 +131,7 @@ async def connect(
     own_id = known.id if known else await _register(services, platform, client_name, "")
     stream = ClientStream(services, adapter.files, own_id, stopping=request.app.state.stopping)
     # The protocol has heartbeats of its own.
-    return EventSourceResponse(stream.events(), ping=3600)
+    return EventStream(stream.events(), ping_seconds=3600)
 
 
 @router.post("/connect")

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from sse_starlette import EventSourceResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
@@ -26,7 +25,7 @@ from gateway.problems import ProblemError, problem_of
 from gateway.streams.channel import Reader
 from gateway.streams.json_text import json_text
 from gateway.views import run_answer
-from gateway.web.responses import EVENT_STREAM, PING_SECONDS, SEND_SECONDS, accepts
+from gateway.web.responses import EVENT_STREAM, EventStream, accepts
 from nekro_agent.errors import NekroError
 from nekro_client.models import EventType, Run, RunBody, RunEventType
 from workers.composition import Services
@@ -156,14 +155,13 @@ class _Execution:
         return answer
 
 
-class _RunStream(EventSourceResponse):
+class _RunStream(EventStream):
     """A stream that releases what it uses, also if it ends before its first frame."""
 
     def __init__(
         self, frames: AsyncGenerator[bytes, None], closing: AsyncExitStack, *, replayed: bool
     ) -> None:
-        headers = REPLAYED if replayed else None
-        super().__init__(frames, headers=headers, ping=PING_SECONDS, send_timeout=SEND_SECONDS)
+        super().__init__(frames, headers=REPLAYED if replayed else None)
         self._closing = closing
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Header, Request, Response
 from fastapi.responses import JSONResponse
-from sse_starlette import EventSourceResponse
 
 from gateway.dependencies import HubDep, IdentityDep, ServicesDep, take_stream
 from gateway.openai.answers import AnswerEnd, AnswerReader, Usage
@@ -18,16 +17,13 @@ from gateway.openai.bodies import CompletionBody, newest_message
 from gateway.openai.chats import MODEL, Posted, chosen_chat, once_for, post, require_model, run_once
 from gateway.openai.errors import NO_RETRY, APIError, OpenAIRoute, error_body
 from gateway.streams.hub import SlowReaderError
+from gateway.web.responses import EventStream
 from nekro_agent.errors import NekroError
 
-__all__ = ["PING_SECONDS", "SEND_SECONDS", "router"]
+__all__ = ["router"]
 
 router = APIRouter(route_class=OpenAIRoute, tags=["openai"])
 
-#: Interval of comment lines in a stream.
-PING_SECONDS: Final = 15
-#: How long one write may take; then the reader is too slow, and its stream ends.
-SEND_SECONDS: Final = 30
 #: Added to the longest turn, which includes no waiting for a worker.
 _MARGIN_SECONDS: Final = 60
 #: Between two messages of an answer.
@@ -75,9 +71,7 @@ async def complete_chat(
     completion = _Completion(posted, AnswerReader(request, services, hub))
     if body.stream:
         with_usage = bool(body.stream_options and body.stream_options.include_usage)
-        return EventSourceResponse(
-            completion.chunks(with_usage=with_usage), ping=PING_SECONDS, send_timeout=SEND_SECONDS, sep="\n"
-        )
+        return EventStream(completion.chunks(with_usage=with_usage), sep="\n")
     return await completion.whole(seconds=services.settings.agent.turn_seconds + _MARGIN_SECONDS)
 
 
@@ -145,7 +139,7 @@ class _Completion:
             yield _failure(exc.code, "the answer cannot be read at present; the turn goes on")
 
     async def _parts(self) -> AsyncIterator[str | AnswerEnd]:
-        if self._turn_id is None:  # blocked, or nobody asked the agent
+        if self._turn_id is None:  # blocked, or not addressed to the agent
             yield AnswerEnd(state="done", error=None, usage=Usage())
             return
         is_first = True

@@ -12,7 +12,6 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import JSONResponse
 from loguru import logger
 from pydantic import RootModel
-from sse_starlette import EventSourceResponse
 
 from gateway.dependencies import HubDep, IdentityDep, ServicesDep, take_stream
 from gateway.idempotency import OnceDep
@@ -20,10 +19,10 @@ from gateway.identity import Identity, Scope
 from gateway.openai.answers import AnswerReader
 from gateway.openai.bodies import ResponseBody, newest_text_or_items
 from gateway.openai.chats import Posted, chosen_chat, once_for, post, require_model, run_once
-from gateway.openai.completions import PING_SECONDS, SEND_SECONDS
 from gateway.openai.errors import NO_RETRY, APIError, OpenAIRoute
 from gateway.openai.response_events import ResponseView, item_of
 from gateway.streams.hub import SlowReaderError
+from gateway.web.responses import EventStream
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import NekroError
 from storage.access.openai_responses import OpenAIResponse
@@ -186,10 +185,8 @@ async def _now(row: OpenAIResponse, reader: AnswerReader) -> ResponseView:
     return view
 
 
-def _stream(row: OpenAIResponse, reader: AnswerReader, *, after: int) -> EventSourceResponse:
-    return EventSourceResponse(
-        _frames(ResponseView(row), reader, after), ping=PING_SECONDS, send_timeout=SEND_SECONDS, sep="\n"
-    )
+def _stream(row: OpenAIResponse, reader: AnswerReader, *, after: int) -> EventStream:
+    return EventStream(_frames(ResponseView(row), reader, after), sep="\n")
 
 
 async def _frames(view: ResponseView, reader: AnswerReader, after: int) -> AsyncIterator[dict[str, str]]:

@@ -8,13 +8,11 @@ from enum import StrEnum
 from typing import Final
 
 from loguru import logger
-from sse_starlette import EventSourceResponse
-from sse_starlette.sse import SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
 from gateway.streams.events import Position, StreamEvent, lost_frame
 from gateway.streams.hub import EventsLostError, SlowReaderError
-from gateway.web.responses import PING_SECONDS, SEND_SECONDS
+from gateway.web.responses import EventStream
 from runtime.metrics import metrics
 
 __all__ = ["StreamAnswer"]
@@ -36,7 +34,7 @@ class _End(StrEnum):
     STOPPED = "stopped"
 
 
-class StreamAnswer(EventSourceResponse):
+class StreamAnswer(EventStream):
     """Streams the events of a chat as server-sent events, and counts them."""
 
     def __init__(self, chat_key: str, stream: AsyncGenerator[StreamEvent, None], begin: Position) -> None:
@@ -45,7 +43,7 @@ class StreamAnswer(EventSourceResponse):
         Args:
             begin: where the stream begins.
         """
-        super().__init__(self._frames(chat_key, stream, begin), ping=PING_SECONDS, send_timeout=SEND_SECONDS)
+        super().__init__(self._frames(chat_key, stream, begin))
         self._end = _End.LEFT
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,12 +51,9 @@ class StreamAnswer(EventSourceResponse):
         metrics().streams_open.inc()
         try:
             await super().__call__(scope, receive, send)
-        except SendTimeoutError:
-            self._end = _End.SLOW
-            raise
         finally:
             metrics().streams_open.dec()
-            metrics().stream_ends.labels(self._end.value).inc()
+            metrics().stream_ends.labels((_End.SLOW if self.is_cut else self._end).value).inc()
 
     async def _frames(
         self, chat_key: str, stream: AsyncGenerator[StreamEvent, None], begin: Position

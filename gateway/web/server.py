@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import signal
 import socket
+import struct
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final
 
 import h11
@@ -17,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from broker_config.settings import GatewaySettings
 from gateway.web.listener import url_of
 
-__all__ = ["GatewayServer", "serve"]
+__all__ = ["GatewayServer", "protocol", "serve"]
 
 _LATE: Final = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
@@ -45,7 +47,7 @@ class GatewayServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=_protocol(settings.body_seconds),
+                http=protocol(settings.body_seconds),
                 lifespan="off",
                 log_config=None,
                 access_log=False,
@@ -91,7 +93,14 @@ class GatewayServer(uvicorn.Server):
         self.should_exit = True
 
 
-def _protocol(seconds: float) -> type[H11Protocol]:
+def _drop(transport: asyncio.Transport) -> None:
+    """Reset a connection; the kernel too forgets what waits for the client."""
+    linger = struct.pack("ii", 1, 0)
+    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    transport.abort()
+
+
+def protocol(seconds: float) -> type[H11Protocol]:
     """Return uvicorn's protocol with a time limit for the headers of a request.
 
     h11 and not httptools: it bounds the size of the headers, and reads them more strictly.
@@ -102,6 +111,8 @@ def _protocol(seconds: float) -> type[H11Protocol]:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            # In ``scope["state"]`` of each request, for an answer that the client does not take.
+            self.app_state = {**self.app_state, "abort": partial(_drop, transport)}
             self._watch()
 
         def data_received(self, data: bytes) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx
 import uvicorn
@@ -15,10 +16,16 @@ __all__ = ["served"]
 
 
 @asynccontextmanager
-async def served(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the application on a free loopback port."""
+async def served(app: FastAPI, *, http: Any = "auto") -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the application on a free loopback port.
+
+    Args:
+        http: class of uvicorn's protocol.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", proxy_headers=False))
+        server = uvicorn.Server(
+            uvicorn.Config(app, log_config=None, lifespan="on", proxy_headers=False, http=http)
+        )
         running = asyncio.create_task(server.serve([listener]))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:

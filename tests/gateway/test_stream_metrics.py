@@ -3,22 +3,46 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 from event_reader import frames
 from gateway_server import served
+from loguru import logger
 from metric_values import figures_of
 from waiting import eventually
 from worker_fleet import Fleet
 
 from gateway.app import create_app
-from gateway.streams import answer as module
+from gateway.web import responses, server
 from storage.repositories.events import NewEvent
 from workers.chats.events import record
 from workers.composition import Services
 
 CHAT = "counted"
 PATH = f"/api/v1/chats/{CHAT}/events"
+
+
+def peers_of(client: socket.socket) -> list[str]:
+    """The kernel's entries of the server's end of a connection."""
+    host, port = client.getsockname()
+    at = f"{int.from_bytes(socket.inet_aton(host), 'little'):08X}:{port:04X}"
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
+    return [row[3] for row in rows if row[2] == at]
+
+
+@contextmanager
+def logged() -> Iterator[list[Any]]:
+    """What is logged during the block."""
+    lines: list[Any] = []
+    sink = logger.add(lambda message: lines.append(message.record), level=0)  # type: ignore[attr-defined]
+    try:
+        yield lines
+    finally:
+        logger.remove(sink)
 
 
 async def add(services: Services, count: int, *, chars: int = 1) -> None:
@@ -33,7 +57,7 @@ async def test_streams_are_counted_while_they_are_open_and_by_how_they_end(
     fresh_fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = create_app(fresh_fleet.settings)
-    async with served(app) as http:
+    async with served(app, http=server.protocol(30)) as http:
         before = await figures_of(http)
         services: Services = app.state.services
         await add(services, 3)
@@ -53,14 +77,28 @@ async def test_streams_are_counted_while_they_are_open_and_by_how_they_end(
             await eventually(lambda: has_grown(open=2, kept=3, left=0), what="the open streams")
         await eventually(lambda: has_grown(open=0, kept=3, left=2), what="their end")
 
-        monkeypatch.setattr(module, "SEND_SECONDS", 0.2)
-        with socket.create_connection((http.base_url.host, http.base_url.port or 80)) as silent:
+        monkeypatch.setattr(responses, "SEND_SECONDS", 0.2)
+        with (
+            socket.create_connection((http.base_url.host, http.base_url.port or 80)) as silent,
+            logged() as lines,
+        ):
             silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             silent.sendall(f"GET {PATH}?types=call.ended HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
             await eventually(lambda: has_grown(open=1), what="the silent reader")
             for _ in range(20):
                 await add(services, 10, chars=100_000)
             await eventually(lambda: has_grown(open=0, slow=1, left=2), what="the end of the slow reader")
+            # Nothing waits for the client any more: its connection is gone, whatever it takes.
+            await eventually(lambda: not peers_of(silent), what="the end of its connection")
+        (ended,) = [line for line in lines if line["message"] != "request"]
+        assert (ended["message"], ended["level"].name, ended["exception"]) == (
+            "event_stream_ended",
+            "INFO",
+            None,
+        )
+        assert (
+            ended["extra"]["reason"] == "its client took nothing for 0.2 s" and ended["extra"]["request_id"]
+        )
         async with http.stream("GET", PATH):
             await eventually(lambda: has_grown(open=1), what="the last reader")
             app.state.hub.end()
