@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
+import tracemalloc
 import uuid
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 import httpx
 import pytest
 from event_reader import Frame, frames
 from gateway_server import served
-from waiting import eventually
+from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet
 
 from gateway.app import create_app
+from gateway.streams.events import live_event
+from gateway.web import responses
 from nekro_agent.errors import RuntimeNotBoundError
 from storage.engine import Database
 from storage.repositories.calls import Call
@@ -154,6 +159,64 @@ async def test_a_client_that_leaves_stops_its_run(
     assert stopped.id == running.id
     # The worker runs one program at a time.
     assert (await run(api, "print(1)")).json()["output"] == "1\n"
+
+
+async def test_a_client_that_takes_nothing_slows_no_run_and_fills_no_memory(
+    coders: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(responses, "SEND_SECONDS", WAIT_SECONDS)  # else the run would end with its client
+    name = f"{uuid.uuid4().hex}.txt"
+    app = create_app(coders.settings)
+    async with served(app) as client:
+        client.base_url = client.base_url.join("/api/v1/")
+        await put(client, "first.txt")
+        body = json.dumps({"code": WAITS.format(name=name), **CHAT}).encode()
+        with silent_post(client.base_url, "runs", body) as silent:
+            running = await eventually(lambda: row_of(coders, CallState.RUNNING), what="the run")
+            chunk = {"type": "output.chunk", **CHAT, "call_id": running.id}
+
+            async def print_much(chunks: int) -> int:
+                """As code that prints for long; returns the bytes that this process allocated meanwhile."""
+                tracemalloc.start()
+                try:
+                    for number in range(chunks):
+                        event = live_event({**chunk, "data": {"text": f"{number:08d}" * 1_000}})
+                        assert event is not None
+                        app.state.hub._live("group_1", event)
+                        await asyncio.sleep(0)  # the stream sends what its client takes
+                    return tracemalloc.get_traced_memory()[0]
+                finally:
+                    tracemalloc.stop()
+
+            await print_much(2_000)  # more than the buffers of both ends take
+            assert await print_much(5_000) < 2 << 20  # of 40 MB
+            await put(client, name)
+            ended = await eventually(lambda: row_of(coders, CallState.DONE), what="the end of the run")
+            assert ended.id == running.id
+            # What was printed last is there when the client goes on, and the report is complete.
+            text = await asyncio.to_thread(read_all, silent)
+        report = json.loads(text.rpartition("data: ")[2].partition("\r\n")[0])
+        assert (report["output"], report["stop_type"]) == ("begun\ndone\n", "NORMAL")
+
+
+@contextmanager
+def silent_post(url: httpx.URL, path: str, body: bytes) -> Iterator[socket.socket]:
+    """A client that has posted and reads nothing yet; its buffer is small."""
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect((url.host, url.port))
+        head = (
+            f"POST {url.path}{path} HTTP/1.1\r\nHost: {url.host}\r\nAccept: text/event-stream\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
+        client.sendall(head.encode() + body)
+        yield client
+
+
+def read_all(client: socket.socket) -> str:
+    """Read to the end of the connection."""
+    client.settimeout(WAIT_SECONDS)
+    return b"".join(iter(lambda: client.recv(1 << 20), b"")).decode()
 
 
 async def test_a_streamed_run_is_one_of_the_streams_of_its_address(coders: Fleet) -> None:
