@@ -100,7 +100,7 @@ class Metrics:
         )
         self.http_seconds = histogram(
             "nekro_http_request_seconds",
-            "Time from the headers of a request to the end of its answer.",
+            "Time from the headers of a request to the end of its answer, or to the beginning of a stream.",
             ["route"],
         )
         self.http_in_flight = gauge(

@@ -22,6 +22,7 @@ from broker_config.settings import GatewaySettings
 from codec.wire import new_id
 from gateway.problems import problem_response
 from gateway.web.paths import decoded
+from gateway.web.responses import EVENT_STREAM
 from gateway.web.tickets import take_ticket
 from messaging.tracing import span, trace_headers
 from runtime.metrics import metrics
@@ -85,7 +86,7 @@ class RequestContext:
                 await self._serve(scope, receive, answer)
                 route, method = _route(scope), _method(scope)
                 part.tell(route=route, method=method, status=answer.status)
-                self._record(scope, answer, route, method, time.perf_counter() - started)
+                self._record(scope, answer, route, method, started)
         finally:
             held.close()
             metrics().http_in_flight.dec()
@@ -105,15 +106,18 @@ class RequestContext:
             )
             await problem(scope, receive, answer)
 
-    def _record(self, scope: Scope, answer: _Recorded, route: str, method: str, seconds: float) -> None:
+    def _record(self, scope: Scope, answer: _Recorded, route: str, method: str, started: float) -> None:
+        ended = time.perf_counter()
         metrics().http_requests.labels(route, method, str(answer.status)).inc()
-        metrics().http_seconds.labels(route).observe(seconds)
+        # A stream lasts as long as its client wants.
+        until = ended if answer.stream_began is None else answer.stream_began
+        metrics().http_seconds.labels(route).observe(until - started)
         identity = scope["state"].get("identity")
         logger.bind(
             method=method,
             route=route,
             status=answer.status,
-            duration_ms=round(seconds * 1000, 1),
+            duration_ms=round((ended - started) * 1000, 1),
             key_id=None if identity is None else identity.key_id,
         ).log("DEBUG" if route in _PROBES else "INFO", "request")
 
@@ -124,11 +128,15 @@ class _Recorded:
     def __init__(self, send: Send, request_id: str, *, defaults: Mapping[str, str]) -> None:
         self._send, self._request_id, self._defaults = send, request_id, defaults
         self.status = 0
+        #: When a stream of events began, by ``time.perf_counter``; None for other answers.
+        self.stream_began: float | None = None
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = int(message["status"])
             headers = MutableHeaders(scope=message)
+            if headers.get("content-type", "").startswith(EVENT_STREAM):
+                self.stream_began = time.perf_counter()
             headers["x-request-id"] = self._request_id
             for name, value in self._defaults.items():
                 headers.setdefault(name, value)

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,13 +18,14 @@ from waiting import eventually
 from worker_fleet import Fleet
 
 from gateway.app import create_app
-from gateway.web import responses, server
+from gateway.web import middleware, responses, server
 from storage.repositories.events import NewEvent
 from workers.chats.events import record
 from workers.composition import Services
 
 CHAT = "counted"
 PATH = f"/api/v1/chats/{CHAT}/events"
+ROUTE = "/api/v1/chats/{chat_key}/events"
 
 
 def peers_of(client: socket.socket) -> list[str]:
@@ -103,3 +105,28 @@ async def test_streams_are_counted_while_they_are_open_and_by_how_they_end(
             await eventually(lambda: has_grown(open=1), what="the last reader")
             app.state.hub.end()
             await eventually(lambda: has_grown(open=0, stopped=1), what="its end")
+
+
+@pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
+async def test_the_time_of_a_stream_is_that_to_its_beginning(
+    fresh_fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(perf_counter=lambda: now[0])
+    now = [0.0]
+    async with served(create_app(fresh_fleet.settings)) as http:
+        await http.get("/healthz")
+        before = await figures_of(http)
+        monkeypatch.setattr(middleware, "time", clock)
+        async with http.stream("GET", PATH, params={"after": 0}) as stream:
+            assert stream.status_code == 200
+            now[0] = 1000.0
+
+        async def grown(name: str) -> float:
+            key = (name, ROUTE)
+            return (await figures_of(http)).get(key, 0) - before.get(key, 0)
+
+        async def has_ended() -> bool:
+            return await grown("nekro_http_request_seconds_count") == 1
+
+        await eventually(has_ended, what="the end of the stream")
+        assert await grown("nekro_http_request_seconds_sum") == 0
