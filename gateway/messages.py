@@ -22,7 +22,7 @@ def sender_of(identity: Identity, stated: str | None) -> str:
         stated: the user that the request names; None if it names none.
 
     Raises:
-        ProblemError: 403, the key acts for another user; 422, nobody names one.
+        ProblemError: 403, the key acts for another user; 422, neither names one.
     """
     user_id = identity.user_for(stated)
     if user_id is None or not user_id.strip():

@@ -14,7 +14,7 @@ from gateway.problems import ProblemError
 
 __all__ = ["OpenStreams"]
 
-#: When a refused client may try again; nobody knows when a stream ends.
+#: When a refused client may try again; when a stream ends cannot be known.
 _RETRY_SECONDS: Final = 5
 #: A network that one host or home has as a whole.
 _IPV6_PREFIX: Final = 64

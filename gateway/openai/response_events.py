@@ -87,7 +87,7 @@ class ResponseView:
             yield {"type": _LAST[self.status], "response": self.as_json()}
 
     async def _parts(self, reader: AnswerReader) -> AsyncIterator[Piece | AnswerEnd]:
-        if self.row.turn_id is None:  # the message was blocked, or nobody asked the agent
+        if self.row.turn_id is None:  # the message was blocked, or not addressed to the agent
             yield AnswerEnd(state="done", error=None, usage=Usage(), at=self.row.created_at)
             return
         async for part in reader.read(self.row.turn_id):

@@ -74,7 +74,7 @@ def response_headers(headers: httpx.Headers, access: PluginAccess) -> RawHeaders
     if access is not PluginAccess.PLUGIN:
         kept = [(name, value) for name, value in kept if name != b"set-cookie"]
     if access is PluginAccess.KEY:
-        # Nobody decided that it may act as a page of the API's origin.
+        # It was not decided that it may act as a page of the API's origin.
         kept = [(n, v) for n, v in kept if n != _INERT[0] and not n.startswith(_OPENS_CORS)]
         kept += [_INERT, (b"x-content-type-options", b"nosniff")]
     return kept
@@ -88,7 +88,7 @@ def _gone(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
         if header == b"connection"
         for name in value.split(b",")
     ]
-    # Nobody may remove the headers that give the body its length and the request its host.
+    # `Connection` must not name the headers that give the body its length and the request its host.
     return _HOP_BY_HOP.union(named) - {b"content-length", b"host", b"content-type"}
 
 

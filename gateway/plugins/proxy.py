@@ -156,7 +156,7 @@ class _PluginAnswer(Response):
             for task in (work, left):
                 task.cancel()
             await asyncio.gather(work, left, return_exceptions=True)
-        if not has_begun:  # for what is around this: nobody reads it
+        if not has_begun:  # the client has left; only the middlewares see this answer
             await Response(status_code=_CLIENT_LEFT)(scope, incoming.receive, send)
 
     async def _carry(self, scope: Scope, incoming: _Incoming, send: Send) -> None:

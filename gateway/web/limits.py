@@ -30,7 +30,7 @@ OWN_LIMITS: Final[list[tuple[re.Pattern[str], Callable[[GatewaySettings], int]]]
 
 #: Headers of a request with a body.
 _OF_BODY: Final = frozenset({b"content-length", b"transfer-encoding"})
-#: How long the rest of a body that nobody reads may take.
+#: How long the rest of a body may take that the route has not read.
 _REST_SECONDS: Final = 2.0
 
 
