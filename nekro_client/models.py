@@ -406,7 +406,10 @@ class PostedMessage(Answer):
 
 
 class EventType(StrEnum):
-    """Types of events; those marked live are not kept and have no number."""
+    """Types of events; those marked live are not kept and have no number.
+
+    Workers have an equal enumeration: this package is a distribution of its own. A test compares them.
+    """
 
     MESSAGE_RECEIVED = "message.received"
     MESSAGE_SENT = "message.sent"

@@ -73,7 +73,10 @@ class ApprovalScope(StrEnum):
 
 
 class EventType(StrEnum):
-    """What happened in a chat; those marked live are published and not kept."""
+    """What happened in a chat; those marked live are published and not kept.
+
+    The client has an equal enumeration. Importing that one would load httpx, which takes a third of a second.
+    """
 
     #: A person wrote.
     MESSAGE_RECEIVED = "message.received"
