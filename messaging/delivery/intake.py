@@ -82,16 +82,19 @@ class LoopIntake:
         """Stop taking messages; when this returns, every claimed message is delivered or requeued.
 
         If the loop does not respond within ``CLOSE_STEP_SECONDS``, it stops later, and its claimed messages
-        are redelivered when their leases expire.
+        are redelivered when their leases expire. A loop that is closed has stopped.
         """
         if self._is_stopping:
             return
         self._is_stopping = True
+        end = self._end()
         try:
-            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(CLOSE_STEP_SECONDS)
-        except (concurrent.futures.TimeoutError, RuntimeError) as exc:  # the loop is blocked or closed
-            logger.warning("the event loop does not stop taking messages: %r", exc)
+            asyncio.run_coroutine_threadsafe(end, self._loop).result(CLOSE_STEP_SECONDS)
+        except concurrent.futures.TimeoutError:
+            logger.warning("the event loop did not stop taking messages within %s s", CLOSE_STEP_SECONDS)
             return
+        except RuntimeError:  # a worker that must not wait for calls closes the loop first
+            end.close()
         for tag in self._untaken:
             self._give_back(tag)
 

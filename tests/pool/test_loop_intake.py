@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import itertools
 import json
 import signal
@@ -410,6 +412,19 @@ def test_messages_claimed_during_a_stop_are_given_back(
     assert own_client.info("commandstats")["cmdstat_eval"]["calls"] == 1, "the claim was executed"
     assert (waiting(own_client, settings), held(own_client, settings)) == (3, 0)
     assert not slow_claim.delivered
+
+
+def test_a_stop_after_the_loop_was_closed_is_no_fault(
+    app: NekroApp, settings: Settings, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = asyncio.new_event_loop()
+    loop.close()
+    with app.connection_for_read() as connection:
+        channel = connection.default_channel
+        keeper = LeaseKeeper(client, visibility_timeout_seconds=channel.visibility_timeout)
+        LoopIntake(channel, loop, keeper=keeper, settings=settings.broker).stop()
+    gc.collect()  # of a coroutine that was not awaited, which is a warning
+    assert not caplog.records
 
 
 def test_messages_claimed_from_a_cancelled_queue_are_given_back_at_once(
