@@ -7,21 +7,22 @@ import asyncio
 import importlib.util
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cli.command import Deps, add_supervisor_fd, port_number
 from cli.exit_codes import ExitCode
-from nekro_agent.durations import PROGRAM_SECONDS
+from nekro_agent.durations import CLOSE_STEP_SECONDS, PROGRAM_SECONDS
 from nekro_agent.errors import ServiceError, UsageError
 
 if TYPE_CHECKING:
     from broker_config.app import NekroApp
     from broker_config.settings import Settings
 
-__all__ = ["Args", "flower_arguments", "register", "run"]
+__all__ = ["Args", "flower_arguments", "follow_methods", "register", "run"]
 
 #: How often Flower looks for methods that workers have published since.
 _METHODS_SECONDS: Final = 1.0
@@ -112,19 +113,19 @@ def run(args: Args, deps: Deps) -> int:
     settings = resolve_settings(settings)
     follow_shared_time(settings)  # workers refuse commands whose time is far from theirs
     app = create_app(settings)
-    _follow_methods(app, settings)
     guard_hosts((args.address, *args.allow_host))
-    app.start(argv=arguments)
+    with follow_methods(app, settings):
+        app.start(argv=arguments)
     return 0
 
 
-def _follow_methods(app: NekroApp, settings: Settings) -> None:
-    """Register every method by name, now and when workers publish more.
+@contextmanager
+def follow_methods(app: NekroApp, settings: Settings) -> Iterator[None]:
+    """Register every method by name, now and, during the block, when workers publish more.
 
     Flower sets limits only of tasks that its process has registered.
     """
     import threading
-    import time
 
     from broker_config.app import checked_task_options
     from cli.views.catalogue import published
@@ -136,12 +137,19 @@ def _follow_methods(app: NekroApp, settings: Settings) -> None:
                 app.task(**checked_task_options(name=task, typing=False, shared=False))(_runs_elsewhere)
 
     def follow() -> None:
-        while True:
-            time.sleep(_METHODS_SECONDS)
+        while not is_over.wait(_METHODS_SECONDS):
             register()
 
     register()
-    threading.Thread(target=follow, name="nekro-methods", daemon=True).start()
+    is_over = threading.Event()
+    thread = threading.Thread(target=follow, name="nekro-methods", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        # A reading that Python's end interrupts would print a traceback.
+        thread.join(CLOSE_STEP_SECONDS)
 
 
 def _runs_elsewhere(*_: object) -> None:

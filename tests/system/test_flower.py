@@ -8,6 +8,7 @@ import contextlib
 import json
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -20,6 +21,7 @@ import pytest
 from redis_process import free_port
 from waiting import WAIT_SECONDS, eventually
 
+from broker_config.app import create_app
 from broker_config.settings import Settings
 from cli.environment import environment_of
 from nekro_agent.errors import MethodFailedError, NekroError
@@ -184,6 +186,19 @@ async def test_a_rate_limit_set_in_flower_holds(fleet: Any, flower: Flower) -> N
         with pytest.raises(NekroError, match=r"deadline|time"):
             await call(services, "who", seconds=0.7)
         await call(services, "add", 1, 2)
+
+
+def test_flower_reads_no_methods_when_it_has_ended(fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reading that the end of Python interrupts prints a traceback."""
+    from cli.commands import flower
+
+    def readers() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "nekro-methods"]
+
+    monkeypatch.setattr(flower, "_METHODS_SECONDS", 0)
+    with flower.follow_methods(create_app(fleet.settings), fleet.settings):
+        assert len(readers()) == 1
+    assert not readers()
 
 
 def test_flower_sends_no_command_that_workers_refuse() -> None:
