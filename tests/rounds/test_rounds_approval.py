@@ -36,6 +36,7 @@ from storage.states import ApprovalScope, ApprovalState, CallState, TriggerKind
 from storage.transaction import Transaction
 from workers.approvals.shown import difference
 from workers.ops.sweeps import ApprovalSweep
+from workers.rounds import events as round_events
 
 HERE = Path(__file__).parent
 SAY = 'send_msg_text(_ck, "done")'
@@ -141,6 +142,19 @@ async def test_a_call_waits_and_runs_once_when_it_is_approved(till: Bench) -> No
     (_, requested), (_, decided) = await events(till)
     assert (requested["approval_id"], decided["state"]) == (row.id, "approved")
     assert decided["decided_by"] == "shell:root"
+
+
+async def test_a_request_follows_the_call_that_waits_for_it(
+    till: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests are written at once, calls in batches."""
+    monkeypatch.setattr(round_events, "FLUSH_SECONDS", 60.0)
+    monkeypatch.setattr(round_events, "_PAUSE_SECONDS", 60.0)
+    row = await asked(till)
+    async with till.database.read() as tx:
+        found = await tx.events.after("chat", number=0, limit=200)
+    of_call = [event.type for event in found if event.call_id == row.call_id]
+    assert of_call[0] == "call.started" and "approval.requested" in of_call[1:]
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])

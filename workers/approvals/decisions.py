@@ -129,7 +129,7 @@ class ApprovalDecisions:
         async def write(transaction: Transaction) -> Approval:
             row = await self._decide(transaction, asked, decision)
             await self._release(transaction, row)
-            record_decided(transaction, self._publisher, row)
+            await record_decided(transaction, self._publisher, row)
             return row
 
         row = await self._surely(asked.id, decision, write, is_in_doubt=is_repetition)
@@ -282,7 +282,7 @@ class ApprovalDecisions:
         )
         if refused is not None:
             await settle(transaction, self._publisher, refused)
-        record_decided(transaction, self._publisher, row)
+        await record_decided(transaction, self._publisher, row)
 
 
 async def cancel_pending(
@@ -308,7 +308,7 @@ async def cancel_pending(
             error_type="CallCancelledError",
             error_message=reason,
         )
-        record_decided(transaction, publisher, row)
+        await record_decided(transaction, publisher, row)
 
 
 def _is_recorded(row: Approval, decision: Decision) -> bool:

@@ -1,4 +1,4 @@
-"""The events of approvals."""
+"""The events of approvals. The transaction must have locked the chat."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from storage.repositories.events import NewEvent
 from storage.states import EventType
 from storage.transaction import Transaction
 from workers.approvals.shown import shown_call
-from workers.chats.events import record
+from workers.chats.events import record_caused
 from workers.chats.publisher import EventPublisher
 
 __all__ = ["record_decided", "record_requested"]
@@ -18,7 +18,7 @@ __all__ = ["record_decided", "record_requested"]
 _MOST_CHARS: Final = 4000
 
 
-def record_requested(transaction: Transaction, publisher: EventPublisher, row: Approval) -> None:
+async def record_requested(transaction: Transaction, publisher: EventPublisher, row: Approval) -> None:
     """Record that a call waits for approval."""
     data: dict[str, Any] = {
         "approval_id": row.id,
@@ -28,10 +28,10 @@ def record_requested(transaction: Transaction, publisher: EventPublisher, row: A
     }
     call = shown_call(row.method, row.arguments)
     data |= {"call": call} if len(call) <= _MOST_CHARS else {"call_chars": len(call)}
-    record(transaction, publisher, row.chat_key, _event(EventType.APPROVAL_REQUESTED, row, data))
+    await record_caused(transaction, publisher, row.chat_key, _event(EventType.APPROVAL_REQUESTED, row, data))
 
 
-def record_decided(transaction: Transaction, publisher: EventPublisher, row: Approval) -> None:
+async def record_decided(transaction: Transaction, publisher: EventPublisher, row: Approval) -> None:
     """Record how a request ended."""
     data = {
         "approval_id": row.id,
@@ -42,7 +42,7 @@ def record_decided(transaction: Transaction, publisher: EventPublisher, row: App
         "reason": row.reason,
         "is_edited": row.edited_arguments is not None,
     }
-    record(transaction, publisher, row.chat_key, _event(EventType.APPROVAL_DECIDED, row, data))
+    await record_caused(transaction, publisher, row.chat_key, _event(EventType.APPROVAL_DECIDED, row, data))
 
 
 def _event(kind: EventType, row: Approval, data: dict[str, Any]) -> NewEvent:

@@ -110,7 +110,7 @@ class ApprovalRequests:
             if is_new:
                 await transaction.awaiting_calls.add(call)
                 await append_message(transaction, self._publisher, self._notice(row))
-                record_requested(transaction, self._publisher, row)
+                await record_requested(transaction, self._publisher, row)
             return row
 
         return await self._surely(write, invocation)
@@ -136,7 +136,7 @@ class ApprovalRequests:
             row = await transaction.approvals.of_call(invocation.call_id)
             assert row is not None  # noqa: S101 - just added
             if is_new:
-                record_decided(transaction, self._publisher, row)
+                await record_decided(transaction, self._publisher, row)
             return row
 
         return await self._surely(write, invocation)
