@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -18,9 +19,18 @@ from worker_fleet import Fleet
 from cli.environment import environment_of
 from gateway.app import create_app
 from gateway.identity import Scope
-from nekro_client import AsyncClient, ConflictError, ForbiddenError
+from nekro_client import AsyncClient, ConflictError, ForbiddenError, InvalidRequestError
 
 TILL = Path(__file__).parent.parent / "rounds" / "approval_plugins"
+SCRIPT = """
+- when: 'receipt (\\w+)'
+  answer: |
+    ```python
+    send_msg_text(_ck, "told of ${1}")
+    ```
+- when: '.*'
+  answer: ''
+"""
 PAY = {"method": "tests.till.pay", "chat_key": "web-1", "args": ["ada"], "user_id": "u1"}
 
 
@@ -31,10 +41,14 @@ def database_url(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def till(make_fleet: Callable[..., Fleet]) -> Fleet:
-    """A fleet with a worker, and methods that require approval."""
-    fleet = make_fleet(plugins={"dirs": (TILL,)}, approval={"approvers": ("key:*:chief",)})
-    fleet.start("methods")
+def till(make_fleet: Callable[..., Fleet], tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    """A fleet with workers, and methods that require approval."""
+    script = tmp_path_factory.mktemp("model") / "script.yaml"
+    script.write_text(SCRIPT)
+    fleet = make_fleet(
+        plugins={"dirs": (TILL,)}, approval={"approvers": ("key:*:chief",)}, llm={"script": script}
+    )
+    fleet.start("methods", "rounds")
     return fleet
 
 
@@ -44,6 +58,7 @@ def keys(till: Fleet) -> dict[str, str]:
     return {
         "caller": make_key(till.settings, Scope.CALL, Scope.READ),
         "decider": make_key(till.settings, Scope.APPROVE, Scope.READ),
+        "coder": make_key(till.settings, Scope.RUN, Scope.POST, Scope.READ),
         "both": make_key(till.settings, Scope.CALL, Scope.APPROVE),
         "site": make_key(till.settings, Scope.POST, Scope.READ),
         "elsewhere": make_key(till.settings, Scope.APPROVE, Scope.READ, chats="other-*"),
@@ -129,6 +144,21 @@ async def test_requests_are_listed_by_pages_and_denied(clients: dict[str, AsyncC
     assert denied.call_error is not None and denied.call_error.code == "NotApprovedError"
 
 
+async def test_of_two_people_who_decide_at_once_one_hears_what_the_other_decided(
+    clients: dict[str, AsyncClient],
+) -> None:
+    asked = await ask(clients["caller"], "both", chat_key="web-7")
+    outcomes = await asyncio.gather(
+        clients["decider"].approvals.approve(asked),
+        clients["both"].approvals.deny(asked, reason="no"),
+        return_exceptions=True,
+    )
+    (refused,) = [one for one in outcomes if isinstance(one, ConflictError)]
+    (kept,) = [one for one in outcomes if not isinstance(one, BaseException)]
+    assert (refused.status, refused.code) == (409, "already_decided")
+    assert f"is {kept.state} by {kept.decided_by}" in str(refused)
+
+
 async def test_people_whom_a_key_vouches_for_decide_in_the_chat(clients: dict[str, AsyncClient]) -> None:
     asked = await ask(clients["caller"], "chat", chat_key="web-4")
     site = clients["site"].chat("web-4")
@@ -159,6 +189,50 @@ async def test_the_answer_of_a_call_that_waits_is_202_and_its_repetition_asks_on
         assert (misfit.status_code, misfit.json()["code"]) == (422, "argument")
 
 
+async def test_code_ends_at_a_call_that_waits_and_its_report_names_the_approval(
+    till: Fleet, clients: dict[str, AsyncClient]
+) -> None:
+    code = 'for name in ("fay", "gus"):\n    print(name, flush=True)\n    print(pay(name))'
+    coder, decider = clients["coder"], clients["decider"]
+    ran = await coder.run(code, chat_key="web-5", user_id="u1", idempotency_key="fay")
+    assert (ran.stop_type, ran.exit_code, ran.output, ran.error) == ("APPROVAL", 14, "fay\n", None)
+    (call,) = ran.calls
+    assert (call.method, call.state, call.worker) == ("tests.till.pay", "awaiting", None)
+    again = await coder.run(code, chat_key="web-5", user_id="u1", idempotency_key="fay")
+    assert again == ran, "a repetition asks nobody again"
+    (row,) = (await decider.approvals.list(chat_key="web-5")).items
+    assert (row.id, row.call_id, row.user_id) == (call.approval_id, call.id, "u1")
+    with pytest.raises(InvalidRequestError, match="belongs to no turn"):
+        await decider.approvals.approve(row.id, scope="turn")
+
+    await decider.approvals.approve(row.id, scope="chat")
+    assert (await ended(decider, row.id)).call_state == "done"
+    texts = [message.text for message in (await coder.chat("web-5").messages()).items]
+    assert any("receipt fay 1" in text for text in texts) and not any("told of" in text for text in texts)
+    passed = await coder.run(code.replace("fay", "ida"), chat_key="web-5")
+    assert (passed.stop_type, passed.output) == ("NORMAL", "ida\nreceipt ida 1\ngus\nreceipt gus 1\n")
+    assert [paid(till).count(f"paid {name} 1") for name in ("fay", "gus", "ida")] == [1, 1, 1]
+
+
+async def test_streamed_code_that_waits_wakes_the_agent_if_it_was_asked_to(
+    till: Fleet, clients: dict[str, AsyncClient]
+) -> None:
+    coder, decider = clients["coder"], clients["decider"]
+    async with coder.stream_run('print("a")\npay("hal")', chat_key="web-6", follow_up=True) as pieces:
+        assert "".join([piece async for piece in pieces]) == "a\n"
+        ran = await pieces.result()
+    assert ran.stop_type == "APPROVAL" and ran.follow_ups == []
+    (row,) = (await decider.approvals.list(chat_key="web-6", state="pending")).items
+    assert row.id == ran.calls[0].approval_id
+    await decider.approvals.approve(row.id)
+
+    async def told() -> bool:
+        return any(m.text == "told of hal" for m in (await coder.chat("web-6").messages()).items)
+
+    await eventually(told, what="the round that the result requests")
+    assert paid(till).count("paid hal 1") == 1
+
+
 async def decide(client: httpx.AsyncClient, path: str, body: dict[str, Any], key: str) -> httpx.Response:
     return await client.post(path, json=body, headers={"Authorization": f"Bearer {key}"})
 
@@ -180,5 +254,9 @@ def test_the_shell_shows_approves_denies_and_calls(till: Fleet, tmp_path: Path) 
     assert code == 4 and f"is approved by {row['decided_by']}" in err
     code, _, err = nekro("approvals", "approve", "none", "--yes")
     assert code == 4 and "no approval has the id none" in err
+    (tmp_path / "work.py").write_text('pay("exec")')
+    code, out, err = nekro("exec", "work.py", "--chat-key", "cli-2", "--no-follow-up")
+    (row,) = json.loads(nekro("approvals", "list", "--chat-key", "cli-2", "--json")[1])
+    assert code == 14 and f"waits for approval {row['id']}" in err
     code, _, err = nekro("approvals", "show")
     assert code == 2

@@ -7,7 +7,7 @@ import re
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -16,11 +16,13 @@ from raw_http import RawAnswer, raw, request_bytes
 from worker_fleet import Fleet
 
 from broker_config.settings import Settings
+from codec.values import encode_arguments
 from gateway.access.keys import create_key, new_key, revoke_key
 from gateway.app import create_app
 from gateway.identity import Scope
 from gateway.web.server import GatewayServer
 from nekro_agent.shared_clock import shared_time
+from storage.access.approvals import NewApproval
 from storage.access.openai_responses import OpenAIResponse
 from storage.engine import Database
 from storage.repositories.jobs import NewJob
@@ -89,15 +91,25 @@ async def world_of(fleet: Fleet) -> World:
                 previous_id=None, model="nekro", is_background=True, stated={}, created_at=shared_time(),
             )
         )  # fmt: skip
+        await transaction.approvals.add(_request(expires_at=shared_time() + timedelta(days=1)))
         await transaction.webhooks.add(
             "hook", url="https://example.com", description="", events=["*"], chats="*"
         )
     await database.dispose()
     ids = {
         "job": job.id, "turn": round_.turn_id, "timer": timer.id, "key": keys["all"].split("_")[1],
-        "response": "resp", "webhook": "hook", "file": await _stored_file(fleet),
+        "response": "resp", "webhook": "hook", "approval": "asked", "file": await _stored_file(fleet),
     }  # fmt: skip
     return World(keys=keys, ids=ids)
+
+
+def _request(*, expires_at: datetime) -> NewApproval:
+    """Return a request for approval in the chat ``secret`` whose call is not recorded."""
+    return NewApproval(
+        id="asked", call_id="c", chat_key="secret", turn_id=None, round_id=None, root_turn_id=None,
+        user_id=None, method="a.m.f", lane="methods", arguments=encode_arguments((), {}), digest="0" * 64,
+        expires_at=expires_at,
+    )  # fmt: skip
 
 
 async def _stored_file(fleet: Fleet) -> str:
@@ -168,6 +180,8 @@ async def test_a_gateway_with_keys_withstands_the_attempts(fresh_fleet: Fleet) -
             port, request_bytes("GET", f"/api/v1/turns/{world.ids['turn']}", world.bearer("all"))
         )
         assert done.status == 200 and b'"waiting"' in done.body
+        asked = await raw(port, request_bytes("GET", "/api/v1/approvals/asked", world.bearer("all")))
+        assert asked.status == 200 and b'"pending"' in asked.body
         kept = f"/api/v1/chats/secret/files/{world.ids['file']}"
         assert (await raw(port, request_bytes("GET", kept, world.bearer("all")))).body == b"secret content"
         assert (await raw(port, request_bytes("GET", "/api/v1/keys", world.bearer("all")))).status == 200
