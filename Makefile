@@ -101,8 +101,8 @@ docs: install ## Rewrite the generated reference pages.
 	$(BIN)/python -m cli.reference
 
 constraints: install ## Write constraints.txt and deploy/requirements.txt with hashes (UPGRADE=--upgrade for newer versions).
-	printf 'hatchling\neditables\n' | $(COMPILE) pyproject.toml - --extra test --extra flower --extra otel --extra plugins --extra bench --extra release -o constraints.txt
-	echo hatchling | $(COMPILE) pyproject.toml - --extra flower --extra otel --extra plugins -c constraints.txt -o deploy/requirements.txt
+	printf 'hatchling\neditables\n' | $(COMPILE) pyproject.toml - --extra test --extra flower --extra mcp --extra otel --extra plugins --extra bench --extra release -o constraints.txt
+	echo hatchling | $(COMPILE) pyproject.toml - --extra flower --extra mcp --extra otel --extra plugins -c constraints.txt -o deploy/requirements.txt
 
 wheel: install ## Build the wheels and the sdist into dist/, and try the wheel in a clean environment of each CPython here.
 	rm -f dist/*.whl dist/*.tar.gz
