@@ -52,3 +52,5 @@ class SandboxMethod:
     lane: Lane | None = None
     #: Whether a person must approve each call, unless the installation exempts the method.
     requires_approval: bool = False
+    #: Whether a call of a TOOL method runs at most once, like those of the other types.
+    once: bool = False

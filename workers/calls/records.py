@@ -1,6 +1,6 @@
 """Recorded calls: a row is written before the message, and a sweep sends lost messages again.
 
-A call of a TOOL method that needs no approval has no row unless it is detached: its caller repeats it when
+A call of a TOOL method that may run twice has no row unless it is detached: its caller repeats it when
 the broker lost it, and if the caller has ended the result is not needed.
 """
 

@@ -75,11 +75,13 @@ class MethodEntry:
     swapped: tuple[str, str] | None = None
     #: Whether a person must approve each call before it runs.
     requires_approval: bool = False
+    #: Whether a call of a TOOL method runs at most once, like those of the other types.
+    once: bool = False
 
     @property
     def is_claimed(self) -> bool:
         """Whether its calls are recorded, and claimed before they run, so that each runs at most once."""
-        return self.type is not SandboxMethodType.TOOL or self.requires_approval
+        return self.type is not SandboxMethodType.TOOL or self.requires_approval or self.once
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -192,6 +192,7 @@ class LoadedRegistry(Registry):
             parameters=None if signature is None else _parameters(signature),
             swapped=None if signature is None else takes_context_second(signature),
             requires_approval=self._approval.requires(task, declared=method.requires_approval),
+            once=method.once,
         )
         self._methods[task] = LoadedMethod(entry=entry, plugin=plugin, method=method)
         return entry
