@@ -36,7 +36,7 @@ from sandbox.limits import proc_files
 from sandbox.limits.cgroups import Cgroups, Group, find_cgroups
 from sandbox.limits.enforcement import group_limits
 
-__all__ = ["BwrapDriver"]
+__all__ = ["BwrapDriver", "StartSockets", "become", "memory_file", "verify_isolation"]
 
 
 class BwrapDriver:
@@ -135,7 +135,7 @@ class BwrapDriver:
         group = cgroups.create() if cgroups else None
         if group:
             on_failure.push_async_callback(asyncio.to_thread, group.remove)
-        sockets = _StartSockets(descriptors)
+        sockets = StartSockets(descriptors)
         ours, theirs = socket.socketpair()
         on_failure.callback(ours.close)
         descriptors.callback(theirs.close)
@@ -148,7 +148,7 @@ class BwrapDriver:
             raise
 
     def _command_line(
-        self, spec: SandboxSpec, sockets: _StartSockets, channel_fd: int, descriptors: contextlib.ExitStack
+        self, spec: SandboxSpec, sockets: StartSockets, channel_fd: int, descriptors: contextlib.ExitStack
     ) -> tuple[list[str], bytes, list[int]]:
         """Return the command, its arguments, and the descriptors that it inherits.
 
@@ -162,7 +162,7 @@ class BwrapDriver:
         by_fd = self.tools.binds_descriptors
         fds = BwrapFds(
             seccomp=hold(filter_fd(self._loopback_filter if spec.loopback else self._filter)),
-            runner=hold(_memory_file("runner", self._runner)),
+            runner=hold(memory_file("runner", self._runner)),
             info=sockets.info_write,
             shared=hold(_open_directory(spec.shared_dir)) if by_fd else None,
             uploads=hold(_open_directory(spec.uploads_dir)) if by_fd else None,
@@ -197,21 +197,13 @@ class BwrapDriver:
             PROGRAM_INSIDE,
             encode_config(config),
         ]
-        return [*self._become(spec.uid), *python] if self.root_mode else python
-
-    def _become(self, uid: int) -> list[str]:
-        # The change of user clears the parent-death signal that bubblewrap set; it is set again
-        # here, as sandboxes would otherwise outlive a killed service.
-        return [
-            self.tools.setpriv, "--reuid", str(uid), "--regid", str(uid), "--clear-groups", "--no-new-privs",
-            "--bounding-set", "-all", "--inh-caps", "-all", "--ambient-caps", "-all", "--pdeathsig", "KILL",
-        ]  # fmt: skip
+        return [*become(self.tools.setpriv, spec.uid), *python] if self.root_mode else python
 
     async def _complete(
         self,
         spec: SandboxSpec,
         launched: Launched,
-        sockets: _StartSockets,
+        sockets: StartSockets,
         group: Group | None,
         arguments: bytes,
     ) -> ProcessSandbox:
@@ -252,7 +244,7 @@ class BwrapDriver:
             group=group,
         )
 
-    async def _child_pid(self, launched: Launched, sockets: _StartSockets) -> int:
+    async def _child_pid(self, launched: Launched, sockets: StartSockets) -> int:
         try:
             async with asyncio.timeout(PROGRAM_SECONDS):
                 text = await sockets.read_info()
@@ -261,7 +253,7 @@ class BwrapDriver:
             raise SandboxUnavailableError(explain_start_failure(await launched.words())) from exc
 
 
-class _StartSockets:
+class StartSockets:
     """The socket with bubblewrap's arguments, and the one on which it names the first process.
 
     Bubblewrap reads its arguments to their end before it does anything else. Without arguments, because
@@ -331,7 +323,18 @@ def verify_isolation(pid: int, *, uid: int, parent: int) -> None:
         raise SandboxUnavailableError(f"the sandbox is not isolated: {', '.join(problems)}; no code was run")
 
 
-def _memory_file(name: str, data: bytes) -> int:
+def become(setpriv: str, uid: int) -> list[str]:
+    """Return the command that changes to a host user and drops everything that root may do."""
+    # The change of user clears the parent-death signal that bubblewrap set; it is set again
+    # here, as sandboxes would otherwise outlive a killed service.
+    return [
+        setpriv, "--reuid", str(uid), "--regid", str(uid), "--clear-groups", "--no-new-privs",
+        "--bounding-set", "-all", "--inh-caps", "-all", "--ambient-caps", "-all", "--pdeathsig", "KILL",
+    ]  # fmt: skip
+
+
+def memory_file(name: str, data: bytes) -> int:
+    """Return a descriptor of a file in memory, positioned at its start; the caller closes it."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
     os.write(fd, data)
     os.lseek(fd, 0, os.SEEK_SET)

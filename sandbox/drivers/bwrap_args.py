@@ -15,12 +15,25 @@ from sandbox.bundle import PROGRAM_INSIDE
 from sandbox.driver import SandboxSpec
 from sandbox.interpreter import SITE_INSIDE, Interpreter
 
-__all__ = ["LAYERS_INSIDE", "VISIBLE_PROC", "BwrapFds", "bwrap_arguments", "runner_environment"]
+__all__ = [
+    "LAYERS_INSIDE",
+    "SYSTEM_DIRECTORIES",
+    "VISIBLE_PROC",
+    "BwrapFds",
+    "as_root",
+    "as_user",
+    "bwrap_arguments",
+    "device_mounts",
+    "directories",
+    "proc_mounts",
+    "runner_environment",
+]
 
 LAYERS_INSIDE: Final = "/opt/layers"
 #: User id of the code inside its own user namespace, in user mode.
 _USER_INSIDE: Final = "65534"
-_SYSTEM_DIRS: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+#: Directories of the host besides /usr where programs and libraries are.
+SYSTEM_DIRECTORIES: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _DEVICES: Final = ("null", "full", "urandom")
 #: Visible entries of /proc besides the directories of processes; entries of later kernels are hidden.
 #: First those that libraries read, then constant facts of the hardware, entries of the sandbox's own
@@ -87,13 +100,13 @@ def bwrap_arguments(
     """
     return [
         "--info-fd", str(fds.info),
-        *(_root_mode() if root_mode else _user_mode()),
+        *(as_root() if root_mode else as_user()),
         "--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "sandbox",
         "--clearenv", *_environment(interpreter),
-        *_directories(("/opt", "/opt/sandbox", "/app", "/etc")),
+        *directories(("/opt", "/opt/sandbox", "/app", "/etc")),
         *_system(interpreter, root_mode=root_mode),
-        *_proc(root_mode=root_mode),
-        *_devices(settings, zero_device=zero_device),
+        *proc_mounts(root_mode=root_mode),
+        *device_mounts(settings.tmp_bytes, zero_device=zero_device),
         *_python(interpreter, root_mode=root_mode),
         "--perms", "0444", "--ro-bind-data", str(fds.runner), PROGRAM_INSIDE,
         *_layers(spec.layers),
@@ -105,18 +118,25 @@ def bwrap_arguments(
     ]  # fmt: skip
 
 
-def _user_mode() -> list[str]:
+def as_user(*, network: bool = False) -> list[str]:
+    """Return the options of user mode.
+
+    Args:
+        network: whether the host's network is shared.
+    """
     return [
-        "--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL",
-        "--uid", _USER_INSIDE, "--gid", _USER_INSIDE,
+        "--unshare-all", *(["--share-net"] if network else []), "--unshare-user", "--disable-userns",
+        "--cap-drop", "ALL", "--uid", _USER_INSIDE, "--gid", _USER_INSIDE,
     ]  # fmt: skip
 
 
-def _root_mode() -> list[str]:
+def as_root(*, network: bool = False) -> list[str]:
+    """Return the options of root mode; see ``as_user``."""
     # Without a user namespace: in one, host root would stay host root outside of it. setpriv needs the
     # three capabilities to change the user, and drops them.
     return [
-        "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
+        "--unshare-pid", *([] if network else ["--unshare-net"]), "--unshare-ipc", "--unshare-uts",
+        "--unshare-cgroup-try",
         "--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP",
     ]  # fmt: skip
 
@@ -128,7 +148,7 @@ def _environment(interpreter: Interpreter) -> list[str]:
 
 def _system(interpreter: Interpreter, *, root_mode: bool) -> list[str]:
     arguments = ["--ro-bind", "/usr", "/usr"]
-    for name in _SYSTEM_DIRS:
+    for name in SYSTEM_DIRECTORIES:
         path = Path("/") / name
         if path.is_symlink():
             arguments += ["--symlink", os.readlink(path), str(path)]
@@ -141,9 +161,10 @@ def _system(interpreter: Interpreter, *, root_mode: bool) -> list[str]:
     return arguments
 
 
-def _proc(*, root_mode: bool) -> list[str]:
+def proc_mounts(*, root_mode: bool) -> list[str]:
+    """Return the options for /proc without what describes the host."""
     arguments = ["--proc", "/proc"]
-    for path in _hidden_directories():
+    for path in _hiddendirectories():
         arguments += _empty(path, root_mode=root_mode)
     for path in _hidden_files():
         arguments += ["--ro-bind", "/dev/null", path]
@@ -156,7 +177,7 @@ def _hidden_files() -> tuple[str, ...]:
 
 
 @cache
-def _hidden_directories() -> tuple[str, ...]:
+def _hiddendirectories() -> tuple[str, ...]:
     below_sys = [Path("/proc", name) for name in _HIDDEN_SYSCTL]
     return tuple(str(path) for path in (*_open_entries(), *below_sys) if path.is_dir())
 
@@ -168,7 +189,8 @@ def _open_entries() -> list[Path]:
     return [path for path in hidden if path.lstat().st_mode & stat.S_IROTH]
 
 
-def _devices(settings: SandboxSettings, *, zero_device: bool) -> list[str]:
+def device_mounts(tmp_bytes: int, *, zero_device: bool) -> list[str]:
+    """Return the options for /dev and /tmp; the latter and /dev/shm have ``tmp_bytes`` each."""
     arguments = ["--perms", "0755", "--size", _EMPTY_BYTES, "--tmpfs", "/dev"]
     for name in (*_DEVICES, *(("zero",) if zero_device else ())):
         arguments += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
@@ -176,8 +198,8 @@ def _devices(settings: SandboxSettings, *, zero_device: bool) -> list[str]:
     links = {"random": "urandom", "fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
     for name, target in links.items():
         arguments += ["--symlink", target, f"/dev/{name}"]
-    arguments += _writable_tmpfs("/dev/shm", settings.tmp_bytes)  # noqa: S108 - a path inside
-    return [*arguments, "--remount-ro", "/dev", *_writable_tmpfs("/tmp", settings.tmp_bytes)]  # noqa: S108
+    arguments += _writable_tmpfs("/dev/shm", tmp_bytes)  # noqa: S108 - a path inside
+    return [*arguments, "--remount-ro", "/dev", *_writable_tmpfs("/tmp", tmp_bytes)]  # noqa: S108
 
 
 def _writable_tmpfs(path: str, size_bytes: int) -> list[str]:
@@ -190,7 +212,8 @@ def _empty(path: str, *, root_mode: bool) -> list[str]:
     return ["--perms", "0555", "--size", _EMPTY_BYTES, "--tmpfs", path, *read_only]
 
 
-def _directories(paths: Iterable[str]) -> list[str]:
+def directories(paths: Iterable[str]) -> list[str]:
+    """Return the options for directories that every user may enter."""
     # Each parent is listed: directories that bubblewrap creates implicitly are closed to other users.
     return [word for path in paths for word in ("--perms", "0755", "--dir", path)]
 
@@ -202,14 +225,14 @@ def _python(interpreter: Interpreter, *, root_mode: bool) -> list[str]:
     for path in interpreter.hidden:
         arguments += _empty(str(interpreter.inside(path)), root_mode=root_mode)
     if interpreter.site:
-        arguments += _directories((str(SITE_INSIDE),))
+        arguments += directories((str(SITE_INSIDE),))
     for path, inside in zip(interpreter.site, interpreter.site_inside, strict=True):
         arguments += ["--ro-bind", str(path), inside]
     return arguments
 
 
 def _layers(layers: Iterable[Path]) -> list[str]:
-    arguments = _directories((LAYERS_INSIDE,))
+    arguments = directories((LAYERS_INSIDE,))
     for index, path in enumerate(layers):
         arguments += ["--ro-bind", str(path), f"{LAYERS_INSIDE}/{index}"]
     return arguments

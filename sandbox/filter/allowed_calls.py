@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["ALLOWED", "OWN_PROCESS_ONLY", "REFUSED", "UNSUPPORTED", "WHOLE_USERS"]
+__all__ = ["ALLOWED", "OWN_PROCESS_ONLY", "PROGRAMS", "REFUSED", "UNSUPPORTED", "WHOLE_USERS"]
 
 _FILES: Final = (
     # Open, read, write.
@@ -90,3 +90,10 @@ UNSUPPORTED: Final = frozenset((
 #: visible, only the caller itself (0) is allowed. The call that also takes user ids is denied there.
 OWN_PROCESS_ONLY: Final = ("prlimit64", "sched_setaffinity")
 WHOLE_USERS: Final = ("setpriority",)
+
+#: Additionally allowed for programs that an operator installed (MCP servers): locks of whole files, which
+#: package managers need, names looked up over UDP, barriers between threads, and watching own files.
+PROGRAMS: Final = (
+    "flock", "sendmmsg", "recvmmsg", "membarrier", "inotify_init", "inotify_init1", "inotify_add_watch",
+    "inotify_rm_watch",
+)  # fmt: skip

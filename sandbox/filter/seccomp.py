@@ -100,6 +100,7 @@ def build_filter(
     strict_memory: bool,
     families: Sequence[int] = (socket.AF_UNIX,),
     strict_processes: bool = False,
+    also: Iterable[str] = (),
 ) -> bytes:
     """Return the filter program, ready for ``bwrap --seccomp`` or ``prctl(PR_SET_SECCOMP)``.
 
@@ -113,6 +114,7 @@ def build_filter(
         strict_processes: also deny changes to other processes of the same user (their limits,
             priority, processors). Needed without a process namespace: the service itself may be
             one of those processes.
+        also: more allowed calls, by name.
 
     Raises:
         SandboxUnavailableError: the tables lack this architecture.
@@ -123,7 +125,7 @@ def build_filter(
         raise SandboxUnavailableError(
             f"no seccomp filter for {machine}; use {' or '.join(AUDIT_ARCH)}, or sandbox.driver=container"
         )
-    rules = _always(ALLOWED, allow_if())
+    rules = _always((*ALLOWED, *also), allow_if())
     rules |= _always(REFUSED, answer(errno.EPERM)) | _always(UNSUPPORTED, answer(errno.EOPNOTSUPP))
     rules |= _files() | _kernel_objects() | _sockets(families, strict_memory=strict_memory)
     rules |= _memory(strict=strict_memory)

@@ -23,7 +23,7 @@ _X86_64: Final = {
     "sendto": 44, "recvfrom": 45, "sendmsg": 46, "recvmsg": 47, "shutdown": 48, "bind": 49, "listen": 50,
     "getsockname": 51, "getpeername": 52, "socketpair": 53, "setsockopt": 54, "getsockopt": 55,
     "clone": 56, "fork": 57, "vfork": 58, "execve": 59, "exit": 60, "wait4": 61, "kill": 62, "uname": 63,
-    "fcntl": 72, "fsync": 74, "fdatasync": 75, "truncate": 76, "ftruncate": 77, "getdents": 78,
+    "fcntl": 72, "flock": 73, "fsync": 74, "fdatasync": 75, "truncate": 76, "ftruncate": 77, "getdents": 78,
     "getcwd": 79, "chdir": 80, "fchdir": 81, "rename": 82, "mkdir": 83, "rmdir": 84, "creat": 85,
     "link": 86, "unlink": 87, "symlink": 88, "readlink": 89, "chmod": 90, "fchmod": 91, "chown": 92,
     "fchown": 93, "lchown": 94, "umask": 95, "gettimeofday": 96, "getrlimit": 97, "getrusage": 98,
@@ -55,6 +55,8 @@ _X86_64: Final = {
     "setns": 308, "getcpu": 309, "sched_setattr": 314, "renameat2": 316, "getrandom": 318,
     "memfd_create": 319, "copy_file_range": 326, "preadv2": 327, "pwritev2": 328, "statx": 332,
     "rseq": 334, "close_range": 436, "faccessat2": 439, "epoll_pwait2": 441, "fchmodat2": 452,
+    "inotify_init": 253, "inotify_add_watch": 254, "inotify_rm_watch": 255, "inotify_init1": 294,
+    "recvmmsg": 299, "sendmmsg": 307, "membarrier": 324,
 }  # fmt: skip
 
 _AARCH64: Final = {
@@ -95,6 +97,8 @@ _AARCH64: Final = {
     "getrandom": 278, "memfd_create": 279, "copy_file_range": 285, "preadv2": 286, "pwritev2": 287,
     "statx": 291, "rseq": 293, "close_range": 436, "faccessat2": 439, "epoll_pwait2": 441,
     "fchmodat2": 452,
+    "inotify_init1": 26, "inotify_add_watch": 27, "inotify_rm_watch": 28, "flock": 32, "recvmmsg": 243,
+    "sendmmsg": 269, "membarrier": 283,
 }  # fmt: skip
 
 #: Architecture, as ``platform.machine()`` names it, to call name to number.
