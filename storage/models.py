@@ -58,6 +58,7 @@ __all__ = [
     "KeyTurnRow",
     "LeaseColumns",
     "LeaseRow",
+    "McpServerRow",
     "MessageRow",
     "MethodMarkRow",
     "OpenAIResponseRow",
@@ -732,6 +733,30 @@ class WebhookDeliveryRow(Base):
             sqlite_where=text("state = 'waiting'"),
         ),
     )
+
+
+class McpServerRow(Base):
+    """An MCP server: its declaration, and its tools as they were listed last, so that all workers agree."""
+
+    __tablename__ = "mcp_servers"
+
+    name: Mapped[str] = mapped_column(KeyText(), primary_key=True)
+    #: As in ``mcp.json``; None if only files of workers declare it.
+    declaration: Mapped[dict[str, Any] | None] = mapped_column(JsonText())
+    is_enabled: Mapped[bool]
+    #: Identifies the declaration that was used for the listing or failed; None before the first attempt.
+    listed_digest: Mapped[str | None]
+    #: JSON of ``connectors.mcp.tools.ListedTool``s; None before the first listing.
+    tools: Mapped[str | None] = mapped_column(FaithfulText())
+    #: What the server says about itself: name, version, protocol, instructions.
+    about: Mapped[dict[str, Any] | None] = mapped_column(JsonText())
+    #: When it was listed last, with whatever result.
+    listed_at: Mapped[datetime | None]
+    #: Why the last attempt failed; None if it did not.
+    error: Mapped[str | None] = mapped_column(FaithfulText())
+    #: Counts changes of the other columns, except of ``listed_at``.
+    revision: Mapped[int]
+    updated_at: Mapped[datetime]
 
 
 class WorkerRow(LeaseColumns, Base):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from storage.access.openai_responses import OpenAIResponseRepository
     from storage.access.requests import RequestRepository
     from storage.outbound.adapters import AdapterRepository
+    from storage.outbound.mcp_servers import McpServerRepository
     from storage.outbound.webhooks import WebhookRepository
     from storage.publications import CatalogueRepository
     from storage.repositories.call_progress import CallProgressRepository, DetachedCallRepository
@@ -167,6 +168,13 @@ class Repositories:
         from storage.repositories.lane_overrides import MethodMarkRepository
 
         return MethodMarkRepository(self._runner)
+
+    @cached_property
+    def mcp_servers(self) -> McpServerRepository:
+        """MCP servers and their tools."""
+        from storage.outbound.mcp_servers import McpServerRepository
+
+        return McpServerRepository(self._runner)
 
     @cached_property
     def messages(self) -> MessageRepository:
