@@ -21,6 +21,7 @@ COPY messaging messaging
 COPY storage storage
 COPY sandbox sandbox
 COPY agent agent
+COPY connectors connectors
 COPY workers workers
 COPY plugin_pkgs plugin_pkgs
 COPY nekro_client nekro_client

@@ -36,6 +36,7 @@ __all__ = [
     "GatewaySettings",
     "LLMSettings",
     "LogSettings",
+    "McpSettings",
     "MetricsSettings",
     "PluginAccess",
     "PluginSettings",
@@ -265,6 +266,36 @@ class PluginSettings(_Group):
         ("*",),
         description="Packages that `dynamic_import_pkg` may install for plugins, by distribution name; `*` "
         "allows all, empty none.",
+    )
+
+
+class McpSettings(_Group):
+    """Servers of the Model Context Protocol as plugins."""
+
+    file: Path | None = Field(
+        None,
+        description='File that declares MCP servers (`{"mcpServers": {…}}`); unset means `mcp.json` in the '
+        "data directory, if there is one. A server that is declared there and by `nekro mcp add` is as the "
+        "file says.",
+    )
+    allow_unconfined: bool = Field(
+        False,
+        description="Start servers with a command without isolation where bubblewrap does not work; else "
+        "they do not start there.",
+    )
+    start_seconds: float = Field(
+        30, gt=0, description="How long a server may take to start and to list its tools."
+    )
+    message_bytes: int = Field(
+        8 << 20,
+        ge=4096,
+        description="Largest message of a server; the call that a larger one answers fails.",
+    )
+    refresh_seconds: float = Field(
+        300, ge=1, description="How often the tools of servers with a URL are listed again."
+    )
+    idle_seconds: float = Field(
+        300, gt=0, description="Idle time after which a worker ends its session with a server with a URL."
     )
 
 
@@ -730,6 +761,7 @@ class Settings(BaseSettings):
     retention: RetentionSettings = RetentionSettings()
     approval: ApprovalSettings = ApprovalSettings()
     plugins: PluginSettings = PluginSettings()
+    mcp: McpSettings = McpSettings()
     store: StoreSettings = StoreSettings()
     downloads: DownloadSettings = DownloadSettings()
     uploads: UploadSettings = UploadSettings()

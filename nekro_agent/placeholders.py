@@ -69,7 +69,7 @@ _REFERENCE_PACKAGES: Final = (
 #: Top-level packages of this project but for those of plugins.
 OWN_PACKAGES: Final = (
     *(_ROOT, "runtime", "codec", "broker_config", "messaging"),
-    *("storage", "sandbox", "agent", "workers", "nekro_client", "gateway", "cli"),
+    *("storage", "sandbox", "agent", "connectors", "workers", "nekro_client", "gateway", "cli"),
 )
 _EXCEPTION_SUFFIXES: Final = ("Error", "Exception", "Failed", "Finished")
 _CATCHERS: Final = frozenset(

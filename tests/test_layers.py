@@ -27,6 +27,7 @@ ORDER = (
     "storage",
     "sandbox",
     "agent",
+    "connectors",
     "workers",
     "gateway",
     "cli",
@@ -79,6 +80,7 @@ PARTS = {
         "jobs": ("pools", "chats", "leases", "calls"),
         "ops": ("pools", "chats", "leases", "calls", "approvals", "jobs"),
         "web": ("pools", "leases", "catalogue", "plugins"),
+        "mcp": ("leases", "plugins"),
     },
     "gateway": {
         "web": ("*",),

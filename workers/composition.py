@@ -134,6 +134,7 @@ class Services(Parts):
         await self.clocks.compare()
         self.clocks.start()
         runtime.bind(runtime_of(self))
+        await self.mcp.read()
         if self.role == Lane.ROUNDS.value:
             await self._start_calling()
         if self.watchdog is not None:
@@ -148,6 +149,7 @@ class Services(Parts):
             states=self.states,
         )
         self.states.start()
+        self.mcp.start()
         if self.settings.plugins.reload:
             self.reloader.start()
         await self.plugin_hosts.start()
@@ -238,6 +240,7 @@ class Services(Parts):
     async def _stop_states(self) -> None:
         if self.is_worker:
             await self.states.close()
+            await self.mcp.close()
             if self.settings.plugins.reload:
                 await self.reloader.close()
 
@@ -424,6 +427,15 @@ class Services(Parts):
         from workers.calls.fleet_hooks import FleetHooks
 
         return await FleetHooks(self.registry, self.caller, self.plugin_tasks).config(plugin_key, changes)
+
+    async def try_mcp_server(self, plugin_key: str) -> dict[str, Any]:
+        """Connect with an MCP server on a worker; see ``workers.mcp.trial``."""
+        from workers.calls.fleet_hooks import FleetHooks
+
+        seconds = self.settings.mcp.start_seconds + CLOSE_STEP_SECONDS
+        return await FleetHooks(self.registry, self.caller, self.plugin_tasks).try_mcp_server(
+            plugin_key, seconds=seconds
+        )
 
     async def reset_chat(self, chat_key: str) -> StoppedRounds:
         """Start a new conversation: stop rounds, run reset hooks, hide the history from the model."""

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.embedded import resolve_signing_key
 from broker_config.settings import Settings
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from workers.chats.publisher import EventPublisher
     from workers.jobs.runner import JobRunner
     from workers.leases.keeper import LeaseKeeper
+    from workers.mcp.follower import McpServers
     from workers.ops.clock_watch import ClockWatch
     from workers.ops.sweeper import Sweeper
     from workers.ops.sweeps import TimerFirings
@@ -231,7 +232,14 @@ class Parts:
         """Runs hooks of the pinned plugins that this process owns."""
         from workers.calls.remote_hooks import ForwardedHooks
 
-        return ForwardedHooks(self.host, self.loaded_registry, home_of=self._queue_of_home)
+        return ForwardedHooks(
+            self.host, self.loaded_registry, home_of=self._queue_of_home, try_server=self._try_mcp_server
+        )
+
+    async def _try_mcp_server(self, plugin_key: str) -> dict[str, Any]:
+        from workers.mcp.trial import try_server
+
+        return await try_server(self.mcp, plugin_key)
 
     @cached_property
     def plugin_tasks(self) -> PluginTasks:
@@ -410,9 +418,27 @@ class Parts:
             on_change=self.plugins_changed,
         )
 
+    @cached_property
+    def mcp(self) -> McpServers:
+        """The plugins of MCP servers."""
+        from workers.mcp.follower import McpServers
+
+        return McpServers(
+            self.settings,
+            self.database,
+            self.loaded,
+            self.host,
+            self.lanes,
+            serves=self.role in (Lane.METHODS.value, Lane.PINNED.value),
+            owns=lambda key: self._queue_of_home(key) is None,
+            is_wanted=self.states.wants,
+            on_change=self.plugins_changed,
+        )
+
     def plugins_changed(self) -> None:
         """Offer what the plugins of the host have now."""
         self.loaded_registry.serve(self.host.plugins)
+        self.declare_pinned_plugins(self.lanes)
         self.commands.refresh(self.host.plugins)
         self.on_new_methods()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from loguru import logger
 
@@ -14,7 +14,7 @@ from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.schemas.chat_message import ChatMessage
 from nekro_agent.schemas.signal import MsgSignal, merge_signals
 from workers.calls.plugin_tasks import PluginTasks
-from workers.calls.remote_hooks import CONFIG_HOOK, run_on_worker
+from workers.calls.remote_hooks import CONFIG_HOOK, MCP_HOOK, run_on_worker
 from workers.catalogue.entries import MethodEntry, PluginEntry
 from workers.catalogue.registry import Registry
 
@@ -92,6 +92,18 @@ class FleetHooks:
         # No chat takes part; the context needs the name of one.
         ctx = AgentCtx.for_call(chat_key=_NO_CHAT, container_key="", user_id=None)
         return await self._run(plugin_key, CONFIG_HOOK, ctx, None if changes is None else dict(changes))
+
+    async def try_mcp_server(self, plugin_key: str, *, seconds: float) -> dict[str, Any]:
+        """Connect with the MCP server of a plugin on the worker that uses it; see ``workers.mcp.trial``.
+
+        Raises:
+            NekroError: no worker has the plugin, or none answered.
+        """
+        ctx = AgentCtx.for_call(chat_key=_NO_CHAT, container_key="", user_id=None)
+        answer = await run_on_worker(
+            self._caller, self._tasks, plugin_key, MCP_HOOK, ctx, (), seconds=seconds
+        )
+        return dict(cast("Mapping[str, Any]", answer))
 
     async def _plugins(self, hook: str) -> Iterable[PluginEntry]:
         await self._tasks.refresh()

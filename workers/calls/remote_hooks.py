@@ -8,7 +8,7 @@ with a warning. Processes that import no plugin forward every hook (``workers.ca
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from loguru import logger
@@ -31,10 +31,12 @@ from workers.plugins.configuration import change_config, describe_config
 from workers.plugins.registry import LoadedRegistry
 from workers.pools.background import BackgroundLoop
 
-__all__ = ["CONFIG_HOOK", "ForwardedHooks", "HookForwarder", "run_on_worker"]
+__all__ = ["CONFIG_HOOK", "MCP_HOOK", "ForwardedHooks", "HookForwarder", "run_on_worker"]
 
 #: Not a hook of plugins: reads the configuration or changes it. Its argument is None or the new values.
 CONFIG_HOOK: Final = "nekro_config"
+#: The same: tries the MCP server of the plugin.
+MCP_HOOK: Final = "nekro_mcp"
 
 
 class HookForwarder:
@@ -133,13 +135,20 @@ class ForwardedHooks(CallTarget):
     is_claimed = False
 
     def __init__(
-        self, host: PluginHost, registry: LoadedRegistry, *, home_of: Callable[[str], str | None]
+        self,
+        host: PluginHost,
+        registry: LoadedRegistry,
+        *,
+        home_of: Callable[[str], str | None],
+        try_server: Callable[[str], Awaitable[dict[str, Any]]],
     ) -> None:
         """Create the target.
 
         Args:
             home_of: the queue of a plugin that another process owns; None if this process may run it.
+            try_server: connects with the MCP server of a plugin.
         """
+        self._try_server = try_server
         self._host = host
         self._registry = registry
         self._home_of = home_of
@@ -160,6 +169,8 @@ class ForwardedHooks(CallTarget):
             plugin, changes = self._plugin(arguments), args[0]
             config = describe_config(plugin) if changes is None else await change_config(plugin, changes)
             return Outcome(type=self.subject.type, value=config)
+        if hook == MCP_HOOK:
+            return Outcome(type=self.subject.type, value=await self._try_server(self._plugin(arguments).key))
         if hook == "user_message":
             message = ChatMessage.model_validate(args[0])
             locate_files(message.content_data, chat_key=message.chat_key)

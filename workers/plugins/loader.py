@@ -84,6 +84,15 @@ class LoadedPlugins:
         self._found[self._found.index(old)] = new
         self._init_errors.pop(new.key, None)
 
+    def add(self, new: Imported) -> None:
+        """List one more plugin."""
+        self._found.append(new)
+
+    def remove(self, old: Imported) -> None:
+        """List a plugin no longer."""
+        self._found.remove(old)
+        self._init_errors.pop(old.key, None)
+
     def add_error(self, plugin_key: str, error: str) -> None:
         """Record that a plugin's init or reload failed; it is listed as failed and keeps its methods."""
         self._init_errors[plugin_key] = error

@@ -1,0 +1,309 @@
+"""`nekro mcp`: declare MCP servers, whose tools become methods; list, test and remove them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from broker_config.settings import Settings
+from cli.command import Deps, add_json, positive_seconds, read_text
+from cli.exit_codes import ExitCode
+from cli.running import run_async
+from cli.services.database import open_database
+from connectors.mcp.declarations import parse
+from connectors.mcp.servers import McpServer, Source, file_path, read_servers
+from connectors.mcp.views import describe_server, secret_warnings
+from nekro_agent.errors import UsageError
+
+__all__ = ["Args", "declared", "register", "run", "show_list", "show_test"]
+
+_EPILOG = """\
+examples:
+  nekro mcp add time --command uvx mcp-server-time
+  nekro mcp add files --file /srv/docs:rw --command npx -y @modelcontextprotocol/server-filesystem /srv/docs
+  nekro mcp add search --env 'API_KEY=${SEARCH_KEY}' --network --command npx -y some-search-server
+  nekro mcp add tracker --url https://mcp.example.org/mcp --header 'Authorization: Bearer ${TRACKER_TOKEN}'
+  nekro mcp add other --declaration @other.json
+  nekro mcp
+  nekro mcp list --json
+  nekro mcp test time
+  nekro mcp remove time
+
+A server is the plugin `mcp.NAME`, and each of its tools a method and a Celery task `mcp.NAME.TOOL`. Workers
+have a change within a second. `${NAME}` in arguments, variables, headers and the URL is read from the
+environment of the worker when the server starts; use it for every secret. A server with a command runs in a
+sandbox: without network unless `--network`, and without files of the host besides `--file PATH` (read-only)
+and `--file PATH:rw`. `mcp.json` in the data directory declares servers too, in the form that other hosts use;
+where both declare a name, the file wins.
+
+`test` connects with the server on the worker that uses it, and prints its tools with their signatures and how
+it is confined; it ends with exit code 5 when the server does not work. `--json` prints a list of {name,
+plugin, status, source, is_in_both, transport, declaration, tools, server, protocol, error, listed_at}; `test`
+prints {name, plugin, error, about, confinement, tools}.
+"""
+_APPROVALS: Final = {"all": True, "none": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Arguments of `nekro mcp`."""
+
+    action: str
+    name: str | None
+    command: list[str]
+    env: list[str]
+    url: str | None
+    header: list[str]
+    network: bool
+    file: list[str]
+    timeout: float | None
+    approval: list[str]
+    declaration: str | None
+    disabled: bool
+    json: bool
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = _EPILOG
+    parser.add_argument(
+        "action",
+        nargs="?",
+        choices=("list", "add", "test", "remove"),
+        default="list",
+        help="`list` (default); `add` declares a server or replaces its declaration; `test`; `remove`",
+    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="name of the server")
+    parser.add_argument(
+        "--command",
+        nargs=argparse.REMAINDER,
+        metavar="COMMAND",
+        default=[],
+        help="add: program that is the server, with its arguments; the last option",
+    )
+    parser.add_argument(
+        "--env", action="append", default=[], metavar="K=V", help="add: variable of the command"
+    )
+    parser.add_argument("--url", metavar="URL", help="add: address of a server with streamable HTTP")
+    parser.add_argument(
+        "--header", action="append", default=[], metavar="K: V", help="add: header of requests to the URL"
+    )
+    parser.add_argument("--network", action="store_true", help="add: give the command the host's network")
+    parser.add_argument(
+        "--file", action="append", default=[], metavar="PATH[:rw]", help="add: path that the command sees"
+    )
+    parser.add_argument(
+        "--timeout", type=positive_seconds, metavar="SECONDS", help="add: longest call of a tool"
+    )
+    parser.add_argument(
+        "--approval",
+        action="append",
+        default=[],
+        metavar="WHICH",
+        help="add: tools whose calls a person must approve: `all`, `none`, or a pattern of names; the "
+        "default is those that do not declare that they only read",
+    )
+    parser.add_argument(
+        "--declaration", metavar="JSON", help="add: the whole entry of mcp.json; @FILE reads it, - is stdin"
+    )
+    parser.add_argument("--disabled", action="store_true", help="add: declare it without using it")
+    add_json(parser)
+
+
+def run(args: Args, deps: Deps) -> int:
+    """List, add, test or remove."""
+    if args.action != "list" and not args.name:
+        raise UsageError(f"name the server: `nekro mcp {args.action} NAME`")
+    settings = deps.load_settings()
+    if args.action == "add":
+        return run_async(_add(args, deps, settings))
+    if args.action == "test":
+        return _test(args, deps, settings)
+    if args.action == "remove":
+        return run_async(_remove(args, deps, settings))
+    servers = run_async(_servers(settings))
+    return show_list([describe_server(server) for server in servers], args, deps)
+
+
+def declared(args: Args) -> dict[str, Any]:
+    """Return the declaration that the arguments of `add` describe.
+
+    Raises:
+        UsageError: they contradict each other, or are no declaration.
+    """
+    if args.declaration is not None:
+        if args.command or args.url:
+            raise UsageError(
+                "--declaration is the whole declaration; give neither a command nor --url with it"
+            )
+        return _object(args.declaration)
+    if bool(args.command) == bool(args.url):
+        raise UsageError(
+            "give the server's command with --command, or its address with --url: "
+            "`nekro mcp add time --command uvx mcp-server-time`"
+        )
+    own: dict[str, Any] = {}
+    if args.network:
+        own["network"] = True
+    if args.file:
+        own["files"] = dict(_access(text) for text in args.file)
+    if args.timeout is not None:
+        own["timeout_seconds"] = args.timeout
+    if args.approval:
+        own["approval"] = _approval(args.approval)
+    entry: dict[str, Any] = {"command": args.command[0], "args": args.command[1:]} if args.command else {}
+    if args.url:
+        entry["url"] = args.url
+    if args.env:
+        entry["env"] = dict(_pair(text, "=", "--env", "K=V") for text in args.env)
+    if args.header:
+        entry["headers"] = dict(_pair(text, ":", "--header", "'K: V'") for text in args.header)
+    return entry | ({"nekro": own} if own else {})
+
+
+def show_list(listed: Sequence[Mapping[str, Any]], args: Args, deps: Deps) -> int:
+    """Print servers as ``describe_server`` returns them; returns the exit code."""
+    if args.json:
+        deps.output.json(listed)
+    else:
+        rows = [
+            (
+                one["name"],
+                one["status"],
+                one["transport"] or "",
+                str(len(one["tools"])),
+                f"{one['source']}{' (also in the database)' if one['is_in_both'] else ''}",
+                one["error"] or one["server"],
+            )
+            for one in listed
+        ]
+        deps.output.table(("NAME", "STATUS", "TRANSPORT", "TOOLS", "DECLARED IN", "SERVER OR ERROR"), rows)
+    return ExitCode.PLUGIN if any(one["status"] == "failed" for one in listed) else ExitCode.OK
+
+
+def show_test(answer: Mapping[str, Any], args: Args, deps: Deps) -> int:
+    """Print what ``test`` found; returns the exit code."""
+    code = ExitCode.OK if answer["error"] is None else ExitCode.PLUGIN
+    if args.json:
+        deps.output.json(answer)
+        return code
+    if answer["error"] is not None:
+        deps.output.words(f"{answer['name']} does not work: {answer['error']}")
+        return code
+    about = answer["about"]
+    deps.output.words(f"{answer['name']}: {about['name']} {about['version']}, protocol {about['protocol']}")
+    deps.output.words(_confinement(answer["confinement"]))
+    for tool in answer["tools"]:
+        notes = [
+            *(["needs approval"] if tool["requires_approval"] else []),
+            "runs at most once" if tool["runs_once"] else "may run again",
+        ]
+        deps.output.data(f"{tool['method']}{tool['signature']}  # {', '.join(notes)}")
+    return code
+
+
+def _confinement(confinement: Mapping[str, Any] | None) -> str:
+    if confinement is None:
+        return "it runs elsewhere; workers send it what code passes to its tools, and the declared headers"
+    if not confinement["isolated"]:
+        return "NOT confined: it runs with the rights of the worker (NEKRO_MCP__ALLOW_UNCONFINED)"
+    files = ", ".join(confinement["files"]) or "none besides its own home"
+    network = "the network of the host" if confinement["network"] else "no network"
+    return (
+        f"confined by bubblewrap: host user {confinement['user']}, {network}; files: {files}; "
+        f"memory bounded by {confinement['memory']}"
+    )
+
+
+async def _servers(settings: Settings) -> list[McpServer]:
+    async with open_database(settings) as database:
+        return await read_servers(settings, database)
+
+
+async def _add(args: Args, deps: Deps, settings: Settings) -> int:
+    name, entry = args.name or "", declared(args)
+    declaration, is_enabled = parse(name, entry)
+    async with open_database(settings) as database:
+        async with database.autocommit() as transaction:
+            await transaction.mcp_servers.put(
+                name, json.loads(declaration.to_json()), is_enabled=is_enabled and not args.disabled
+            )
+        servers = {server.name: server for server in await read_servers(settings, database)}
+    server = servers[name]
+    for warning in secret_warnings(server):
+        deps.output.words(f"warning: {warning}")
+    if server.source is Source.FILE:
+        deps.output.words(f"warning: {file_path(settings)} declares {name} too, and wins")
+    if args.json:
+        deps.output.json(describe_server(server))
+    else:
+        deps.output.words(f"{name}: declared as plugin {server.plugin_key}; `nekro mcp test {name}` tries it")
+    return ExitCode.OK
+
+
+async def _remove(args: Args, deps: Deps, settings: Settings) -> int:
+    name = args.name or ""
+    async with open_database(settings) as database:
+        async with database.autocommit() as transaction:
+            is_removed = await transaction.mcp_servers.remove(name)
+        servers = {server.name for server in await read_servers(settings, database)}
+    if not is_removed:
+        where = f"; {file_path(settings)} declares it, remove it there" if name in servers else ""
+        raise UsageError(f"the database declares no MCP server {name!r}{where}")
+    deps.output.words(f"{name}: removed from all workers within a second")
+    return ExitCode.OK
+
+
+def _test(args: Args, deps: Deps, settings: Settings) -> int:
+    from cli.services.presence import awaited_with_workers
+    from cli.services.system import CALL_LANES, open_services
+
+    async def work() -> int:
+        async with open_services(settings, command="mcp", lanes=CALL_LANES, output=deps.output) as opened:
+            _, services = opened
+            servers = {server.name: server for server in await read_servers(settings, services.database)}
+            if args.name not in servers:
+                raise UsageError(f"there is no MCP server {args.name!r}; `nekro mcp` lists them")
+            key = servers[args.name].plugin_key
+            lane = services.lanes.lane_of_plugin(key)
+            trial = services.try_mcp_server(key)
+            answer = await awaited_with_workers(trial, lambda: services.app, lane=lane)
+        return show_test(answer, args, deps)
+
+    return run_async(work())
+
+
+def _object(text: str) -> dict[str, Any]:
+    source = "--declaration"
+    if text == "-" or text.startswith("@"):
+        source = text.removeprefix("@")
+        text = read_text(Path(source))
+    try:
+        value = json.loads(text)
+    except ValueError as exc:
+        raise UsageError(f"{source} is not JSON: {exc}") from exc
+    if not isinstance(value, dict):
+        raise UsageError(f'{source} must be an object, such as {{"command": "uvx", "args": […]}}')
+    return value
+
+
+def _pair(text: str, separator: str, option: str, form: str) -> tuple[str, str]:
+    key, found, value = text.partition(separator)
+    if not found or not key.strip():
+        raise UsageError(f"{option} {key!r}: write {form}")
+    return key.strip(), value.strip() if separator == ":" else value
+
+
+def _access(text: str) -> tuple[str, str]:
+    path, _, mode = text.rpartition(":")
+    return (path, mode) if mode in ("ro", "rw") and path else (text, "ro")
+
+
+def _approval(texts: Sequence[str]) -> bool | list[str]:
+    if len(texts) == 1 and texts[0] in _APPROVALS:
+        return _APPROVALS[texts[0]]
+    return list(texts)

@@ -1,0 +1,1 @@
+"""Foreign tool servers as plugins."""

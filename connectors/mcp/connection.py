@@ -1,0 +1,259 @@
+"""The connection of one process to one server: started, restarted with back-off, closed.
+
+A task of its own holds the session, because the SDK's contexts must end in the task in which they began.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from loguru import logger
+
+from connectors.mcp.session import Exchange, McpSession, ServerFault
+from connectors.mcp.texts import line
+from connectors.mcp.tools import ListedTool
+from nekro_agent.durations import POLL_SECONDS
+from nekro_agent.errors import NekroError
+from sandbox.programs import Confinement
+
+__all__ = ["Connection", "OpenSession", "Opened"]
+
+#: Pause before a restart: none after a session that lasted, else doubled each time.
+_LASTED_SECONDS: Final = 10.0
+_FIRST_PAUSE_SECONDS: Final = 0.5
+_LONGEST_PAUSE_SECONDS: Final = 60.0
+#: Longest pause before a restart for which calls wait; during a longer one they fail at once.
+_SHORT_PAUSE_SECONDS: Final = 2.0
+#: Least time between two listings that a server asks for.
+_RELIST_SECONDS: Final = 1.0
+#: How long calls may go on when the connection is closed because the declaration changed.
+_GRACE_SECONDS: Final = 5.0
+_MOST_ERROR_CHARS: Final = 1_000
+
+
+class Opened:
+    """An open transport and its session, as ``OpenSession`` yields it."""
+
+    def __init__(
+        self,
+        session: McpSession,
+        *,
+        ended: asyncio.Event | None = None,
+        why_it_ended: Callable[[], str] = lambda: "the connection was lost",
+        verify: Callable[[], None] = lambda: None,
+        confinement: Confinement | None = None,
+    ) -> None:
+        """
+        Args:
+            ended: set when the transport ends; None where only requests tell.
+            verify: checks the isolation after the server has answered.
+        """
+        self.session, self.ended, self.why_it_ended, self.verify = session, ended, why_it_ended, verify
+        self.confinement = confinement
+
+
+#: Opens a session; entered and left in one task.
+OpenSession = Callable[[], contextlib.AbstractAsyncContextManager[Opened]]
+
+
+class Connection:
+    """Keeps one session; several calls use it at the same time."""
+
+    def __init__(
+        self,
+        name: str,
+        open_session: OpenSession,
+        *,
+        stays: bool,
+        start_seconds: float,
+        idle_seconds: float,
+        on_listed: Callable[[list[ListedTool], dict[str, Any]], Awaitable[None]],
+        on_failed: Callable[[str], Awaitable[None]],
+    ) -> None:
+        """Create it; nothing is opened yet.
+
+        Args:
+            stays: whether it is opened again when it ends, and never idle.
+            on_listed: called with each listing of tools.
+            on_failed: called with each reason why it could not be opened.
+        """
+        self._name, self._open, self._stays = name, open_session, stays
+        self._start_seconds, self._idle_seconds = start_seconds, idle_seconds
+        self._on_listed, self._on_failed = on_listed, on_failed
+        self._task: asyncio.Task[None] | None = None
+        self._opened: Opened | None = None
+        self._changed = asyncio.Event()
+        self._is_closing = asyncio.Event()
+        #: Why the last attempt failed, and when the next one is.
+        self._error: str | None = None
+        self._next_at = 0.0
+
+    def start(self) -> None:
+        """Open the session in the background, unless that is so already."""
+        if self._is_closing.is_set():
+            raise ServerFault("its declaration has changed; call it again", is_unsent=True)
+        if self._task is None or self._task.done():
+            self._error = None
+            self._task = asyncio.create_task(self._keep(), name=f"mcp-{self._name}")
+
+    async def call(
+        self, tool: str, arguments: dict[str, Any], *, exchange: Exchange, seconds: float | None
+    ) -> Any:
+        """Call a tool.
+
+        Raises:
+            ServerFault: as from ``McpSession.call``; ``is_unsent`` also if there is no session.
+        """
+        opened = await self.opened()
+        try:
+            return await opened.session.call(tool, arguments, exchange=exchange, seconds=seconds)
+        except ServerFault as exc:
+            if exc.is_lost and opened.ended is not None:
+                raise ServerFault(f"{opened.why_it_ended()}", is_lost=True) from exc
+            raise
+
+    async def opened(self) -> Opened:
+        """Return the open session; opens it if there is none.
+
+        Raises:
+            ServerFault: it cannot be opened; nothing was sent.
+        """
+        give_up_at = time.monotonic() + self._start_seconds
+        self.start()
+        while True:
+            opened = self._opened
+            if opened is not None and not opened.session.is_broken.is_set():
+                opened.session.used_at = time.monotonic()
+                return opened
+            pause = self._next_at - time.monotonic() if self._stays else 0.0
+            if self._error is not None and not 0 < pause <= _SHORT_PAUSE_SECONDS:
+                later = f"; the next attempt is in {pause:.0f} s" if pause > 0 else ""
+                raise ServerFault(f"{self._error}{later}", is_unsent=True)
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(max(0.0, give_up_at - time.monotonic())):
+                    await self._changed.wait()
+            except TimeoutError:
+                raise ServerFault(
+                    f"it was not ready within {self._start_seconds:g} s", is_unsent=True
+                ) from None
+            if self._error is None and self._opened is None:
+                self.start()  # it ended without an error: an idle session, or one of a former declaration
+
+    async def close(self, *, grace: bool = False) -> None:
+        """End the session.
+
+        Args:
+            grace: whether open calls get a moment to end.
+        """
+        give_up_at = time.monotonic() + _GRACE_SECONDS
+        # Polls, as no event reports the end of the last call.
+        while grace and self._opened and not self._opened.session.is_idle and time.monotonic() < give_up_at:  # noqa: ASYNC110
+            await asyncio.sleep(POLL_SECONDS)
+        self._is_closing.set()
+        if self._task is not None:
+            _, pending = await asyncio.wait([self._task], timeout=2 * _GRACE_SECONDS)
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _keep(self) -> None:
+        pause = 0.0
+        while not self._is_closing.is_set():
+            began, error = time.monotonic(), None
+            try:
+                await self._serve()
+            except Exception as exc:  # the server's fault, whatever it is; the worker must go on
+                error = _told(exc)
+            finally:
+                self._opened = None
+            if self._is_closing.is_set() or (error is None and not self._stays):
+                break
+            if error is not None:
+                logger.bind(server=self._name, error=error).warning("mcp_server_failed")
+            lasted = time.monotonic() - began >= _LASTED_SECONDS
+            pause = 0.0 if lasted else min(max(2 * pause, _FIRST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
+            self._error, self._next_at = error, time.monotonic() + pause
+            self._changed.set()
+            if error is not None:
+                await self._on_failed(error)
+            if not self._stays:
+                break
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._is_closing.wait()
+            self._error = None
+        self._changed.set()
+
+    async def _serve(self) -> None:
+        """Open a session and keep it until it ends."""
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(self._start_seconds):
+                    opened = await stack.enter_async_context(self._open())
+                    await self._begin(opened)
+            except TimeoutError:
+                raise ServerFault(f"it did not answer within {self._start_seconds:g} s") from None
+            self._opened, self._error = opened, None
+            self._changed.set()
+            await self._until_it_ends(opened)
+            if opened.ended is not None and not self._is_closing.is_set():
+                self._opened = None
+                raise ServerFault(opened.why_it_ended())
+
+    async def _begin(self, opened: Opened) -> None:
+        try:
+            await opened.session.greet()
+            opened.verify()
+            await self._list(opened)
+        except ServerFault as exc:
+            if exc.is_lost and opened.ended is not None:
+                # The reason arrives with the end of the process.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(1):
+                        await opened.ended.wait()
+                raise ServerFault(opened.why_it_ended()) from exc
+            raise
+
+    async def _list(self, opened: Opened) -> None:
+        opened.session.is_stale.clear()
+        await self._on_listed(await opened.session.tools(), opened.session.about)
+
+    async def _until_it_ends(self, opened: Opened) -> None:
+        session = opened.session
+        events = [session.is_stale, session.is_broken, self._is_closing]
+        events += [] if opened.ended is None else [opened.ended]
+        while True:
+            limit = None if self._stays else self._idle_seconds
+            await _first_of(events, seconds=limit)
+            if any(event.is_set() for event in events[1:]):
+                return
+            if session.is_stale.is_set():
+                await self._list(opened)
+                await _first_of(events[1:], seconds=_RELIST_SECONDS)
+            elif session.is_idle and time.monotonic() - session.used_at >= self._idle_seconds:
+                return
+
+
+async def _first_of(events: list[asyncio.Event], *, seconds: float | None) -> None:
+    """Wait until one of the events is set, or the time is over."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
+
+def _told(exc: BaseException) -> str:
+    """Return an error as one line; of a group, its first error."""
+    while isinstance(exc, BaseExceptionGroup):
+        exc = exc.exceptions[0]
+    text = line(exc, _MOST_ERROR_CHARS)
+    known = isinstance(exc, ServerFault | NekroError)
+    return text if known and text else f"{type(exc).__name__}: {text}".rstrip(": ")

@@ -1,0 +1,105 @@
+"""The HTTP client of sessions: headers, OAuth, bounds on answers, and errors that end one request only."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Final
+
+import httpx2
+from mcp_types import INTERNAL_ERROR
+
+__all__ = ["NOT_SENT", "http_client"]
+
+#: Data of an error that says that the server did not receive the request.
+NOT_SENT: Final = "nekro.not_sent"
+_BURST_BYTES: Final = 1 << 20
+_PAUSE_SECONDS: Final = 0.01
+_CONNECT_SECONDS: Final = 10.0
+_READ_SECONDS: Final = 300.0
+_UNSENT: Final = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
+
+
+class _TooLargeError(httpx2.StreamError):
+    """An answer exceeds the limit."""
+
+
+def http_client(
+    headers: Mapping[str, str], *, most_bytes: int, hide: Callable[[str], str], auth: httpx2.Auth | None
+) -> httpx2.AsyncClient:
+    """Return the client of one session; environment proxies and redirects to other origins are not used.
+
+    Args:
+        hide: removes secrets from texts.
+        most_bytes: of one answer, or of one event of a stream.
+    """
+    return httpx2.AsyncClient(
+        transport=_Transport(most_bytes, hide=hide, tells_denial=auth is None),
+        headers=dict(headers),
+        timeout=httpx2.Timeout(_CONNECT_SECONDS, read=_READ_SECONDS),
+        auth=auth,
+    )
+
+
+class _Transport(httpx2.AsyncBaseTransport):
+    """Bounds answers, and turns failed connections into JSON-RPC errors of their requests.
+
+    An exception would end the session, and with it the calls of others.
+    """
+
+    def __init__(self, most_bytes: int, *, hide: Callable[[str], str], tells_denial: bool) -> None:
+        self._inner = httpx2.AsyncHTTPTransport()
+        self._most_bytes, self._hide, self._tells_denial = most_bytes, hide, tells_denial
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        try:
+            response = await self._inner.handle_async_request(request)
+        except httpx2.TransportError as exc:
+            if request.method != "POST":
+                raise
+            text = self._hide(f"the server cannot be reached: {type(exc).__name__} {exc}".strip())
+            return _error(request, text, data=NOT_SENT if isinstance(exc, _UNSENT) else None)
+        if response.status_code in (401, 403) and self._tells_denial and request.method == "POST":
+            await response.aclose()
+            text = f"the server refused the request with status {response.status_code}; check its `headers`"
+            return _error(request, text, data=NOT_SENT)
+        is_stream = response.headers.get("content-type", "").lower().startswith("text/event-stream")
+        stream = response.stream
+        assert isinstance(stream, httpx2.AsyncByteStream)  # noqa: S101 - an asynchronous transport
+        response.stream = _Bounded(stream, None if is_stream else self._most_bytes)
+        return response
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class _Bounded(httpx2.AsyncByteStream):
+    """Passes on a body of at most so many bytes, and pauses so that a flood leaves the loop to others."""
+
+    def __init__(self, inner: httpx2.AsyncByteStream, most_bytes: int | None) -> None:
+        self._inner, self._most_bytes = inner, most_bytes
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        total = burst = 0
+        async for chunk in self._inner:
+            total, burst = total + len(chunk), burst + len(chunk)
+            if self._most_bytes is not None and total > self._most_bytes:
+                raise _TooLargeError(
+                    f"its answer has more than {self._most_bytes} bytes (NEKRO_MCP__MESSAGE_BYTES)"
+                )
+            if burst >= _BURST_BYTES:
+                burst = 0
+                await asyncio.sleep(_PAUSE_SECONDS)
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+def _error(request: httpx2.Request, text: str, *, data: Any) -> httpx2.Response:
+    error = {"code": INTERNAL_ERROR, "message": text, "data": data}
+    body = json.dumps({"jsonrpc": "2.0", "id": None, "error": error})
+    return httpx2.Response(
+        503, headers={"content-type": "application/json"}, content=body.encode(), request=request
+    )

@@ -1,0 +1,377 @@
+"""One session with a server: handshake, listing of tools, calls; built on the protocol's SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+
+from loguru import logger
+from mcp.client.session import ClientRequestContext, ClientSession
+from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost, listen
+from mcp.shared.exceptions import MCPError
+from mcp_types import (
+    CONNECTION_CLOSED,
+    REQUEST_TIMEOUT,
+    UNSUPPORTED_PROTOCOL_VERSION,
+    CallToolRequest,
+    CallToolRequestParams,
+    CallToolResult,
+    CreateMessageRequest,
+    CreateMessageRequestParams,
+    CreateMessageResult,
+    ElicitRequest,
+    ElicitRequestParams,
+    ElicitResult,
+    ErrorData,
+    Implementation,
+    InputRequiredResult,
+    InputResponse,
+    InputResponses,
+    LoggingMessageNotificationParams,
+    PaginatedRequestParams,
+    ToolListChangedNotification,
+)
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import TypeAdapter, ValidationError
+
+from connectors.mcp.texts import line
+from connectors.mcp.tools import ListedTool, bounded_listing, bounded_tool
+
+__all__ = ["Exchange", "McpSession", "ServerFault"]
+
+_MOST_PAGES: Final = 100
+_MOST_INPUT_ROUNDS: Final = 10
+_STATE_ONLY_SECONDS: Final = 0.1
+_MOST_LOG_CHARS: Final = 1_000
+_LOGS_PER_MINUTE: Final = 60
+_MOST_ERROR_CHARS: Final = 4_000
+_INVALID_REQUEST: Final = -32600
+_LEVELS: Final = {"debug": "DEBUG", "info": "INFO", "notice": "INFO", "warning": "WARNING"}
+_Result: Final[TypeAdapter[CallToolResult | InputRequiredResult]] = TypeAdapter(
+    CallToolResult | InputRequiredResult
+)
+
+
+class ServerFault(Exception):
+    """A request failed: the server did not receive it (``is_unsent``), or that is unknown (``is_lost``)."""
+
+    def __init__(
+        self, text: str, *, is_unsent: bool = False, is_lost: bool = False, is_late: bool = False
+    ) -> None:
+        super().__init__(text)
+        self.is_unsent, self.is_lost, self.is_late = is_unsent, is_lost, is_late
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """What a call lets its server do meanwhile."""
+
+    on_progress: Callable[[float, float | None, str | None], Awaitable[None]]
+    #: Answers a request for text of a model; None refuses.
+    sample: Callable[[CreateMessageRequestParams], Awaitable[CreateMessageResult | ErrorData]] | None = None
+    #: Puts a question to the chat; None refuses.
+    ask: Callable[[ElicitRequestParams], Awaitable[ElicitResult | ErrorData]] | None = None
+
+
+class _ClientSession(ClientSession):
+    async def validate_tool_result(self, name: str, result: CallToolResult) -> None:
+        """Check nothing: a hostile schema could keep the event loop busy for ever."""
+
+
+class McpSession:
+    """One open session; calls of several chats share it."""
+
+    def __init__(
+        self,
+        name: str,
+        streams: tuple[Any, Any],
+        *,
+        hide: Callable[[str], str],
+        not_sent: str | None = None,
+        samples: bool = False,
+        asks: bool = False,
+    ) -> None:
+        """Create a session on the streams of a transport; enter it before its use.
+
+        Args:
+            hide: removes secrets from texts.
+            not_sent: data of errors which say that the server did not receive a request; None for stdio.
+            samples: whether the server may ask for text of our models, and ``asks``, put questions to chats;
+                else it is told that neither exists.
+        """
+        self._name, self._hide, self._not_sent = name, hide, not_sent
+        self._session: ClientSession = _ClientSession(
+            *streams,
+            logging_callback=self._on_log,
+            log_level="info",
+            message_handler=self._on_message,
+            sampling_callback=self._sample if samples else None,
+            elicitation_callback=self._ask if asks else None,
+            client_info=Implementation(name="nekro-workers", version="1"),
+        )
+        #: Set when the tools may have changed.
+        self.is_stale = asyncio.Event()
+        #: Set when requests cannot be answered any more.
+        self.is_broken = asyncio.Event()
+        self._exchanges: list[Exchange] = []
+        self.used_at = time.monotonic()
+        self._logged: list[float] = []
+        self._listener: asyncio.Task[None] | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call is open."""
+        return not self._exchanges
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the server says about itself, bounded."""
+        info = self._session.server_info
+        return {
+            "name": line(info.name, 100) if info else "",
+            "version": line(info.version, 100) if info else "",
+            "protocol": self._session.protocol_version or "",
+            "instructions": line(self._session.instructions or "", 2_000),
+        }
+
+    async def __aenter__(self) -> Self:
+        await self._session.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self._listener is not None:
+                self._listener.cancel()
+                await asyncio.gather(self._listener, return_exceptions=True)
+        finally:
+            await self._session.__aexit__(kind, error, trace)
+
+    async def greet(self) -> None:
+        """Negotiate the protocol: the newest version, else the handshake of older ones.
+
+        Raises:
+            ServerFault: the server refused.
+        """
+        try:
+            await self._negotiate()
+        except MCPError as exc:
+            if exc.code == UNSUPPORTED_PROTOCOL_VERSION:
+                raise ServerFault(f"it speaks no version of the protocol that is known here: {exc}") from exc
+            raise self._fault(exc) from exc
+        except (RuntimeError, ValidationError) as exc:
+            raise ServerFault(f"its handshake is invalid: {line(exc, 300)}") from exc
+        if self._session.protocol_version in MODERN_PROTOCOL_VERSIONS:
+            self._listener = asyncio.create_task(self._listen(), name="mcp-listen")
+
+    async def _negotiate(self) -> None:
+        try:
+            await self._session.discover()
+            return
+        except MCPError as exc:
+            if exc.data == self._not_sent and self._not_sent is not None:
+                raise
+        except (RuntimeError, ValidationError):
+            pass  # it answers, and with no version of the newer kind
+        try:
+            await self._session.initialize()
+        except MCPError as exc:
+            if exc.code != UNSUPPORTED_PROTOCOL_VERSION:
+                raise
+            # It speaks the newest version, and started so slowly that the first question timed out here.
+            await self._session.discover()
+
+    async def tools(self) -> list[ListedTool]:
+        """List the tools.
+
+        Raises:
+            ServerFault: the server failed or sent a malformed listing.
+        """
+        capabilities = self._session.server_capabilities
+        if capabilities is None or capabilities.tools is None:
+            return []
+        found: list[ListedTool] = []
+        cursor: str | None = None
+        try:
+            for _ in range(_MOST_PAGES):
+                page = await self._session.list_tools(
+                    params=PaginatedRequestParams(cursor=cursor) if cursor is not None else None
+                )
+                found += [_listed(tool) for tool in page.tools]
+                cursor = page.next_cursor
+                if cursor is None:
+                    break
+        except MCPError as exc:
+            raise self._fault(exc) from exc
+        except ValidationError as exc:
+            raise ServerFault(f"its listing of tools is invalid: {line(exc, 500)}") from exc
+        used, left_out = bounded_listing(found)
+        if left_out or cursor is not None:
+            logger.bind(server=self._name, tools=len(used), left_out=left_out).warning("mcp_tools_left_out")
+        return used
+
+    async def call(
+        self, tool: str, arguments: dict[str, Any], *, exchange: Exchange, seconds: float | None
+    ) -> CallToolResult:
+        """Call a tool; cancelling this cancels the request at the server.
+
+        Args:
+            seconds: how long the server may take; None leaves that to the caller.
+
+        Raises:
+            ServerFault: the server did not answer, or with an error of the protocol.
+        """
+        self.used_at = time.monotonic()
+        responses: InputResponses | None = None
+        state: str | None = None
+        with self._open(exchange):
+            for _ in range(_MOST_INPUT_ROUNDS):
+                result = await self._request(tool, arguments, responses, state, exchange, seconds)
+                if isinstance(result, CallToolResult):
+                    return result
+                responses, state = await self._answers(result, exchange), result.request_state
+        raise ServerFault(f"it asked for input more than {_MOST_INPUT_ROUNDS} times")
+
+    async def _request(
+        self,
+        tool: str,
+        arguments: dict[str, Any],
+        responses: InputResponses | None,
+        state: str | None,
+        exchange: Exchange,
+        seconds: float | None,
+    ) -> CallToolResult | InputRequiredResult:
+        params = CallToolRequestParams(
+            name=tool, arguments=arguments, input_responses=responses, request_state=state
+        )
+        try:
+            return await self._session.send_request(
+                CallToolRequest(params=params),
+                _Result,
+                request_read_timeout_seconds=seconds,
+                progress_callback=exchange.on_progress,
+            )
+        except MCPError as exc:
+            raise self._fault(exc) from exc
+        except ValidationError as exc:
+            raise ServerFault(f"its answer is invalid: {line(exc, 500)}") from exc
+
+    async def _answers(self, result: InputRequiredResult, exchange: Exchange) -> InputResponses | None:
+        if not result.input_requests:
+            await asyncio.sleep(_STATE_ONLY_SECONDS)
+            return None
+        answers: InputResponses = {}
+        for key, request in result.input_requests.items():
+            answer: InputResponse | ErrorData = _refusal(request.method)
+            if isinstance(request, CreateMessageRequest) and exchange.sample is not None:
+                answer = await exchange.sample(request.params)
+            elif isinstance(request, ElicitRequest) and exchange.ask is not None:
+                answer = await exchange.ask(request.params)
+            if isinstance(answer, ErrorData):
+                raise ServerFault(f"it asked for {request.method}, which was refused: {answer.message}")
+            answers[key] = answer
+        return answers
+
+    # -- requests and notifications of the server ------------------------------------------------
+
+    async def _sample(
+        self, context: ClientRequestContext, params: CreateMessageRequestParams
+    ) -> CreateMessageResult | ErrorData:
+        """Answer a request for text of a model on behalf of the only open call."""
+        exchange = self._only_exchange()
+        if exchange is None or exchange.sample is None:
+            return _refusal("sampling")
+        return await exchange.sample(params)
+
+    async def _ask(
+        self, context: ClientRequestContext, params: ElicitRequestParams
+    ) -> ElicitResult | ErrorData:
+        """Put a question to the chat of the only open call."""
+        exchange = self._only_exchange()
+        if exchange is None or exchange.ask is None:
+            return _refusal("elicitation")
+        return await exchange.ask(params)
+
+    async def _on_log(self, params: LoggingMessageNotificationParams) -> None:
+        """Write a message of the server to the log, at most 60 per minute."""
+        now = time.monotonic()
+        self._logged = [at for at in self._logged if now - at < 60]
+        if len(self._logged) >= _LOGS_PER_MINUTE:
+            return
+        self._logged.append(now)
+        text = self._hide(line(params.data, _MOST_LOG_CHARS))
+        level = _LEVELS.get(params.level, "WARNING")
+        logger.bind(server=self._name, level=params.level).log(level, "mcp_log: {}", text)
+
+    async def _on_message(self, message: object) -> None:
+        """Notice that the tools may have changed."""
+        if isinstance(message, ToolListChangedNotification):
+            self.is_stale.set()
+
+    async def _listen(self) -> None:
+        with contextlib.suppress(MCPError, SubscriptionLost, ListenNotSupportedError, TimeoutError):
+            async with listen(self._session, tools_list_changed=True) as subscription:
+                async for _ in subscription:
+                    self.is_stale.set()
+
+    def _only_exchange(self) -> Exchange | None:
+        # Before 2026 a server's request does not say which call it belongs to.
+        return self._exchanges[0] if len(self._exchanges) == 1 else None
+
+    @contextmanager
+    def _open(self, exchange: Exchange) -> Iterator[None]:
+        self._exchanges.append(exchange)
+        try:
+            yield
+        finally:
+            self._exchanges.remove(exchange)
+            self.used_at = time.monotonic()
+
+    def _fault(self, exc: MCPError) -> ServerFault:
+        text = self._hide(line(exc.message, _MOST_ERROR_CHARS))
+        if exc.code == CONNECTION_CLOSED:
+            self.is_broken.set()
+            return ServerFault("the connection to it was lost", is_lost=True)
+        if exc.code == REQUEST_TIMEOUT:
+            return ServerFault("it did not answer in time and was told to stop", is_late=True)
+        if exc.code == _INVALID_REQUEST and "session" in exc.message.lower():
+            self.is_broken.set()  # an HTTP server that has forgotten the session
+            return ServerFault(text, is_unsent=True)
+        is_unsent = self._not_sent is not None and exc.data == self._not_sent
+        is_lost = (
+            not is_unsent and self._not_sent is not None and text.startswith("the server cannot be reached")
+        )
+        if is_unsent or is_lost:
+            self.is_broken.set()
+        return ServerFault(text, is_unsent=is_unsent, is_lost=is_lost)
+
+
+def _refusal(what: str) -> ErrorData:
+    return ErrorData(
+        code=_INVALID_REQUEST,
+        message=f"{what} is refused: the declaration does not allow it, or its call is not known",
+    )
+
+
+def _listed(tool: Any) -> ListedTool:
+    hints = tool.annotations
+    return bounded_tool(
+        name=tool.name,
+        title=tool.title or (hints.title if hints else None),
+        description=tool.description,
+        input_schema=tool.input_schema,
+        output_schema=tool.output_schema,
+        annotations={
+            "read_only": hints.read_only_hint if hints else None,
+            "destructive": hints.destructive_hint if hints else None,
+            "idempotent": hints.idempotent_hint if hints else None,
+            "open_world": hints.open_world_hint if hints else None,
+        },
+    )

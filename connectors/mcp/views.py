@@ -1,0 +1,51 @@
+"""Servers as listings show them: plain data, with literal secrets masked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from connectors.mcp.masking import literal_secrets, shown
+from connectors.mcp.servers import McpServer
+
+__all__ = ["describe_server", "secret_warnings"]
+
+
+def describe_server(server: McpServer) -> dict[str, Any]:
+    """Return a server for ``--json`` and for the API.
+
+    ``status`` is ``disabled``, ``failed`` (with ``error``), ``new`` (not listed with this declaration yet) or
+    ``ok``.
+    """
+    declaration, about = server.declaration, server.about or {}
+    return {
+        "name": server.name,
+        "plugin": server.plugin_key,
+        "status": _status(server),
+        "source": server.source.value,
+        "is_in_both": server.is_in_both,
+        "transport": None if declaration is None else "stdio" if declaration.is_stdio else "http",
+        "declaration": {} if declaration is None else shown(declaration),
+        "tools": [tool.name for tool in server.tools],
+        "server": " ".join(str(about[key]) for key in ("name", "version") if about.get(key)),
+        "protocol": str(about.get("protocol") or ""),
+        "error": server.error,
+        "listed_at": None if server.listed_at is None else server.listed_at.isoformat(),
+    }
+
+
+def secret_warnings(server: McpServer) -> list[str]:
+    """Return one line for each literal of the declaration that looks like a secret."""
+    found = {} if server.declaration is None else literal_secrets(server.declaration)
+    return [
+        f"{where} of {server.name} looks like a secret and is stored as it is; write ${{NAME}} instead, and "
+        "set NAME in the environment of the workers"
+        for where in found
+    ]
+
+
+def _status(server: McpServer) -> str:
+    if not server.is_enabled:
+        return "disabled"
+    if server.error is not None:
+        return "failed"
+    return "ok" if server.is_current and server.tools_text is not None else "new"

@@ -1,0 +1,1 @@
+"""MCP servers in a worker: their plugins follow the declarations and listings."""

@@ -1,0 +1,259 @@
+"""Keeps the plugins of MCP servers as they are declared and were listed last, while the worker runs.
+
+Every worker builds the same plugins from rows and ``mcp.json``. The owner of a stdio server's plugin keeps
+its process, and records the tools that it lists. Servers with a URL are listed by one worker at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any, Final
+
+from loguru import logger
+
+from broker_config.settings import Settings
+from connectors.mcp.hub import SDK_MISSING, ServerHub, has_sdk
+from connectors.mcp.plugins import build_plugin
+from connectors.mcp.servers import McpServer, file_path, merged, read_file
+from nekro_agent.durations import FRESH_SECONDS, POLL_SECONDS
+from nekro_agent.errors import InvalidValueError
+from nekro_agent.execution.hooks import PluginHost
+from nekro_agent.execution.uses import is_in_use
+from nekro_agent.plugin import NekroPlugin
+from storage.engine import Database
+from workers.leases.keeping import survived
+from workers.plugins.importing import Imported
+from workers.plugins.lanes import LaneChooser
+from workers.plugins.loader import LoadedPlugins
+
+__all__ = ["McpServers"]
+
+#: How long an attempt to list a server counts as running, in units of the time limit of a start.
+_ATTEMPTS: Final = 2
+
+
+class McpServers:
+    """The MCP servers of one worker process; implements ``connectors.mcp.hub.Listings``."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        loaded: LoadedPlugins,
+        host: PluginHost,
+        lanes: LaneChooser,
+        *,
+        serves: bool,
+        owns: Callable[[str], bool],
+        is_wanted: Callable[[NekroPlugin], Awaitable[bool]],
+        on_change: Callable[[], None],
+    ) -> None:
+        """Create it; ``read`` adds the plugins, ``start`` follows changes.
+
+        Args:
+            serves: whether this process runs methods, so that it may list servers with a URL.
+            owns: whether this process owns a pinned plugin.
+            is_wanted: whether a plugin is to be enabled.
+            on_change: called after plugins were added, replaced or removed.
+        """
+        self._settings, self._database = settings, database
+        self._loaded, self._host, self._lanes = loaded, host, lanes
+        self._serves, self._owns, self._is_wanted, self._on_change = serves, owns, is_wanted, on_change
+        self.hub = ServerHub(settings, self)
+        #: What was built, by the name of the server.
+        self._built: dict[str, tuple[object, Imported]] = {}
+        self._seen: object = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        #: Servers that this process is listing.
+        self._listing: set[str] = set()
+
+    async def read(self) -> None:
+        """Add the plugins of the servers, before plugins are started.
+
+        Raises:
+            StorageUnavailableError: the database does not answer.
+        """
+        await self._look(starts=False)
+
+    def start(self) -> None:
+        """Follow declarations and listings from now on, on the running loop."""
+        self._begin(self._follow())
+
+    async def close(self) -> None:
+        """Stop following."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def server_of(self, plugin_key: str) -> McpServer | None:
+        """Return the server of a plugin; None if it is none of a server."""
+        return next((server for server in self._servers if server.plugin_key == plugin_key), None)
+
+    async def listed(self, server: McpServer, tools: str, about: dict[str, Any]) -> None:
+        """See ``Listings``."""
+        digest = _digest(server)
+        async with self._database.autocommit() as transaction:
+            changed = await transaction.mcp_servers.listed(
+                server.name, digest=digest, tools=tools, about=about
+            )
+        if changed:
+            logger.bind(server=server.name, bytes=len(tools)).info("mcp_server_listed")
+
+    async def failed(self, server: McpServer, error: str) -> None:
+        """See ``Listings``."""
+        async with self._database.autocommit() as transaction:
+            await transaction.mcp_servers.failed(server.name, digest=_digest(server), error=error)
+
+    # -- following ------------------------------------------------------------------------------
+
+    _servers: tuple[McpServer, ...] = ()
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(FRESH_SECONDS)
+            with survived("mcp_servers_not_read"):
+                await self._look(starts=True)
+                await self._list_what_is_due()
+
+    async def _look(self, *, starts: bool) -> None:
+        path = file_path(self._settings)
+        async with self._database.read() as transaction:
+            seen = (await transaction.mcp_servers.revisions(), await asyncio.to_thread(_stamp, path))
+            if seen == self._seen:
+                return
+            rows = await transaction.mcp_servers.all()
+        fault = None
+        try:
+            entries = await asyncio.to_thread(read_file, path)
+        except InvalidValueError as exc:
+            entries, fault = {}, str(exc)
+        self._seen = seen
+        await self._apply(merged(entries, rows), _broken_file(path, fault), starts=starts)
+
+    async def _apply(self, servers: list[McpServer], fault: Imported | None, *, starts: bool) -> None:
+        wanted = {server.name: server for server in servers if server.is_enabled}
+        changed = False
+        replaced: list[Imported] = []
+        for name in [name for name in self._built if name not in wanted]:
+            _, old = self._built.pop(name)
+            self._loaded.remove(old)
+            replaced.append(old)
+            changed = True
+        for name, server in wanted.items():
+            known = self._built.get(name)
+            if known is not None and known[0] == server.identity:
+                continue
+            new = self._imported(server)
+            if starts and new.plugin is not None:
+                await self._prepare(new.plugin)
+            if known is None:
+                self._loaded.add(new)
+            else:
+                self._loaded.replace(known[1], new)
+                replaced.append(known[1])
+            self._built[name] = (server.identity, new)
+            changed = True
+        changed |= self._show_fault(fault)
+        self._servers = tuple(wanted.values())
+        if not changed:
+            return
+        self._host.use(self._loaded.plugins)
+        self._on_change()
+        for old in replaced:
+            if old.plugin is not None:
+                self._begin(self._retire(old.plugin))
+        if has_sdk() and starts:
+            await self.hub.keep_only(self._servers)
+
+    def _imported(self, server: McpServer) -> Imported:
+        path = f"mcp:{server.name} ({server.source.value})"
+        base = Imported(path=path, module="", package="", key=server.plugin_key)
+        if server.declaration is None:
+            return dataclasses.replace(base, error=server.error)
+        taken = next((p for p in self._others() if p.key == server.plugin_key), None)
+        if taken is not None:
+            return dataclasses.replace(base, error=f"key {server.plugin_key} is taken by another plugin")
+        error = server.error if has_sdk() else SDK_MISSING
+        return dataclasses.replace(base, plugin=build_plugin(server, self.hub), error=error)
+
+    def _others(self) -> list[NekroPlugin]:
+        own = {id(imported.plugin) for _, imported in self._built.values()}
+        return [plugin for plugin in self._loaded.plugins if id(plugin) not in own]
+
+    async def _prepare(self, plugin: NekroPlugin) -> None:
+        plugin.set_enabled(await self._is_wanted(plugin))
+        if plugin.is_enabled and plugin.pinned and has_sdk() and self._owns(plugin.key):
+            await self._host.start_plugin(plugin)
+
+    def _show_fault(self, fault: Imported | None) -> bool:
+        known = next((one for one in self._loaded.found if one.key == _FILE_KEY), None)
+        if known == fault:
+            return False
+        if known is not None:
+            self._loaded.remove(known)
+        if fault is not None:
+            logger.bind(error=fault.error).error("mcp_file_not_read")
+            self._loaded.add(fault)
+        return True
+
+    async def _retire(self, plugin: NekroPlugin) -> None:
+        while is_in_use(plugin):  # noqa: ASYNC110 - runs end on other threads too
+            await asyncio.sleep(POLL_SECONDS)
+        await self._host.stop_plugin(plugin)
+
+    # -- servers with a URL -----------------------------------------------------------------------
+
+    async def _list_what_is_due(self) -> None:
+        if not self._serves or not has_sdk():
+            return
+        for server in self._servers:
+            declaration = server.declaration
+            if declaration is None or declaration.is_stdio or server.name in self._listing:
+                continue
+            settings = self._settings.mcp
+            seconds = (
+                _ATTEMPTS * settings.start_seconds if not server.is_current else settings.refresh_seconds
+            )
+            async with self._database.autocommit() as transaction:
+                is_mine = await transaction.mcp_servers.take(
+                    server.name, digest=declaration.digest, seconds=seconds
+                )
+            if is_mine:
+                self._listing.add(server.name)
+                self._begin(self._list(server))
+
+    async def _list(self, server: McpServer) -> None:
+        try:
+            with survived("mcp_server_not_listed", server=server.name):
+                await self.hub.relist(server)
+        finally:
+            self._listing.discard(server.name)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name="nekro-mcp")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+_FILE_KEY: Final = "mcp.json"
+
+
+def _broken_file(path: Path, fault: str | None) -> Imported | None:
+    return (
+        None if fault is None else Imported(path=str(path), module="", package="", key=_FILE_KEY, error=fault)
+    )
+
+
+def _stamp(path: Path) -> object:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+
+def _digest(server: McpServer) -> str:
+    return "" if server.declaration is None else server.declaration.digest
