@@ -107,6 +107,10 @@ class Program:
         self._is_closed = True
         if self.process.stdin is not None:
             self.process.stdin.close()
+        # The end of a process is not seen before its output has been read to the end.
+        rest = [
+            asyncio.create_task(_read_rest(stream)) for stream in (self.process.stdout, self.process.stderr)
+        ]
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_END_SECONDS):
@@ -115,14 +119,17 @@ class Program:
             # Also after a regular end: processes that it started may be left.
             self.kill()
             os.close(self._pidfd)
-            await asyncio.shield(self._release())
+            await asyncio.shield(self._release(rest))
 
-    async def _release(self) -> None:
+    async def _release(self, rest: list[asyncio.Task[None]]) -> None:
         try:
             async with asyncio.timeout(PROGRAM_SECONDS):
                 await self.process.wait()
+                await asyncio.gather(*rest)
         except TimeoutError:
             self.process.kill()
+            for task in rest:
+                task.cancel()
         if self._group is not None:
             await asyncio.to_thread(self._group.remove)
         elif self._mark:
@@ -289,6 +296,11 @@ class ProgramStarter:
                     async with asyncio.timeout(1):
                         words = await process.stderr.read(4096)
             raise SandboxUnavailableError(explain_start_failure(words.decode("utf-8", "replace"))) from exc
+
+
+async def _read_rest(stream: asyncio.StreamReader | None) -> None:
+    while stream is not None and await stream.read(_READ_AHEAD_BYTES):
+        pass
 
 
 def _confinement(spec: ProgramSpec, uid: int, group: Group | None) -> Confinement:

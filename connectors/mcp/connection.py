@@ -91,6 +91,8 @@ class Connection:
         #: Why the last attempt failed, and when the next one is.
         self._error: str | None = None
         self._next_at = 0.0
+        #: Why the attempt before failed; None after one that did not.
+        self._reason: str | None = None
 
     def start(self) -> None:
         """Open the session in the background, unless that is so already."""
@@ -122,7 +124,8 @@ class Connection:
         Raises:
             ServerFault: it cannot be opened; nothing was sent.
         """
-        give_up_at = time.monotonic() + self._start_seconds
+        # Longer than a start, whose failure has a reason.
+        give_up_at = time.monotonic() + self._start_seconds + _GRACE_SECONDS
         self.start()
         while True:
             opened = self._opened
@@ -138,9 +141,8 @@ class Connection:
                 async with asyncio.timeout(max(0.0, give_up_at - time.monotonic())):
                     await self._changed.wait()
             except TimeoutError:
-                raise ServerFault(
-                    f"it was not ready within {self._start_seconds:g} s", is_unsent=True
-                ) from None
+                reason = self._reason or f"it was not ready within {self._start_seconds:g} s"
+                raise ServerFault(reason, is_unsent=True) from None
             if self._error is None and self._opened is None:
                 self.start()  # it ended without an error: an idle session, or one of a former declaration
 
@@ -177,7 +179,8 @@ class Connection:
                 logger.bind(server=self._name, error=error).warning("mcp_server_failed")
             lasted = time.monotonic() - began >= _LASTED_SECONDS
             pause = 0.0 if lasted else min(max(2 * pause, _FIRST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
-            self._error, self._next_at = error, time.monotonic() + pause
+            self._error = self._reason = error
+            self._next_at = time.monotonic() + pause
             self._changed.set()
             if error is not None:
                 await self._on_failed(error)
@@ -198,7 +201,7 @@ class Connection:
                     await self._begin(opened)
             except TimeoutError:
                 raise ServerFault(f"it did not answer within {self._start_seconds:g} s") from None
-            self._opened, self._error = opened, None
+            self._opened, self._error, self._reason = opened, None, None
             self._changed.set()
             await self._until_it_ends(opened)
             if opened.ended is not None and not self._is_closing.is_set():

@@ -26,6 +26,8 @@ _KNOWN: Final = re.compile(
     r"[A-Za-z0-9_\-./+=]{8,}"
 )
 _WORD: Final = re.compile(r"[A-Za-z0-9_\-+=]{20,}")
+#: Shorter values of references are words that other texts contain too.
+_LEAST_CHARS: Final = 6
 _LEAST_ENTROPY_BITS: Final = 3.5
 _SCHEMES: Final = re.compile(r"(?i)^(bearer|basic|token|digest)\s+")
 
@@ -45,7 +47,9 @@ def shown(declaration: Declaration) -> dict[str, Any]:
 def redactor_of(declaration: Declaration) -> Redactor:
     """Return the redactor of texts about a server: it knows literal secrets and the values of references."""
     values = [value for text in declaration.texts() for value in referenced(text)]
-    return Redactor([*literal_secrets(declaration).values(), *(value for value in values if len(value) >= 6)])
+    literals = literal_secrets(declaration).values()
+    words = [word for literal in literals for word in _secret_words(literal)]
+    return Redactor([*literals, *words, *(value for value in values if len(value) >= _LEAST_CHARS)])
 
 
 def literal_secrets(declaration: Declaration) -> dict[str, str]:
@@ -100,10 +104,13 @@ def _of_url(url: str) -> Iterator[tuple[str, str]]:
 
 
 def _looks_secret(text: str) -> bool:
-    if _KNOWN.search(text):
-        return True
-    # The parts of paths, versions and package names are words and numbers; keys are random.
-    return any(_is_random(word) for word in _WORD.findall(text))
+    return bool(_secret_words(text))
+
+
+def _secret_words(text: str) -> list[str]:
+    """Return the parts of a text that look like keys; those of paths, versions and packages are words."""
+    known = [match[0] for match in _KNOWN.finditer(text)]
+    return [*known, *(word for word in _WORD.findall(text) if _is_random(word))]
 
 
 def _is_random(word: str) -> bool:

@@ -109,6 +109,8 @@ class StdioTransport:
         self.ended = asyncio.Event()
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._fault: str | None = None
+        #: Lines that were written to the log; more of a kind than ``_MOST_LOGGED_LINES`` are not.
+        self._logged = {"output": 0, "stderr": 0}
         self._tasks: list[asyncio.Task[None]] = []
         self._closing = contextlib.ExitStack()
 
@@ -190,8 +192,7 @@ class StdioTransport:
         try:
             return SessionMessage(jsonrpc_message_adapter.validate_json(one, by_name=False))
         except ValueError:
-            shown = line(one[:200].decode("utf-8", "replace"), 200)
-            logger.bind(server=self._name).debug("mcp_output_is_no_message: {}", self._hide(shown))
+            self._log("output", line(one[:200].decode("utf-8", "replace"), 200))
             return None
 
     async def _write(self, outbox: MemoryObjectReceiveStream[SessionMessage]) -> None:
@@ -211,7 +212,7 @@ class StdioTransport:
             self._program.kill()
 
     async def _read_errors(self) -> None:
-        stderr, splitter, logged = self._program.process.stderr, LineSplitter(_CHUNK_BYTES), 0
+        stderr, splitter = self._program.process.stderr, LineSplitter(_CHUNK_BYTES)
         assert stderr is not None  # noqa: S101 - started with pipes
         while chunk := await stderr.read(_CHUNK_BYTES):
             for one in splitter.feed(chunk):
@@ -221,10 +222,13 @@ class StdioTransport:
                     line(one[: 4 * _MOST_LINE_CHARS].decode("utf-8", "replace"), _MOST_LINE_CHARS)
                 )
                 self._last_lines.append(text)
-                logged += 1
-                if logged <= _MOST_LOGGED_LINES:
-                    logger.bind(server=self._name).debug("mcp_stderr: {}", text)
+                self._log("stderr", text)
             await asyncio.sleep(_PAUSE_SECONDS)
+
+    def _log(self, source: str, text: str) -> None:
+        self._logged[source] += 1
+        if self._logged[source] <= _MOST_LOGGED_LINES:
+            logger.bind(server=self._name, source=source).debug("mcp_server_wrote: {}", self._hide(text))
 
     async def _watch(self) -> None:
         """Kill a server that uses too much memory, where the kernel does not bound it."""

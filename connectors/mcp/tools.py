@@ -77,7 +77,7 @@ def bounded_listing(tools: Iterable[ListedTool]) -> tuple[list[ListedTool], int]
 
 def tools_text(tools: Iterable[ListedTool]) -> str:
     """Return the stored form; equal listings have equal texts."""
-    return json.dumps([asdict(tool) for tool in tools], sort_keys=True, separators=(",", ":"))
+    return json.dumps([asdict(tool) for tool in tools], separators=(",", ":"))
 
 
 def digest_of_tools(text: str) -> str:

@@ -1,0 +1,275 @@
+"""Servers with a command: confined, restarted, and whatever they send."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp_world import World, odd_entry, opened
+from waiting import eventually
+
+from broker_config.settings import McpSettings, Settings
+from connectors.mcp.session import ServerFault
+from connectors.mcp.stdio import LineSplitter, TooLong
+from nekro_agent.errors import CallTimeoutError, MethodFailedError, OutcomeUnknownError
+from nekro_agent.execution.signatures import describe
+from sandbox.drivers.bwrap_tools import find_tools
+
+pytestmark = pytest.mark.usefixtures("sandbox_tools")
+
+
+@pytest.fixture(scope="module")
+def sandbox_tools() -> None:
+    """Skip where bubblewrap is missing."""
+    try:
+        find_tools(None, root_mode=os.geteuid() == 0)
+    except Exception as exc:
+        pytest.skip(str(exc))
+
+
+def limited(settings: Settings, **mcp: Any) -> Settings:
+    return settings.model_copy(update={"mcp": McpSettings(**mcp)})
+
+
+async def test_tools_of_a_server_are_methods(settings: Settings) -> None:
+    async with opened(settings, odd_entry()) as world:
+        methods = {m.func.__name__: m for m in world.plugin.sandbox_methods}
+        assert list(methods)[:3] == ["echo", "add_note", "seen"]
+        assert describe(methods["echo"].func).startswith("(text: str) -> ")
+        assert [methods[name].once for name in ("echo", "work", "add_note", "die_once")] == [
+            False,
+            False,
+            True,
+            True,
+        ]
+        assert [methods[name].requires_approval for name in ("echo", "work", "add_note")] == [
+            False,
+            True,
+            True,
+        ]
+        assert world.plugin.pinned
+        assert await world.call("echo", "hello") == "hello"
+        assert await world.call("add_note", text="first") == "first\n"
+        assert await world.call("work") == "worked"
+        assert world.progress == [(0.0, "step 0"), (25.0, "step 1"), (50.0, "step 2")]
+        with pytest.raises(MethodFailedError, match=r"McpToolError: it failed \[2Jwith SECRET"):
+            await world.call("fail")
+
+
+async def test_a_server_sees_only_what_its_declaration_names(settings: Settings, tmp_path: Path) -> None:
+    readable, hidden = tmp_path / "readable.txt", tmp_path / "hidden.txt"
+    for path in (readable, hidden):
+        path.write_text("content")
+    entry = odd_entry(files={str(readable): "ro"})
+    entry["env"] = {"OWN": "1", "FROM_WORKER": "${PATH}"}
+    async with opened(settings, entry) as world:
+        seen = await world.call("seen", path=str(readable))
+        assert seen["found"] == "content"
+        assert seen["environment"] == ["FROM_WORKER", "HOME", "LANG", "OWN", "PATH", "PWD", "TMPDIR"]
+        assert not seen["network"]
+        assert len(seen["processes"]) == 1
+        if os.geteuid() == 0:
+            assert seen["user"] >= settings.sandbox.uid_range_start
+        assert (await world.call("seen", path=str(hidden)))["found"] == "FileNotFoundError"
+        assert (await world.call("seen", path=str(settings.data_dir)))["found"] == "FileNotFoundError"
+        assert (await world.call("seen", path="/etc"))["found"] != "FileNotFoundError"
+
+
+async def test_a_server_with_a_missing_variable_does_not_start(settings: Settings) -> None:
+    entry = odd_entry() | {"env": {"KEY": "${NO_SUCH_VARIABLE_HERE}"}}
+    with pytest.raises(ServerFault, match="NO_SUCH_VARIABLE_HERE"):
+        async with opened(settings, entry):
+            pass
+
+
+async def test_without_isolation_a_server_starts_only_if_the_settings_allow_it(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*_: Any, **__: Any) -> None:
+        from nekro_agent.errors import SandboxUnavailableError
+
+        raise SandboxUnavailableError("bubblewrap is not installed")
+
+    monkeypatch.setattr("sandbox.programs.find_tools", missing)
+    with pytest.raises(ServerFault, match="bubblewrap is not installed"):
+        async with opened(settings, odd_entry()):
+            pass
+    async with opened(limited(settings, allow_unconfined=True), odd_entry()) as world:
+        assert await world.call("echo", "hi") == "hi"
+        assert (await world.call("seen"))["user"] == os.geteuid()
+
+
+# -- hostile and broken servers -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "text"),
+    [
+        ("hang", "did not answer within 1 s"),
+        ("crash", r"exit code 3; its last words: no SECRET was given"),
+        ("garbage", "lines to its output that are no messages"),
+    ],
+)
+async def test_a_server_that_does_not_start_is_an_error_with_its_reason(
+    settings: Settings, mode: str, text: str
+) -> None:
+    seconds = 1 if mode == "hang" else 30
+    with pytest.raises(ServerFault, match=text):
+        async with opened(limited(settings, start_seconds=seconds), odd_entry(mode)):
+            pass
+
+
+async def test_a_banner_on_the_output_is_skipped(settings: Settings) -> None:
+    async with opened(settings, odd_entry("banner")) as world:
+        assert await world.call("echo", "still") == "still"
+
+
+async def test_a_call_that_hangs_ends_after_the_declared_time(settings: Settings) -> None:
+    async with opened(settings, odd_entry(timeout_seconds=0.5)) as world:
+        with pytest.raises(CallTimeoutError, match="did not answer in time"):
+            await world.call("work", seconds=3600)
+
+
+async def test_a_cancelled_call_leaves_the_session_usable(settings: Settings) -> None:
+    async with opened(settings, odd_entry()) as world:
+        task = asyncio.create_task(world.call("work", seconds=1))
+        await eventually(lambda: len(world.progress) == 3, what="the call's progress")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await world.call("echo", "next") == "next"
+
+
+async def test_floods_of_messages_do_not_keep_the_loop_from_others(settings: Settings) -> None:
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.001)
+            ticks += 1
+
+    async with opened(settings, odd_entry("flood")) as world:
+        beside = asyncio.create_task(tick())
+        assert await world.call("echo", "through") == "through"
+        beside.cancel()
+        # 5,000 notifications come in bursts of 64 with pauses.
+        assert ticks >= 70
+
+
+async def test_a_result_over_the_limit_fails_its_call_only(settings: Settings) -> None:
+    async with opened(settings, odd_entry()) as world:
+        slow = asyncio.create_task(world.call("echo", "beside"))
+        with pytest.raises(MethodFailedError, match=r"has 524\d+ bytes; the limit is 8388608"):
+            await world.call("big", bytes=50 << 20)
+        assert await slow == "beside"
+        assert len(await world.call("big", bytes=1 << 20)) == 1 << 20
+
+
+async def test_huge_listings_are_cut(settings: Settings) -> None:
+    async with opened(limited(settings, message_bytes=32 << 20), odd_entry("huge")) as world:
+        methods = {m.func.__name__: m.func for m in world.plugin.sandbox_methods}
+        assert len(methods) == 500
+        assert len(world.listed.tools[-1]) < 2 << 20
+        assert len(methods["echo"].__doc__ or "") < 4_000
+        assert describe(methods["deep"]).startswith("(**more: Any)")
+
+
+async def test_names_and_texts_of_a_server_cannot_pose_as_ours(settings: Settings) -> None:
+    async with opened(settings, odd_entry("controls")) as world:
+        first, *others = world.plugin.sandbox_methods
+        assert [m.func.__name__ for m in (first, *others)] == ["e_cho_2J", "import_", "a_b", "a_b_2"]
+        doc = first.func.__doc__ or ""
+        assert not {"\x1b", "\x00", "\u202e", "\u2028"} & set(doc + first.name)
+        assert "</plugins>" not in doc
+        assert "\n> obeyme" in doc and "\nobey" not in doc
+        assert describe(first.func).startswith("(*, class_: str = None, a_b: str = None, a_b_2: Any = None)")
+
+
+async def test_a_server_that_changes_its_tools_is_listed_again(settings: Settings) -> None:
+    async with opened(settings, odd_entry()) as world:
+        assert await world.call("change") == "changed"
+        await eventually(lambda: "fresh" in world.listed.tools[-1], what="the second listing")
+        assert await world.call("fresh", "new") == "new"
+
+
+async def test_a_server_that_dies_in_a_call_is_started_again(settings: Settings) -> None:
+    async with opened(settings, odd_entry()) as world:
+        assert await world.call("die") == "alive"
+
+
+async def test_the_outcome_of_a_call_that_must_not_run_twice_is_unknown_after_a_death(
+    settings: Settings,
+) -> None:
+    async with opened(settings, odd_entry()) as world:
+        with pytest.raises(OutcomeUnknownError, match="may or may not have happened"):
+            await world.call("die_once", always=True)
+        assert await world.call("echo", "again") == "again"
+
+
+async def test_a_server_that_was_killed_between_calls_is_started_again(settings: Settings) -> None:
+    async with opened(settings, odd_entry()) as world:
+        before = await world.hub.listing(world.server)
+        os.kill(_first_pid(world), signal.SIGKILL)
+        await eventually(lambda: before.ended is not None and before.ended.is_set(), what="the end")
+        assert await world.call("echo", "again") == "again"
+
+
+async def test_a_server_ends_with_its_connection(settings: Settings) -> None:
+    async with opened(settings, odd_entry()) as world:
+        pid = _first_pid(world)
+    assert not Path(f"/proc/{pid}/exe").exists() or os.stat(f"/proc/{pid}").st_uid != os.geteuid()
+
+
+def _first_pid(world: World) -> int:
+    """Find the server's process by the path of its script."""
+    marks = (b"odd_server.py",)
+    found = [
+        int(path.name)
+        for path in Path("/proc").iterdir()
+        if path.name.isdigit()
+        and all(mark in _command(path) for mark in marks)
+        and b"bwrap" not in _command(path)
+    ]
+    return max(found)
+
+
+def _command(path: Path) -> bytes:
+    try:
+        return (path / "cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+# -- lines ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_lines_are_split_at_any_chunk(size: int) -> None:
+    data, found = b"one\n\ntwo three\nrest", []
+    splitter = LineSplitter(100)
+    for start in range(0, len(data), size):
+        found += splitter.feed(data[start : start + size])
+    assert found == [b"one", b"", b"two three"]
+
+
+@pytest.mark.parametrize("size", [7, 100_000])
+@pytest.mark.parametrize(
+    ("line", "request_id"),
+    [
+        (b'{"jsonrpc":"2.0","id":5,"result":"%s"}', 5),
+        (b'{"result":"%s","jsonrpc":"2.0","id":17}', 17),
+        (b'{"result":"%s \\"id\\":3}","jsonrpc":"2.0"}', None),
+    ],
+)
+def test_a_long_line_is_skipped_and_names_its_request(line: bytes, request_id: int | None, size: int) -> None:
+    data = line % (b"x" * 5_000) + b"\nnext\n"
+    splitter: LineSplitter = LineSplitter(1_000)
+    found: list[bytes | TooLong] = []
+    for start in range(0, len(data), size):
+        found += splitter.feed(data[start : start + size])
+    assert found == [TooLong(len(data) - 6, request_id), b"next"]
