@@ -52,6 +52,8 @@ class Confinement:
     """How a program is confined, for people."""
 
     isolated: bool
+    #: Host process id of its first process.
+    process: int
     #: Host user id.
     user: int
     network: bool
@@ -196,7 +198,12 @@ class ProgramStarter:
         return Program(
             process=process,
             confinement=Confinement(
-                isolated=False, user=os.geteuid(), network=True, memory="nothing", files=()
+                isolated=False,
+                process=process.pid,
+                user=os.geteuid(),
+                network=True,
+                memory="nothing",
+                files=(),
             ),
             memory_bytes=spec.memory_bytes,
             first_pid=process.pid,
@@ -238,7 +245,7 @@ class ProgramStarter:
             child = await self._first_pid(process, sockets)
             return Program(
                 process=process,
-                confinement=_confinement(spec, hold.uid, group),
+                confinement=_confinement(spec, hold.uid, group, child),
                 memory_bytes=spec.memory_bytes,
                 first_pid=child,
                 _pidfd=os.pidfd_open(child),
@@ -303,10 +310,12 @@ async def _read_rest(stream: asyncio.StreamReader | None) -> None:
         pass
 
 
-def _confinement(spec: ProgramSpec, uid: int, group: Group | None) -> Confinement:
+def _confinement(spec: ProgramSpec, uid: int, group: Group | None, process: int) -> Confinement:
     files = tuple(f"{path} ({'rw' if writable else 'ro'})" for path, writable in spec.files.items())
     memory = "a check every second" if group is None else "the kernel"
-    return Confinement(isolated=True, user=uid, network=spec.network, memory=memory, files=files)
+    return Confinement(
+        isolated=True, process=process, user=uid, network=spec.network, memory=memory, files=files
+    )
 
 
 def _limits(spec: ProgramSpec, *, has_group: bool) -> list[str]:

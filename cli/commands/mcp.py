@@ -214,7 +214,8 @@ def _confinement(confinement: Mapping[str, Any] | None) -> str:
     files = ", ".join(confinement["files"]) or "none besides its own home"
     network = "the network of the host" if confinement["network"] else "no network"
     return (
-        f"confined by bubblewrap: host user {confinement['user']}, {network}; files: {files}; "
+        f"confined by bubblewrap: process {confinement['process']}, host user {confinement['user']}, "
+        f"{network}; files: {files}; "
         f"memory bounded by {confinement['memory']}"
     )
 

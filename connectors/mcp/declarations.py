@@ -31,11 +31,12 @@ __all__ = [
     "Declaration",
     "Limits",
     "OAuth",
-    "Sampling",
     "check_name",
     "module_names",
     "parse",
+    "referenced",
     "resolve",
+    "without_references",
 ]
 
 Access = Literal["ro", "rw"]
@@ -59,17 +60,6 @@ class OAuth(_Part):
     scope: str | None = None
 
 
-class Sampling(_Part):
-    """What a server may ask our models for."""
-
-    #: Model group; ``default`` is the agent's own model.
-    group: str = "default"
-    #: Most tokens that all answers of one call may have together.
-    max_tokens: int = Field(2000, ge=1, le=1_000_000)
-    #: Most requests of one call.
-    requests: int = Field(5, ge=1, le=100)
-
-
 class Limits(_Part):
     """Our own settings of one server: the key ``nekro``."""
 
@@ -84,10 +74,6 @@ class Limits(_Part):
     approval: bool | tuple[str, ...] | None = None
     memory_bytes: int = Field(1 << 30, ge=32 << 20)
     max_processes: int = Field(128, ge=4, le=4096)
-    #: None: requests for answers of a model are refused.
-    sampling: Sampling | None = None
-    #: Whether its questions (elicitation) are put to the chat.
-    elicitation: bool = False
     oauth: OAuth | None = None
 
     @field_validator("files")

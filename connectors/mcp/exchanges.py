@@ -1,8 +1,7 @@
-"""What a server may do while it serves a call: report progress, ask a model, ask the chat."""
+"""What a server may do while it serves a call: report progress."""
 
 from __future__ import annotations
 
-from connectors.mcp.servers import McpServer
 from connectors.mcp.session import Exchange
 from connectors.mcp.texts import line
 from nekro_agent.schemas.agent_ctx import AgentCtx
@@ -12,7 +11,7 @@ __all__ = ["exchange_of"]
 _MOST_PROGRESS_CHARS = 200
 
 
-def exchange_of(server: McpServer, ctx: AgentCtx) -> Exchange:
+def exchange_of(ctx: AgentCtx) -> Exchange:
     """Return what the server may do during a call with this context."""
     last = 0.0
 

@@ -138,7 +138,7 @@ class ServerHub:
 
         declaration = _declared(server)
         hide = redactor_of(declaration)
-        exchange = exchange_of(server, ctx)
+        exchange = exchange_of(ctx)
         may_try_again = True
         while True:
             try:
@@ -307,14 +307,11 @@ class ServerHub:
     ) -> McpSession:
         from connectors.mcp.session import McpSession
 
-        limits = _declared(server).nekro
         return McpSession(
             server.name,
             streams,
             hide=hide,
             not_sent=not_sent,
-            samples=limits.sampling is not None,
-            asks=limits.elicitation,
         )
 
 

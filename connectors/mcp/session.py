@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from loguru import logger
-from mcp.client.session import ClientRequestContext, ClientSession
+from mcp.client.session import ClientSession
 from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost, listen
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
@@ -22,17 +22,8 @@ from mcp_types import (
     CallToolRequest,
     CallToolRequestParams,
     CallToolResult,
-    CreateMessageRequest,
-    CreateMessageRequestParams,
-    CreateMessageResult,
-    ElicitRequest,
-    ElicitRequestParams,
-    ElicitResult,
-    ErrorData,
     Implementation,
     InputRequiredResult,
-    InputResponse,
-    InputResponses,
     LoggingMessageNotificationParams,
     PaginatedRequestParams,
     ToolListChangedNotification,
@@ -52,6 +43,8 @@ _MOST_LOG_CHARS: Final = 1_000
 _LOGS_PER_MINUTE: Final = 60
 _MOST_ERROR_CHARS: Final = 4_000
 _INVALID_REQUEST: Final = -32600
+#: The SDK's words for requests that were open when the whole session ended.
+_ALL_CLOSED: Final = "Connection closed"
 _LEVELS: Final = {"debug": "DEBUG", "info": "INFO", "notice": "INFO", "warning": "WARNING"}
 _Result: Final[TypeAdapter[CallToolResult | InputRequiredResult]] = TypeAdapter(
     CallToolResult | InputRequiredResult
@@ -70,13 +63,9 @@ class ServerFault(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """What a call lets its server do meanwhile."""
+    """What a server may do during a call."""
 
     on_progress: Callable[[float, float | None, str | None], Awaitable[None]]
-    #: Answers a request for text of a model; None refuses.
-    sample: Callable[[CreateMessageRequestParams], Awaitable[CreateMessageResult | ErrorData]] | None = None
-    #: Puts a question to the chat; None refuses.
-    ask: Callable[[ElicitRequestParams], Awaitable[ElicitResult | ErrorData]] | None = None
 
 
 class _ClientSession(ClientSession):
@@ -94,16 +83,12 @@ class McpSession:
         *,
         hide: Callable[[str], str],
         not_sent: str | None = None,
-        samples: bool = False,
-        asks: bool = False,
     ) -> None:
         """Create a session on the streams of a transport; enter it before its use.
 
         Args:
             hide: removes secrets from texts.
             not_sent: data of errors which say that the server did not receive a request; None for stdio.
-            samples: whether the server may ask for text of our models, and ``asks``, put questions to chats;
-                else it is told that neither exists.
         """
         self._name, self._hide, self._not_sent = name, hide, not_sent
         self._session: ClientSession = _ClientSession(
@@ -111,8 +96,6 @@ class McpSession:
             logging_callback=self._on_log,
             log_level="info",
             message_handler=self._on_message,
-            sampling_callback=self._sample if samples else None,
-            elicitation_callback=self._ask if asks else None,
             client_info=Implementation(name="nekro-workers", version="1"),
         )
         #: Set when the tools may have changed.
@@ -229,28 +212,25 @@ class McpSession:
             ServerFault: the server did not answer, or with an error of the protocol.
         """
         self.used_at = time.monotonic()
-        responses: InputResponses | None = None
         state: str | None = None
         with self._open(exchange):
             for _ in range(_MOST_INPUT_ROUNDS):
-                result = await self._request(tool, arguments, responses, state, exchange, seconds)
+                result = await self._request(tool, arguments, state, exchange, seconds)
                 if isinstance(result, CallToolResult):
                     return result
-                responses, state = await self._answers(result, exchange), result.request_state
+                await self._wait_for_more(result)
+                state = result.request_state
         raise ServerFault(f"it asked for input more than {_MOST_INPUT_ROUNDS} times")
 
     async def _request(
         self,
         tool: str,
         arguments: dict[str, Any],
-        responses: InputResponses | None,
         state: str | None,
         exchange: Exchange,
         seconds: float | None,
     ) -> CallToolResult | InputRequiredResult:
-        params = CallToolRequestParams(
-            name=tool, arguments=arguments, input_responses=responses, request_state=state
-        )
+        params = CallToolRequestParams(name=tool, arguments=arguments, request_state=state)
         try:
             return await self._session.send_request(
                 CallToolRequest(params=params),
@@ -263,41 +243,15 @@ class McpSession:
         except ValidationError as exc:
             raise ServerFault(f"its answer is invalid: {line(exc, 500)}") from exc
 
-    async def _answers(self, result: InputRequiredResult, exchange: Exchange) -> InputResponses | None:
+    async def _wait_for_more(self, result: InputRequiredResult) -> None:
+        """Wait before a server that only wants to be asked again; sampling and elicitation are refused."""
         if not result.input_requests:
             await asyncio.sleep(_STATE_ONLY_SECONDS)
-            return None
-        answers: InputResponses = {}
-        for key, request in result.input_requests.items():
-            answer: InputResponse | ErrorData = _refusal(request.method)
-            if isinstance(request, CreateMessageRequest) and exchange.sample is not None:
-                answer = await exchange.sample(request.params)
-            elif isinstance(request, ElicitRequest) and exchange.ask is not None:
-                answer = await exchange.ask(request.params)
-            if isinstance(answer, ErrorData):
-                raise ServerFault(f"it asked for {request.method}, which was refused: {answer.message}")
-            answers[key] = answer
-        return answers
+            return
+        kinds = sorted({request.method for request in result.input_requests.values()})
+        raise ServerFault(f"it asked for {', '.join(kinds)}, which this client does not support")
 
-    # -- requests and notifications of the server ------------------------------------------------
-
-    async def _sample(
-        self, context: ClientRequestContext, params: CreateMessageRequestParams
-    ) -> CreateMessageResult | ErrorData:
-        """Answer a request for text of a model on behalf of the only open call."""
-        exchange = self._only_exchange()
-        if exchange is None or exchange.sample is None:
-            return _refusal("sampling")
-        return await exchange.sample(params)
-
-    async def _ask(
-        self, context: ClientRequestContext, params: ElicitRequestParams
-    ) -> ElicitResult | ErrorData:
-        """Put a question to the chat of the only open call."""
-        exchange = self._only_exchange()
-        if exchange is None or exchange.ask is None:
-            return _refusal("elicitation")
-        return await exchange.ask(params)
+    # -- notifications of the server ------------------------------------------------
 
     async def _on_log(self, params: LoggingMessageNotificationParams) -> None:
         """Write a message of the server to the log, at most 60 per minute."""
@@ -321,10 +275,6 @@ class McpSession:
                 async for _ in subscription:
                     self.is_stale.set()
 
-    def _only_exchange(self) -> Exchange | None:
-        # Before 2026 a server's request does not say which call it belongs to.
-        return self._exchanges[0] if len(self._exchanges) == 1 else None
-
     @contextmanager
     def _open(self, exchange: Exchange) -> Iterator[None]:
         self._exchanges.append(exchange)
@@ -337,8 +287,10 @@ class McpSession:
     def _fault(self, exc: MCPError) -> ServerFault:
         text = self._hide(line(exc.message, _MOST_ERROR_CHARS))
         if exc.code == CONNECTION_CLOSED:
-            self.is_broken.set()
-            return ServerFault("the connection to it was lost", is_lost=True)
+            if exc.message == _ALL_CLOSED:
+                self.is_broken.set()
+                return ServerFault("the connection to it was lost", is_lost=True)
+            return ServerFault(text, is_lost=True)  # over HTTP: the connection of this request only
         if exc.code == REQUEST_TIMEOUT:
             return ServerFault("it did not answer in time and was told to stop", is_late=True)
         if exc.code == _INVALID_REQUEST and "session" in exc.message.lower():
@@ -351,13 +303,6 @@ class McpSession:
         if is_unsent or is_lost:
             self.is_broken.set()
         return ServerFault(text, is_unsent=is_unsent, is_lost=is_lost)
-
-
-def _refusal(what: str) -> ErrorData:
-    return ErrorData(
-        code=_INVALID_REQUEST,
-        message=f"{what} is refused: the declaration does not allow it, or its call is not known",
-    )
 
 
 def _listed(tool: Any) -> ListedTool:

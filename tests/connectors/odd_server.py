@@ -35,6 +35,7 @@ WORK = {
     "inputSchema": {"type": "object", "properties": {"seconds": {"type": "number"}}},
     "annotations": {"idempotentHint": True},
 }
+WORK_ONCE = {**WORK, "name": "work-once", "annotations": {}}
 DIE = {
     "name": "die",
     "description": "Ends the process in the call, the first time.",
@@ -55,7 +56,7 @@ PICTURE = {
 }
 FAIL = {"name": "fail", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}
 CHANGE = {"name": "change", "inputSchema": {"type": "object", "properties": {}}}
-TOOLS: list[dict[str, Any]] = [ECHO, ADD, SEEN, WORK, DIE, DIE_ONCE, BIG, PICTURE, FAIL, CHANGE]
+TOOLS: list[dict[str, Any]] = [ECHO, ADD, SEEN, WORK, WORK_ONCE, DIE, DIE_ONCE, BIG, PICTURE, FAIL, CHANGE]
 #: A PNG of one pixel.
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
@@ -104,7 +105,8 @@ def call(name: str, arguments: dict[str, Any], notify: Any, token: Any, request_
             return text(file.read())
     if name == "seen":
         return {"content": [], "structuredContent": look(arguments.get("path", "/"))}
-    if name == "work":
+    if name in ("work", "work-once"):
+        Path("~/working").expanduser().touch()
         for step in range(3):
             notify(
                 "notifications/progress",

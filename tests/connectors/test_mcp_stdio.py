@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mcp_world import World, odd_entry, opened
+from mcp_world import odd_entry, opened
 from waiting import eventually
 
 from broker_config.settings import McpSettings, Settings
@@ -214,35 +214,19 @@ async def test_the_outcome_of_a_call_that_must_not_run_twice_is_unknown_after_a_
 async def test_a_server_that_was_killed_between_calls_is_started_again(settings: Settings) -> None:
     async with opened(settings, odd_entry()) as world:
         before = await world.hub.listing(world.server)
-        os.kill(_first_pid(world), signal.SIGKILL)
+        assert before.confinement is not None
+        os.kill(before.confinement.process, signal.SIGKILL)
         await eventually(lambda: before.ended is not None and before.ended.is_set(), what="the end")
         assert await world.call("echo", "again") == "again"
 
 
 async def test_a_server_ends_with_its_connection(settings: Settings) -> None:
     async with opened(settings, odd_entry()) as world:
-        pid = _first_pid(world)
-    assert not Path(f"/proc/{pid}/exe").exists() or os.stat(f"/proc/{pid}").st_uid != os.geteuid()
-
-
-def _first_pid(world: World) -> int:
-    """Find the server's process by the path of its script."""
-    marks = (b"odd_server.py",)
-    found = [
-        int(path.name)
-        for path in Path("/proc").iterdir()
-        if path.name.isdigit()
-        and all(mark in _command(path) for mark in marks)
-        and b"bwrap" not in _command(path)
-    ]
-    return max(found)
-
-
-def _command(path: Path) -> bytes:
-    try:
-        return (path / "cmdline").read_bytes()
-    except OSError:
-        return b""
+        confinement = (await world.hub.listing(world.server)).confinement
+        assert confinement is not None
+        pid = confinement.process
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 # -- lines ----------------------------------------------------------------------------------------

@@ -1,0 +1,269 @@
+"""Servers with a URL: sessions that are shared, renewed and bounded; headers and OAuth."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+from mcp.server.mcpserver import Context, MCPServer
+from mcp_world import opened
+from odd_server import handle
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from waiting import wait_until
+
+from broker_config.settings import McpSettings, Settings
+from connectors.mcp.session import ServerFault
+from nekro_agent.errors import MethodFailedError, OutcomeUnknownError
+
+
+@contextmanager
+def served(app: Any) -> Iterator[str]:
+    """Serve an ASGI application on a free port in a thread; yields its address."""
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="on"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        wait_until(lambda: server.started, what="the server")
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        server.force_exit = True
+        thread.join()
+
+
+class Odd:
+    """The odd server over HTTP; ``sessions`` are those that it knows."""
+
+    def __init__(self, mode: str = "") -> None:
+        self.mode = mode
+        self.sessions: set[str] = set()
+        self.opened = 0
+        self.headers: list[dict[str, str]] = []
+
+    @property
+    def app(self) -> Starlette:
+        return Starlette(routes=[Route("/mcp", self.answer, methods=["GET", "POST", "DELETE"])])
+
+    async def answer(self, request: Request) -> Response:
+        self.headers.append(dict(request.headers))
+        if self.mode == "denied":
+            return Response(status_code=401)
+        if request.method != "POST":
+            return Response(status_code=405)
+        message = await request.json()
+        headers = {}
+        if message.get("method") == "initialize":
+            self.opened += 1
+            headers["mcp-session-id"] = f"s{self.opened}"
+            self.sessions.add(headers["mcp-session-id"])
+        elif request.headers.get("mcp-session-id") not in self.sessions:
+            return Response(status_code=404)
+        if message.get("method") == "tools/call" and self.mode in ("hang", "cut", "endless"):
+            return self.broken()
+        found = await asyncio.to_thread(handle, message, self.mode, lambda *_: None)
+        return Response(status_code=202) if found is None else JSONResponse(found, headers=headers)
+
+    def broken(self) -> Response:
+        async def body() -> AsyncIterator[bytes]:
+            if self.mode == "cut":
+                yield b'{"jsonrpc": "2.0", '
+                raise RuntimeError("the connection breaks here")
+            while True:
+                yield b"event: message\ndata: " + b"x" * 65_536
+                await asyncio.sleep(3600 if self.mode == "hang" else 0)
+
+        kind = "application/json" if self.mode == "cut" else "text/event-stream"
+        return StreamingResponse(body(), media_type=kind)
+
+
+def entry(address: str, **own: Any) -> dict[str, Any]:
+    return {"url": f"{address}/mcp", "headers": {"X-Key": "${MCP_TEST_KEY:-none}"}, "nekro": own}
+
+
+def sdk_server() -> MCPServer:
+    """A server made with the SDK, which speaks the newest version of the protocol."""
+    server = MCPServer("with-sdk", version="7")
+
+    @server.tool(structured_output=True)
+    def add(a: int, b: int = 2) -> dict[str, int]:
+        """Add two numbers."""
+        return {"sum": a + b}
+
+    @server.tool()
+    async def slow(ctx: Context) -> str:
+        """Report progress."""
+        await ctx.report_progress(1, 2, "half")
+        return "done"
+
+    return server
+
+
+async def test_a_server_of_the_sdk_is_used_in_the_newest_version(settings: Settings) -> None:
+    with served(sdk_server().streamable_http_app()) as address:
+        async with opened(settings, entry(address)) as world:
+            listing = await world.hub.listing(world.server)
+            assert listing.session.about["protocol"] == "2026-07-28"
+            assert listing.confinement is None and not world.plugin.pinned
+            assert await world.call("add", 1) == {"sum": 3}
+            assert await world.call("add", 1, b=5) == {"sum": 6}
+            assert await world.call("slow") == {"result": "done"}
+            assert world.progress == [(50.0, "half")]
+            many = await asyncio.gather(*(world.call("add", n) for n in range(20)))
+            assert [one["sum"] for one in many] == [n + 2 for n in range(20)]
+
+
+async def test_a_server_of_2025_has_one_session_with_the_declared_headers(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MCP_TEST_KEY", "the-key")
+    odd = Odd()
+    with served(odd.app) as address:
+        async with opened(settings, entry(address)) as world:
+            assert await asyncio.gather(*(world.call("echo", str(n)) for n in range(5))) == list("01234")
+            assert odd.opened == 1
+            assert {headers.get("x-key") for headers in odd.headers} == {"the-key"}
+
+
+async def test_a_session_that_the_server_forgot_is_opened_again(settings: Settings) -> None:
+    odd = Odd()
+    with served(odd.app) as address:
+        async with opened(settings, entry(address)) as world:
+            odd.sessions.clear()
+            assert await world.call("add_note", "once more") is not None
+            assert odd.opened == 2
+
+
+async def test_a_server_that_cannot_be_reached_is_an_error_of_the_call(settings: Settings) -> None:
+    odd = Odd()
+    with served(odd.app) as address:
+        context = opened(settings, entry(address))
+        world = await context.__aenter__()
+    try:
+        for name in ("echo", "add_note"):
+            with pytest.raises(MethodFailedError, match="MCP server odd: the server cannot be reached"):
+                await world.call(name, "x")
+    finally:
+        await context.__aexit__(None, None, None)
+
+
+async def test_a_refused_key_names_the_fix(settings: Settings) -> None:
+    with (
+        served(Odd("denied").app) as address,
+        pytest.raises(ServerFault, match="status 401; check its `headers`"),
+    ):
+        async with opened(settings, entry(address)):
+            pass
+
+
+async def test_an_answer_over_the_limit_fails_its_call_only(settings: Settings) -> None:
+    with served(Odd().app) as address:
+        async with opened(settings, entry(address)) as world:
+            with pytest.raises(MethodFailedError, match="more than 8388608 bytes"):
+                await world.call("big", bytes=50 << 20)
+            assert await world.call("echo", "after") == "after"
+
+
+async def test_an_endless_event_is_cut(settings: Settings) -> None:
+    odd = Odd()
+    with served(odd.app) as address:
+        async with opened(settings, entry(address)) as world:
+            odd.mode = "endless"
+            with pytest.raises(MethodFailedError, match="SSE stream failed"):
+                await world.call("echo", "x")
+
+
+async def test_an_answer_that_breaks_off_is_an_unknown_outcome(settings: Settings) -> None:
+    odd = Odd()
+    with served(odd.app) as address:
+        async with opened(settings, entry(address, timeout_seconds=20)) as world:
+            odd.mode = "cut"
+            with pytest.raises((OutcomeUnknownError, MethodFailedError)):
+                await world.call("add_note", "x")
+            odd.mode = ""
+            assert await world.call("echo", "after") == "after"
+
+
+async def test_a_call_that_hangs_ends_after_the_declared_time(settings: Settings) -> None:
+    odd = Odd()
+    with served(odd.app) as address:
+        async with opened(settings, entry(address, timeout_seconds=0.5)) as world:
+            odd.mode = "hang"
+            with pytest.raises(OutcomeUnknownError, match="did not answer in time"):
+                await world.call("add_note", "x")
+
+
+async def test_an_idle_session_is_closed_and_opened_for_the_next_call(settings: Settings) -> None:
+    odd = Odd()
+    brief = settings.model_copy(update={"mcp": McpSettings(idle_seconds=0.1)})
+    with served(odd.app) as address:
+        async with opened(brief, entry(address)) as world:
+            assert await world.call("echo", "a") == "a"
+            listing = await world.hub.listing(world.server)
+            await asyncio.wait_for(_gone(world, listing), 20)
+            assert await world.call("echo", "b") == "b"
+            assert odd.opened >= 2
+
+
+async def _gone(world: Any, listing: Any) -> None:
+    own = world.hub._own()
+    connection = own.connections["odd"][1]
+    while connection._opened is listing:
+        await asyncio.sleep(0.02)
+
+
+# -- OAuth ----------------------------------------------------------------------------------------
+
+
+async def test_credentials_of_oauth_are_exchanged_for_a_token(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MCP_TEST_SECRET", "the-client-secret")
+    odd, tokens = Odd(), []
+
+    async def guarded(request: Request) -> Response:
+        if request.headers.get("authorization") != "Bearer the-token":
+            where = f"{request.base_url}.well-known/oauth-protected-resource"
+            challenge = {"www-authenticate": f'Bearer resource_metadata="{where}"'}
+            return Response(status_code=401, headers=challenge)
+        return await odd.answer(request)
+
+    async def resource(request: Request) -> Response:
+        base = str(request.base_url).rstrip("/")
+        return JSONResponse({"resource": f"{base}/mcp", "authorization_servers": [base]})
+
+    async def authority(request: Request) -> Response:
+        base = str(request.base_url).rstrip("/")
+        return JSONResponse({
+            "issuer": base, "authorization_endpoint": f"{base}/authorize", "token_endpoint": f"{base}/token",
+            "response_types_supported": ["code"], "grant_types_supported": ["client_credentials"],
+            "token_endpoint_auth_methods_supported": ["client_secret_basic"],
+        })  # fmt: skip
+
+    async def token(request: Request) -> Response:
+        tokens.append((request.headers.get("authorization"), dict(await request.form())))
+        return JSONResponse({"access_token": "the-token", "token_type": "Bearer", "expires_in": 3600})
+
+    app = Starlette(
+        routes=[
+            Route("/mcp", guarded, methods=["GET", "POST", "DELETE"]),
+            Route("/.well-known/oauth-protected-resource", resource),
+            Route("/.well-known/oauth-protected-resource/mcp", resource),
+            Route("/.well-known/oauth-authorization-server", authority),
+            Route("/token", token, methods=["POST"]),
+        ]
+    )
+    with served(app) as address:
+        oauth = {"issuer": address, "client_id": "nekro", "client_secret": "${MCP_TEST_SECRET}"}
+        async with opened(settings, {"url": f"{address}/mcp", "nekro": {"oauth": oauth}}) as world:
+            assert await world.call("echo", "with a token") == "with a token"
+    assert len(tokens) == 1 and tokens[0][1]["grant_type"] == "client_credentials"
+    assert "the-client-secret" not in json.dumps(world.listed.tools)

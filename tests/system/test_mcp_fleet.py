@@ -1,0 +1,169 @@
+"""MCP servers in a fleet: declared while workers run, called from sandboxed code, killed at every place."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from waiting import eventually
+from worker_fleet import Fleet, build_fleet
+
+from codec.values import decode_value
+from connectors.mcp.servers import read_servers
+from nekro_agent.errors import MethodFailedError, MethodNotFoundError, OutcomeUnknownError
+from sandbox.models import StopType
+from workers.composition import Services
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "connectors"))
+from mcp_world import odd_entry
+
+CHAT = "with-servers"
+
+
+@pytest.fixture(scope="module")
+def fleet(redis_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Two workers that run methods and one that runs code; a server is declared in the file."""
+    directory = tmp_path_factory.mktemp("mcp")
+    url = f"sqlite:///{directory / 'nekro.db'}"
+    lease = {"lease_seconds": 3}
+    fleet = build_fleet(directory, redis_server.url, url, plugins={"load_shipped": False}, agent=lease)
+    data_dir = fleet.settings.data_dir
+    data_dir.mkdir(parents=True, exist_ok=True)
+    (data_dir / "mcp.json").write_text(json.dumps({"mcpServers": {"odd": odd_entry(approval=False)}}))
+    yield fleet
+    fleet.stop()
+
+
+@pytest.fixture
+async def services(fleet: Fleet) -> AsyncIterator[Services]:
+    if not fleet.workers:
+        fleet.start("methods", "rounds")
+    services = fleet.services()
+    await services.start()
+    await eventually(lambda: serves(services, "mcp.odd.echo"), what=fleet.waiting_for("the tools"))
+    yield services
+    await services.close()
+
+
+async def serves(services: Services, task: str) -> bool:
+    await services.read_catalogue()
+    return task in services.registry
+
+
+async def call(services: Services, method: str, **arguments: Any) -> Any:
+    envelope = await services.invoke(
+        method, (), arguments, chat_key=CHAT, user_id=None, timeout_seconds=60, call_id=None
+    )
+    return decode_value(envelope.value or "", max_bytes=1 << 20)
+
+
+async def trial(services: Services) -> dict[str, Any]:
+    """What the owner says of the server, which is alive."""
+    while True:
+        try:
+            found = await services.try_mcp_server("mcp.odd")
+        except Exception:  # the owner has just been killed
+            await asyncio.sleep(0.1)
+            continue
+        if found["error"] is None:
+            return found
+
+
+async def test_sandboxed_code_calls_tools_of_servers(fleet: Fleet, services: Services) -> None:
+    code = "print(mcp.odd.echo('in code'))\ntry:\n    fail()\nexcept MethodError as exc:\n    print('caught', exc)\n"
+    report = await services.run_code(code, chat_key=CHAT, user_id=None, follow_up=False, file_name="t")
+    assert report.result.stop_type is StopType.NORMAL, report.result
+    assert "in code" in report.result.output and "caught" in report.result.output
+    assert "it failed" in report.result.output
+
+
+async def test_a_server_is_declared_changed_and_removed_while_workers_run(services: Services) -> None:
+    async def put(entry: dict[str, Any]) -> None:
+        async with services.database.autocommit() as transaction:
+            await transaction.mcp_servers.put("second", entry, is_enabled=True)
+
+    await put(odd_entry())
+    await eventually(lambda: serves(services, "mcp.second.echo"), what="the new server")
+    assert await call(services, "mcp.second.echo", text="new") == "new"
+    await put({**odd_entry(), "env": {"VERSION": "2"}})
+
+    async def has_variable() -> bool:
+        return "VERSION" in (await call(services, "mcp.second.seen"))["environment"]
+
+    await eventually(has_variable, what="the changed declaration")
+    found = {server.name: server for server in await read_servers(services.settings, services.database)}
+    assert found["second"].is_current and len(found["second"].tools) == 11
+    async with services.database.autocommit() as transaction:
+        assert await transaction.mcp_servers.remove("second")
+
+    async def is_gone() -> bool:
+        await services.read_catalogue()
+        return "mcp.second.echo" not in services.registry
+
+    await eventually(is_gone, what="the removed server")
+    with pytest.raises(MethodNotFoundError):
+        await call(services, "mcp.second.echo", text="gone")
+
+
+async def test_a_change_of_the_tools_reaches_all_workers(services: Services) -> None:
+    await call(services, "mcp.odd.change")
+    await eventually(lambda: serves(services, "mcp.odd.fresh"), what="the new tool")
+    assert await call(services, "mcp.odd.fresh", text="x") == "x"
+
+
+async def test_a_killed_server_is_started_again_for_the_next_call(services: Services) -> None:
+    process = (await trial(services))["confinement"]["process"]
+    os.kill(process, signal.SIGKILL)
+    assert await call(services, "mcp.odd.echo", text="again") == "again"
+    assert (await trial(services))["confinement"]["process"] != process
+
+
+async def test_a_call_that_must_not_run_twice_is_unknown_after_its_server_died(services: Services) -> None:
+    with pytest.raises((OutcomeUnknownError, MethodFailedError), match="may or may not have happened"):
+        await call(services, "mcp.odd.die_once", always=True)
+
+
+@pytest.mark.parametrize("tool", ["work", "work_once"])
+async def test_a_killed_owner_is_replaced(fleet: Fleet, services: Services, tool: str) -> None:
+    owner = await _owner(fleet, services)
+    (other,) = fleet.start("methods")
+    process = (await trial(services))["confinement"]["process"]
+    mark = fleet.settings.data_dir / "mcp" / "odd" / "working"
+    mark.unlink(missing_ok=True)
+    running = asyncio.create_task(call(services, f"mcp.odd.{tool}", seconds=5))
+    await eventually(mark.exists, what="the call on the owner")
+    owner.kill()
+    if tool == "work":
+        assert await running == "worked"
+    else:
+        with pytest.raises(OutcomeUnknownError):
+            await running
+    assert await call(services, "mcp.odd.echo", text="next") == "next"
+    assert (await _owner(fleet, services)).pid == other.pid
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+
+
+async def test_calls_outlast_a_restart_of_redis(fleet: Fleet, services: Services, redis_server: Any) -> None:
+    running = [asyncio.create_task(call(services, "mcp.odd.echo", text=str(n))) for n in range(20)]
+    client = redis.Redis.from_url(redis_server.url)
+    client.client_kill_filter(_type="normal")
+    client.close()
+    assert await asyncio.gather(*running) == [str(n) for n in range(20)]
+
+
+async def _owner(fleet: Fleet, services: Services) -> Any:
+    async def held() -> Any:
+        async with services.database.read() as transaction:
+            return await transaction.leases.held(prefix="pinned:mcp.odd", limit=2)
+
+    (lease,) = await eventually(held, what="an owner")
+    return fleet.worker_of(lease.owner)
