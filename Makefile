@@ -22,7 +22,7 @@ FAST_ONLY := not postgres and not sandbox and not supply_chain and not sdk_typin
 	and not call_outcomes and not processes
 
 .DEFAULT_GOAL := help
-.PHONY: help install bubblewrap libmagic demo test test-fast test-slow chaos faults lint format types bench bench-gateway goals scale bench-sandbox bench-start-up fuzz docs constraints wheel sbom sbom-image compose-test clean
+.PHONY: help install bubblewrap libmagic mcp-servers demo test test-fast test-slow chaos faults lint format types bench bench-gateway goals scale bench-sandbox bench-start-up fuzz docs constraints wheel sbom sbom-image compose-test clean
 
 help: ## List the tasks.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -38,6 +38,9 @@ $(STAMP): $(BIN)/python pyproject.toml constraints.txt
 
 install: $(STAMP) bubblewrap libmagic ## Create .venv and install the project with its test tools.
 
+mcp-servers: $(STAMP) ## Install the published MCP servers that tests call into .mcp-servers.
+	@PYTHON=$(PYTHON) scripts/install-mcp-servers
+
 bubblewrap:
 	@scripts/ensure-bubblewrap
 
@@ -47,7 +50,7 @@ libmagic:
 demo: install ## Run the scripted tour: sandbox, plugins, queue, follow-up rounds.
 	$(BIN)/nekro demo
 
-test: install ## Run the default test suite (SQLite and PostgreSQL, real Redis, real sandbox).
+test: install mcp-servers ## Run the default test suite (SQLite and PostgreSQL, real Redis, real sandbox).
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m 'not slow' $(PYTEST_ARGS)
 
 test-fast: install ## Run the tests of single components, for quick feedback: SQLite and Redis, no worker, no sandbox.

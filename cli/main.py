@@ -98,7 +98,7 @@ COMMANDS: Final = (
 OVER_GATEWAY: Final = frozenset(
     {
         "approvals", "call", "cancel", "chat", "dead", "doctor", "exec", "files", "history",
-        "jobs", "keys", "methods", "plugins", "reset", "send", "tail", "timers",
+        "jobs", "keys", "mcp", "methods", "plugins", "reset", "send", "tail", "timers",
     }
 )  # fmt: skip
 #: Commands that need no system.

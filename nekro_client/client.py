@@ -23,6 +23,9 @@ from nekro_client.chats import Chat
 from nekro_client.connections import AsyncConnection, Connection
 from nekro_client.models import (
     Call,
+    McpServer,
+    McpServerBody,
+    McpTrial,
     Method,
     Plugin,
     PluginConfig,
@@ -159,6 +162,25 @@ class Client:
     def enable_plugin(self, key: str, *, is_enabled: bool = True) -> PluginState:
         """Enable a plugin on all workers, or disable it; the answer tells whether that changed anything."""
         return self._connection.send(endpoints.decide_plugin(key, is_enabled=is_enabled))
+
+    def mcp_servers(self) -> list[McpServer]:
+        """Return the declared MCP servers; literal secrets are masked."""
+        return self._connection.all(lambda cursor: endpoints.list_mcp_servers(cursor=cursor))
+
+    def put_mcp_server(
+        self, name: str, declaration: Mapping[str, JsonValue], *, is_enabled: bool = True
+    ) -> McpServer:
+        """Declare an MCP server, as in ``mcp.json``, or replace its declaration."""
+        body = McpServerBody(declaration=dict(declaration), is_enabled=is_enabled)
+        return self._connection.send(endpoints.put_mcp_server(name, body))
+
+    def remove_mcp_server(self, name: str) -> McpServer:
+        """Remove an MCP server; returns what it was."""
+        return self._connection.send(endpoints.remove_mcp_server(name))
+
+    def test_mcp_server(self, name: str) -> McpTrial:
+        """Connect with an MCP server on the worker that uses it; ``error`` is None if it works."""
+        return self._connection.send(endpoints.test_mcp_server(name))
 
     def plugin_config(self, key: str) -> PluginConfig:
         """Return a plugin's configuration with its JSON schema; secrets are masked."""
@@ -307,6 +329,25 @@ class AsyncClient:
     async def enable_plugin(self, key: str, *, is_enabled: bool = True) -> PluginState:
         """Enable a plugin on all workers, or disable it; the answer tells whether that changed anything."""
         return await self._connection.send(endpoints.decide_plugin(key, is_enabled=is_enabled))
+
+    async def mcp_servers(self) -> list[McpServer]:
+        """Return the declared MCP servers; literal secrets are masked."""
+        return await self._connection.all(lambda cursor: endpoints.list_mcp_servers(cursor=cursor))
+
+    async def put_mcp_server(
+        self, name: str, declaration: Mapping[str, JsonValue], *, is_enabled: bool = True
+    ) -> McpServer:
+        """Declare an MCP server, as in ``mcp.json``, or replace its declaration."""
+        body = McpServerBody(declaration=dict(declaration), is_enabled=is_enabled)
+        return await self._connection.send(endpoints.put_mcp_server(name, body))
+
+    async def remove_mcp_server(self, name: str) -> McpServer:
+        """Remove an MCP server; returns what it was."""
+        return await self._connection.send(endpoints.remove_mcp_server(name))
+
+    async def test_mcp_server(self, name: str) -> McpTrial:
+        """Connect with an MCP server on the worker that uses it; ``error`` is None if it works."""
+        return await self._connection.send(endpoints.test_mcp_server(name))
 
     async def plugin_config(self, key: str) -> PluginConfig:
         """Return a plugin's configuration with its JSON schema; secrets are masked."""

@@ -17,6 +17,9 @@ from nekro_client.models import (
     FileInfo,
     Job,
     KeyBody,
+    McpServer,
+    McpServerBody,
+    McpTrial,
     Message,
     MessageBody,
     Method,
@@ -129,6 +132,26 @@ def decide_plugin(key: str, *, is_enabled: bool) -> Operation[PluginState]:
     """``POST /plugins/{key}/enable`` or ``/disable``."""
     action = "enable" if is_enabled else "disable"
     return operation("POST", f"/plugins/{segment(key)}/{action}", PluginState)
+
+
+def list_mcp_servers(*, cursor: str | None = None) -> Operation[Page[McpServer]]:
+    """``GET /mcp/servers``."""
+    return operation("GET", "/mcp/servers", Page[McpServer], params={"cursor": cursor})
+
+
+def put_mcp_server(name: str, body: McpServerBody) -> Operation[McpServer]:
+    """``PUT /mcp/servers/{name}``."""
+    return operation("PUT", f"/mcp/servers/{segment(name)}", McpServer, body=body)
+
+
+def remove_mcp_server(name: str) -> Operation[McpServer]:
+    """``DELETE /mcp/servers/{name}``."""
+    return operation("DELETE", f"/mcp/servers/{segment(name)}", McpServer)
+
+
+def test_mcp_server(name: str) -> Operation[McpTrial]:
+    """``POST /mcp/servers/{name}/test``."""
+    return operation("POST", f"/mcp/servers/{segment(name)}/test", McpTrial, wait_seconds=60)
 
 
 def get_plugin_config(key: str) -> Operation[PluginConfig]:

@@ -34,6 +34,10 @@ __all__ = [
     "ImagePart",
     "Job",
     "KeyBody",
+    "McpServer",
+    "McpServerBody",
+    "McpTool",
+    "McpTrial",
     "Message",
     "MessageBody",
     "Method",
@@ -611,6 +615,64 @@ class PluginState(Answer):
     is_enabled: bool
     #: Whether this request changed it.
     is_changed: bool
+
+
+# MCP
+
+
+class McpServer(Answer):
+    """A declared server of the Model Context Protocol; it is the plugin ``plugin``."""
+
+    name: str
+    plugin: str
+    #: ``ok``, ``failed``, ``new`` (not listed with this declaration yet) or ``disabled``.
+    status: str
+    #: ``file`` or ``database``.
+    source: str
+    #: Whether the database declares it too; the file wins.
+    is_in_both: bool = False
+    #: ``stdio`` or ``http``; None if the declaration is faulty.
+    transport: str | None = None
+    #: Literal secrets are masked.
+    declaration: dict[str, JsonValue] = {}
+    #: Names of the tools as they were listed last.
+    tools: list[str] = []
+    #: Name and version that it states.
+    server: str = ""
+    protocol: str = ""
+    error: str | None = None
+    listed_at: datetime | None = None
+
+
+class McpServerBody(Body):
+    """The declaration of an MCP server."""
+
+    #: As an entry of ``mcp.json``: ``{"command", "args", "env"}`` or ``{"url", "headers"}``, and ``nekro``.
+    declaration: dict[str, PlainJson]
+    is_enabled: bool = True
+
+
+class McpTool(Answer):
+    """A tool of an MCP server as a method."""
+
+    name: str
+    method: str
+    signature: str
+    requires_approval: bool
+    runs_once: bool
+
+
+class McpTrial(Answer):
+    """What a worker found when it connected with a server."""
+
+    name: str
+    plugin: str
+    #: None if the server works.
+    error: str | None
+    about: dict[str, JsonValue] | None
+    #: How its process is confined; None for a server with a URL.
+    confinement: dict[str, JsonValue] | None
+    tools: list[McpTool]
 
 
 # Operation

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 from loguru import logger
 from mcp.client.session import ClientSession
 from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost, listen
+from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
     CONNECTION_CLOSED,
@@ -65,7 +66,7 @@ class ServerFault(Exception):
 class Exchange:
     """What a server may do during a call."""
 
-    on_progress: Callable[[float, float | None, str | None], Awaitable[None]]
+    on_progress: ProgressFnT
 
 
 class _ClientSession(ClientSession):

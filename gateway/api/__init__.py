@@ -13,6 +13,7 @@ from gateway.api import (
     events,
     files,
     keys,
+    mcp,
     messages,
     operations,
     runs,
@@ -39,5 +40,6 @@ ROUTERS: Final[tuple[APIRouter, ...]] = tuple(
         work,
         operations,
         keys,
+        mcp,
     )
 )

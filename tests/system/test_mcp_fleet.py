@@ -30,7 +30,7 @@ CHAT = "with-servers"
 
 @pytest.fixture(scope="module")
 def fleet(redis_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Two workers that run methods and one that runs code; a server is declared in the file."""
+    """Workers that run methods; a server is declared in the file."""
     directory = tmp_path_factory.mktemp("mcp")
     url = f"sqlite:///{directory / 'nekro.db'}"
     lease = {"lease_seconds": 3}
@@ -45,7 +45,7 @@ def fleet(redis_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.fixture
 async def services(fleet: Fleet) -> AsyncIterator[Services]:
     if not fleet.workers:
-        fleet.start("methods", "rounds")
+        fleet.start("methods")
     services = fleet.services()
     await services.start()
     await eventually(lambda: serves(services, "mcp.odd.echo"), what=fleet.waiting_for("the tools"))
@@ -78,7 +78,8 @@ async def trial(services: Services) -> dict[str, Any]:
 
 
 async def test_sandboxed_code_calls_tools_of_servers(fleet: Fleet, services: Services) -> None:
-    code = "print(mcp.odd.echo('in code'))\ntry:\n    fail()\nexcept MethodError as exc:\n    print('caught', exc)\n"
+    code = "print(mcp.odd.echo('in code'))\n"
+    code += "try:\n    fail()\nexcept MethodError as exc:\n    print('caught', exc)\n"
     report = await services.run_code(code, chat_key=CHAT, user_id=None, follow_up=False, file_name="t")
     assert report.result.stop_type is StopType.NORMAL, report.result
     assert "in code" in report.result.output and "caught" in report.result.output
