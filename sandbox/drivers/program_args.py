@@ -129,10 +129,10 @@ def _installation(executable: Path) -> Iterator[Path]:
             yield path
             continue
         yield environment
-        for line in configuration.read_text("utf-8", errors="replace").split("\n"):
-            key, _, value = line.partition("=")
-            base = Path(value.strip()).resolve().parent
-            if key.strip() == "home" and value.strip() and not _is_visible(base):
+        for line in configuration.read_bytes().split(b"\n"):
+            key, _, value = line.partition(b"=")
+            base = Path(os.fsdecode(value.strip())).resolve().parent
+            if key.strip() == b"home" and value.strip() and not _is_visible(base):
                 yield base
 
 

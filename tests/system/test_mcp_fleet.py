@@ -81,9 +81,9 @@ async def test_sandboxed_code_calls_tools_of_servers(fleet: Fleet, services: Ser
     code = "print(mcp.odd.echo('in code'))\n"
     code += "try:\n    fail()\nexcept MethodError as exc:\n    print('caught', exc)\n"
     report = await services.run_code(code, chat_key=CHAT, user_id=None, follow_up=False, file_name="t")
-    assert report.result.stop_type is StopType.NORMAL, report.result
-    assert "in code" in report.result.output and "caught" in report.result.output
-    assert "it failed" in report.result.output
+    assert report.stop_type is StopType.NORMAL, report
+    assert "in code" in report.output and "caught" in report.output
+    assert "it failed" in report.output
 
 
 async def test_a_server_is_declared_changed_and_removed_while_workers_run(services: Services) -> None:
