@@ -131,8 +131,9 @@ def test_every_name_has_a_number_where_the_architecture_has_the_call(machine: st
 
 
 OLD_FORMS = {
+    "inotify_init",
     "access", "alarm", "arch_prctl", "chmod", "chown", "creat", "dup2", "epoll_create", "epoll_wait",
-    "eventfd", "fork", "futimesat", "getdents", "getpgrp", "inotify_init", "lchown", "link", "lstat", "mkdir", "mknod",
+    "eventfd", "fork", "futimesat", "getdents", "getpgrp", "lchown", "link", "lstat", "mkdir", "mknod",
     "open", "pause", "pipe", "poll", "readlink", "rename", "rmdir", "select", "signalfd", "stat",
     "symlink", "time", "unlink", "utime", "utimes", "vfork",
 }  # fmt: skip
