@@ -133,7 +133,7 @@ class Connection:
                 opened.session.used_at = time.monotonic()
                 return opened
             pause = self._next_at - time.monotonic() if self._stays else 0.0
-            if self._error is not None and not 0 < pause <= _SHORT_PAUSE_SECONDS:
+            if self._error is not None and (pause > _SHORT_PAUSE_SECONDS or not self._stays):
                 later = f"; the next attempt is in {pause:.0f} s" if pause > 0 else ""
                 raise ServerFault(f"{self._error}{later}", is_unsent=True)
             self._changed.clear()
