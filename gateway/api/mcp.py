@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 
 from connectors.mcp.declarations import parse
 from connectors.mcp.servers import McpServer, read_servers
 from connectors.mcp.views import describe_server
 from gateway.access.audit import record_act
 from gateway.dependencies import IdentityDep, PathText, ServicesDep
+from gateway.idempotency import OnceDep
 from gateway.identity import Scope
 from nekro_agent.errors import NotFoundError
 from nekro_client.models import McpServer as Answer
@@ -57,12 +58,16 @@ async def remove(name: PathText, request: Request, services: ServicesDep, identi
     return _answer(server)
 
 
-@router.post("/mcp/servers/{name}/test")
-async def test(name: PathText, services: ServicesDep, identity: IdentityDep) -> McpTrial:
+@router.post("/mcp/servers/{name}/test", response_model=McpTrial)
+async def test(name: PathText, services: ServicesDep, identity: IdentityDep, once: OnceDep) -> Response:
     """Connect with a server on the worker that uses it; a server that does not work is an answer too."""
     identity.require_all(Scope.ADMIN)
     server = await _server(services, name)
-    return McpTrial.model_validate(await services.try_mcp_server(server.plugin_key))
+
+    async def work() -> McpTrial:
+        return McpTrial.model_validate(await services.try_mcp_server(server.plugin_key))
+
+    return await once.run(work)
 
 
 async def _servers(services: Services) -> list[McpServer]:

@@ -52,6 +52,7 @@ BODIES: Final[Mapping[str, Bodies]] = {
     "/api/v1/jobs/{job}/signals": ({"key": "never"}, {"key": "other"}),
     "/api/v1/jobs/{job}/cancel": NONE,
     "/api/v1/dead-letters/{letter}/retry": ({}, {"timeout_seconds": 9}),
+    "/api/v1/mcp/servers/{server}/test": NONE,
     "/api/v1/webhooks": ({"url": "http://127.0.0.1:9/a"}, {"url": "http://127.0.0.1:9/b"}),
     "/api/v1/webhooks/{webhook}/secret": NONE,
     "/api/v1/webhooks/{webhook}/replay": ({}, {"delivery_id": "x"}),
@@ -147,9 +148,12 @@ async def named_things(client: httpx.AsyncClient, services: Services) -> dict[st
     body = {"model": "nekro", "input": "a", "background": True}
     response = (await client.post("/v1/responses", json=body)).json()
     approval = await services.ask_approval("strange", (), {}, chat_key="other", user_id=None)
+    declared = {"declaration": {"url": "http://127.0.0.1:9/mcp"}}
+    server = (await client.put("/api/v1/mcp/servers/nowhere", json=declared)).json()
     return {
         "chat": "once", "turn": turn.turn_id, "job": job["id"], "letter": dead_letter(services),
         "webhook": webhook["id"], "response": response["id"], "approval": approval.id,
+        "server": server["name"],
     }  # fmt: skip
 
 
@@ -223,7 +227,7 @@ async def test_secrets_of_answers_are_not_stored_and_are_shown_again(
         again = await post(client, path, body, "secret")
         assert again[2] == first[2] and again[1]["idempotency-replayed"] == "true"
         stored = str(await query(services, "SELECT * FROM idempotent_requests"))
-        assert first[2]["id"] in stored and first[2][secret].rpartition("_")[2] not in stored
+        assert first[2]["id"] in stored and first[2][secret].split("_", 2)[-1] not in stored
         other = await post(client, path, body, "another")
         assert other[2][secret] != first[2][secret]
     key = (await post(client, "/api/v1/keys", {"name": "s", "scopes": ["admin"]}, "used"))[2]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol, cast
 
 from loguru import logger
 
 from messaging.calls import MethodCaller
-from nekro_agent.errors import NekroError
+from nekro_agent.durations import GRACE_SECONDS, REFRESH_SECONDS
+from nekro_agent.errors import MethodNotFoundError, NekroError
 from nekro_agent.execution.hooks import HOOK_SECONDS, signal_of
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.schemas.chat_message import ChatMessage
@@ -96,14 +99,23 @@ class FleetHooks:
     async def try_mcp_server(self, plugin_key: str, *, seconds: float) -> dict[str, Any]:
         """Connect with the MCP server of a plugin on the worker that uses it; see ``workers.mcp.trial``.
 
+        A server that was declared just now is waited for, because workers have it within a second.
+
         Raises:
             NekroError: no worker has the plugin, or none answered.
         """
         ctx = AgentCtx.for_call(chat_key=_NO_CHAT, container_key="", user_id=None)
-        answer = await run_on_worker(
-            self._caller, self._tasks, plugin_key, MCP_HOOK, ctx, (), seconds=seconds
-        )
-        return dict(cast("Mapping[str, Any]", answer))
+        give_up_at = time.monotonic() + GRACE_SECONDS
+        while True:
+            try:
+                answer = await run_on_worker(
+                    self._caller, self._tasks, plugin_key, MCP_HOOK, ctx, (), seconds=seconds
+                )
+                return dict(cast("Mapping[str, Any]", answer))
+            except MethodNotFoundError:
+                if time.monotonic() > give_up_at:
+                    raise
+                await asyncio.sleep(REFRESH_SECONDS)
 
     async def _plugins(self, hook: str) -> Iterable[PluginEntry]:
         await self._tasks.refresh()
