@@ -19,6 +19,8 @@ from gateway.adapters import questions, sse
 from gateway.adapters.sse import SseAdapter
 from gateway.api import ROUTERS, links, probes
 from gateway.dependencies import identity_of
+from gateway.mcp import endpoint as mcp_endpoint
+from gateway.mcp.endpoint import McpEndpoint
 from gateway.openai import router as openai_router
 from gateway.plugins import proxy, webhooks
 from gateway.plugins.proxy import PluginProxy
@@ -35,11 +37,13 @@ __all__ = ["API", "create_app"]
 API: Final = "/api/v1"
 _CORS_METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
 _CORS_REQUEST_HEADERS: Final = (
-    "Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID", "Range", "X-Nekro-Chat",
-    "X-Request-Id", "traceparent", "tracestate",
+    "Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID", "Mcp-Method", "Mcp-Name",
+    "Mcp-Protocol-Version", "Mcp-Session-Id", "Range", "X-Nekro-Chat", "X-Nekro-User", "X-Request-Id",
+    "traceparent", "tracestate",
 )  # fmt: skip
 _CORS_ANSWER_HEADERS: Final = (
-    "Content-Disposition", "Content-Range", "Idempotency-Replayed", "Location", "Retry-After", "X-Request-Id",
+    "Content-Disposition", "Content-Range", "Idempotency-Replayed", "Location", "Mcp-Session-Id",
+    "Retry-After", "X-Request-Id",
 )  # fmt: skip
 
 
@@ -60,11 +64,13 @@ def create_app(settings: Settings) -> FastAPI:
             await services.start()
             await require_key(services)
             app.state.hub.start()
+            app.state.mcp = McpEndpoint(services, app.state.hub)
             app.state.plugin_proxy = PluginProxy(services)
             app.state.sse_adapter = SseAdapter(services)
             app.state.webhook_sender = WebhookSender(services)
             app.state.webhook_sender.start()
             yield
+            await app.state.mcp.close()
             await app.state.webhook_sender.close()
             await app.state.sse_adapter.close()
             await app.state.plugin_proxy.close()
@@ -93,6 +99,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(api)
     app.include_router(openai_router)
     app.include_router(links.router)
+    app.include_router(mcp_endpoint.router)
     # Nekro Agent's paths; each of these routes admits requests itself.
     app.include_router(webhooks.router)
     app.include_router(sse.router)

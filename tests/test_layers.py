@@ -87,6 +87,7 @@ PARTS = {
         "access": ("*",),
         "streams": ("*", "web"),
         "api": ("*", "web", "access", "streams"),
+        "mcp": ("*", "streams", "web"),
         # Its streams have the limits of all streams, which `web` enforces.
         "openai": ("*", "web", "api", "streams"),
         "plugins": ("*", "web"),

@@ -73,6 +73,7 @@ class GatewayServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End the streams, then wait for requests."""
         self._app.state.stopping.set()
+        self._app.state.mcp.end()
         self._app.state.hub.end()
         await super().shutdown(sockets)
 

@@ -1,0 +1,146 @@
+"""`subscriptions/listen`: tells clients that tools, prompts, resources or the history of a chat changed.
+
+Each gateway watches the catalogue and the events by itself, so a client may listen at any of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection
+from contextlib import aclosing
+from typing import Any, Final
+
+from loguru import logger
+from mcp.server.context import ServerRequestContext
+from mcp.server.subscriptions import (
+    InMemorySubscriptionBus,
+    ListenHandler,
+    PromptsListChanged,
+    ResourcesListChanged,
+    ResourceUpdated,
+    ToolsListChanged,
+)
+from mcp.shared.exceptions import MCPError
+from mcp_types import INVALID_PARAMS, SubscriptionsListenRequestParams, SubscriptionsListenResult
+
+from gateway.identity import Scope
+from gateway.mcp.callers import Caller
+from gateway.mcp.resources import chat_of, messages_uri
+from gateway.streams.hub import EventHub, SlowReaderError
+from nekro_agent.durations import FRESH_SECONDS
+from nekro_agent.errors import NekroError
+from nekro_client.models import EventType
+from workers.composition import Services
+
+__all__ = ["Changes"]
+
+#: Histories that one client may watch.
+_MOST_URIS: Final = 16
+_MESSAGES: Final = (EventType.MESSAGE_RECEIVED, EventType.MESSAGE_SENT, EventType.FILE_SENT)
+_LISTS: Final = (EventType.FILE_SENT, EventType.JOB_STARTED, EventType.JOB_ENDED)
+
+
+class Changes:
+    """Serves the listening clients of one process."""
+
+    def __init__(
+        self, services: Services, hub: EventHub, caller_of: Callable[[ServerRequestContext[Any]], Caller]
+    ) -> None:
+        self._services, self._hub, self._caller_of = services, hub, caller_of
+        self._open: dict[ListenHandler, InMemorySubscriptionBus] = {}
+        self._watching: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    async def listen(
+        self, ctx: ServerRequestContext[Any], params: SubscriptionsListenRequestParams
+    ) -> SubscriptionsListenResult:
+        """Serve one client until it leaves, or ``close``.
+
+        Raises:
+            MCPError: it asks for a resource that cannot be watched, or that its key does not have.
+        """
+        caller = self._caller_of(ctx)
+        uris = params.notifications.resource_subscriptions or []
+        chats = {uri: self._watchable(caller, uri) for uri in uris}
+        if len(chats) > _MOST_URIS:
+            raise MCPError(INVALID_PARAMS, f"a client may watch at most {_MOST_URIS} resources at a time")
+        if self._is_closed:
+            raise MCPError(INVALID_PARAMS, "this gateway is stopping; connect again")
+        self._hub.require_room()
+        bus = InMemorySubscriptionBus()
+        handler = ListenHandler(bus, max_subscriptions=1)
+        followed: list[tuple[str, Collection[str], ResourceUpdated | ResourcesListChanged]] = [
+            (chat, _MESSAGES, ResourceUpdated(uri=uri)) for uri, chat in chats.items()
+        ]
+        if params.notifications.resources_list_changed and caller.may(Scope.READ):
+            followed.append((caller.chat_key, _LISTS, ResourcesListChanged()))
+        tasks = [
+            asyncio.create_task(self._follow(chat, types, bus, event), name="nekro-mcp-follow")
+            for chat, types, event in followed
+        ]
+        self._open[handler] = bus
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch(), name="nekro-mcp-catalogue")
+        try:
+            return await handler(ctx, params)
+        finally:
+            del self._open[handler]
+            for task in tasks:
+                task.cancel()
+            if not self._open and self._watching is not None:
+                self._watching.cancel()
+                self._watching = None
+
+    def close(self) -> None:
+        """End every stream; clients connect again, to another gateway."""
+        self._is_closed = True
+        for handler in list(self._open):
+            handler.close()
+
+    def _watchable(self, caller: Caller, uri: str) -> str:
+        chat_key = chat_of(uri)
+        has_scope = Scope.READ in caller.identity.scopes
+        if (
+            chat_key is None
+            or uri != messages_uri(chat_key)
+            or not (has_scope and caller.identity.has_chat(chat_key))
+        ):
+            raise MCPError(INVALID_PARAMS, f"{uri[:500]!r} is no history that the key may read")
+        return chat_key
+
+    async def _follow(
+        self,
+        chat_key: str,
+        types: Collection[str],
+        bus: InMemorySubscriptionBus,
+        event: ResourceUpdated | ResourcesListChanged,
+    ) -> None:
+        while True:
+            try:
+                async with aclosing(self._hub.stream(chat_key, types=types, with_live=False)) as events:
+                    async for _ in events:
+                        await bus.publish(event)
+                return  # the hub is closed
+            except SlowReaderError:
+                await bus.publish(event)
+            except NekroError as exc:
+                logger.bind(error=str(exc)).warning("mcp_subscription_interrupted")
+                await asyncio.sleep(FRESH_SECONDS)
+
+    async def _watch(self) -> None:
+        known = self._catalogue()
+        while True:
+            await asyncio.sleep(FRESH_SECONDS)
+            with contextlib.suppress(NekroError):
+                await self._services.refresh()
+            now = self._catalogue()
+            if now != known:
+                known = now
+                for bus in list(self._open.values()):
+                    await bus.publish(ToolsListChanged())
+                    await bus.publish(PromptsListChanged())
+
+    def _catalogue(self) -> frozenset[object]:
+        entries = self._services.registry.enabled()
+        return frozenset((one.task, one.signature, one.doc, one.label) for one in entries)

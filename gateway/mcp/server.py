@@ -1,0 +1,273 @@
+"""The MCP server: what each request of the protocol does, for any transport."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Final, TypeAlias, TypeVar
+
+import anyio
+from loguru import logger
+from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
+from mcp.server.lowlevel import Server
+from mcp.shared.exceptions import MCPError
+from mcp_types import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    CallToolRequestParams,
+    CallToolResult,
+    GetPromptRequestParams,
+    GetPromptResult,
+    ListPromptsResult,
+    ListResourcesResult,
+    ListResourceTemplatesResult,
+    ListToolsResult,
+    PaginatedRequestParams,
+    Prompt,
+    PromptArgument,
+    PromptMessage,
+    ReadResourceRequestParams,
+    ReadResourceResult,
+    TextContent,
+)
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+from gateway.identity import Scope
+from gateway.mcp import jobs, resources, tools
+from gateway.mcp.callers import Caller
+from gateway.mcp.calls import Progress, call_id_of, call_method
+from gateway.mcp.catalogue import code_guide, find_methods
+from gateway.mcp.changes import Changes
+from gateway.mcp.code import run_code
+from gateway.mcp.results import data_result, encodable, error_result, failure_text
+from gateway.mcp.schemas import input_schema
+from gateway.problems import ProblemError
+from gateway.streams.hub import EventHub
+from nekro_agent.errors import ArgumentError, MethodNotFoundError, NekroError, NotFoundError, PluginError
+from runtime.release import release
+from workers.catalogue.entries import MethodEntry
+from workers.composition import Services
+
+__all__ = ["McpServer"]
+
+T = TypeVar("T")
+Context: TypeAlias = "ServerRequestContext[Any]"
+#: Code of a resource that does not exist, in the handshake versions; later ones use INVALID_PARAMS.
+_RESOURCE_NOT_FOUND: Final = -32002
+_INSTRUCTIONS: Final = (
+    "Plugins of Nekro Agent. Each method is a tool, and code that `run_code` runs in a sandbox can call all "
+    "of them: prefer one program to many calls. `find_methods` and the prompt `write_code` describe the "
+    "methods. Everything happens in one chat, whose history and files are resources."
+)
+_WRITE_CODE: Final = Prompt(
+    name="write_code",
+    title="Write code",
+    description="How to write a program for run_code, with the methods that it may call",
+    arguments=[
+        PromptArgument(name="task", description="What the program is to do", required=False),
+        PromptArgument(name="plugin", description="Only the methods of this plugin", required=False),
+    ],
+)
+
+
+class McpServer:
+    """The server of one process."""
+
+    def __init__(self, services: Services, hub: EventHub, caller_of: Callable[[Context], Caller]) -> None:
+        """
+        Args:
+            hub: started.
+            caller_of: returns on whose behalf a request acts.
+        """
+        self._services, self._hub, self._caller_of = services, hub, caller_of
+        self.changes = Changes(services, hub, caller_of)
+        #: Requests of tools in sessions, by the ids of their calls.
+        self._running: dict[str, anyio.CancelScope] = {}
+        self.sdk: Server[Any] = Server(
+            "nekro-workers",
+            version=release(),
+            title="nekro-workers",
+            instructions=_INSTRUCTIONS,
+            get_tool_input_schema=self._schema,
+            on_list_tools=self._list_tools,
+            on_call_tool=self._call_tool,
+            on_list_resources=self._list_resources,
+            on_list_resource_templates=self._list_templates,
+            on_read_resource=self._read_resource,
+            on_subscriptions_listen=self.changes.listen,
+            on_list_prompts=self._list_prompts,
+            on_get_prompt=self._get_prompt,
+        )
+        self.sdk.middleware.append(self._see_cancellations)
+
+    async def _list_tools(self, ctx: Context, params: PaginatedRequestParams | None) -> ListToolsResult:
+        caller = self._caller_of(ctx)
+
+        async def work() -> ListToolsResult:
+            await self._services.refresh()
+            return tools.list_tools(self._services.registry, caller, _cursor(params))
+
+        return await self._answered(ctx, work)
+
+    async def _call_tool(self, ctx: Context, params: CallToolRequestParams) -> CallToolResult:
+        caller = self._caller_of(ctx)
+        work = await self._answered(ctx, partial(self._work_of, ctx, caller, params))
+        call_id = call_id_of(caller, ctx.request_id)
+        with anyio.CancelScope() as scope:
+            self._running[call_id] = scope
+            try:
+                return await work(call_id)
+            except (NekroError, ProblemError) as exc:
+                return error_result(exc, self._services)
+            finally:
+                if self._running.get(call_id) is scope:
+                    del self._running[call_id]
+        return data_result({"state": "cancelled"}, "the client cancelled the request", is_error=True)
+
+    async def _work_of(
+        self, ctx: Context, caller: Caller, params: CallToolRequestParams
+    ) -> Callable[[str], Awaitable[CallToolResult]]:
+        """Return what a tool does, as a function of the call's id.
+
+        Raises:
+            NotFoundError: there is no such tool.
+        """
+        given = params.arguments or {}
+        if params.name == tools.RUN_CODE:
+            code = _text(given, "code")
+            return lambda _: run_code(self._services, caller, code)
+        if params.name == tools.FIND_METHODS:
+            return lambda _: self._find_methods(caller, _text(given, "words", ""))
+        if params.name == tools.WAIT_FOR_JOB:
+            job_id, seconds = _text(given, "job_id"), _number(given, "seconds", 30.0)
+            return lambda _: jobs.wait_for(self._services, caller, job_id, seconds)
+        if params.name == tools.CANCEL_JOB:
+            job_id = _text(given, "job_id")
+            return lambda _: jobs.cancel(self._services, caller, job_id)
+        caller.identity.require(Scope.CALL)
+        entry = await self._method(params.name)
+        progress = self._progress(ctx)
+        return lambda call_id: call_method(
+            self._services, self._hub, caller, entry, given, call_id=call_id, progress=progress
+        )
+
+    async def _method(self, name: str) -> MethodEntry:
+        await self._services.refresh()
+        entry = tools.method_tools(self._services.registry).get(name)
+        if entry is not None:
+            return entry
+        try:
+            # Function names and full names too; and a worker may have published it within the last second.
+            return await self._services.find_method(name)
+        except MethodNotFoundError:
+            raise NotFoundError(f"there is no tool {name[:200]!r}") from None
+
+    def _progress(self, ctx: Context) -> Progress | None:
+        if ctx.meta is None or ctx.meta.get("progress_token") is None:
+            return None
+
+        async def report(percent: float, message: str) -> None:
+            await ctx.session.report_progress(percent, 100, str(encodable(message)) or None)
+
+        return report
+
+    async def _find_methods(self, caller: Caller, words: str) -> CallToolResult:
+        caller.identity.require(Scope.RUN, chat_key=caller.chat_key)
+        await self._services.refresh()
+        text = str(encodable(find_methods(self._services.registry, words)))
+        return CallToolResult(content=[TextContent(text=text)])
+
+    def _schema(self, name: str) -> dict[str, Any] | None:
+        entry = tools.method_tools(self._services.registry).get(name)
+        return None if entry is None else input_schema(entry)
+
+    async def _list_resources(
+        self, ctx: Context, params: PaginatedRequestParams | None
+    ) -> ListResourcesResult:
+        caller = self._caller_of(ctx)
+        work = partial(resources.list_resources, self._services, caller, _cursor(params))
+        return await self._answered(ctx, work)
+
+    async def _list_templates(
+        self, ctx: Context, params: PaginatedRequestParams | None
+    ) -> ListResourceTemplatesResult:
+        return resources.list_templates()
+
+    async def _read_resource(self, ctx: Context, params: ReadResourceRequestParams) -> ReadResourceResult:
+        work = partial(resources.read_resource, self._services, self._caller_of(ctx), str(params.uri))
+        return await self._answered(ctx, work, missing=_RESOURCE_NOT_FOUND)
+
+    async def _list_prompts(self, ctx: Context, params: PaginatedRequestParams | None) -> ListPromptsResult:
+        return ListPromptsResult(prompts=[_WRITE_CODE] if self._caller_of(ctx).may(Scope.RUN) else [])
+
+    async def _get_prompt(self, ctx: Context, params: GetPromptRequestParams) -> GetPromptResult:
+        caller = self._caller_of(ctx)
+        given = params.arguments or {}
+
+        async def work() -> GetPromptResult:
+            if params.name != _WRITE_CODE.name:
+                raise NotFoundError(f"there is no prompt {params.name[:200]!r}")
+            caller.identity.require(Scope.RUN, chat_key=caller.chat_key)
+            await self._services.refresh()
+            text = code_guide(self._services.registry, plugin=given.get("plugin"), task=given.get("task"))
+            message = PromptMessage(role="user", content=TextContent(text=str(encodable(text))))
+            return GetPromptResult(description=_WRITE_CODE.description, messages=[message])
+
+        return await self._answered(ctx, work)
+
+    async def _answered(
+        self, ctx: Context, work: Callable[[], Awaitable[T]], *, missing: int = INVALID_PARAMS
+    ) -> T:
+        """Return the result of ``work``; its errors become errors of the protocol.
+
+        Args:
+            missing: code of what does not exist, in the handshake versions.
+        """
+        try:
+            return await work()
+        except NotFoundError as exc:
+            is_modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
+            raise MCPError(
+                INVALID_PARAMS if is_modern else missing, failure_text(exc, self._services)
+            ) from exc
+        except (NekroError, ProblemError) as exc:
+            is_theirs = isinstance(exc, (ProblemError, ArgumentError, PluginError))
+            code = INVALID_PARAMS if is_theirs else INTERNAL_ERROR
+            raise MCPError(code, failure_text(exc, self._services)) from exc
+
+    async def _see_cancellations(self, ctx: Context, call_next: CallNext) -> HandlerResult:
+        if ctx.method == "notifications/cancelled" and ctx.request_id is None:
+            request_id = (ctx.params or {}).get("requestId")
+            caller = self._caller_of(ctx)
+            if caller.session is not None and isinstance(request_id, (str, int)):
+                await self._cancel(call_id_of(caller, request_id))
+        return await call_next(ctx)
+
+    async def _cancel(self, call_id: str) -> None:
+        """Cancel a request of a session, which this process or another gateway serves."""
+        scope = self._running.get(call_id)
+        if scope is not None:
+            scope.cancel()
+            return
+        try:
+            await self._services.publisher.revoke(call_id)
+        except NekroError as exc:  # the client does not wait for it
+            logger.bind(call_id=call_id, error=str(exc)).warning("mcp_cancellation_not_sent")
+
+
+def _cursor(params: PaginatedRequestParams | None) -> str | None:
+    return None if params is None else params.cursor
+
+
+def _text(given: dict[str, Any], name: str, default: str | None = None) -> str:
+    value = given.get(name, default)
+    if not isinstance(value, str):
+        raise ArgumentError(f"{name} must be a string")
+    return value
+
+
+def _number(given: dict[str, Any], name: str, default: float) -> float:
+    value = given.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ArgumentError(f"{name} must be a number")
+    return float(value)
