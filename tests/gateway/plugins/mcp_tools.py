@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from typing import Any, Literal, Optional
+from typing import Any, Literal
 
 from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
 from nekro_agent.api.schemas import AgentCtx
 
 plugin = NekroPlugin("mcp_tools", "mcp_tools", "For tests of the MCP server.", "1.0.0", "Ada", "")
 #: A picture of one pixel.
-_PNG = (
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-)
+_PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
 
 @plugin.mount_sandbox_method(SandboxMethodType.TOOL, "test_simple_text")
@@ -50,7 +48,7 @@ async def typed(
     number: int = 3,
     *,
     choice: Literal["a", "b"] = "a",
-    maybe: Optional[float] = None,
+    maybe: float | None = None,
     many: list[str] | None = None,
     table: dict[str, int] | None = None,
 ) -> dict[str, Any]:
