@@ -52,9 +52,11 @@ async def gateway(fleet: Fleet) -> AsyncIterator[httpx.AsyncClient]:
 @asynccontextmanager
 async def connected(gateway: httpx.AsyncClient, key: str, mode: Any = "auto") -> AsyncIterator[Client]:
     url = str(gateway.base_url.join("/mcp"))
-    async with create_mcp_http_client(headers={"Authorization": f"Bearer {key}"}) as http:
-        async with Client(streamable_http_client(url, http_client=http), mode=mode) as client:
-            yield client
+    async with (
+        create_mcp_http_client(headers={"Authorization": f"Bearer {key}"}) as http,
+        Client(streamable_http_client(url, http_client=http), mode=mode) as client,
+    ):
+        yield client
 
 
 @pytest.mark.parametrize("mode", ["2026-07-28", "auto", "legacy"])
