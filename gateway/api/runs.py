@@ -21,7 +21,8 @@ from gateway.access.budgets import require_budget
 from gateway.dependencies import HubDep, IdentityDep, ServicesDep, take_stream
 from gateway.idempotency import REPLAYED, Once, OnceDep
 from gateway.identity import Identity, Scope
-from gateway.problems import ProblemError, problem_of
+from gateway.problems import problem_of
+from gateway.rounds import require_rounds_worker
 from gateway.streams.channel import Reader
 from gateway.streams.json_text import json_text
 from gateway.views import run_answer
@@ -33,10 +34,6 @@ from workers.composition import Services
 __all__ = ["router"]
 
 router = APIRouter(tags=["runs"])
-_NO_WORKER: Final = (
-    "no rounds worker is live, and only these run code; start one with `nekro up --rounds 1` or `nekro worker"
-    " --lane rounds`, or without a language model `nekro worker --lane rounds --without-model`"
-)
 _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
     200: {
         "description": "The report. As a stream: events `output.chunk` (of a chat's events, live), then one "
@@ -133,10 +130,7 @@ class _Execution:
         if body.follow_up:
             identity.require(Scope.POST, chat_key=body.chat_key)
             await require_budget(services.database, identity)
-        if not await services.remote_runs.have_worker():
-            raise ProblemError(
-                HTTPStatus.SERVICE_UNAVAILABLE, "no_worker", _NO_WORKER, headers={"Retry-After": "1"}
-            )
+        await require_rounds_worker(services)
         chat = await services.chat(body.chat_key)
         self.begun.set()
         report = await services.remote_runs.run(

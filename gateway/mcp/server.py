@@ -135,7 +135,7 @@ class McpServer:
         given = params.arguments or {}
         if params.name == tools.RUN_CODE:
             code = _text(given, "code")
-            return lambda _: run_code(self._services, caller, code)
+            return lambda call_id: run_code(self._services, caller, code, run_id=call_id)
         if params.name == tools.FIND_METHODS:
             return lambda _: self._find_methods(caller, _text(given, "words", ""))
         if params.name == tools.WAIT_FOR_JOB:

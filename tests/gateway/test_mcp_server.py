@@ -31,9 +31,12 @@ def database_url(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def fleet(make_fleet: Callable[..., Fleet]) -> Fleet:
-    fleet = make_fleet()
+def fleet(make_fleet: Callable[..., Fleet], tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    script = tmp_path_factory.mktemp("model") / "script.yaml"
+    script.write_text("- when: '.*'\n  answer: ''\n")
+    fleet = make_fleet(llm={"script": script})
     fleet.start("methods")
+    fleet.start("rounds", concurrency=1)
     return fleet
 
 
