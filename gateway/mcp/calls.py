@@ -1,14 +1,11 @@
-"""Calls of methods for tools: progress, jobs, cancellation."""
+"""Calls of methods for tools: their ids, results, and those that continue as jobs."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any
 
-from loguru import logger
 from mcp_types import CallToolResult
 
 from codec.values import encode_arguments
@@ -16,21 +13,18 @@ from codec.wire import new_id
 from gateway.identity import Scope
 from gateway.mcp.callers import Caller
 from gateway.mcp.jobs import job_uri
+from gateway.mcp.progress import Report, reported
 from gateway.mcp.results import data_result, method_result
 from gateway.mcp.schemas import arguments_of
-from gateway.streams.hub import EventHub, SlowReaderError
+from gateway.streams.hub import EventHub
 from messaging.tracing import span
-from nekro_agent.errors import NekroError
-from nekro_client.models import EventType
 from workers.calls.dispatch import CallScope
 from workers.catalogue.arguments import refuse_unfit
 from workers.catalogue.entries import MethodEntry
 from workers.composition import Services
 
-__all__ = ["Progress", "call_id_of", "call_method"]
+__all__ = ["call_id_of", "call_method"]
 
-#: Reports percent and text to the client.
-Progress: TypeAlias = Callable[[float, str], Awaitable[None]]
 _ID_CHARS = 32
 
 
@@ -50,7 +44,7 @@ async def call_method(
     given: Mapping[str, Any],
     *,
     call_id: str,
-    progress: Progress | None,
+    report: Report | None,
 ) -> CallToolResult:
     """Call a method. Cancelling the wait revokes the call.
 
@@ -71,7 +65,7 @@ async def call_method(
     lane = services.dispatcher.lane_of(entry)
     ids = {"call_id": call_id, "method": entry.task, "type": entry.type.value, "lane": lane}
     with span(f"call {entry.task}", ids, kind="client"):
-        async with _reported(hub, caller.chat_key, call_id, progress):
+        async with reported(hub, caller.chat_key, call_id, report):
             envelope = await services.dispatcher.invoke_patiently(
                 entry, encode_arguments(args, kwargs), scope, call_id=call_id, lane=lane
             )
@@ -91,35 +85,3 @@ def _continues(entry: MethodEntry, call_id: str) -> CallToolResult:
         f"{job_uri(call_id)}; its result will also appear in the chat. Do not call it again."
     )
     return data_result({"job_id": call_id, "state": "running"}, text)
-
-
-@asynccontextmanager
-async def _reported(
-    hub: EventHub, chat_key: str, call_id: str, progress: Progress | None
-) -> AsyncIterator[None]:
-    """Report the progress of a call while the block runs; a client that reads slowly does not delay it."""
-    if progress is None:
-        yield
-        return
-    telling = asyncio.create_task(_tell(hub, chat_key, call_id, progress), name="nekro-mcp-progress")
-    try:
-        yield
-    finally:
-        telling.cancel()
-        await asyncio.gather(telling, return_exceptions=True)
-
-
-async def _tell(hub: EventHub, chat_key: str, call_id: str, progress: Progress) -> None:
-    told = -1.0
-    try:
-        hub.require_room()
-        stream = hub.stream(chat_key, types=(EventType.CALL_PROGRESS,))
-        async with aclosing(stream) as events:
-            async for each in events:
-                percent = float(each.event.data.get("percent") or 0)
-                # The protocol requires that the number grows.
-                if each.event.call_id == call_id and percent > told:
-                    told = percent
-                    await progress(percent, str(each.event.data.get("message") or ""))
-    except (NekroError, SlowReaderError) as exc:  # the call does not depend on its reports
-        logger.bind(call_id=call_id, error=str(exc)).info("mcp_progress_ended")

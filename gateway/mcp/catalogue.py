@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
 from workers.catalogue.entries import MethodEntry
 from workers.catalogue.registry import Registry
 
-__all__ = ["code_guide", "find_methods"]
+__all__ = ["bounded_catalogue", "code_guide", "find_methods"]
 
 _MOST_FOUND: Final = 20
 #: Characters of the catalogue in full; a longer one is a list of names with one line each.
 _FULL_CHARS: Final = 20_000
 _LINE_CHARS: Final = 120
+#: Characters of the catalogue in the description of a tool, which every request of a host's model carries.
+_TOOL_CHARS: Final = 6_000
 _GUIDE: Final = """\
 Write one Python program and run it with the tool `run_code`.
 
@@ -40,6 +43,18 @@ def code_guide(registry: Registry, *, plugin: str | None, task: str | None) -> s
         listed = full
     parts = [_GUIDE, "# Methods", listed or "(there are none)", *(["# Task", task] if task else [])]
     return "\n\n".join(parts)
+
+
+def bounded_catalogue(registry: Registry) -> str:
+    """Return what fits into a tool's description: methods in full, as one line each, or only plugins."""
+    entries = [entry for entry in registry.enabled() if entry.doc]
+    for listed in (_in_full, _in_brief, _by_plugin):
+        text = listed(registry, entries)
+        if len(text) <= _TOOL_CHARS:
+            break
+    else:
+        text = f"{text[: _TOOL_CHARS - 1]}…"
+    return text or "(there are none)"
 
 
 def find_methods(registry: Registry, words: str) -> str:
@@ -75,6 +90,13 @@ def _in_brief(registry: Registry, entries: Iterable[MethodEntry]) -> str:
         short = line if len(line) <= _LINE_CHARS else f"{line[: _LINE_CHARS - 1]}…"
         plugins.setdefault(entry.plugin_key, []).append(f"- {_name(registry, entry)}: {short}".rstrip(": "))
     return "\n\n".join("\n".join([f"## {key}", *lines]) for key, lines in plugins.items())
+
+
+def _by_plugin(registry: Registry, entries: Iterable[MethodEntry]) -> str:
+    counts = Counter(entry.plugin_key for entry in entries)
+    return "\n".join(
+        f"- {key}: {count} methods; find_methods {key!r} lists them" for key, count in counts.items()
+    )
 
 
 def _name(registry: Registry, entry: MethodEntry) -> str:

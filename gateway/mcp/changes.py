@@ -24,6 +24,7 @@ from mcp.server.subscriptions import (
 from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS, SubscriptionsListenRequestParams, SubscriptionsListenResult
 
+from gateway.dependencies import take_stream
 from gateway.identity import Scope
 from gateway.mcp.callers import Caller
 from gateway.mcp.resources import chat_of, messages_uri
@@ -59,6 +60,7 @@ class Changes:
 
         Raises:
             MCPError: it asks for a resource that cannot be watched, or that its key does not have.
+            ProblemError, OverloadedError: it has too many streams.
         """
         caller = self._caller_of(ctx)
         uris = params.notifications.resource_subscriptions or []
@@ -68,6 +70,8 @@ class Changes:
         if self._is_closed:
             raise MCPError(INVALID_PARAMS, "this gateway is stopping; connect again")
         self._hub.require_room()
+        if ctx.request is not None:
+            take_stream(ctx.request, caller.identity)
         bus = InMemorySubscriptionBus()
         handler = ListenHandler(bus, max_subscriptions=1)
         followed: list[tuple[str, Collection[str], ResourceUpdated | ResourcesListChanged]] = [

@@ -1,6 +1,9 @@
-"""Runs code for the tool `run_code`, on a rounds worker as `POST /runs` does."""
+"""Runs code for the tool `run_code`: a gateway on rounds workers, as `POST /runs` does."""
 
 from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 from mcp_types import CallToolResult
 
@@ -9,34 +12,48 @@ from gateway.mcp.callers import Caller
 from gateway.mcp.results import data_result
 from gateway.rounds import require_rounds_worker
 from gateway.views import run_answer
+from nekro_client.models import Run
 from workers.composition import Services
 
-__all__ = ["run_code"]
+if TYPE_CHECKING:
+    from workers.rounds.runs import CodeReport
 
+__all__ = ["CodeRun", "on_workers", "run_code"]
+
+#: Runs code of a caller, without a round for its AGENT result; the text is the id of the run.
+CodeRun: TypeAlias = "Callable[[Caller, str, str], Awaitable[CodeReport]]"
 #: Stop types of code that did what it should.
 _ENDS = frozenset({"NORMAL", "AGENT", "MULTIMODAL_AGENT", "MANUAL"})
 
 
-async def run_code(services: Services, caller: Caller, code: str, *, run_id: str) -> CallToolResult:
-    """Run code; an AGENT result ends it and requests no round. Cancelling the wait stops the run.
-
-    Args:
-        run_id: a second request with the same id does not run the code again.
+async def run_code(run: CodeRun, caller: Caller, code: str, *, run_id: str) -> CallToolResult:
+    """Run code; cancelling the wait stops it.
 
     Raises:
-        ProblemError: the key may not run code, or no worker runs any.
-        NekroError: the code did not run.
+        ProblemError: the key may not run code.
+        The errors of ``run``.
     """
     caller.identity.require(Scope.RUN, chat_key=caller.chat_key)
-    await require_rounds_worker(services)
-    report = await services.remote_runs.run(
-        code,
-        run_id=run_id,
-        chat=await services.chat(caller.chat_key),
-        user_id=caller.user_id,
-        wakes_agent=False,
-    )
-    run = run_answer(run_id, report)
+    return _result(run_answer(run_id, await run(caller, code, run_id)))
+
+
+def on_workers(services: Services) -> CodeRun:
+    """Return what runs code on rounds workers, once per run id.
+
+    It raises a ProblemError if no worker is live, and a NekroError if the code did not run.
+    """
+
+    async def run(caller: Caller, code: str, run_id: str) -> CodeReport:
+        await require_rounds_worker(services)
+        chat = await services.chat(caller.chat_key)
+        return await services.remote_runs.run(
+            code, run_id=run_id, chat=chat, user_id=caller.user_id, wakes_agent=False
+        )
+
+    return run
+
+
+def _result(run: Run) -> CallToolResult:
     text = run.output if run.error is None else f"{run.output}\n{run.error}".lstrip("\n")
     if run.stop_type != "NORMAL":
         text = f"{text}\n[the run ended with {run.stop_type}]".lstrip("\n")

@@ -99,11 +99,14 @@ class McpEndpoint:
         try:
             from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
+            from gateway.mcp.code import on_workers
             from gateway.mcp.server import McpServer
         except ImportError as exc:
             detail = "this gateway has no MCP SDK; install it with `pip install 'nekro-workers[mcp]'`"
             raise ProblemError(HTTPStatus.NOT_IMPLEMENTED, "mcp_missing", detail) from exc
-        self._server = McpServer(self._services, self._hub, _caller_of_context)
+        self._server = McpServer(
+            self._services, self._hub, _caller_of_context, run=on_workers(self._services)
+        )
         manager = StreamableHTTPSessionManager(
             self._server.sdk, stateless=True, max_request_body_size=self._settings.body_bytes
         )

@@ -8,6 +8,7 @@ from mcp_types import CallToolResult
 
 from gateway.identity import Scope
 from gateway.mcp.callers import Caller
+from gateway.mcp.progress import Report
 from gateway.mcp.results import data_result
 from gateway.views import job_answer
 from nekro_agent.errors import NotFoundError
@@ -16,8 +17,9 @@ from storage.repositories.jobs import Job as JobRow
 from workers.composition import Services
 from workers.jobs.cancel import cancel_job
 
-__all__ = ["cancel", "find_job", "job_uri", "wait_for"]
+__all__ = ["cancel", "find_job", "job_uri", "show", "wait_for"]
 
+_MOST_SHOWN = 20
 _POLL_SECONDS = 0.5
 _MOST_SECONDS = 600.0
 
@@ -38,15 +40,32 @@ async def find_job(services: Services, caller: Caller, job_id: str) -> Job:
     return job_answer(await _row(services, caller, job_id))
 
 
-async def wait_for(services: Services, caller: Caller, job_id: str, seconds: float) -> CallToolResult:
+async def show(services: Services, caller: Caller, job_id: str | None) -> CallToolResult:
+    """Return a job, or the newest ones of the caller's chat if it is None."""
+    caller.identity.require(Scope.READ, chat_key=caller.chat_key)
+    if job_id is not None:
+        return _result(await _row(services, caller, job_id))
+    async with services.database.read() as transaction:
+        rows = await transaction.jobs.newest(limit=_MOST_SHOWN, chat_key=caller.chat_key)
+    jobs = [job_answer(row).model_dump(mode="json") for row in rows]
+    return data_result({"jobs": jobs}, "\n".join(map(_line, rows)) or "the chat has no jobs")
+
+
+async def wait_for(
+    services: Services, caller: Caller, job_id: str, seconds: float, *, report: Report | None
+) -> CallToolResult:
     """Wait for the end of a job, at most ``seconds``, and return it."""
     caller.identity.require(Scope.READ)
     loop = asyncio.get_running_loop()
     until = loop.time() + min(max(seconds, 0.0), _MOST_SECONDS)
+    told = -1
     while True:
         row = await _row(services, caller, job_id)
         if row.state.is_final or loop.time() >= until:
             return _result(row)
+        if report is not None and row.percent > told:
+            told = row.percent
+            await report(told, 100, row.message or "")
         await asyncio.sleep(_POLL_SECONDS)
 
 
@@ -70,7 +89,9 @@ async def _row(services: Services, caller: Caller, job_id: str) -> JobRow:
 
 
 def _result(row: JobRow) -> CallToolResult:
-    job = job_answer(row)
-    shown = job.message or ("" if row.state.is_final else f"{job.percent} %")
-    text = f"job {job.id} ({job.type}) is {job.state}" + (f": {shown}" if shown else "")
-    return data_result(job.model_dump(mode="json"), text)
+    return data_result(job_answer(row).model_dump(mode="json"), _line(row))
+
+
+def _line(row: JobRow) -> str:
+    shown = row.message or ("" if row.state.is_final else f"{row.percent} %")
+    return f"job {row.id} ({row.type}) is {row.state}" + (f": {shown}" if shown else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
@@ -28,6 +29,8 @@ from mcp_types import (
     PromptMessage,
     ReadResourceRequestParams,
     ReadResourceResult,
+    SubscriptionsListenRequestParams,
+    SubscriptionsListenResult,
     TextContent,
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
@@ -35,10 +38,11 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from gateway.identity import Scope
 from gateway.mcp import jobs, resources, tools
 from gateway.mcp.callers import Caller
-from gateway.mcp.calls import Progress, call_id_of, call_method
+from gateway.mcp.calls import call_id_of, call_method
 from gateway.mcp.catalogue import code_guide, find_methods
 from gateway.mcp.changes import Changes
-from gateway.mcp.code import run_code
+from gateway.mcp.code import CodeRun, run_code
+from gateway.mcp.progress import Report, reported
 from gateway.mcp.results import data_result, encodable, error_result, failure_text
 from gateway.mcp.schemas import input_schema
 from gateway.problems import ProblemError
@@ -73,13 +77,17 @@ _WRITE_CODE: Final = Prompt(
 class McpServer:
     """The server of one process."""
 
-    def __init__(self, services: Services, hub: EventHub, caller_of: Callable[[Context], Caller]) -> None:
-        """
+    def __init__(
+        self, services: Services, hub: EventHub, caller_of: Callable[[Context], Caller], *, run: CodeRun
+    ) -> None:
+        """Create the server.
+
         Args:
             hub: started.
             caller_of: returns on whose behalf a request acts.
+            run: runs code.
         """
-        self._services, self._hub, self._caller_of = services, hub, caller_of
+        self._services, self._hub, self._caller_of, self._run = services, hub, caller_of, run
         self.changes = Changes(services, hub, caller_of)
         #: Requests of tools in sessions, by the ids of their calls.
         self._running: dict[str, anyio.CancelScope] = {}
@@ -94,7 +102,7 @@ class McpServer:
             on_list_resources=self._list_resources,
             on_list_resource_templates=self._list_templates,
             on_read_resource=self._read_resource,
-            on_subscriptions_listen=self.changes.listen,
+            on_subscriptions_listen=self._listen,
             on_list_prompts=self._list_prompts,
             on_get_prompt=self._get_prompt,
         )
@@ -134,22 +142,28 @@ class McpServer:
         """
         given = params.arguments or {}
         if params.name == tools.RUN_CODE:
-            code = _text(given, "code")
-            return lambda call_id: run_code(self._services, caller, code, run_id=call_id)
+            return partial(self._run_code, ctx, caller, _text(given, "code"))
         if params.name == tools.FIND_METHODS:
             return lambda _: self._find_methods(caller, _text(given, "words", ""))
+        if params.name == tools.SHOW_JOBS:
+            shown = _text(given, "job_id") if "job_id" in given else None
+            return lambda _: jobs.show(self._services, caller, shown)
         if params.name == tools.WAIT_FOR_JOB:
             job_id, seconds = _text(given, "job_id"), _number(given, "seconds", 30.0)
-            return lambda _: jobs.wait_for(self._services, caller, job_id, seconds)
+            return lambda _: jobs.wait_for(self._services, caller, job_id, seconds, report=self._report(ctx))
         if params.name == tools.CANCEL_JOB:
             job_id = _text(given, "job_id")
             return lambda _: jobs.cancel(self._services, caller, job_id)
         caller.identity.require(Scope.CALL)
         entry = await self._method(params.name)
-        progress = self._progress(ctx)
+        report = self._report(ctx)
         return lambda call_id: call_method(
-            self._services, self._hub, caller, entry, given, call_id=call_id, progress=progress
+            self._services, self._hub, caller, entry, given, call_id=call_id, report=report
         )
+
+    async def _run_code(self, ctx: Context, caller: Caller, code: str, run_id: str) -> CallToolResult:
+        async with reported(self._hub, caller.chat_key, run_id, self._report(ctx)):
+            return await run_code(self._run, caller, code, run_id=run_id)
 
     async def _method(self, name: str) -> MethodEntry:
         await self._services.refresh()
@@ -160,14 +174,16 @@ class McpServer:
             # Function names and full names too; and a worker may have published it within the last second.
             return await self._services.find_method(name)
         except MethodNotFoundError:
-            raise NotFoundError(f"there is no tool {name[:200]!r}") from None
+            raise NotFoundError(
+                f"there is no tool {name[:200]!r}; tools/list names those of the key"
+            ) from None
 
-    def _progress(self, ctx: Context) -> Progress | None:
+    def _report(self, ctx: Context) -> Report | None:
         if ctx.meta is None or ctx.meta.get("progress_token") is None:
             return None
 
-        async def report(percent: float, message: str) -> None:
-            await ctx.session.report_progress(percent, 100, str(encodable(message)) or None)
+        async def report(number: float, end: float | None, text: str) -> None:
+            await ctx.session.report_progress(number, end, str(encodable(text)) or None)
 
         return report
 
@@ -196,6 +212,11 @@ class McpServer:
     async def _read_resource(self, ctx: Context, params: ReadResourceRequestParams) -> ReadResourceResult:
         work = partial(resources.read_resource, self._services, self._caller_of(ctx), str(params.uri))
         return await self._answered(ctx, work, missing=_RESOURCE_NOT_FOUND)
+
+    async def _listen(
+        self, ctx: Context, params: SubscriptionsListenRequestParams
+    ) -> SubscriptionsListenResult:
+        return await self._answered(ctx, partial(self.changes.listen, ctx, params))
 
     async def _list_prompts(self, ctx: Context, params: PaginatedRequestParams | None) -> ListPromptsResult:
         return ListPromptsResult(prompts=[_WRITE_CODE] if self._caller_of(ctx).may(Scope.RUN) else [])
@@ -262,12 +283,13 @@ def _cursor(params: PaginatedRequestParams | None) -> str | None:
 def _text(given: dict[str, Any], name: str, default: str | None = None) -> str:
     value = given.get(name, default)
     if not isinstance(value, str):
-        raise ArgumentError(f"{name} must be a string")
+        stated = f", not {value!r:.100}" if name in given else "; it is missing"
+        raise ArgumentError(f"{name} must be a string{stated}")
     return value
 
 
 def _number(given: dict[str, Any], name: str, default: float) -> float:
     value = given.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ArgumentError(f"{name} must be a number")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ArgumentError(f"{name} must be a number, not {value!r:.100}")
     return float(value)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import re
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from mcp_types import ListToolsResult, Tool, ToolAnnotations
 
 from gateway.identity import Scope
 from gateway.mcp.callers import Caller
+from gateway.mcp.catalogue import bounded_catalogue
+from gateway.mcp.results import encodable
 from gateway.mcp.schemas import input_schema, result_annotation
 from gateway.web.paging import cursor_of, text_of
 from workers.catalogue.entries import MethodEntry
@@ -21,6 +23,7 @@ __all__ = [
     "CANCEL_JOB",
     "FIND_METHODS",
     "RUN_CODE",
+    "SHOW_JOBS",
     "WAIT_FOR_JOB",
     "list_tools",
     "method_tools",
@@ -29,6 +32,7 @@ __all__ = [
 
 RUN_CODE: Final = "run_code"
 FIND_METHODS: Final = "find_methods"
+SHOW_JOBS: Final = "show_jobs"
 WAIT_FOR_JOB: Final = "wait_for_job"
 CANCEL_JOB: Final = "cancel_job"
 #: Tools of methods on one page.
@@ -39,8 +43,12 @@ _NAME_CHARS: Final = 55
 _RUN_CODE_TEXT: Final = """\
 Run a Python program in a sandbox without network. In it, every method of the plugins is a function: call \
 several of them in one program, with loops and conditions, and print what you need. `find_methods` finds \
-methods with their signatures; the prompt `write_code` has the whole list. Files are below /app/uploads and \
-/app/shared. The result is what the program printed, and a report of its calls."""
+methods with their signatures. Files are below /app/uploads and /app/shared. The result is what the program \
+printed, and a report of its calls.
+
+Methods:
+
+"""
 
 
 def list_tools(registry: Registry, caller: Caller, cursor: str | None) -> ListToolsResult:
@@ -49,7 +57,7 @@ def list_tools(registry: Registry, caller: Caller, cursor: str | None) -> ListTo
     Raises:
         ProblemError: the cursor is none of ours.
     """
-    own = [tool for tool, scope in _OWN if caller.may(scope)] if cursor is None else []
+    own = [tool for tool, scope in _own(registry) if caller.may(scope)] if cursor is None else []
     if not caller.may(Scope.CALL):
         return ListToolsResult(tools=own)
     methods = method_tools(registry)
@@ -100,6 +108,12 @@ def _tool(name: str, entry: MethodEntry) -> Tool:
     )
 
 
+def _own(registry: Registry) -> Iterator[tuple[Tool, Scope]]:
+    described = _RUN_CODE_TEXT + str(encodable(bounded_catalogue(registry)))
+    yield _RUN_CODE.model_copy(update={"description": described}), Scope.RUN
+    yield from _OTHERS
+
+
 def _own_tool(
     name: str, title: str, description: str, properties: dict[str, Any], *required: str, only_reads: bool
 ) -> Tool:
@@ -118,18 +132,15 @@ def _own_tool(
 
 
 _JOB_ID: Final = {"type": "string", "description": "Id of the job, as a tool's result names it."}
-_OWN: Final = (
-    (
-        _own_tool(
-            RUN_CODE,
-            "Run code",
-            _RUN_CODE_TEXT,
-            {"code": {"type": "string", "description": "The program, Python 3."}},
-            "code",
-            only_reads=False,
-        ),
-        Scope.RUN,
-    ),
+_RUN_CODE: Final = _own_tool(
+    RUN_CODE,
+    "Run code",
+    _RUN_CODE_TEXT,
+    {"code": {"type": "string", "description": "The program, Python 3."}},
+    "code",
+    only_reads=False,
+)
+_OTHERS: Final = (
     (
         _own_tool(
             FIND_METHODS,
@@ -140,6 +151,16 @@ _OWN: Final = (
             only_reads=True,
         ),
         Scope.RUN,
+    ),
+    (
+        _own_tool(
+            SHOW_JOBS,
+            "Show jobs",
+            "Return the state of a background job, or of the newest jobs of the chat.",
+            {"job_id": {**_JOB_ID, "description": "Id of one job; without it, the newest 20 jobs."}},
+            only_reads=True,
+        ),
+        Scope.READ,
     ),
     (
         _own_tool(
