@@ -84,7 +84,7 @@ COMMANDS: Final = (
     Command(name="timers", summary="list, pause, resume and delete timers"),
     Command(name="methods", summary="list the methods that code may call"),
     Command(name="plugins", summary="list plugins and their errors; create a new one; purge data"),
-    Command(name="mcp", summary="declare, list, test and remove MCP servers, whose tools are methods"),
+    Command(name="mcp", summary="declare MCP servers, whose tools are methods; serve an MCP host"),
     Command(name="doctor", summary="check settings, Redis, database, sandbox and plugins"),
     Command(name="dead", summary="list, show, retry or drop dead letters"),
     Command(name="db", summary="migrate the database"),

@@ -107,8 +107,10 @@ def shown_text(request: Request, error: NekroError) -> str:
     return redact(str(error))
 
 
-def problem_of(request: Request, error: NekroError) -> Problem:
+def problem_of(request: Request, error: NekroError | ProblemError) -> Problem:
     """Return the problem document of an error."""
+    if isinstance(error, ProblemError):
+        return _problem(request, error.status, error.code, error.detail)
     return _problem(request, status_of(error), error.code, shown_text(request, error))
 
 

@@ -1,4 +1,4 @@
-"""`nekro mcp`: declare MCP servers, whose tools become methods; list, test and remove them."""
+"""`nekro mcp`: declare MCP servers, whose tools become methods; and serve the system to MCP hosts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from broker_config.settings import Settings
-from cli.command import Deps, add_json, positive_seconds, read_text
+from cli.command import Deps, add_json, add_user_id, chat_key, positive_seconds, read_text
 from cli.exit_codes import ExitCode
 from cli.running import run_async
 from cli.services.database import open_database
@@ -19,7 +19,7 @@ from connectors.mcp.servers import McpServer, Source, file_path, read_servers
 from connectors.mcp.views import describe_server, secret_warnings
 from nekro_agent.errors import UsageError
 
-__all__ = ["Args", "declared", "register", "run", "show_list", "show_test"]
+__all__ = ["Args", "declared", "register", "require_name", "run", "show_list", "show_test"]
 
 _EPILOG = """\
 examples:
@@ -32,6 +32,8 @@ examples:
   nekro mcp list --json
   nekro mcp test time
   nekro mcp remove time
+  nekro mcp serve
+  nekro mcp serve --chat-key group_1 --user-id ada
 
 A server is the plugin `mcp.NAME`, and each of its tools a method and a Celery task `mcp.NAME.TOOL`. Workers
 have a change within a second. `${NAME}` in arguments, variables, headers and the URL is read from the
@@ -44,6 +46,9 @@ where both declare a name, the file wins.
 it is confined; it ends with exit code 5 when the server does not work. `--json` prints a list of {name,
 plugin, status, source, is_in_both, transport, declaration, tools, server, protocol, error, listed_at}; `test`
 prints {name, plugin, error, about, confinement, tools}.
+
+`serve` speaks MCP on stdin and stdout, for a host that starts it; logs and errors go to stderr. It serves the
+running system, or its own, until the host closes stdin. Over NEKRO_URL it relays to `/mcp` of that gateway.
 """
 _APPROVALS: Final = {"all": True, "none": False}
 
@@ -65,6 +70,8 @@ class Args:
     declaration: str | None
     disabled: bool
     json: bool
+    chat_key: str | None
+    user_id: str | None
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -73,9 +80,10 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action",
         nargs="?",
-        choices=("list", "add", "test", "remove"),
+        choices=("list", "add", "test", "remove", "serve"),
         default="list",
-        help="`list` (default); `add` declares a server or replaces its declaration; `test`; `remove`",
+        help="`list` (default); `add` declares a server or replaces its declaration; `test`; `remove`; "
+        "`serve`: be an MCP server on stdin and stdout",
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="name of the server")
     parser.add_argument(
@@ -111,14 +119,26 @@ def register(parser: argparse.ArgumentParser) -> None:
         "--declaration", metavar="JSON", help="add: the whole entry of mcp.json; @FILE reads it, - is stdin"
     )
     parser.add_argument("--disabled", action="store_true", help="add: declare it without using it")
+    parser.add_argument(
+        "--chat-key",
+        metavar="K",
+        default=None,
+        type=chat_key,
+        help="serve: chat in which calls and code run (default: `mcp-local`, or that of the key)",
+    )
+    add_user_id(parser)
     add_json(parser)
 
 
 def run(args: Args, deps: Deps) -> int:
-    """List, add, test or remove."""
-    if args.action != "list" and not args.name:
-        raise UsageError(f"name the server: `nekro mcp {args.action} NAME`")
+    """List, add, test or remove; or serve the local system."""
+    require_name(args)
     settings = deps.load_settings()
+    if args.action == "serve":
+        from cli.services.mcp_server import serve
+
+        run_async(serve(settings, chat_key=args.chat_key, user_id=args.user_id, output=deps.output))
+        return ExitCode.OK
     if args.action == "add":
         return run_async(_add(args, deps, settings))
     if args.action == "test":
@@ -127,6 +147,16 @@ def run(args: Args, deps: Deps) -> int:
         return run_async(_remove(args, deps, settings))
     servers = run_async(_servers(settings))
     return show_list([describe_server(server) for server in servers], args, deps)
+
+
+def require_name(args: Args) -> None:
+    """Check that a server is named where one is needed.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if args.action not in ("list", "serve") and not args.name:
+        raise UsageError(f"name the server: `nekro mcp {args.action} NAME`")
 
 
 def declared(args: Args) -> dict[str, Any]:

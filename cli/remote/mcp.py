@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from cli.command import Deps
-from cli.commands.mcp import Args, declared, show_list, show_test
+from cli.commands.mcp import Args, declared, require_name, show_list, show_test
 from cli.exit_codes import ExitCode
 from cli.remote.target import open_client
+from cli.running import run_async
 from nekro_agent.errors import UsageError
+from nekro_client import ClientError
 
 __all__ = ["run"]
 
 
 def run(args: Args, deps: Deps) -> int:
-    """List, declare, test or remove MCP servers."""
-    if args.action != "list" and not args.name:
-        raise UsageError(f"name the server: `nekro mcp {args.action} NAME`")
+    """List, declare, test or remove MCP servers; or relay to the gateway."""
+    require_name(args)
+    if args.action == "serve":
+        return _serve(args)
     name = args.name or ""
     with open_client() as client:
         if args.action == "list":
@@ -30,4 +33,14 @@ def run(args: Args, deps: Deps) -> int:
         deps.output.json(server.model_dump(mode="json"))
     else:
         deps.output.words(f"{name}: declared as plugin {server.plugin}; `nekro mcp test {name}` tries it")
+    return ExitCode.OK
+
+
+def _serve(args: Args) -> int:
+    from cli.services.mcp_relay import relay
+
+    try:
+        run_async(relay(chat_key=args.chat_key, user_id=args.user_id))
+    except ClientError as exc:
+        raise UsageError(str(exc)) from exc
     return ExitCode.OK

@@ -8,17 +8,20 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
 from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 
 from broker_config.embedded import resolve_signing_key
 from broker_config.settings import GatewaySettings
-from gateway.dependencies import IdentityDep
+from gateway.dependencies import identity_of
 from gateway.identity import Identity
 from gateway.mcp.callers import Caller, caller_of
 from gateway.mcp.sessions import Sessions
-from gateway.problems import ProblemError
+from gateway.problems import ProblemError, problem_of
 from gateway.streams.hub import EventHub
+from nekro_agent.errors import NekroError
+from nekro_client.models import Problem
 from workers.composition import Services
 
 if TYPE_CHECKING:
@@ -30,15 +33,28 @@ __all__ = ["McpEndpoint", "router"]
 
 router = APIRouter()
 _SESSION: Final = "mcp-session-id"
+#: Code of an error in JSON-RPC whose request was not read.
+_INVALID_REQUEST: Final = -32600
 #: How long one write may take; then the reader is too slow, and its request is cancelled.
 _SEND_SECONDS: Final = 30
 
 
 @router.api_route("/mcp", methods=["GET", "POST", "DELETE"], include_in_schema=False)
-async def mcp(request: Request, identity: IdentityDep) -> Response:
+async def mcp(request: Request) -> Response:
     """Serve one message of a client."""
     endpoint: McpEndpoint = request.app.state.mcp
-    return await endpoint.answer(request, identity)
+    try:
+        return await endpoint.answer(request, await identity_of(request))
+    except (ProblemError, NekroError) as exc:
+        return _refusal(problem_of(request, exc), getattr(exc, "headers", {}))
+
+
+def _refusal(problem: Problem, headers: dict[str, str]) -> Response:
+    """Return a problem as an error of the protocol, whose text clients show."""
+    message = f"{problem.code}: {problem.detail}"
+    error = {"code": _INVALID_REQUEST, "message": message, "data": problem.model_dump(mode="json")}
+    body = {"jsonrpc": "2.0", "id": None, "error": error}
+    return JSONResponse(body, status_code=problem.status, headers=headers)
 
 
 class McpEndpoint:

@@ -17,4 +17,3 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from worker_fleet import Fleet
 
 from gateway.app import create_app
-

@@ -34,11 +34,20 @@ async def test_image_content(_ctx: AgentCtx) -> list[dict[str, Any]]:
 
 @plugin.mount_sandbox_method(SandboxMethodType.TOOL, "test_tool_with_progress")
 async def test_tool_with_progress(ctx: AgentCtx) -> str:
-    """Report progress three times."""
+    """Report progress three times, each when `seen` has said that the last one was seen."""
     for percent in (0, 50, 100):
-        await ctx.report_progress(percent, f"{percent} of 100")
-        await asyncio.sleep(0.3)
+        ctx.report_progress(percent, f"{percent} of 100")
+        key = f"seen-{percent}"
+        while await plugin.store.get(chat_key=ctx.chat_key, store_key=key) is None:
+            await asyncio.sleep(0.02)
+        await plugin.store.delete(chat_key=ctx.chat_key, store_key=key)
     return "done"
+
+
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "seen")
+async def seen(ctx: AgentCtx, percent: int) -> None:
+    """Let `test_tool_with_progress` go on."""
+    await plugin.store.set(chat_key=ctx.chat_key, store_key=f"seen-{percent}", value="1")
 
 
 @plugin.mount_sandbox_method(SandboxMethodType.TOOL, "typed")
