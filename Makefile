@@ -22,7 +22,7 @@ FAST_ONLY := not postgres and not sandbox and not supply_chain and not sdk_typin
 	and not call_outcomes and not processes
 
 .DEFAULT_GOAL := help
-.PHONY: help install bubblewrap libmagic mcp-servers demo test test-fast test-slow chaos faults lint format types bench bench-gateway goals scale bench-sandbox bench-start-up fuzz docs constraints wheel sbom sbom-image compose-test clean
+.PHONY: help install bubblewrap libmagic mcp-servers demo test test-fast test-slow chaos faults mcp-conformance lint format types bench bench-gateway goals scale bench-sandbox bench-start-up fuzz docs constraints wheel sbom sbom-image compose-test clean
 
 help: ## List the tasks.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -64,6 +64,10 @@ chaos: install ## Run the reliability scenarios of docs/reliability.md: real pro
 
 faults: install ## Inject faults into a loaded fleet by a seed and check its guarantees from outside (FAULTS_ARGS="--seed 7 --seconds 900").
 	$(BIN)/python -m tests.faults $(FAULTS_ARGS)
+
+mcp-conformance: install ## Install the conformance suite of MCP (npm, outside of the repository) and run it against /mcp.
+	@scripts/install-mcp-conformance >/dev/null
+	$(BIN)/python -m pytest tests/gateway/test_mcp_conformance.py $(PYTEST_ARGS)
 
 lint: install ## Check style and format.
 	$(BIN)/ruff check .

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
-import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,7 +48,7 @@ def key(fleet: Fleet) -> str:
 async def environment(
     request: pytest.FixtureRequest, fleet: Fleet, key: str
 ) -> AsyncIterator[dict[str, str]]:
-    """Environment of a host that starts the command: with the fleet's settings, or with a gateway's address."""
+    """Environment of a host: with the fleet's settings, or with the address of a gateway."""
     base = {**os.environ, "PYTHONPATH": os.getcwd()}
     if request.param == "local":
         yield base | environment_of(fleet.settings)
