@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from mcp.client import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 from mcp.shared.exceptions import MCPError
+from waiting import eventually
 from worker_fleet import Fleet
 
 from gateway.app import create_app
@@ -68,6 +70,7 @@ async def test_a_client_lists_calls_runs_and_reads(gateway: httpx.AsyncClient, k
         listed = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert {"run_code", "find_methods", "wait_for_job", "Ada-mcp_tools-typed"} <= set(listed)
         assert "cancel_job" not in listed
+        assert "- typed: Return what it was given" in listed["run_code"].description
         given = {"text": "ü", "number": 4, "many": ["a"]}
         done = await client.call_tool("Ada-mcp_tools-typed", given)
         assert not done.is_error and done.structured_content["result"]["many"] == ["a"]
@@ -107,15 +110,187 @@ async def test_unknown_things_and_things_of_other_chats_do_not_exist(
             await client.get_prompt("nothing")
 
 
-async def test_progress_is_reported(gateway: httpx.AsyncClient, key: str) -> None:
-    told: list[float] = []
+async def test_progress_and_output_are_reported(gateway: httpx.AsyncClient, key: str) -> None:
+    told: list[tuple[float, float | None]] = []
+    async with connected(gateway, key) as client, connected(gateway, key) as other:
 
-    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
-        told.append(progress)
+        async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+            told.append((progress, total))
+            assert message == f"{progress:.0f} of 100"
+            await other.call_tool("seen", {"percent": int(progress)})
 
+        done = await client.call_tool("test_tool_with_progress", progress_callback=on_progress)
+        assert done.structured_content == {"result": "done"}
+        assert told == [(0, 100), (50, 100), (100, 100)]
+
+        async def on_output(progress: float, total: float | None, message: str | None) -> None:
+            assert (progress, total, message) == (6, None, "begun\n")
+            await other.call_tool("hold", {"name": "printed", "seconds": 0})
+
+        code = """
+import time
+print("begun", flush=True)
+while held("printed") is None:
+    time.sleep(0.05)
+"""
+        ran = await client.call_tool("run_code", {"code": code}, progress_callback=on_output)
+        assert ran.content[0].text == "begun\n" and ran.structured_content["stop_type"] == "NORMAL"
+
+
+@pytest.mark.parametrize("mode", ["2026-07-28", "legacy"])
+async def test_cancelling_a_request_stops_the_call_and_the_run(
+    gateway: httpx.AsyncClient, key: str, mode: str
+) -> None:
+    async with connected(gateway, key, mode) as client, connected(gateway, key) as other:
+        for tool, name in (("hold", f"call-{mode}"), ("run_code", f"run-{mode}")):
+            given = {"name": name} if tool == "hold" else {"code": f"hold({name!r})"}
+            calling = asyncio.create_task(client.call_tool(tool, given))
+            await until(other, name, "began")
+            calling.cancel()
+            await asyncio.gather(calling, return_exceptions=True)
+            await until(other, name, "stopped")
+
+
+async def until(client: Client, name: str, value: str) -> None:
+    """Wait until ``hold`` has kept a value."""
+
+    async def kept() -> bool:
+        found = await client.call_tool("held", {"name": name})
+        return bool(found.structured_content == {"result": value})
+
+    await eventually(kept, what=f"{name} {value}")
+
+
+async def test_a_long_call_continues_as_a_job(fleet: Fleet, key: str) -> None:
+    workers = fleet.settings.workers.model_copy(update={"wait_seconds": 0.2})
+    settings = fleet.settings.model_copy(update={"workers": workers})
+    all_scopes = await asyncio.to_thread(make_key, fleet.settings, *Scope, chats="group_1")
+    async with served(create_app(settings)) as gateway, connected(gateway, all_scopes) as client:
+        begun = await client.call_tool("hold", {"name": "job"})
+        job_id = begun.structured_content["job_id"]
+        assert begun.structured_content["state"] == "running" and job_id in begun.content[0].text
+        listed = await client.call_tool("show_jobs")
+        assert job_id in [job["id"] for job in listed.structured_content["jobs"]]
+        shown = await client.call_tool("show_jobs", {"job_id": job_id})
+        waited = await client.call_tool("wait_for_job", {"job_id": job_id, "seconds": 0})
+        assert shown.structured_content["state"] == waited.structured_content["state"] == "running"
+        resource = await client.read_resource(f"nekro://jobs/{job_id}")
+        assert json.loads(resource.contents[0].text)["id"] == job_id
+        async with connected(gateway, key) as other:
+            refused = await other.call_tool("cancel_job", {"job_id": job_id})
+            assert refused.is_error and "scope_missing" in refused.content[0].text
+        await client.call_tool("cancel_job", {"job_id": job_id})
+        ended = await client.call_tool("wait_for_job", {"job_id": job_id, "seconds": 60})
+        assert ended.structured_content["state"] in ("failed", "cancelled")
+        await until(client, "job", "stopped")
+
+
+async def test_a_key_sees_and_uses_only_what_its_scopes_permit(
+    gateway: httpx.AsyncClient, fleet: Fleet
+) -> None:
+    reader = await asyncio.to_thread(make_key, fleet.settings, Scope.READ, chats="group_1")
+    async with connected(gateway, reader) as client:
+        assert {tool.name for tool in (await client.list_tools()).tools} == {"show_jobs", "wait_for_job"}
+        assert (await client.list_prompts()).prompts == []
+        ran = await client.call_tool("run_code", {"code": "1"})
+        assert ran.is_error and ran.content[0].text == "scope_missing: the key lacks the scope 'run'"
+        with pytest.raises(MCPError, match="lacks the scope 'call'"):
+            await client.call_tool("typed", {"text": "x"})
+        with pytest.raises(MCPError, match="lacks the scope 'run'"):
+            await client.get_prompt("write_code")
+    caller = await asyncio.to_thread(make_key, fleet.settings, Scope.CALL, chats="group_1")
+    async with connected(gateway, caller) as client:
+        assert (await client.list_resources()).resources == []
+        with pytest.raises(MCPError, match="lacks the scope 'read'"):
+            await client.read_resource("nekro://chats/group_1/messages")
+    poster = await asyncio.to_thread(make_key, fleet.settings, Scope.POST)
+    with pytest.raises(ExceptionGroup) as refused:
+        async with connected(gateway, poster, "legacy"):
+            pass
+    assert refused.group_contains(MCPError, match="scope_missing: the key lacks the scope 'call'")
+
+
+async def test_an_error_names_the_value_and_what_to_do(gateway: httpx.AsyncClient, key: str) -> None:
     async with connected(gateway, key) as client:
-        await client.call_tool("test_tool_with_progress", progress_callback=on_progress)
-    assert told == sorted(set(told))
+        for tool, given, text in (
+            ("typed", {}, "missing a required argument: 'text'"),
+            ("typed", {"text": "x", "other": 1}, "'other'"),
+            ("spread", {"first": 1, "rest": 2}, "rest must be an array, not 2"),
+            ("large", {"size": 64 << 20}, "(NEKRO_SANDBOX__RETURN_BYTES); write it to a file"),
+        ):
+            failed = await client.call_tool(tool, given)
+            assert failed.is_error and text in failed.content[0].text, failed
+        for tool, given, text in (
+            ("run_code", {}, "code must be a string; it is missing"),
+            ("run_code", {"code": 5}, "code must be a string, not 5"),
+            ("wait_for_job", {"job_id": "x", "seconds": "soon"}, "seconds must be a number, not 'soon'"),
+            ("nothing", {}, "there is no tool 'nothing'; tools/list names"),
+        ):
+            with pytest.raises(MCPError, match=text):
+                await client.call_tool(tool, given)
+        missing = await client.call_tool("show_jobs", {"job_id": "x"})
+        assert missing.is_error and "there is no job 'x'" in missing.content[0].text
+        raised = await client.call_tool("run_code", {"code": "1 / 0"})
+        assert raised.is_error and "ZeroDivisionError" in raised.content[0].text
+
+
+async def test_changes_are_told_to_those_who_listen(
+    gateway: httpx.AsyncClient, fleet: Fleet, key: str
+) -> None:
+    poster = await asyncio.to_thread(make_key, fleet.settings, Scope.POST)
+    uri = "nekro://chats/group_1/messages"
+    async with connected(gateway, key, "2026-07-28") as client:
+        async with client.listen(resource_subscriptions=[uri]) as changes:
+            posted = await gateway.post(
+                "/api/v1/chats/group_1/messages",
+                json={"text": "hi", "user_id": "ada", "to_agent": False},
+                headers={"Authorization": f"Bearer {poster}"},
+            )
+            assert posted.status_code == 202, posted.text
+            event = await anext(aiter(changes))
+            assert event.uri == uri
+        for other in ("nekro://chats/group_2/messages", "nekro://jobs/x"):
+            with pytest.raises(MCPError, match="no history that the key may read"):
+                async with client.listen(resource_subscriptions=[other]):
+                    pass
+
+
+async def test_streams_of_a_key_are_limited(fleet: Fleet, key: str) -> None:
+    limited = fleet.settings.gateway.model_copy(update={"streams_per_key": 1})
+    app = create_app(fleet.settings.model_copy(update={"gateway": limited}))
+    async with (
+        served(app) as gateway,
+        connected(gateway, key, "2026-07-28") as client,
+        client.listen(tools_list_changed=True),
+    ):
+        with pytest.raises(MCPError, match="too_many_streams: the key has 1 open streams"):
+            async with client.listen(tools_list_changed=True):
+                pass
+
+
+@pytest.mark.parametrize("mode", ["2026-07-28", "legacy"])
+async def test_each_request_may_reach_another_gateway(fleet: Fleet, key: str, mode: str) -> None:
+    apps = [create_app(fleet.settings), create_app(fleet.settings)]
+    asked = []
+
+    async def alternating(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            asked.append(scope["path"])
+        await apps[len(asked) % 2](scope, receive, send)
+
+    async with served(apps[1]), served(alternating) as gateway, connected(gateway, key, mode) as client:
+        for number in range(4):
+            done = await client.call_tool("typed", {"text": "x", "number": number})
+            assert done.structured_content["result"]["number"] == number
+        ran = await client.call_tool("run_code", {"code": "print(typed('x')['number'])"})
+        assert ran.content[0].text == "3\n"
+        assert (await client.read_resource("nekro://chats/group_1/messages")).contents
+        calling = asyncio.create_task(client.call_tool("hold", {"name": f"turn-{mode}"}))
+        await until(client, f"turn-{mode}", "began")
+        calling.cancel()
+        await asyncio.gather(calling, return_exceptions=True)
+        await until(client, f"turn-{mode}", "stopped")
+    assert len(asked) > 8
 
 
 async def test_forged_requests_are_refused(gateway: httpx.AsyncClient, key: str) -> None:
@@ -130,6 +305,22 @@ async def test_forged_requests_are_refused(gateway: httpx.AsyncClient, key: str)
     ):
         answer = await gateway.post("/mcp", json=body, headers={**sent, **headers})
         assert answer.status_code == status, (headers, answer.text)
+        assert "ping" not in answer.text and "result" not in answer.json()
+    for content, status, text in (
+        (b"{", 400, "Parse error"),
+        (b"\xff\xfe", 400, "Parse error"),
+        (b"[" * 100_000, 400, "Parse error"),
+        (b'{"jsonrpc": "1.0", "id": 1, "method": "ping"}', 400, "Validation error"),
+        (b'[{"jsonrpc": "2.0", "id": 1, "method": "ping"}]', 400, "Validation error"),
+    ):
+        answer = await gateway.post(
+            "/mcp", content=content, headers={**sent, "Content-Type": "application/json"}
+        )
+        assert (answer.status_code, text in answer.text) == (status, True), (content[:50], answer.text)
+    plain = await gateway.post("/mcp", json=body, headers={**sent, "Accept": "text/html"})
+    assert plain.status_code == 406
+    foreign = await gateway.post("/mcp", content=b"{}", headers={**sent, "Content-Type": "text/plain"})
+    assert foreign.status_code in (400, 415)
     # Only the declared size is sent: the gateway answers before it reads a body.
     reader, writer = await asyncio.open_connection(gateway.base_url.host, gateway.base_url.port)
     head = f"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {3 << 20}\r\n\r\n"
