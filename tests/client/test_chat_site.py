@@ -110,7 +110,9 @@ async def test_a_browsers_event_source_goes_on_after_the_gateway_was_restarted(
 
     def post(number: int) -> None:
         body = {"text": f"note {number}", "user_id": "ada", "to_agent": False}
-        httpx.post(f"{gateway.url}/api/v1/chats/browser/messages", json=body).raise_for_status()
+        httpx.post(
+            f"{gateway.url}/api/v1/chats/browser/messages", json=body, timeout=WAIT_SECONDS
+        ).raise_for_status()
 
     async with open_page("about:blank") as page:
         # A page of the same origin; those of the gateway themselves allow no scripts.

@@ -80,12 +80,16 @@ async def follow(redis_server: Any, tmp_path: Path, site: str) -> None:
 
         def post(text: str) -> None:
             body = {"text": text, "user_id": "ada", "to_agent": False}
-            httpx.post(f"{api}/chats/web-1/messages", json=body, headers=operator).raise_for_status()
+            httpx.post(
+                f"{api}/chats/web-1/messages", json=body, headers=operator, timeout=WAIT_SECONDS
+            ).raise_for_status()
 
         async with open_page("about:blank") as page:
             await page.goto(f"{site}/")
             # What the site's server does for its page.
-            asked = httpx.post(f"{api}/stream-tickets", json={"chat_key": "web-1"}, headers=reader)
+            asked = httpx.post(
+                f"{api}/stream-tickets", json={"chat_key": "web-1"}, headers=reader, timeout=WAIT_SECONDS
+            )
             await asyncio.wait_for(page.evaluate(FOLLOW, gateway.url + asked.json()["path"]), WAIT_SECONDS)
             for number, end in enumerate((None, gateway.kill, gateway.stop), start=1):
                 if end is not None:

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import uvicorn
 from fastapi import FastAPI
+from waiting import WAIT_SECONDS
 
 __all__ = ["served"]
 
@@ -29,7 +30,7 @@ async def served(app: FastAPI, *, http: Any = "auto") -> AsyncIterator[httpx.Asy
         running = asyncio.create_task(server.serve([listener]))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:
-            async with httpx.AsyncClient(base_url=url) as client:
+            async with httpx.AsyncClient(base_url=url, timeout=WAIT_SECONDS) as client:
                 yield client
         finally:
             server.should_exit = True

@@ -17,7 +17,10 @@ from worker_fleet import Fleet
 
 @pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
 def test_serves_probes_metrics_and_stops_gracefully(fresh_fleet: Fleet) -> None:
-    with GatewayProcess(fresh_fleet, "--port", "0") as gateway, httpx.Client(base_url=gateway.url) as client:
+    with (
+        GatewayProcess(fresh_fleet, "--port", "0") as gateway,
+        httpx.Client(base_url=gateway.url, timeout=WAIT_SECONDS) as client,
+    ):
         assert client.get("/readyz").json() == {"ok": True}
         assert client.post("/api/v1/chats/c/messages", json={"text": "x", "user_id": "u"}).status_code == 202
         text = client.get("/metrics").text
@@ -95,7 +98,9 @@ def test_listens_elsewhere_only_with_a_key(fresh_fleet: Fleet, tmp_path: Path) -
     key = fresh_fleet.run("keys", "create", "k", "--scope", "admin").stdout.strip()
     with GatewayProcess(fresh_fleet, "--socket", str(path)):
         assert path.stat().st_mode & 0o777 == 0o600
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x") as client:
+        with httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x", timeout=WAIT_SECONDS
+        ) as client:
             assert client.get("/api/v1/keys").status_code == 401
             headers = {"Authorization": f"Bearer {key}"}
             assert client.get("/api/v1/keys", headers=headers).status_code == 200

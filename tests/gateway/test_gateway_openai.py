@@ -16,6 +16,7 @@ from key_ring import make_key
 from openai.types.chat import ChatCompletionUserMessageParam
 from openai.types.responses import ResponseStreamEvent
 from painter_model import PIXEL, PainterModel
+from waiting import WAIT_SECONDS
 from worker_fleet import Fleet
 
 from gateway.app import create_app
@@ -101,7 +102,7 @@ async def test_pictures_reach_the_model_and_files_return_as_links(agents: Fleet,
         text, link = (drawn.choices[0].message.content or "").split("\n\n")
         assert text == "Here it is." and link.startswith("![plot.png](http://127.0.0.1:")
         url = link.partition("(")[2].rstrip(")")
-        async with httpx.AsyncClient() as browser:
+        async with httpx.AsyncClient(timeout=WAIT_SECONDS) as browser:
             picture = await browser.get(url)
             assert (picture.content, picture.headers["content-type"]) == (PIXEL, "image/png")
             assert picture.headers["cross-origin-resource-policy"] == "cross-origin"

@@ -50,13 +50,13 @@ def gateway_of(up: ForkedCommand) -> int:
 @pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
 def test_starts_a_gateway_and_prints_its_url(fresh_fleet: Fleet) -> None:
     with running_up(fresh_fleet) as (up, url):
-        methods = httpx.get(f"{url}/api/v1/methods", params={"text": "Ada.operated"})
+        methods = httpx.get(f"{url}/api/v1/methods", params={"text": "Ada.operated"}, timeout=WAIT_SECONDS)
         assert "echo" in [method["name"] for method in methods.json()["items"]]
         body = {"method": "echo", "args": [1], "chat_key": "c"}
         assert httpx.post(f"{url}/api/v1/calls", json=body, timeout=WAIT_SECONDS).json()["value"] == 1
         with running_up(fresh_fleet_beside(fresh_fleet)) as (_, other):
             assert other != url
-            assert httpx.get(f"{other}/healthz").is_success
+            assert httpx.get(f"{other}/healthz", timeout=WAIT_SECONDS).is_success
 
         os.kill(gateway_of(up), signal.SIGKILL)
         # Not refused: the socket is open while the gateway is started again.

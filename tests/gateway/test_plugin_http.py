@@ -11,7 +11,7 @@ import httpx
 import pytest
 from gateway_server import served
 from metric_values import figures_of
-from waiting import eventually
+from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet
 
 from broker_config.settings import Settings
@@ -324,7 +324,7 @@ async def test_only_gateways_of_the_fleet_reach_the_servers_of_plugins(
             (site,) = await transaction.catalogue.sites_of("Ada.web_shop")
     finally:
         await services.close()
-    async with httpx.AsyncClient(base_url=f"http://{site.address}") as direct:
+    async with httpx.AsyncClient(base_url=f"http://{site.address}", timeout=WAIT_SECONDS) as direct:
         for headers in ({}, {"x-nekro-signature": "1.2.3"}, {"x-nekro-signature": "ü.ü.ü".encode()}):
             refused = await direct.get("/plugins/Ada.web_shop/", headers=headers)  # type: ignore[arg-type]
             assert refused.status_code == 403

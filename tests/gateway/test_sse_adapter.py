@@ -14,6 +14,7 @@ import pytest
 from gateway_process import GatewayProcess
 from gateway_server import served
 from sse_client import ACCESS_KEY, PATH, SseClient
+from waiting import WAIT_SECONDS
 from worker_fleet import Fleet
 
 from gateway.app import create_app
@@ -293,7 +294,7 @@ async def test_wrong_keys_clients_and_commands_are_refused(http: httpx.AsyncClie
 async def test_killed_gateways_lose_and_reorder_nothing(fleet: Fleet, channel: str) -> None:
     texts = [f"text {number}" for number in range(40)]
     confirmed: list[str] = []
-    client = SseClient(httpx.AsyncClient())
+    client = SseClient(httpx.AsyncClient(timeout=WAIT_SECONDS))
     async with process(fleet) as (_, client.http):
         await client.register()
         await client.subscribe(channel)

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 from redis_process import free_port
+from waiting import WAIT_SECONDS
 
 from cli.environment import environment_of
 from nekro_agent.errors import NekroError
@@ -116,7 +117,7 @@ async def test_flower_shows_a_busy_system_in_a_browser(fleet: Any, flower_url: s
         failed = await row.locator("a[href*='/task/']").first.get_attribute("href")
         await shows(page, f"{flower_url}{failed}", "it broke", "in fail_with", "(hidden)")
         await page.screenshot(path=ARTIFACTS / "failure.png", full_page=True)
-        async with httpx.AsyncClient(auth=(USER, PASSWORD)) as client:
+        async with httpx.AsyncClient(auth=(USER, PASSWORD), timeout=WAIT_SECONDS) as client:
             found = await client.get(f"{flower_url}/api/tasks?taskname=tests.slow.fetch_long&limit=1")
         (fetching,) = found.json()
         await shows(page, f"{flower_url}/task/{fetching}", "tests.slow.fetch_long", "PROGRESS", "42 %")
