@@ -24,6 +24,7 @@ __all__ = [
     "Body",
     "Call",
     "CallBody",
+    "ChatKey",
     "CreatedKey",
     "DeadLetter",
     "DecisionBody",
@@ -106,8 +107,20 @@ def _bounded(value: JsonValue) -> JsonValue:
     return value
 
 
+def _named(text: str) -> str:
+    if not text.strip():
+        raise ValueError("it is empty")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{text!r} is not Unicode") from None
+    return text
+
+
 #: A JSON value of a body.
 PlainJson = Annotated[JsonValue, AfterValidator(_bounded)]
+#: The chat of a body; it names a directory.
+ChatKey = Annotated[str, Field(min_length=1), AfterValidator(_named)]
 
 
 class Body(BaseModel):
@@ -466,7 +479,7 @@ class RunBody(Body):
     """Code to run in a sandbox."""
 
     code: str
-    chat_key: str
+    chat_key: ChatKey
     user_id: str | None = None
     #: Whether an AGENT result requests a round.
     follow_up: bool = False
@@ -503,7 +516,7 @@ class CallBody(Body):
     """A call of a method."""
 
     method: str
-    chat_key: str
+    chat_key: ChatKey
     args: list[PlainJson] = []
     kwargs: dict[str, PlainJson] = {}
     user_id: str | None = None
@@ -699,7 +712,7 @@ class Reset(Answer):
 class StreamTicketBody(Body):
     """Which chat a ticket is for."""
 
-    chat_key: str = Field(min_length=1)
+    chat_key: ChatKey
 
 
 class StreamTicket(Answer):

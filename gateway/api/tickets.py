@@ -10,7 +10,6 @@ from fastapi import APIRouter, Response
 from gateway.access.tickets import make_ticket
 from gateway.dependencies import IdentityDep, ServicesDep
 from gateway.identity import Scope
-from gateway.problems import ProblemError
 from nekro_client.models import StreamTicket, StreamTicketBody
 
 __all__ = ["router"]
@@ -29,14 +28,7 @@ async def create_ticket(
     after that. Each ticket is new, and none is stored, so there is no idempotency key for this.
     """
     identity.require(Scope.READ, chat_key=body.chat_key)
-    try:
-        path = quote(body.chat_key, safe="")
-    except UnicodeEncodeError:
-        raise ProblemError(
-            HTTPStatus.UNPROCESSABLE_ENTITY,
-            "invalid_request",
-            f"chat_key: {body.chat_key!r} is not Unicode",
-        ) from None
+    path = quote(body.chat_key, safe="")
     ticket, expires_at = make_ticket(services.settings, key_id=identity.key_id, chat_key=body.chat_key)
     response.headers["Cache-Control"] = "no-store"
     return StreamTicket(

@@ -303,3 +303,19 @@ async def test_without_a_rounds_worker_the_answer_says_what_is_missing(
     assert (answer.status_code, answer.json()["code"]) == (503, "no_worker")
     assert "nekro up --rounds 1" in answer.json()["detail"]
     assert answer.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("chat_key", ["", " ", "\ud800"])
+async def test_a_chat_without_a_name_is_refused(
+    gateway: tuple[Fleet, httpx.AsyncClient], chat_key: str
+) -> None:
+    _, client = gateway
+    for path, body in (("runs", {"code": "1"}), ("calls", {"method": "echo"}), ("stream-tickets", {})):
+        answer = await client.post(
+            f"/api/v1/{path}",
+            content=json.dumps({**body, "chat_key": chat_key}),
+            headers={"Content-Type": "application/json"},
+        )
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request"), answer.text
+        assert "chat_key" in answer.json()["detail"]
