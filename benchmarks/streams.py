@@ -32,7 +32,9 @@ from broker_config.settings import Settings
 __all__ = ["main", "parse"]
 
 _NUMBER: Final = re.compile(rb"^id: (\d+)(?:\.[0-9a-f]+)?\r?$", re.MULTILINE)
-_OPEN_SECONDS: Final = 120
+_OPEN_SECONDS: Final = 300
+#: As ``Retry-After`` of such an answer says.
+_RETRY_SECONDS: Final = 1.0
 
 
 @dataclass
@@ -41,9 +43,18 @@ class _Reader:
     numbers: list[int] = field(default_factory=list)
     #: Seconds from each event's commit to its arrival.
     seconds: list[float] = field(default_factory=list)
+    #: How often the gateway was too busy to open the stream.
+    refusals: int = 0
 
     async def run(self, port: int, sent: dict[tuple[str, int], float], opened: asyncio.Semaphore) -> None:
-        """Read for ever."""
+        """Read for ever; connect again when the gateway is too busy to open the stream, as clients do."""
+        while await self._is_refused(port, sent, opened):
+            self.refusals += 1
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _is_refused(
+        self, port: int, sent: dict[tuple[str, int], float], opened: asyncio.Semaphore
+    ) -> bool:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         request = (
             f"GET /api/v1/chats/{self.chat_key}/events?after=0 HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n"
@@ -51,6 +62,8 @@ class _Reader:
         writer.write(request.encode())
         try:
             head = await reader.readuntil(b"\r\n\r\n")
+            if b" 503 " in head[:20]:
+                return True
             if b" 200 " not in head[:20]:
                 raise SystemExit(f"the gateway answered {head!r} {await reader.read(500)!r}")
             opened.release()
@@ -62,6 +75,7 @@ class _Reader:
                     self.seconds.append(time.time() - sent.get((self.chat_key, int(found)), time.time()))
         finally:
             writer.close()
+        return False
 
 
 async def measure(
@@ -163,6 +177,7 @@ async def _read(
         "chats": chats,
         "complete": sum(reader.numbers == whole for reader in all_readers),
         "open_seconds": round(open_seconds, 3),
+        "refusals": sum(reader.refusals for reader in all_readers),
         "deliveries_per_second": round(len(seconds) / taken),
         **{f"p{percent}_ms": round(percentile(seconds, percent) * 1e3, 2) for percent in (50, 95, 99)},
     }

@@ -111,7 +111,7 @@ async def test_messages_of_cut_clients_start_one_turn_each(fresh_fleet: Fleet) -
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 async def test_a_thousand_messages_start_one_turn_each_while_gateways_are_killed(fresh_fleet: Fleet) -> None:
     gateway, killed = GatewayProcess(fresh_fleet), 0
     with GatewayProcess(fresh_fleet) as steady:
