@@ -9,7 +9,7 @@ from base64 import b64encode
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvloop
@@ -29,11 +29,13 @@ from pydantic import SecretStr
 from waiting import WAIT_SECONDS
 
 from agent.llm import LLMAnswer, LLMRequest, create_client
-from agent.llm.openai_client import OpenAIClient
 from agent.llm.retry import Fault, RetryPolicy, parse_retry_after
 from agent.model import ImagePart, PromptMessage, Role, TextPart
 from broker_config.settings import LLMSettings
 from nekro_agent.errors import LLMError
+
+if TYPE_CHECKING:
+    from agent.llm.openai_client import OpenAIClient
 
 REQUEST = LLMRequest(
     messages=(PromptMessage.of(Role.SYSTEM, "Be brief."), PromptMessage.of(Role.USER, "Hello")),
@@ -51,9 +53,17 @@ def settings_for(base_url: str, **overrides: Any) -> LLMSettings:
     return LLMSettings(**(values | overrides))
 
 
+def client_of(settings: LLMSettings) -> OpenAIClient:
+    """A client that waits hardly at all before it tries again."""
+    # Not at the head: the package's import is a tenth of the collection, in every process of a test run.
+    from agent.llm.openai_client import OpenAIClient
+
+    return OpenAIClient(settings, backoff_seconds=0.001)
+
+
 async def ask(*behaviours: Behaviour, **overrides: Any) -> tuple[LLMAnswer, ChatServer]:
     async with ChatServer(list(behaviours)) as server:
-        client = OpenAIClient(settings_for(server.base_url, **overrides), backoff_seconds=0.001)
+        client = client_of(settings_for(server.base_url, **overrides))
         try:
             return await client.complete(REQUEST), server
         finally:
@@ -63,7 +73,7 @@ async def ask(*behaviours: Behaviour, **overrides: Any) -> tuple[LLMAnswer, Chat
 async def failure(*behaviours: Behaviour, **overrides: Any) -> tuple[str, ChatServer]:
     server = ChatServer(list(behaviours))
     async with server:
-        client = OpenAIClient(settings_for(server.base_url, **overrides), backoff_seconds=0.001)
+        client = client_of(settings_for(server.base_url, **overrides))
         with pytest.raises(LLMError) as caught:
             await client.complete(REQUEST)
         await client.close()
@@ -99,7 +109,7 @@ async def test_pieces_are_passed_on_with_the_number_of_their_try(streams: bool) 
     request = replace(REQUEST, on_delta=lambda number, text: pieces.append((number, text)))
     good = stream("print", "(2)") if streams else complete("print(2)")
     async with ChatServer([stream("print(", cut=True) if streams else refuse(500), good]) as server:
-        client = OpenAIClient(settings_for(server.base_url, stream=streams), backoff_seconds=0.001)
+        client = client_of(settings_for(server.base_url, stream=streams))
         answer = await client.complete(request)
         await client.close()
     assert answer.text == "print(2)"
@@ -134,7 +144,7 @@ async def test_images_are_sent_as_content_parts() -> None:
         )
     )
     async with ChatServer([stream("x")]) as server:
-        client = OpenAIClient(settings_for(server.base_url), backoff_seconds=0.001)
+        client = client_of(settings_for(server.base_url))
         await client.complete(request)
         await client.close()
     assert server.seen[0].body["messages"][0]["content"] == [
@@ -268,7 +278,7 @@ async def test_an_endless_answer_times_out() -> None:
 async def test_an_unreachable_server_is_named() -> None:
     async with ChatServer([]) as server:
         url = server.base_url
-    client = OpenAIClient(settings_for(url, tries=2), backoff_seconds=0.001)
+    client = client_of(settings_for(url, tries=2))
     with pytest.raises(LLMError, match="connection failed") as caught:
         await client.complete(REQUEST)
     assert url in str(caught.value)
@@ -278,7 +288,7 @@ async def test_an_unreachable_server_is_named() -> None:
 async def test_passwords_in_the_url_stay_out_of_errors() -> None:
     async with ChatServer([refuse(400)]) as server:
         url = server.base_url.replace("http://", "http://me:hush@")
-        client = OpenAIClient(settings_for(url), backoff_seconds=0.001)
+        client = client_of(settings_for(url))
         with pytest.raises(LLMError) as caught:
             await client.complete(REQUEST)
         await client.close()
@@ -294,7 +304,7 @@ async def test_a_cancelled_request_closes_its_connection() -> None:
         gone.set()
 
     async with ChatServer([watch]) as server:
-        client = OpenAIClient(settings_for(server.base_url), backoff_seconds=0.001)
+        client = client_of(settings_for(server.base_url))
         asking = asyncio.create_task(client.complete(REQUEST))
         await asyncio.wait_for(arrived.wait(), WAIT_SECONDS)
         asking.cancel()
@@ -319,7 +329,7 @@ async def test_each_request_is_recorded_without_its_key_and_with_images_shortene
     )
     record = tmp_path / "new" / "requests.jsonl"
     async with ChatServer([refuse(500), stream("x")]) as server:
-        client = OpenAIClient(settings_for(server.base_url, record=record), backoff_seconds=0.001)
+        client = client_of(settings_for(server.base_url, record=record))
         await client.complete(request)
         await client.close()
     lines = [json.loads(line) for line in record.read_text().splitlines()]
@@ -344,6 +354,8 @@ def test_missing_model_settings_are_named() -> None:
         create_client(LLMSettings())
     with pytest.raises(LLMError, match="NEKRO_LLM__MODEL"):
         create_client(LLMSettings(base_url="http://localhost:1/v1"))
+    from agent.llm.openai_client import OpenAIClient
+
     assert isinstance(create_client(LLMSettings(base_url="http://localhost:1/v1", model="m")), OpenAIClient)
 
 

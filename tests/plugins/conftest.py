@@ -20,15 +20,16 @@ StartSystem = Callable[..., QueueSystem]
 
 
 @pytest.fixture(scope="module")
-def start_system(tmp_path_factory: pytest.TempPathFactory, redis_server: Any) -> Iterator[StartSystem]:
+def start_system(
+    tmp_path_factory: pytest.TempPathFactory, redis_server: Any, new_database: Callable[[str, Path], str]
+) -> Iterator[StartSystem]:
     """Start a worker process with plugins; it serves the whole module, as idle workers cost time."""
     systems: list[QueueSystem] = []
 
-    def start(*plugins: Path, database_url: str | None = None) -> QueueSystem:
+    def start(*plugins: Path, kind: str = "sqlite") -> QueueSystem:
         directory = tmp_path_factory.mktemp("queue")
-        system = QueueSystem(
-            directory, redis_url=redis_server.url, plugins=plugins, database_url=database_url
-        )
+        url = new_database(kind, directory)
+        system = QueueSystem(directory, redis_url=redis_server.url, plugins=plugins, database_url=url)
         systems.append(system)
         system.prepare()
         return system
@@ -47,11 +48,9 @@ def spec_on_sqlite(start_system: StartSystem, spec_plugins: Path) -> QueueSystem
 
 
 @pytest.fixture(scope="module")
-def spec_on_postgres(
-    start_system: StartSystem, spec_plugins: Path, postgres_server: Any
-) -> Iterator[QueueSystem]:
+def spec_on_postgres(start_system: StartSystem, spec_plugins: Path) -> Iterator[QueueSystem]:
     """The same on PostgreSQL."""
-    system = start_system(spec_plugins, database_url=postgres_server.create_database())
+    system = start_system(spec_plugins, kind="postgres")
     yield system
     system.close()  # before its database: a worker writes to it while it stops
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import shutil
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,6 @@ from nekro_agent import runtime
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
 from nekro_agent.execution.invoke import Outcome
 from nekro_agent.ports import MessageKind
-from storage.migrate import upgrade
 from workers.calls.dispatch import CallScope
 from workers.composition import Services
 from workers.plugins.loader import unload_plugins
@@ -51,11 +48,10 @@ class QueueSystem:
     """One worker process for many tests; each starts with the state after the plugins' init."""
 
     def __init__(
-        self, directory: Path, *, redis_url: str, plugins: Sequence[Path], database_url: str | None = None
+        self, directory: Path, *, redis_url: str, plugins: Sequence[Path], database_url: str
     ) -> None:
-        url = database_url or f"sqlite:///{directory / 'nekro.db'}"
         self._engine = sqlalchemy.create_engine(
-            url.replace("postgresql://", "postgresql+psycopg://"), poolclass=sqlalchemy.NullPool
+            database_url.replace("postgresql://", "postgresql+psycopg://"), poolclass=sqlalchemy.NullPool
         )
         self._snapshot = directory / "snapshot"
         self._log = directory / "spec.log"
@@ -65,17 +61,14 @@ class QueueSystem:
             env_file=None,
             data_dir=directory / "data",
             broker={"url": redis_url, "key_prefix": f"t{uuid.uuid4().hex}:"},
-            database=DatabaseSettings(url=url),
+            database=DatabaseSettings(url=database_url),
             downloads={"allow_private": ("127.0.0.0/8",)},
             plugins={"dirs": tuple(plugins), "load_shipped": False, "package_allow": ()},
             security={"signing_key": "test-signing-key"},
         )
 
     def prepare(self) -> None:
-        """Migrate, start the worker once, and save the state after its plugins' init."""
-        with ThreadPoolExecutor(1) as thread:  # a fixture of an async test has a running loop already
-            migration = upgrade(self.settings.database, self.settings.data_dir)
-            thread.submit(asyncio.run, migration).result()
+        """Start the worker once, on the migrated database, and save the state after its plugins' init."""
         self.start_worker()
         for folder in FOLDERS:
             (self.settings.data_dir / folder).mkdir(exist_ok=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from waiting import WAIT_SECONDS
 from broker_config.settings import DatabaseSettings, Settings
 from nekro_agent.errors import SandboxUnavailableError
 from nekro_agent.methods import Lane
-from storage.migrate import upgrade
 from storage.models import Base
 from workers.composition import Services
 
@@ -24,22 +22,14 @@ PLUGINS = Path(__file__).parent / "plugins"
 
 @pytest.fixture(scope="session")
 def rounds_database(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+    tmp_path_factory: pytest.TempPathFactory, new_database: Callable[[str, Path], str]
 ) -> Callable[[str], DatabaseSettings]:
     """Return the session's migrated database of a kind."""
-    made: dict[str, DatabaseSettings] = {}
 
+    @functools.cache
     def settings(kind: str) -> DatabaseSettings:
-        if kind not in made:
-            if kind == "sqlite":
-                url = f"sqlite:///{tmp_path_factory.mktemp('rounds')}/test.db"
-            else:
-                url = request.getfixturevalue("postgres_server").create_database()
-            made[kind] = DatabaseSettings(url=url, pool_timeout_seconds=WAIT_SECONDS)
-            # On a thread: the requesting fixture may be inside an event loop.
-            with ThreadPoolExecutor(1) as pool:
-                pool.submit(lambda: asyncio.run(upgrade(made[kind], Path()))).result()
-        return made[kind]
+        url = new_database(kind, tmp_path_factory.mktemp("rounds"))
+        return DatabaseSettings(url=url, pool_timeout_seconds=WAIT_SECONDS)
 
     return settings
 

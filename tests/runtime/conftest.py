@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,28 +13,19 @@ from waiting import WAIT_SECONDS
 
 from broker_config.settings import DatabaseSettings
 from storage.engine import Database
-from storage.migrate import upgrade
 from workers.pools.background import BackgroundLoop
 
 
 @pytest.fixture(scope="session")
 def migrated(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+    tmp_path_factory: pytest.TempPathFactory, new_database: Callable[[str, Path], str]
 ) -> Callable[[str], DatabaseSettings]:
     """Return the session's migrated database of a kind."""
-    made: dict[str, DatabaseSettings] = {}
 
+    @functools.cache
     def settings(kind: str) -> DatabaseSettings:
-        if kind not in made:
-            if kind == "sqlite":
-                url = f"sqlite:///{tmp_path_factory.mktemp('runtime')}/test.db"
-            else:
-                url = request.getfixturevalue("postgres_server").create_database()
-            made[kind] = DatabaseSettings(url=url, pool_timeout_seconds=WAIT_SECONDS)
-            # On a thread: the requesting fixture may be inside an event loop.
-            with ThreadPoolExecutor(1) as pool:
-                pool.submit(lambda: asyncio.run(upgrade(made[kind], Path()))).result()
-        return made[kind]
+        url = new_database(kind, tmp_path_factory.mktemp("runtime"))
+        return DatabaseSettings(url=url, pool_timeout_seconds=WAIT_SECONDS)
 
     return settings
 

@@ -11,7 +11,10 @@ from nekro_agent.tools.visible_text import shortened, visible, visible_json, vis
 
 #: Visible characters of Arabic, Syriac and Kaithi in Unicode's category of format characters.
 SEEN_FORMATS = {*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD}
-EVERY_CHARACTER = [chr(code) for code in range(0x110000)]
+
+
+def every_character() -> list[str]:
+    return [chr(code) for code in range(0x110000)]
 
 
 def is_hidden(char: str) -> bool:
@@ -19,7 +22,7 @@ def is_hidden(char: str) -> bool:
 
 
 def test_every_control_format_surrogate_and_separator_is_escaped() -> None:
-    wrong = [hex(ord(char)) for char in EVERY_CHARACTER if is_hidden(char) and char in visible(f"a{char}b")]
+    wrong = [hex(ord(char)) for char in every_character() if is_hidden(char) and char in visible(f"a{char}b")]
     assert wrong == []
 
 
@@ -59,7 +62,7 @@ def test_joiners_and_selectors_that_hide_data_are_escaped(text: str) -> None:
 
 
 def test_escaping_is_idempotent() -> None:
-    text = "".join(EVERY_CHARACTER)
+    text = "".join(every_character())
     assert visible(visible(text)) == visible(text)
 
 
@@ -70,7 +73,7 @@ def test_only_line_feeds_end_a_line() -> None:
 
 
 def test_json_keeps_its_values_and_shows_no_control() -> None:
-    value = {"text": "".join(EVERY_CHARACTER[:0x3000]) + "\ud800 \U000e0041 \U0001f600"}
+    value = {"text": "".join(every_character()[:0x3000]) + "\ud800 \U000e0041 \U0001f600"}
     for indent in (None, 2):
         shown = visible_json(json.dumps(value, ensure_ascii=False, indent=indent))
         assert json.loads(shown) == value
