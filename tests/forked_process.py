@@ -20,12 +20,14 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from fcntl import ioctl
+from functools import partial
 from multiprocessing import reduction
 from pathlib import Path
 from tempfile import TemporaryFile
 from termios import TIOCSCTTY
 from typing import IO, Any, Self
 
+from forked_children import fork_children
 from waiting import WAIT_SECONDS
 
 import cli.commands
@@ -74,6 +76,8 @@ _CONTEXT.set_forkserver_preload(
 )
 
 
+#: Commands that start no other.
+_WITHOUT_CHILDREN = (["worker"], ["gateway"])
 _STARTED: list[ForkedProcess] = []
 
 
@@ -286,13 +290,20 @@ def _run(
         os.close(passed)
     if os.isatty(0):
         ioctl(0, TIOCSCTTY, 0)  # as in a login: it sends the signals of Ctrl-C and of its end
+    written = [str(a.number) if isinstance(a, Descriptor) else a for a in arguments]
+    if module == "cli.main" and written[:1] not in _WITHOUT_CHILDREN:
+        fork_children(partial(_run_module, module))
+    _run_module(module, written, environ)
+
+
+def _run_module(module: str, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
     # As an interpreter opens them: line-buffered at a terminal.
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - open as long as the process
     sys.stdout = open(1, "w", buffering=1 if os.isatty(1) else -1, closefd=False)  # noqa: SIM115 - open as long as the process
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115 - open as long as the process
     os.environ.clear()
     os.environ.update(environ)
-    sys.argv = [module, *(str(a.number) if isinstance(a, Descriptor) else a for a in arguments)]
+    sys.argv = [module, *arguments]
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     finally:

@@ -80,8 +80,11 @@ def open_shell(plugins: Mapping[str, str], **settings: str) -> Iterator[Shell]:
 
 @contextlib.contextmanager
 def running_up(shell: Shell) -> Iterator[ForkedCommand]:
-    """A running `nekro up` on the shell's data directory; stopped by Ctrl-C unless it has ended."""
-    process = shell.start("up")
+    """A running `nekro up` on the shell's data directory, without a gateway.
+
+    It is stopped by Ctrl-C unless it has ended.
+    """
+    process = shell.start("up", "--gateway-port", "0")
     lines: list[str] = []
     ready = threading.Event()
 
