@@ -208,6 +208,12 @@ def database_url(
 
 
 @pytest.fixture(scope="module")
+def sqlite_url(tmp_path_factory: pytest.TempPathFactory, new_database: Callable[[str, Path], str]) -> str:
+    """A migrated SQLite database, for a `database_url` of modules whose results its kind does not decide."""
+    return new_database("sqlite", tmp_path_factory.mktemp("database"))
+
+
+@pytest.fixture(scope="module")
 def fleet_plugins(request: pytest.FixtureRequest) -> Path:
     """Plugins of the module's fleets, unless a fleet has others."""
     return Path(request.path).parent / "plugins"

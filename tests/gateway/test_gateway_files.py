@@ -27,6 +27,12 @@ PIXEL = base64.b64decode(
 )
 
 
+@pytest.fixture(scope="module")
+def database_url(sqlite_url: str) -> str:
+    """One kind of database: files are on the disk, and their rows are tested on both."""
+    return sqlite_url
+
+
 @asynccontextmanager
 async def client_of(fleet: Fleet) -> AsyncIterator[tuple[httpx.AsyncClient, Services]]:
     app = create_app(fleet.settings)

@@ -27,6 +27,12 @@ DATA_URL = "data:image/png;base64," + base64.b64encode(PIXEL).decode()
 
 
 @pytest.fixture(scope="module")
+def database_url(sqlite_url: str) -> str:
+    """One kind of database: the rows of turns and responses are tested on both."""
+    return sqlite_url
+
+
+@pytest.fixture(scope="module")
 def model() -> Iterator[PainterModel]:
     model = PainterModel()
     yield model

@@ -26,6 +26,12 @@ CHAT = {"chat_key": "group_1"}
 
 
 @pytest.fixture(scope="module")
+def database_url(sqlite_url: str) -> str:
+    """One kind of database: the rows of jobs, timers and calls are tested on both."""
+    return sqlite_url
+
+
+@pytest.fixture(scope="module")
 def operated(make_fleet: Callable[..., Fleet]) -> Fleet:
     """A fleet with workers for calls and jobs."""
     fleet = make_fleet()

@@ -10,6 +10,9 @@ import pytest
 from painter_model import PIXEL
 from worker_fleet import Fleet
 
+#: One kind of database: the rows of messages are tested on both.
+pytestmark = pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
+
 Gateway = tuple[Fleet, httpx.AsyncClient]
 DATA_URL = "data:image/png;base64," + base64.b64encode(PIXEL).decode()
 PATH = "/api/v1/chats/c/messages"

@@ -43,7 +43,7 @@ def running_up(fleet: Fleet, *, workers: str = "methods-1") -> Iterator[tuple[Fo
 def gateway_of(up: ForkedCommand) -> int:
     """The process id of the gateway that it has started."""
     children = Path(f"/proc/{up.pid}/task/{up.pid}/children").read_text().split()
-    (pid,) = (int(pid) for pid in children if b"\0gateway\0" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    (pid,) = (int(pid) for pid in children if Path(f"/proc/{pid}/comm").read_text() == "gateway\n")
     return pid
 
 
