@@ -46,18 +46,27 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Collection allocates half a gigabyte that stays; the garbage collector need not scan it.
 gc.disable()
 
-#: Directories whose files take long, mostly by waiting. They run first, so that no process is left
-#: alone with one of them at the end.
+#: Files that take longest, mostly by waiting, then directories whose files take long. They run first, so
+#: that no process is left alone with one of them at the end.
 LONG_FIRST = (
-    *("pool", "docs", "plugins", "rounds", "system", "security", "storage"),
+    *("docs/test_commands_run.py", "docs/test_readme.py", "gateway/test_gateway_openai.py"),
+    *("sandbox/test_sandbox_attacks_guards.py", "rounds/test_rounds_continued.py", "system/test_reload.py"),
+    *("rounds/test_rounds_order.py", "sandbox/test_sandbox_attacks_limits.py"),
+    *("plugins/test_authored_plugins.py", "gateway/test_outgoing_webhooks.py", "system/test_catalogue.py"),
+    *("storage/test_storage_migrate.py", "rounds/test_rounds_processes.py", "system/test_clocks.py"),
+    *("plugins/test_spec_examples.py", "pool/test_handoff.py", "storage/test_call_outcomes.py"),
+    *("pool", "docs", "plugins", "rounds", "system", "security", "gateway", "client", "storage"),
     *("sandbox", "cli", "faults", "long", "broker"),
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order directories by `LONG_FIRST`; the order within them is kept."""
-    ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(LONG_FIRST)}
-    items.sort(key=lambda item: ranks.get(item.path.parent, len(ranks)))
+    """Order files and directories by `LONG_FIRST`; the order within them is kept."""
+    here = Path(__file__).parent
+    ranks = {here / name: rank for rank, name in enumerate(LONG_FIRST)}
+    files = {item.path for item in items}
+    order = {path: ranks.get(path, ranks.get(path.parent, len(ranks))) for path in files}
+    items.sort(key=lambda item: order[item.path])
 
 
 def pytest_collection_finish() -> None:

@@ -21,9 +21,10 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
-__all__ = ["fork_children"]
+__all__ = ["fork_children", "run_to_the_end"]
 
 #: Beginning of the command lines that are forked.
 _OURS = [sys.executable, "-P", "-m", "cli.main"]
@@ -138,9 +139,16 @@ def _become(
             with contextlib.suppress(OSError):  # of the descriptor of the listing
                 os.close(int(entry))
     os.chdir(request["directory"])
+    with open("/proc/self/comm", "w") as name:  # its command line is that of its origin
+        name.write(request["arguments"][0][:15])
+    run_to_the_end(partial(run, request["arguments"], request["environ"]))
+
+
+def run_to_the_end(run: Callable[[], None]) -> NoReturn:
+    """Run, and end this process as an interpreter ends."""
     code: Any = 1
     try:
-        run(request["arguments"], request["environ"])
+        run()
         code = 0
     except SystemExit as exc:
         code = 0 if exc.code is None else exc.code

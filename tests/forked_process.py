@@ -115,6 +115,7 @@ class ForkedProcess:
         stderr: int | None = None,
         stdin: int | None = None,
         cwd: Path | None = None,
+        umask: int | None = None,
     ) -> None:
         """Run a module.
 
@@ -123,10 +124,11 @@ class ForkedProcess:
             stderr: None means that of ``stdout``.
             stdin: None means ``/dev/null``.
             cwd: None means the directory of this process.
+            umask: None means that of the first use of this class.
         """
         streams = [None if stdin is None else Descriptor(stdin), Descriptor(stdout)]
         streams.append(Descriptor(stdout if stderr is None else stderr))
-        target = (module, list(arguments), dict(environ), streams, cwd or Path.cwd())
+        target = (module, list(arguments), dict(environ), streams, cwd or Path.cwd(), umask)
         self._process = _CONTEXT.Process(target=_run, args=target, daemon=False)
         self._process.start()
         assert self._process.pid is not None
@@ -248,6 +250,7 @@ def run_forked(
     cwd: Path | None = None,
     given: str = "",
     seconds: float = WAIT_SECONDS,
+    umask: int | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a module to its end with ``given`` on standard input, as `subprocess.run` with captured output."""
     with TemporaryFile() as stdin, TemporaryFile() as stdout, TemporaryFile() as stderr:
@@ -261,6 +264,7 @@ def run_forked(
             stdout=stdout.fileno(),
             stderr=stderr.fileno(),
             cwd=cwd,
+            umask=umask,
         )
         try:
             code = process.wait(seconds)
@@ -281,8 +285,11 @@ def _run(
     environ: dict[str, str],
     streams: list[Descriptor | None],
     cwd: Path,
+    umask: int | None,
 ) -> None:
     os.setsid()
+    if umask is not None:
+        os.umask(umask)
     os.chdir(cwd)
     for number, stream in enumerate(streams):
         passed = os.open(os.devnull, os.O_RDONLY) if stream is None else stream.number
@@ -291,9 +298,14 @@ def _run(
     if os.isatty(0):
         ioctl(0, TIOCSCTTY, 0)  # as in a login: it sends the signals of Ctrl-C and of its end
     written = [str(a.number) if isinstance(a, Descriptor) else a for a in arguments]
-    if module == "cli.main" and written[:1] not in _WITHOUT_CHILDREN:
+    run_command(module, written, environ)
+
+
+def run_command(module: str, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Run a module in this forked process, as the interpreter would; `nekro` forks its own processes."""
+    if module == "cli.main" and list(arguments[:1]) not in _WITHOUT_CHILDREN:
         fork_children(partial(_run_module, module))
-    _run_module(module, written, environ)
+    _run_module(module, arguments, environ)
 
 
 def _run_module(module: str, arguments: Sequence[str], environ: Mapping[str, str]) -> None:

@@ -26,9 +26,9 @@ def start_system(
     """Start a worker process with plugins; it serves the whole module, as idle workers cost time."""
     systems: list[QueueSystem] = []
 
-    def start(*plugins: Path, kind: str = "sqlite") -> QueueSystem:
+    def start(*plugins: Path) -> QueueSystem:
         directory = tmp_path_factory.mktemp("queue")
-        url = new_database(kind, directory)
+        url = new_database("sqlite", directory)
         system = QueueSystem(directory, redis_url=redis_server.url, plugins=plugins, database_url=url)
         systems.append(system)
         system.prepare()
@@ -42,20 +42,12 @@ def start_system(
 
 
 @pytest.fixture(scope="module")
-def spec_on_sqlite(start_system: StartSystem, spec_plugins: Path) -> QueueSystem:
-    """A worker process with the documents' plugins, on SQLite."""
+def spec_system(start_system: StartSystem, spec_plugins: Path) -> QueueSystem:
+    """A worker process with the documents' plugins. On SQLite: the SDK's stores are tested on both."""
     return start_system(spec_plugins)
 
 
-@pytest.fixture(scope="module")
-def spec_on_postgres(start_system: StartSystem, spec_plugins: Path) -> Iterator[QueueSystem]:
-    """The same on PostgreSQL."""
-    system = start_system(spec_plugins, kind="postgres")
-    yield system
-    system.close()  # before its database: a worker writes to it while it stops
-
-
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+@pytest.fixture(params=["memory", "queue"])
 async def spec(
     request: pytest.FixtureRequest, spec_plugins: Path, start_world: StartWorld
 ) -> AsyncIterator[World]:
@@ -63,7 +55,7 @@ async def spec(
     if request.param == "memory":
         yield await start_world(spec_plugins)
         return
-    async with QueueWorld.opened(request.getfixturevalue(f"spec_on_{request.param}")) as world:
+    async with QueueWorld.opened(request.getfixturevalue("spec_system")) as world:
         yield world
 
 

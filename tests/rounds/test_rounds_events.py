@@ -25,6 +25,12 @@ CHAT = "c"
 SAY = 'send_msg_text(_ck, "done")'
 
 
+@pytest.fixture
+def kind() -> str:
+    """One kind of database: the rows of events are tested on both."""
+    return "sqlite"
+
+
 async def events_of(bench: Bench, chat_key: str = CHAT) -> list[ChatEvent]:
     async with bench.database.read() as tx:
         return await tx.events.after(chat_key, number=0, limit=1000)

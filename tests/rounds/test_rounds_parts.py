@@ -1,4 +1,4 @@
-"""Pictures and files of people's messages: in hooks, in prompts and in sandboxes; on each database."""
+"""Pictures and files of people's messages: in hooks, in prompts and in sandboxes."""
 
 from __future__ import annotations
 
@@ -23,6 +23,12 @@ PIXEL = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
 )
 CHAT = "parts-private_1"
+
+
+@pytest.fixture
+def kind() -> str:
+    """One kind of database: files are on the disk, and their rows are tested on both."""
+    return "sqlite"
 
 
 class SeeingModel(Model):

@@ -1,10 +1,11 @@
-"""What plugins set on people, chats, presets and messages changes rounds; on each database."""
+"""What plugins set on people, chats, presets and messages changes rounds."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pytest
 from round_bench import Bench, Model, states
 
 from nekro_agent.models.db_chat_channel import DBChatChannel
@@ -17,6 +18,12 @@ OpenBench = Callable[..., Awaitable[Bench]]
 PLUGINS = {"dirs": (Path(__file__).parent / "people_plugins",)}
 GROUP = "onebot_v11-group_5"
 SAY = 'send_msg_text(_ck, "done")'
+
+
+@pytest.fixture
+def kind() -> str:
+    """One kind of database: what the models read and write is tested on both."""
+    return "sqlite"
 
 
 async def test_messages_of_a_banned_person_are_recorded_and_start_no_round(

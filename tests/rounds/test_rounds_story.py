@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime
 from pathlib import Path
 
+import pytest
 from round_bench import Bench, Model
 
 from cli.views.round_story import calls_of, describe_round, tell_round
@@ -19,6 +20,12 @@ try:
 except Exception:
     pass
 look("tea")"""
+
+
+@pytest.fixture
+def kind() -> str:
+    """One kind of database: a story is what the events say."""
+    return "sqlite"
 
 
 async def test_a_rounds_row_contains_its_whole_course(bench: Bench) -> None:
