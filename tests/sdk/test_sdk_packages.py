@@ -6,7 +6,6 @@ import asyncio
 import base64
 import hashlib
 import importlib.metadata
-import subprocess
 import sys
 import threading
 import zipfile
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from forked_code import forked
 from waiting import WAIT_SECONDS
 
 from nekro_agent import runtime
@@ -231,9 +231,7 @@ def test_five_processes_install_a_package_once(wheels: Wheels, tmp_path: Path) -
         f"runtime.prepare(data_dir=Path({str(tmp_path / 'data')!r}))\n"
         "print(dynamic_import_pkg('fleet-wide').__file__)"
     )
-    processes = [
-        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(5)
-    ]
+    processes = [forked(code) for _ in range(5)]
     outputs = {process.communicate(timeout=50)[0].strip() for process in processes}
     assert len(outputs) == 1 and "fleet-wide-1.0" in outputs.pop()
     assert layers(tmp_path) == ["fleet-wide-1.0"]

@@ -6,12 +6,12 @@ import json
 import os
 import stat
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_process import run_forked
 
 from broker_config.embedded import make_data_dir
 from broker_config.settings import Settings
@@ -52,14 +52,7 @@ def mode_of(path: Path) -> int:
 
 def run(*arguments: str, cwd: Path, umask: int, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("NEKRO_")}
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "cli.main", *arguments],
-        cwd=cwd,
-        env=clean | environment,
-        capture_output=True,
-        text=True,
-        umask=umask,
-    )
+    return run_forked("cli.main", *arguments, environ=clean | environment, cwd=cwd, umask=umask)
 
 
 def wide_open(root: Path) -> list[str]:

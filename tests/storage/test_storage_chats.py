@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 
 import pytest
+from forked_code import forked
 from sqlalchemy import text
 
 from broker_config.settings import DatabaseSettings
@@ -193,14 +192,9 @@ async def test_competing_processes_never_hold_a_lease_together(
         await tx.chats.ensure("chat")
         await tx.connection.execute(text("INSERT INTO leases (name, fence) VALUES ('counter', 0)"))
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", CONTENDER, migrated_settings.url, f"p{number}"],
-            stdin=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(2)
+        forked(CONTENDER, migrated_settings.url, f"p{number}", has_stdin=True) for number in range(2)
     ]
-    await asyncio.gather(*(asyncio.to_thread(process.communicate, "\n") for process in processes))
+    await asyncio.gather(*(asyncio.to_thread(process.communicate) for process in processes))
     assert [process.returncode for process in processes] == [0, 0]
     async with database.read() as tx:
         counted = (

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked_code import forked
 from sqlalchemy import func, select
 from waiting import WAIT_SECONDS
 
@@ -71,16 +70,8 @@ async def test_concurrent_processes_that_set_one_key_report_one_creation(
     database: Database, migrated_settings: DatabaseSettings
 ) -> None:
     assert migrated_settings.url is not None
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", WRITER, migrated_settings.url, f"p{number}"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(2)
-    ]
-    outputs = await asyncio.gather(*(asyncio.to_thread(process.communicate, "\n") for process in processes))
+    processes = [forked(WRITER, migrated_settings.url, f"p{number}", has_stdin=True) for number in range(2)]
+    outputs = await asyncio.gather(*(asyncio.to_thread(process.communicate) for process in processes))
     assert [process.returncode for process in processes] == [0, 0]
     assert sum(int(out) for out, _ in outputs) == 10
     assert await _count(database) == 10 + 2 * 100
@@ -90,16 +81,12 @@ async def test_value_survives_the_sigkill_of_its_writer(
     database: Database, migrated_settings: DatabaseSettings
 ) -> None:
     assert migrated_settings.url is not None
-    process = subprocess.Popen(
-        [sys.executable, "-c", ENDLESS_WRITER, migrated_settings.url], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
+    process = forked(ENDLESS_WRITER, migrated_settings.url)
     for _ in range(50):
         await asyncio.to_thread(process.stdout.readline)
     process.kill()
     said = [line for line in process.stdout.read().splitlines() if line]
-    process.stdout.close()
-    process.wait(WAIT_SECONDS)
+    await asyncio.to_thread(process.communicate, WAIT_SECONDS)
     last = int(said[-1]) if said else 49
     assert await _count(database) in (last + 1, last + 2)
 

@@ -14,6 +14,7 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from forked_code import forked
 from sqlalchemy import Connection, inspect, text
 from waiting import WAIT_SECONDS
 
@@ -164,15 +165,9 @@ async def test_processes_that_start_concurrently_migrate_once(
     database_settings: DatabaseSettings, tmp_path: Path
 ) -> None:
     assert database_settings.url is not None
-    processes = [
-        subprocess.Popen([sys.executable, "-c", UPGRADE, database_settings.url], stdin=subprocess.PIPE)
-        for _ in range(3)
-    ]
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.close()
-    codes = await asyncio.gather(*(asyncio.to_thread(process.wait, WAIT_SECONDS) for process in processes))
-    assert codes == [0, 0, 0]
+    processes = [forked(UPGRADE, database_settings.url, has_stdin=True) for _ in range(3)]
+    await asyncio.gather(*(asyncio.to_thread(process.communicate, WAIT_SECONDS) for process in processes))
+    assert [process.returncode for process in processes] == [0, 0, 0]
     assert (await check(database_settings, tmp_path)).migrated
 
 
