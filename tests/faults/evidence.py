@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -121,10 +122,10 @@ def _lines(path: Path) -> Iterable[dict[str, Any]]:
         yield from map(json.loads, path.read_text().splitlines())
 
 
-def read_effects(path: Path) -> dict[str, list[Effect]]:
-    """Read the log of the plugin methods, by call."""
+def read_effects(*paths: Path) -> dict[str, list[Effect]]:
+    """Read the logs of the plugin methods and of the MCP server, by call."""
     found = defaultdict(list)
-    for line in _lines(path):
+    for line in itertools.chain.from_iterable(map(_lines, paths)):
         found[line["call_id"]].append(Effect(**line))
     return dict(found)
 

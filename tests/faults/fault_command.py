@@ -25,6 +25,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--at-once", type=int, default=20, help="calls under way in each of them")
     parser.add_argument("--calls", type=int, default=0, help="calls in total; 0: as many as fit in --seconds")
     parser.add_argument("--cancels", type=float, default=0.1, help="share of calls that are given up")
+    parser.add_argument("--server", action="store_true", help="also call tools of an MCP server")
     parser.add_argument(
         "--redis", type=Path, help="a redis-server instead of the one on PATH or in the wheel"
     )
@@ -58,6 +59,7 @@ def options_of(given: argparse.Namespace, *, seed: int) -> list[Options]:
         Options(
             seed=seed, database=database, seconds=given.seconds, faults=given.faults, lanes=given.lanes,
             callers=given.callers, at_once=given.at_once, calls=given.calls, cancels=given.cancels,
+            server=given.server,
         )
         for database in databases
     ]  # fmt: skip

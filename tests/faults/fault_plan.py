@@ -28,6 +28,8 @@ class FaultKind(StrEnum):
     FREEZE = "freeze"
     #: SIGKILL of a caller, which is replaced.
     KILL_CALLER = "kill-caller"
+    #: SIGKILL of an MCP server's process, which its owner starts again.
+    KILL_SERVER = "kill-server"
     #: Reset of every connection to Redis.
     CUT = "cut"
     #: Redis executes commands but its replies are lost; then the connections break.
@@ -86,10 +88,13 @@ class Options:
     calls: int = 0
     #: Share of the calls that their caller cancels.
     cancels: float = 0.1
+    #: Whether there is an MCP server, and calls of its tools.
+    server: bool = False
 
     def kinds(self) -> list[FaultKind]:
         """The faults that apply to a database, in a fixed order."""
         other = _POSTGRES_ONLY if self.database == "sqlite" else _SQLITE_ONLY
+        other = other if self.server else other | {FaultKind.KILL_SERVER}
         return sorted(set(self.faults) - other)
 
     def command(self) -> str:
@@ -105,6 +110,7 @@ class Options:
             str(self.at_once),
         ]
         words += ["--calls", str(self.calls), "--cancels", f"{self.cancels:g}"]
+        words += ["--server"] if self.server else []
         return shlex.join(words)
 
 
@@ -145,6 +151,9 @@ class CallKind(StrEnum):
     JOB = "begin_job"
     #: A call that requires approval, which its caller gives.
     APPROVED = "approved"
+    #: Tools of an MCP server: one that may run again, and one that may not.
+    SERVER_TOOL = "mcp.marks.repeat"
+    SERVER_ONCE = "mcp.marks.once"
     #: A user's message, whose round calls methods from a sandbox; not a call of a method.
     PERSON = "person"
 
@@ -152,8 +161,13 @@ class CallKind(StrEnum):
 _WEIGHTS: Final = {
     CallKind.TOOL: 30, CallKind.EFFECT: 30, CallKind.AGENT: 4, CallKind.FAIL: 6,
     CallKind.KEEP: 20, CallKind.JOB: 2, CallKind.APPROVED: 10, CallKind.PERSON: 1,
+    CallKind.SERVER_TOOL: 30, CallKind.SERVER_ONCE: 30,
 }  # fmt: skip
 _LANES: Final = {CallKind.AGENT: "rounds", CallKind.PERSON: "rounds", CallKind.JOB: "long"}
+#: Calls that are not recorded, and may run again after a death.
+REPEATED: Final = frozenset({CallKind.TOOL, CallKind.SERVER_TOOL})
+#: Calls of the MCP server.
+OF_SERVER: Final = frozenset({CallKind.SERVER_TOOL, CallKind.SERVER_ONCE})
 #: Duration of a method in seconds, and its weight of 100.
 _WORK: Final = ((0, 50), (0.01, 20), (0.1, 20), (0.5, 7), (2, 3))
 #: For calls that are cancelled: the last is far from its end, unless it ignores the cancellation.
@@ -178,7 +192,7 @@ class CallPlan:
 
 def runs_in(kind: CallKind, options: Options) -> bool:
     """Whether the workers of a run serve calls of a kind."""
-    return _LANES.get(kind, "methods") in options.lanes
+    return _LANES.get(kind, "methods") in options.lanes and (options.server or kind not in OF_SERVER)
 
 
 def call_plans(options: Options, caller: int) -> Iterator[CallPlan]:

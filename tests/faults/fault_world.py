@@ -17,7 +17,7 @@ import pytest
 from cut_proxy import CutProxy
 from evidence import Evidence, Violation, open_rows, read_calls, read_effects, read_ledger
 from fault_caller import HANG_SECONDS
-from fault_plan import LEASE_SECONDS, LIMIT_SECONDS, FaultKind, Options
+from fault_plan import LEASE_SECONDS, LIMIT_SECONDS, CallKind, FaultKind, Options
 from fleet_probes import client_of, left_in_lane
 from postgres_process import PostgresServer
 from redis_process import RedisServer
@@ -123,12 +123,55 @@ class World:
 
     async def start(self) -> None:
         """Start workers and callers; returns when each caller got an answer, so that faults meet calls."""
+        if self.options.server:
+            self._declare_server()
         await asyncio.gather(*(self.crew.start(lane) for lane in self.options.lanes))
+        if self.options.server:
+            await self._see_tools()
         callers = [self._add_caller(calls_first=True) for _ in range(self.options.callers)]
         await asyncio.gather(*(asyncio.to_thread(caller.wait_ready) for caller in callers))
         self.until = time.time() + self.options.seconds
         for caller in callers:
             caller.begin(self.until)
+
+    @property
+    def _marks(self) -> Path:
+        """Directory of the log of the MCP server, which runs as a user of its own."""
+        return self.directory / "marks"
+
+    def _declare_server(self) -> None:
+        self._marks.mkdir()
+        self._marks.chmod(0o777)
+        script = str(HERE / "mark_server.py")
+        entry = {
+            "command": "/usr/bin/python3",
+            "args": ["-u", script, str(self._marks / "marks.jsonl")],
+            "nekro": {"files": {script: "ro", str(self._marks): "rw"}, "approval": False},
+        }
+        self.fleet.settings.data_dir.mkdir(parents=True, exist_ok=True)
+        declared = self.fleet.settings.data_dir / "mcp.json"
+        declared.write_text(json.dumps({"mcpServers": {"marks": entry}}))
+
+    async def _see_tools(self) -> None:
+        services = self.fleet.services()
+        await services.start()
+        try:
+            while CallKind.SERVER_ONCE.value not in services.registry:
+                await asyncio.sleep(LOOK_SECONDS)
+                await services.read_catalogue()
+        finally:
+            await services.close()
+
+    def server_processes(self) -> list[int]:
+        """Processes of the MCP server, its sandbox not included."""
+        log = str(self._marks / "marks.jsonl").encode()
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                words = path.read_bytes().split(b"\0")
+                if log in words and words[0].rpartition(b"/")[2].startswith(b"python"):
+                    found.append(int(path.parent.name))
+        return found
 
     async def replace_caller(self) -> None:
         """Start another caller with calls of its own."""
@@ -158,7 +201,7 @@ class World:
             await services.close()
         await self._stop_workers()
         log = DataAreas(self.fleet.settings.data_dir).plugin_dir("tests.effects") / "effects.jsonl"
-        self.evidence.effects = read_effects(log)
+        self.evidence.effects = read_effects(log, self._marks / "marks.jsonl")
         self.evidence.calls = read_calls({caller.log: caller.was_killed for caller in self.callers})
         return self.evidence
 

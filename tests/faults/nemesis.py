@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sqlite3
 import time
@@ -29,6 +30,7 @@ class Nemesis:
             FaultKind.STOP: self._stop,
             FaultKind.FREEZE: self._freeze,
             FaultKind.KILL_CALLER: self._kill_caller,
+            FaultKind.KILL_SERVER: self._kill_server,
             FaultKind.CUT: self._cut,
             FaultKind.LOSE: self._lose,
             FaultKind.REDIS_FREEZE: self._redis_freeze,
@@ -119,6 +121,13 @@ class Nemesis:
         callers[int(fault.choice * len(callers))].kill()
         await self._world.replace_caller()
         return True
+
+    async def _kill_server(self, _fault: PlannedFault) -> bool:
+        processes = self._world.server_processes()
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        return bool(processes)
 
     async def _cut(self, _fault: PlannedFault) -> None:
         self._world.relay.reset()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
 from evidence import Call, Evidence, Violation
-from fault_plan import LEASE_SECONDS, LIMIT_SECONDS, CallKind, FaultKind
+from fault_plan import LEASE_SECONDS, LIMIT_SECONDS, OF_SERVER, REPEATED, CallKind, FaultKind
 
 #: Errors after which a call has not run and will not run.
 DID_NOT_RUN: Final = {"BrokerUnavailableError", "StorageUnavailableError", "OverloadedError"}
@@ -72,19 +72,20 @@ def doubled_effects(evidence: Evidence) -> Found:
     for call_id in evidence.effects:
         starts = evidence.times(call_id, "start")
         call, row = evidence.calls.get(call_id), evidence.rows.get(call_id)
-        is_once = call is not None and call.plan.kind is not CallKind.TOOL
+        is_once = call is not None and call.plan.kind not in REPEATED
         is_once |= call_id.startswith("job ") or (row is not None and row.type != "tool")
         if is_once and len(starts) > 1:
             yield call_id, f"began {len(starts)} times, {starts[-1] - starts[0]:.1f} s apart"
 
 
 def repeated_tools(evidence: Evidence) -> Found:
-    """A TOOL call runs again only when its worker died or Redis lost its data."""
+    """A TOOL call runs again only when its worker or MCP server died, or Redis lost its data."""
     for call_id, call in methods(evidence):
         starts = evidence.times(call_id, "start")
-        if call.plan.kind is not CallKind.TOOL or len(starts) < 2:
+        if call.plan.kind not in REPEATED or len(starts) < 2:
             continue
-        licence = {"kinds": REPEATS_TOOLS, "aftermath_seconds": 2 * LEASE_SECONDS}
+        kinds = REPEATS_TOOLS | ({FaultKind.KILL_SERVER} if call.plan.kind in OF_SERVER else set())
+        licence = {"kinds": kinds, "aftermath_seconds": 2 * LEASE_SECONDS}
         if not overlaps(evidence, call.sent_at, starts[-1], **licence):  # type: ignore[arg-type]
             yield call_id, f"began {len(starts)} times and no worker died"
 
@@ -122,7 +123,7 @@ def missing_effects(evidence: Evidence) -> Found:
             yield call_id, "was answered and its value is not stored"
         if call.plan.kind is CallKind.JOB and call_id not in evidence.jobs:
             yield call_id, "was answered and its job is not recorded"
-        if call.plan.kind is not CallKind.TOOL and _state(evidence, call_id) != "done":
+        if call.plan.kind not in REPEATED and _state(evidence, call_id) != "done":
             yield call_id, f"was answered and its row is {_state(evidence, call_id)}"
 
 
@@ -145,7 +146,8 @@ def _expected(evidence: Evidence, call: Call) -> set[str]:
     if not is_calm(evidence, call):
         expected |= DID_NOT_RUN | IN_DOUBT
         # A method's own database access may fail inside it, and so may its job.
-        if call.plan.kind in (CallKind.KEEP, CallKind.JOB):
+        # A tool's server may be dead, or start again.
+        if call.plan.kind in (CallKind.KEEP, CallKind.JOB, *OF_SERVER):
             expected |= {"MethodFailedError"}
     return expected
 

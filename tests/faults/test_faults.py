@@ -47,6 +47,23 @@ def test_promises_hold_under_the_faults_of_a_seed(
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("database", DATABASES)
+def test_promises_hold_for_tools_of_a_server(
+    request: pytest.FixtureRequest, tmp_path: Path, database: str
+) -> None:
+    faults = (*SHORT, FaultKind.KILL_SERVER, FaultKind.KILL, FaultKind.STOP, FaultKind.REDIS_ROLLBACK)
+    options = Options(
+        seed=time.time_ns() % (1 << 32), database=database, seconds=40, faults=faults,
+        lanes=("methods", "methods", "methods"), callers=1, server=True,
+    )  # fmt: skip
+    print(f"seed {options.seed}")
+    report = carry_out(request, tmp_path, options)
+    assert report.violations == []
+    assert any(span.kind is FaultKind.KILL_SERVER for span in report.evidence.faults)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("database", DATABASES)
 def test_promises_hold_under_all_faults(
     request: pytest.FixtureRequest, tmp_path: Path, database: str
 ) -> None:
@@ -86,7 +103,9 @@ def test_a_seed_determines_calls_and_faults() -> None:
 
 
 def test_the_printed_command_repeats_a_run() -> None:
-    options = Options(seed=7, database="sqlite", seconds=2.5, faults=SHORT, lanes=("methods",), cancels=0.3)
+    options = Options(
+        seed=7, database="sqlite", seconds=2.5, faults=SHORT, lanes=("methods",), cancels=0.3, server=True
+    )
     words = shlex.split(options.command())
     assert words[:3] == ["python", "-m", "tests.faults"]
     assert [options] == options_of(parse(words[3:]), seed=7)
