@@ -22,9 +22,11 @@ from sandbox.programs import Confinement
 
 __all__ = ["Connection", "OpenSession", "Opened"]
 
-#: Pause before a restart: none after a session that lasted, else doubled each time.
+#: After a session that lasted so long, a restart has no pause.
 _LASTED_SECONDS: Final = 10.0
+#: First pause before a restart; each further one is twice as long.
 _FIRST_PAUSE_SECONDS: Final = 0.5
+#: Longest pause before a restart.
 _LONGEST_PAUSE_SECONDS: Final = 60.0
 #: Longest pause before a restart for which calls wait; during a longer one they fail at once.
 _SHORT_PAUSE_SECONDS: Final = 2.0
@@ -71,6 +73,7 @@ class Connection:
         stays: bool,
         start_seconds: float,
         idle_seconds: float,
+        hide: Callable[[str], str],
         on_listed: Callable[[list[ListedTool], dict[str, Any]], Awaitable[None]],
         on_failed: Callable[[str], Awaitable[None]],
     ) -> None:
@@ -78,12 +81,13 @@ class Connection:
 
         Args:
             stays: whether it is opened again when it ends, and never idle.
+            hide: removes secrets from texts.
             on_listed: called with each listing of tools.
             on_failed: called with each reason why it could not be opened.
         """
         self._name, self._open, self._stays = name, open_session, stays
         self._start_seconds, self._idle_seconds = start_seconds, idle_seconds
-        self._on_listed, self._on_failed = on_listed, on_failed
+        self._hide, self._on_listed, self._on_failed = hide, on_listed, on_failed
         self._task: asyncio.Task[None] | None = None
         self._opened: Opened | None = None
         self._changed = asyncio.Event()
@@ -170,7 +174,7 @@ class Connection:
             try:
                 await self._serve()
             except Exception as exc:  # the server's fault, whatever it is; the worker must go on
-                error = _told(exc)
+                error = self._hide(_told(exc))
             finally:
                 self._opened = None
             if self._is_closing.is_set() or (error is None and not self._stays):

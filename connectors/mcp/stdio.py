@@ -30,6 +30,7 @@ _CHUNK_BYTES: Final = 64 << 10
 #: Messages and bytes that are read at once; then the loop gets time for others.
 _BURST_MESSAGES: Final = 64
 _BURST_BYTES: Final = 1 << 20
+#: Pause after a burst of lines, so that a flood leaves the loop to others.
 _PAUSE_SECONDS: Final = 0.01
 #: How long the exit code may take after the end of a stream.
 _EXIT_SECONDS: Final = 0.5

@@ -292,3 +292,36 @@ def test_an_unreachable_gateway_is_one_error(tmp_path: Path, monkeypatch: pytest
 def test_every_command_over_a_gateway_has_a_module() -> None:
     modules = {path.stem for path in (ROOT / "cli" / "remote").glob("*.py")}
     assert modules - {"__init__", "target", "messages"} == OVER_GATEWAY
+
+
+def test_mcp_servers_are_added_tested_listed_and_removed(nekro: Command) -> None:
+    odd = Path(__file__).parents[1] / "connectors" / "odd_server.py"
+    command = ("--command", "/usr/bin/python3", "-u", str(odd))
+    added, _, words = nekro(
+        "mcp", "add", "shell-odd", "--env", "API_KEY=literal", "--file", str(odd), *command
+    )
+    assert added == 0 and "API_KEY of shell-odd looks like a secret" in words
+    # Workers have it within a second; the test waits for that.
+    code, out, words = nekro("mcp", "test", "shell-odd")
+    assert code == 0, words
+    assert "mcp.shell_odd.echo(text: str)" in out and "# may run again" in out
+    assert "odd 1, protocol 2025-" in words and "no network" in words
+    code, out, _ = nekro("mcp", "test", "shell-odd", "--json")
+    tools = {tool["name"]: tool for tool in json.loads(out)["tools"]}
+    assert (tools["add-note"]["runs_once"], tools["add-note"]["requires_approval"]) == (True, True)
+    (listed,) = [one for one in json.loads(nekro("mcp", "--json")[1]) if one["name"] == "shell-odd"]
+    assert (listed["status"], listed["transport"], len(listed["tools"])) == ("ok", "stdio", len(tools))
+    assert "literal" not in json.dumps(listed["declaration"]["env"])
+    wait_until(lambda: nekro("call", "mcp.shell_odd.echo", "--args", '["hi"]')[1] == "hi\n", what="the tool")
+    assert nekro("mcp", "remove", "shell-odd")[0] == 0
+    assert "shell-odd" not in nekro("mcp", "list")[1]
+    for arguments, kind in (
+        (("mcp", "test", "shell-odd", "--json"), "no MCP server"),
+        (("mcp", "remove", "shell-odd", "--json"), "no MCP server"),
+        (("mcp", "answer", "none-0", "x", "--json"), "no call waits"),
+        (("mcp", "add", "--json"), "name the server"),
+        (("mcp", "add", "x", "y", "--json"), "takes values"),
+        (("mcp", "add", "x", "--json"), "--command"),
+    ):
+        code, out, words = nekro(*arguments)
+        assert code != 0 and kind in out + words, (arguments, out, words)

@@ -223,24 +223,39 @@ async def _gone(world: Any, listing: Any) -> None:
 # -- OAuth ----------------------------------------------------------------------------------------
 
 
-async def test_credentials_of_oauth_are_exchanged_for_a_token(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MCP_TEST_SECRET", "the-client-secret")
-    odd, tokens = Odd(), []
+class Guarded(Odd):
+    """The odd server behind OAuth, with its authorization server."""
 
-    async def guarded(request: Request) -> Response:
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens: list[tuple[str | None, dict[str, Any]]] = []
+        #: What the clients of the authorization server get.
+        self.grant: dict[str, Any] = {"access_token": "the-token", "token_type": "Bearer", "expires_in": 3600}
+
+    @property
+    def app(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/mcp", self.guarded, methods=["GET", "POST", "DELETE"]),
+                Route("/.well-known/oauth-protected-resource", self.resource),
+                Route("/.well-known/oauth-protected-resource/mcp", self.resource),
+                Route("/.well-known/oauth-authorization-server", self.authority),
+                Route("/token", self.token, methods=["POST"]),
+            ]
+        )
+
+    async def guarded(self, request: Request) -> Response:
         if request.headers.get("authorization") != "Bearer the-token":
             where = f"{request.base_url}.well-known/oauth-protected-resource"
             challenge = {"www-authenticate": f'Bearer resource_metadata="{where}"'}
             return Response(status_code=401, headers=challenge)
-        return await odd.answer(request)
+        return await self.answer(request)
 
-    async def resource(request: Request) -> Response:
+    async def resource(self, request: Request) -> Response:
         base = str(request.base_url).rstrip("/")
         return JSONResponse({"resource": f"{base}/mcp", "authorization_servers": [base]})
 
-    async def authority(request: Request) -> Response:
+    async def authority(self, request: Request) -> Response:
         base = str(request.base_url).rstrip("/")
         return JSONResponse({
             "issuer": base, "authorization_endpoint": f"{base}/authorize", "token_endpoint": f"{base}/token",
@@ -248,22 +263,63 @@ async def test_credentials_of_oauth_are_exchanged_for_a_token(
             "token_endpoint_auth_methods_supported": ["client_secret_basic"],
         })  # fmt: skip
 
-    async def token(request: Request) -> Response:
-        tokens.append((request.headers.get("authorization"), dict(await request.form())))
-        return JSONResponse({"access_token": "the-token", "token_type": "Bearer", "expires_in": 3600})
+    async def token(self, request: Request) -> Response:
+        self.tokens.append((request.headers.get("authorization"), dict(await request.form())))
+        return JSONResponse(self.grant, status_code=401 if "error" in self.grant else 200)
 
-    app = Starlette(
-        routes=[
-            Route("/mcp", guarded, methods=["GET", "POST", "DELETE"]),
-            Route("/.well-known/oauth-protected-resource", resource),
-            Route("/.well-known/oauth-protected-resource/mcp", resource),
-            Route("/.well-known/oauth-authorization-server", authority),
-            Route("/token", token, methods=["POST"]),
-        ]
-    )
-    with served(app) as address:
-        oauth = {"issuer": address, "client_id": "nekro", "client_secret": "${MCP_TEST_SECRET}"}
-        async with opened(settings, {"url": f"{address}/mcp", "nekro": {"oauth": oauth}}) as world:
+
+def with_credentials(address: str) -> dict[str, Any]:
+    oauth = {"issuer": address, "client_id": "nekro", "client_secret": "${MCP_TEST_SECRET}"}
+    return {"url": f"{address}/mcp", "nekro": {"oauth": oauth}}
+
+
+@pytest.fixture
+def secret(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The declared client secret."""
+    monkeypatch.setenv("MCP_TEST_SECRET", "the-client-secret")
+    return "the-client-secret"
+
+
+async def test_credentials_of_oauth_are_exchanged_for_a_token(settings: Settings, secret: str) -> None:
+    server = Guarded()
+    with served(server.app) as address:
+        async with opened(settings, with_credentials(address)) as world:
             assert await world.call("echo", "with a token") == "with a token"
-    assert len(tokens) == 1 and tokens[0][1]["grant_type"] == "client_credentials"
-    assert "the-client-secret" not in json.dumps(world.listed.tools)
+    assert len(server.tokens) == 1 and server.tokens[0][1]["grant_type"] == "client_credentials"
+    assert secret not in json.dumps(world.listed.tools)
+
+
+async def test_refused_credentials_are_an_error_without_the_secret(settings: Settings, secret: str) -> None:
+    server = Guarded()
+    server.grant = {"error": "invalid_client", "error_description": f"no {secret}"}
+    with served(server.app) as address, pytest.raises(ServerFault, match="invalid_client") as caught:
+        async with opened(settings, with_credentials(address)):
+            pass
+    assert secret not in str(caught.value)
+
+
+async def test_credentials_are_sent_to_the_declared_issuer_only(settings: Settings, secret: str) -> None:
+    server = Guarded()
+    with served(server.app) as address, pytest.raises(ServerFault, match="issuer"):
+        declared = with_credentials(address)
+        declared["nekro"]["oauth"]["issuer"] = "https://auth.example.org"
+        async with opened(settings, declared):
+            pass
+    assert server.tokens == []
+
+
+async def test_a_server_that_wants_oauth_names_the_ways_to_declare_it(settings: Settings) -> None:
+    with (
+        served(Guarded().app) as address,
+        pytest.raises(ServerFault, match=r"declare `nekro.oauth`.*a login in a browser is not supported"),
+    ):
+        async with opened(settings, entry(address)):
+            pass
+
+
+async def test_a_token_by_name_is_a_header(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MCP_TEST_TOKEN", "the-token")
+    with served(Guarded().app) as address:
+        headers = {"Authorization": "Bearer ${MCP_TEST_TOKEN}"}
+        async with opened(settings, {"url": f"{address}/mcp", "headers": headers}) as world:
+            assert await world.call("echo", "x") == "x"

@@ -505,6 +505,37 @@ def approve_for_the_chat(scene: Scene) -> Changes:
     return changes
 
 
+def own_database(scene: Scene) -> Changes:
+    """Make a database for a command that is alone."""
+    scene.nekro("db", "upgrade")
+    return {}
+
+
+def declare_time(scene: Scene) -> Changes:
+    """Declare an MCP server that nothing starts."""
+    own_database(scene)
+    scene.nekro("mcp", "add", "time", "--command", "uvx", "mcp-server-time")
+    return {}
+
+
+def declare_working_time(scene: Scene) -> Changes:
+    """Declare an MCP server that the workers of the system start."""
+    script = str(ROOT / "tests" / "connectors" / "odd_server.py")
+    scene.nekro("mcp", "add", "time", "--file", script, "--command", "/usr/bin/python3", "-u", script)
+    return {}
+
+
+def describe_other(scene: Scene) -> Changes:
+    """Write the declaration of a server."""
+    own_database(scene)
+    (scene.directory / "other.json").write_text('{"url": "https://mcp.example.org/mcp"}')
+    return {}
+
+
+def remove_time(scene: Scene, _: Running) -> None:
+    scene.nekro("mcp", "remove", "time")
+
+
 def let_jobs_end(scene: Scene, *_: Running) -> None:
     scene.plugin_file(scene.directory.name).touch()
 
@@ -785,6 +816,38 @@ EXPECTED = {
     ),
     f"nekro approvals revoke {APPROVAL}": Expected(
         before=approve_for_the_chat, err=f"^approval {APPROVAL} permits no further calls"
+    ),
+    "nekro mcp add": Expected(without=ALONE, code=2, err="name the server"),
+    "nekro mcp test": Expected(without=ALONE, code=2, err="name the server"),
+    "nekro mcp add time --command uvx mcp-server-time": Expected(
+        without=ALONE, before=own_database, err="^time: declared as plugin mcp.time"
+    ),
+    "nekro mcp add files --file /srv/docs:rw --command npx -y @modelcontextprotocol/server-filesystem /srv/docs": (  # noqa: E501
+        Expected(without=ALONE, before=own_database, err="^files: declared as plugin mcp.files")
+    ),
+    "nekro mcp add search --env 'API_KEY=${SEARCH_KEY}' --network --command npx -y some-search-server": Expected(  # noqa: E501
+        without=ALONE, before=own_database, err="^search: declared as plugin mcp.search"
+    ),
+    "nekro mcp add tracker --url https://mcp.example.org/mcp --header 'Authorization: Bearer ${TRACKER_TOKEN}'": (  # noqa: E501
+        Expected(without=ALONE, before=own_database, err="^tracker: declared as plugin mcp.tracker")
+    ),
+    "nekro mcp add other --declaration @other.json": Expected(
+        without=ALONE, before=describe_other, err="^other: declared as plugin mcp.other"
+    ),
+    "nekro mcp": Expected(without=ALONE, before=declare_time, out="^time +new +stdio +0 +database"),
+    "nekro mcp list --json": Expected(without=ALONE, before=declare_time, out='"plugin": "mcp.time"'),
+    "nekro mcp remove time": Expected(without=ALONE, before=declare_time, err="^time: removed"),
+    "nekro mcp test time": Expected(
+        before=declare_working_time,
+        after=remove_time,
+        out=r"^mcp\.time\.echo\(text: str\)",
+        err="^time: odd 1",
+    ),
+    "nekro mcp answer 3f2a9c1b-5d2e city=Rome": Expected(
+        without=ALONE, before=own_database, code=4, err="no call waits"
+    ),
+    "nekro mcp decline 3f2a9c1b-5d2e": Expected(
+        without=ALONE, before=own_database, code=4, err="no call waits"
     ),
     "nekro files list group_1": Expected(before=keep_files, out=r"^ *7 +\d.* /app/uploads/report\.pdf$"),
     "nekro files list group_1 /app/shared --json": Expected(

@@ -51,7 +51,9 @@ async def try_server(servers: McpServers, plugin_key: str) -> dict[str, Any]:
     plugin = build_plugin(listed, servers.hub)
     answer["error"] = None
     answer["about"] = opened.session.about
-    answer["confinement"] = None if opened.confinement is None else asdict(opened.confinement)
+    if opened.confinement is not None:
+        confinement = asdict(opened.confinement)
+        answer["confinement"] = {**confinement, "files": list(confinement["files"])}
     answer["tools"] = [
         {
             "name": tool.name,
