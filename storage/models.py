@@ -754,9 +754,13 @@ class McpServerRow(Base):
     listed_at: Mapped[datetime | None]
     #: Why the last attempt failed; None if it did not.
     error: Mapped[str | None] = mapped_column(FaithfulText())
-    #: Counts changes of the other columns, except of ``listed_at``.
+    #: Counts changes of the columns above, except of ``listed_at``.
     revision: Mapped[int]
     updated_at: Mapped[datetime]
+    #: Day (ISO date, UTC) of ``sampled_tokens``; None before the first.
+    sampled_on: Mapped[str | None]
+    #: Tokens of models that the server used on that day, or has reserved.
+    sampled_tokens: Mapped[int] = mapped_column(server_default="0")
 
 
 class WorkerRow(LeaseColumns, Base):

@@ -80,7 +80,7 @@ PARTS = {
         "jobs": ("pools", "chats", "leases", "calls"),
         "ops": ("pools", "chats", "leases", "calls", "approvals", "jobs"),
         "web": ("pools", "leases", "catalogue", "plugins"),
-        "mcp": ("leases", "plugins"),
+        "mcp": ("jobs", "leases", "plugins"),
     },
     "gateway": {
         "web": ("*",),

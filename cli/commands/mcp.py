@@ -18,8 +18,9 @@ from connectors.mcp.declarations import parse
 from connectors.mcp.servers import McpServer, Source, file_path, read_servers
 from connectors.mcp.views import describe_server, secret_warnings
 from nekro_agent.errors import UsageError
+from workers.mcp.answers import answer_question, content_of
 
-__all__ = ["Args", "declared", "register", "require_name", "run", "show_list", "show_test"]
+__all__ = ["ANSWERS", "Args", "check", "declared", "register", "reply", "run", "show_list", "show_test"]
 
 _EPILOG = """\
 examples:
@@ -32,6 +33,8 @@ examples:
   nekro mcp list --json
   nekro mcp test time
   nekro mcp remove time
+  nekro mcp answer 3f2a9c1b-5d2e city=Rome
+  nekro mcp decline 3f2a9c1b-5d2e
   nekro mcp serve
   nekro mcp serve --chat-key group_1 --user-id ada
 
@@ -50,6 +53,8 @@ prints {name, plugin, error, about, confinement, tools}.
 `serve` speaks MCP on stdin and stdout, for a host that starts it; logs and errors go to stderr. It serves the
 running system, or its own, until the host closes stdin. Over NEKRO_URL it relays to `/mcp` of that gateway.
 """
+#: Actions on a question.
+ANSWERS: Final = ("answer", "decline")
 _APPROVALS: Final = {"all": True, "none": False}
 
 
@@ -59,6 +64,7 @@ class Args:
 
     action: str
     name: str | None
+    values: list[str]
     command: list[str]
     env: list[str]
     url: str | None
@@ -67,6 +73,8 @@ class Args:
     file: list[str]
     timeout: float | None
     approval: list[str]
+    sampling: str | None
+    elicitation: float | None
     declaration: str | None
     disabled: bool
     json: bool
@@ -80,12 +88,21 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action",
         nargs="?",
-        choices=("list", "add", "test", "remove", "serve"),
+        choices=("list", "add", "test", "remove", "answer", "decline", "serve"),
         default="list",
         help="`list` (default); `add` declares a server or replaces its declaration; `test`; `remove`; "
-        "`serve`: be an MCP server on stdin and stdout",
+        "`answer` or `decline` a question of a server; `serve`: be an MCP server on stdin and stdout",
     )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="name of the server")
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="name of the server; answer, decline: id of the question"
+    )
+    parser.add_argument(
+        "values",
+        nargs="*",
+        metavar="FIELD=VALUE",
+        default=[],
+        help="answer: fields of the answer, or the value of the only one",
+    )
     parser.add_argument(
         "--command",
         nargs=argparse.REMAINDER,
@@ -116,6 +133,18 @@ def register(parser: argparse.ArgumentParser) -> None:
         "default is those that do not declare that they only read",
     )
     parser.add_argument(
+        "--sampling",
+        metavar="GROUP",
+        help="add: let the server ask the models of this group (`default`: the agent's), at most 100,000 "
+        "tokens per day",
+    )
+    parser.add_argument(
+        "--elicitation",
+        type=positive_seconds,
+        metavar="SECONDS",
+        help="add: let the server ask the people of the chat during a call, and wait so long for an answer",
+    )
+    parser.add_argument(
         "--declaration", metavar="JSON", help="add: the whole entry of mcp.json; @FILE reads it, - is stdin"
     )
     parser.add_argument("--disabled", action="store_true", help="add: declare it without using it")
@@ -132,7 +161,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def run(args: Args, deps: Deps) -> int:
     """List, add, test or remove; or serve the local system."""
-    require_name(args)
+    check(args)
     settings = deps.load_settings()
     if args.action == "serve":
         from cli.services.mcp_server import serve
@@ -145,18 +174,30 @@ def run(args: Args, deps: Deps) -> int:
         return _test(args, deps, settings)
     if args.action == "remove":
         return run_async(_remove(args, deps, settings))
+    if args.action in ANSWERS:
+        return run_async(_answer(args, deps, settings))
     servers = run_async(_servers(settings))
     return show_list([describe_server(server) for server in servers], args, deps)
 
 
-def require_name(args: Args) -> None:
-    """Check that a server is named where one is needed.
+def check(args: Args) -> None:
+    """Return if the arguments fit together.
 
     Raises:
-        UsageError: it is not.
+        UsageError: they do not.
     """
+    what = "the question" if args.action in ANSWERS else "the server"
     if args.action not in ("list", "serve") and not args.name:
-        raise UsageError(f"name the server: `nekro mcp {args.action} NAME`")
+        raise UsageError(f"name {what}: `nekro mcp {args.action} {what.rpartition(' ')[2].upper()}`")
+    if args.values and args.action != "answer":
+        raise UsageError(f"{args.values[0]!r}: only `nekro mcp answer` takes values")
+
+
+def reply(args: Args) -> dict[str, Any]:
+    """Return the answer that the arguments of `answer` or `decline` describe."""
+    if args.action == "decline":
+        return {"action": "decline"}
+    return {"action": "accept", "content": content_of(args.values)}
 
 
 def declared(args: Args) -> dict[str, Any]:
@@ -176,15 +217,15 @@ def declared(args: Args) -> dict[str, Any]:
             "give the server's command with --command, or its address with --url: "
             "`nekro mcp add time --command uvx mcp-server-time`"
         )
-    own: dict[str, Any] = {}
-    if args.network:
-        own["network"] = True
-    if args.file:
-        own["files"] = dict(_access(text) for text in args.file)
-    if args.timeout is not None:
-        own["timeout_seconds"] = args.timeout
-    if args.approval:
-        own["approval"] = _approval(args.approval)
+    own = {
+        "network": args.network or None,
+        "files": dict(_access(text) for text in args.file) or None,
+        "timeout_seconds": args.timeout,
+        "approval": _approval(args.approval) if args.approval else None,
+        "sampling": None if args.sampling is None else {"group": args.sampling},
+        "elicitation_seconds": args.elicitation,
+    }
+    own = {key: value for key, value in own.items() if value is not None}
     entry: dict[str, Any] = {"command": args.command[0], "args": args.command[1:]} if args.command else {}
     if args.url:
         entry["url"] = args.url
@@ -265,7 +306,7 @@ async def _add(args: Args, deps: Deps, settings: Settings) -> int:
             )
         servers = {server.name: server for server in await read_servers(settings, database)}
     server = servers[name]
-    for warning in secret_warnings(server):
+    for warning in secret_warnings(name, declaration):
         deps.output.words(f"warning: {warning}")
     if server.source is Source.FILE:
         deps.output.words(f"warning: {file_path(settings)} declares {name} too, and wins")
@@ -286,6 +327,13 @@ async def _remove(args: Args, deps: Deps, settings: Settings) -> int:
         where = f"; {file_path(settings)} declares it, remove it there" if name in servers else ""
         raise UsageError(f"the database declares no MCP server {name!r}{where}")
     deps.output.words(f"{name}: removed from all workers within a second")
+    return ExitCode.OK
+
+
+async def _answer(args: Args, deps: Deps, settings: Settings) -> int:
+    async with open_database(settings) as database:
+        call_id = await answer_question(database, args.name or "", reply(args))
+    deps.output.words(f"{args.name}: passed to call {call_id}")
     return ExitCode.OK
 
 

@@ -31,6 +31,7 @@ __all__ = [
     "Declaration",
     "Limits",
     "OAuth",
+    "Sampling",
     "check_name",
     "module_names",
     "parse",
@@ -60,6 +61,17 @@ class OAuth(_Part):
     scope: str | None = None
 
 
+class Sampling(_Part):
+    """What a server may ask of a language model."""
+
+    #: Group of models, as plugins name it.
+    group: str = "default"
+    #: Longest answer.
+    max_tokens: int = Field(1_000, ge=1, le=1_000_000)
+    #: Tokens of requests and answers in one day (UTC), of all workers together.
+    tokens_per_day: int = Field(100_000, ge=1)
+
+
 class Limits(_Part):
     """Our own settings of one server: the key ``nekro``."""
 
@@ -74,6 +86,10 @@ class Limits(_Part):
     approval: bool | tuple[str, ...] | None = None
     memory_bytes: int = Field(1 << 30, ge=32 << 20)
     max_processes: int = Field(128, ge=4, le=4096)
+    #: None: the server gets no answers of a model.
+    sampling: Sampling | None = None
+    #: How long a question of the server waits for a person; None: the server may not ask.
+    elicitation_seconds: float | None = Field(None, gt=0, le=86_400)
     oauth: OAuth | None = None
 
     @field_validator("files")

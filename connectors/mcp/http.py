@@ -15,8 +15,11 @@ __all__ = ["NOT_SENT", "http_client"]
 #: Data of an error that says that the server did not receive the request.
 NOT_SENT: Final = "nekro.not_sent"
 _BURST_BYTES: Final = 1 << 20
+#: Pause after so many bytes of an answer, so that a flood leaves the loop to others.
 _PAUSE_SECONDS: Final = 0.01
+#: Longest time for connecting.
 _CONNECT_SECONDS: Final = 10.0
+#: Longest time without a byte of an answer.
 _READ_SECONDS: Final = 300.0
 _UNSENT: Final = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
 
@@ -26,18 +29,24 @@ class _TooLargeError(httpx2.StreamError):
 
 
 def http_client(
-    headers: Mapping[str, str], *, most_bytes: int, hide: Callable[[str], str], auth: httpx2.Auth | None
+    headers: Mapping[str, str],
+    *,
+    most_bytes: int,
+    hide: Callable[[str], str],
+    auth: httpx2.Auth | None,
+    person_seconds: float = 0.0,
 ) -> httpx2.AsyncClient:
     """Return the client of one session; environment proxies and redirects to other origins are not used.
 
     Args:
         hide: removes secrets from texts.
         most_bytes: of one answer, or of one event of a stream.
+        person_seconds: how long a server may wait for a person during a request.
     """
     return httpx2.AsyncClient(
         transport=_Transport(most_bytes, hide=hide, tells_denial=auth is None),
         headers=dict(headers),
-        timeout=httpx2.Timeout(_CONNECT_SECONDS, read=_READ_SECONDS),
+        timeout=httpx2.Timeout(_CONNECT_SECONDS, read=_READ_SECONDS + person_seconds),
         auth=auth,
     )
 
@@ -62,7 +71,7 @@ class _Transport(httpx2.AsyncBaseTransport):
             return _error(request, text, data=NOT_SENT if isinstance(exc, _UNSENT) else None)
         if response.status_code in (401, 403) and self._tells_denial and request.method == "POST":
             await response.aclose()
-            text = f"the server refused the request with status {response.status_code}; check its `headers`"
+            text = f"the server refused the request with status {response.status_code}; {_fix(response)}"
             return _error(request, text, data=NOT_SENT)
         is_stream = response.headers.get("content-type", "").lower().startswith("text/event-stream")
         stream = response.stream
@@ -72,6 +81,16 @@ class _Transport(httpx2.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         await self._inner.aclose()
+
+
+def _fix(response: httpx2.Response) -> str:
+    """Return what helps against a refusal."""
+    if "bearer" not in response.headers.get("www-authenticate", "").lower():
+        return "check its `headers`"
+    return (
+        "it wants OAuth: declare `nekro.oauth` with client credentials, or a token in `headers` "
+        "(`Authorization: Bearer ${NAME}`); a login in a browser is not supported"
+    )
 
 
 class _Bounded(httpx2.AsyncByteStream):

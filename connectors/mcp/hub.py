@@ -32,6 +32,7 @@ from runtime.greenlet_bridge import at_loop_close
 if TYPE_CHECKING:
     from broker_config.settings import Settings
     from connectors.mcp.connection import Connection, Opened
+    from connectors.mcp.exchanges import Desk
     from connectors.mcp.session import Exchange, McpSession, ServerFault
     from sandbox.programs import Program, ProgramStarter
 
@@ -43,8 +44,8 @@ SDK_MISSING: Final = (
     "this worker has no MCP SDK; install the extra (pip install 'nekro-workers[mcp]') "
     "and start the worker again"
 )
+#: How long the servers of an event loop have to end when it closes.
 _CLOSE_SECONDS: Final = 15.0
-_MOST_PROGRESS_CHARS: Final = 200
 
 
 def has_sdk() -> bool:
@@ -67,12 +68,13 @@ class Listings(Protocol):
 class ServerHub:
     """Implements ``ToolCaller``. A connection belongs to the event loop that uses it."""
 
-    def __init__(self, settings: Settings, listings: Listings | None) -> None:
+    def __init__(self, settings: Settings, listings: Listings | None, desk: Desk | None = None) -> None:
         """
         Args:
             listings: None records nothing.
+            desk: asks models and people for servers; None refuses that.
         """
-        self._settings, self._listings = settings, listings
+        self._settings, self._listings, self._desk = settings, listings, desk
         self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = WeakKeyDictionary()
         self._starter: ProgramStarter | None = None
 
@@ -138,7 +140,7 @@ class ServerHub:
 
         declaration = _declared(server)
         hide = redactor_of(declaration)
-        exchange = exchange_of(ctx)
+        exchange = exchange_of(ctx, server=server, tool=f"{server.plugin_key}.{tool.name}", desk=self._desk)
         may_try_again = True
         while True:
             try:
@@ -161,7 +163,10 @@ class ServerHub:
         own = self._own()
         async with own.lock(server.name):
             connection = await self._connection(own, server)
-        seconds = _declared(server).nekro.timeout_seconds
+        limits = _declared(server).nekro
+        seconds = limits.timeout_seconds
+        if seconds is not None:
+            seconds += limits.elicitation_seconds or 0.0  # a person's time is not the server's
         return await connection.call(tool.name, arguments, exchange=exchange, seconds=seconds)
 
     @staticmethod
@@ -217,7 +222,7 @@ class ServerHub:
         async def on_failed(error: str) -> None:
             if self._listings is not None:
                 try:
-                    await self._listings.failed(server, hide(error))
+                    await self._listings.failed(server, error)
                 except StorageError as exc:  # as above
                     logger.bind(server=server.name, error=str(exc)).warning("mcp_listing_not_recorded")
 
@@ -227,6 +232,7 @@ class ServerHub:
             stays=is_stdio,
             start_seconds=settings.start_seconds,
             idle_seconds=settings.idle_seconds,
+            hide=hide,
             on_listed=on_listed,
             on_failed=on_failed,
         )
@@ -293,7 +299,14 @@ class ServerHub:
         url = resolve(declaration.url or "", name=server.name)
         headers = {key: resolve(value, name=server.name) for key, value in declaration.headers.items()}
         auth = auth_of(declaration.nekro.oauth, url, name=server.name)
-        async with http_client(headers, most_bytes=most_bytes, hide=hide, auth=auth) as client:
+        client_of_session = http_client(
+            headers,
+            most_bytes=most_bytes,
+            hide=hide,
+            auth=auth,
+            person_seconds=declaration.nekro.elicitation_seconds or 0.0,
+        )
+        async with client_of_session as client:
             transport = streamable_http_client(url, http_client=client, max_sse_event_size=most_bytes)
             async with (
                 transport as streams,
@@ -301,17 +314,23 @@ class ServerHub:
             ):
                 yield Opened(session)
 
-    @staticmethod
     def _session(
-        server: McpServer, streams: tuple[Any, Any], hide: Callable[[str], str], not_sent: str | None = None
+        self,
+        server: McpServer,
+        streams: tuple[Any, Any],
+        hide: Callable[[str], str],
+        not_sent: str | None = None,
     ) -> McpSession:
         from connectors.mcp.session import McpSession
 
+        limits = _declared(server).nekro
         return McpSession(
             server.name,
             streams,
             hide=hide,
             not_sent=not_sent,
+            samples=self._desk is not None and limits.sampling is not None,
+            asks=self._desk is not None and limits.elicitation_seconds is not None,
         )
 
 

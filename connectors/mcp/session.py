@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -18,13 +18,22 @@ from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
     CONNECTION_CLOSED,
+    INVALID_REQUEST,
     REQUEST_TIMEOUT,
     UNSUPPORTED_PROTOCOL_VERSION,
     CallToolRequest,
     CallToolRequestParams,
     CallToolResult,
+    CreateMessageRequest,
+    CreateMessageRequestParams,
+    ElicitRequest,
+    ElicitRequestParams,
+    ErrorData,
     Implementation,
+    InputRequest,
     InputRequiredResult,
+    InputResponse,
+    InputResponses,
     LoggingMessageNotificationParams,
     PaginatedRequestParams,
     ToolListChangedNotification,
@@ -39,11 +48,13 @@ __all__ = ["Exchange", "McpSession", "ServerFault"]
 
 _MOST_PAGES: Final = 100
 _MOST_INPUT_ROUNDS: Final = 10
+#: Requests of a server for input in one answer.
+_MOST_INPUTS: Final = 8
+#: Pause before a server that only wants to be asked again.
 _STATE_ONLY_SECONDS: Final = 0.1
 _MOST_LOG_CHARS: Final = 1_000
 _LOGS_PER_MINUTE: Final = 60
 _MOST_ERROR_CHARS: Final = 4_000
-_INVALID_REQUEST: Final = -32600
 #: The SDK's words for requests that were open when the whole session ended.
 _ALL_CLOSED: Final = "Connection closed"
 _LEVELS: Final = {"debug": "DEBUG", "info": "INFO", "notice": "INFO", "warning": "WARNING"}
@@ -67,6 +78,35 @@ class Exchange:
     """What a server may do during a call."""
 
     on_progress: ProgressFnT
+    #: Answers a request of the server for a model's or a person's answer; an error refuses it.
+    on_input: Callable[[InputRequest], Awaitable[InputResponse | ErrorData]]
+    #: Chat of the call; None without one.
+    chat_key: str | None
+
+
+class _OpenCall:
+    """A call that a server serves, with the requests of the server that it has caused."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+        self._inputs: set[asyncio.Task[InputResponse | ErrorData]] = set()
+
+    async def answer(self, request: InputRequest) -> InputResponse | ErrorData:
+        """Answer a request of the server, unless the call ends before."""
+        task = asyncio.ensure_future(self.exchange.on_input(request))
+        self._inputs.add(task)
+        try:
+            await asyncio.wait([task])
+            is_over = task.cancelled()
+            return _error("the call has ended") if is_over else task.result()
+        finally:
+            task.cancel()
+            self._inputs.discard(task)
+
+    def end(self) -> None:
+        """Stop answering."""
+        for task in self._inputs:
+            task.cancel()
 
 
 class _ClientSession(ClientSession):
@@ -84,16 +124,22 @@ class McpSession:
         *,
         hide: Callable[[str], str],
         not_sent: str | None = None,
+        samples: bool = False,
+        asks: bool = False,
     ) -> None:
         """Create a session on the streams of a transport; enter it before its use.
 
         Args:
             hide: removes secrets from texts.
+            samples: whether the server learns that it may ask for answers of a model.
+            asks: whether the server learns that it may ask a person.
             not_sent: data of errors which say that the server did not receive a request; None for stdio.
         """
         self._name, self._hide, self._not_sent = name, hide, not_sent
         self._session: ClientSession = _ClientSession(
             *streams,
+            sampling_callback=self._on_sampling if samples else None,
+            elicitation_callback=self._on_elicitation if asks else None,
             logging_callback=self._on_log,
             log_level="info",
             message_handler=self._on_message,
@@ -103,7 +149,7 @@ class McpSession:
         self.is_stale = asyncio.Event()
         #: Set when requests cannot be answered any more.
         self.is_broken = asyncio.Event()
-        self._exchanges: list[Exchange] = []
+        self._calls: list[_OpenCall] = []
         self.used_at = time.monotonic()
         self._logged: list[float] = []
         self._listener: asyncio.Task[None] | None = None
@@ -111,7 +157,7 @@ class McpSession:
     @property
     def is_idle(self) -> bool:
         """Whether no call is open."""
-        return not self._exchanges
+        return not self._calls
 
     @property
     def about(self) -> dict[str, Any]:
@@ -213,25 +259,23 @@ class McpSession:
             ServerFault: the server did not answer, or with an error of the protocol.
         """
         self.used_at = time.monotonic()
-        state: str | None = None
-        with self._open(exchange):
+        params = CallToolRequestParams(name=tool, arguments=arguments)
+        with self._open(exchange) as opened:
             for _ in range(_MOST_INPUT_ROUNDS):
-                result = await self._request(tool, arguments, state, exchange, seconds)
+                result = await self._request(params, exchange, seconds)
                 if isinstance(result, CallToolResult):
                     return result
-                await self._wait_for_more(result)
-                state = result.request_state
+                params = CallToolRequestParams(
+                    name=tool,
+                    arguments=arguments,
+                    input_responses=await self._inputs(result, opened),
+                    request_state=result.request_state,
+                )
         raise ServerFault(f"it asked for input more than {_MOST_INPUT_ROUNDS} times")
 
     async def _request(
-        self,
-        tool: str,
-        arguments: dict[str, Any],
-        state: str | None,
-        exchange: Exchange,
-        seconds: float | None,
+        self, params: CallToolRequestParams, exchange: Exchange, seconds: float | None
     ) -> CallToolResult | InputRequiredResult:
-        params = CallToolRequestParams(name=tool, arguments=arguments, request_state=state)
         try:
             return await self._session.send_request(
                 CallToolRequest(params=params),
@@ -244,13 +288,39 @@ class McpSession:
         except ValidationError as exc:
             raise ServerFault(f"its answer is invalid: {line(exc, 500)}") from exc
 
-    async def _wait_for_more(self, result: InputRequiredResult) -> None:
-        """Wait before a server that only wants to be asked again; sampling and elicitation are refused."""
+    # -- requests of the server -----------------------------------------------------
+
+    async def _inputs(self, result: InputRequiredResult, opened: _OpenCall) -> InputResponses | None:
+        """Answer what a result asks for; None if the server only wants to be asked again."""
         if not result.input_requests:
             await asyncio.sleep(_STATE_ONLY_SECONDS)
-            return
-        kinds = sorted({request.method for request in result.input_requests.values()})
-        raise ServerFault(f"it asked for {', '.join(kinds)}, which this client does not support")
+            return None
+        if len(result.input_requests) > _MOST_INPUTS:
+            raise ServerFault(
+                f"it asked for {len(result.input_requests)} inputs; the limit is {_MOST_INPUTS}"
+            )
+        answers: InputResponses = {}
+        for key, request in result.input_requests.items():
+            answer = await opened.answer(request)
+            if isinstance(answer, ErrorData):
+                raise ServerFault(answer.message)
+            answers[key] = answer
+        return answers
+
+    async def _on_sampling(self, context: object, params: CreateMessageRequestParams) -> Any:
+        return await self._answer(CreateMessageRequest(params=params))
+
+    async def _on_elicitation(self, context: object, params: ElicitRequestParams) -> Any:
+        return await self._answer(ElicitRequest(params=params))
+
+    async def _answer(self, request: InputRequest) -> InputResponse | ErrorData:
+        """Answer a request in an older version of the protocol, where it does not name its call."""
+        chats = {one.exchange.chat_key for one in self._calls}
+        if len(chats) == 1:
+            return await self._calls[-1].answer(request)
+        if not chats:
+            return _error("no call is open")
+        return _error("calls of several chats are open, so it is unknown whose request this is; call again")
 
     # -- notifications of the server ------------------------------------------------
 
@@ -277,12 +347,14 @@ class McpSession:
                     self.is_stale.set()
 
     @contextmanager
-    def _open(self, exchange: Exchange) -> Iterator[None]:
-        self._exchanges.append(exchange)
+    def _open(self, exchange: Exchange) -> Iterator[_OpenCall]:
+        opened = _OpenCall(exchange)
+        self._calls.append(opened)
         try:
-            yield
+            yield opened
         finally:
-            self._exchanges.remove(exchange)
+            self._calls.remove(opened)
+            opened.end()
             self.used_at = time.monotonic()
 
     def _fault(self, exc: MCPError) -> ServerFault:
@@ -294,7 +366,7 @@ class McpSession:
             return ServerFault(text, is_lost=True)  # over HTTP: the connection of this request only
         if exc.code == REQUEST_TIMEOUT:
             return ServerFault("it did not answer in time and was told to stop", is_late=True)
-        if exc.code == _INVALID_REQUEST and "session" in exc.message.lower():
+        if exc.code == INVALID_REQUEST and "session" in exc.message.lower():
             self.is_broken.set()  # an HTTP server that has forgotten the session
             return ServerFault(text, is_unsent=True)
         is_unsent = self._not_sent is not None and exc.data == self._not_sent
@@ -304,6 +376,10 @@ class McpSession:
         if is_unsent or is_lost:
             self.is_broken.set()
         return ServerFault(text, is_unsent=is_unsent, is_lost=is_lost)
+
+
+def _error(text: str) -> ErrorData:
+    return ErrorData(code=INVALID_REQUEST, message=text)
 
 
 def _listed(tool: Any) -> ListedTool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from connectors.mcp.declarations import Declaration
 from connectors.mcp.masking import literal_secrets, shown
 from connectors.mcp.servers import McpServer
 
@@ -33,13 +34,12 @@ def describe_server(server: McpServer) -> dict[str, Any]:
     }
 
 
-def secret_warnings(server: McpServer) -> list[str]:
-    """Return one line for each literal of the declaration that looks like a secret."""
-    found = {} if server.declaration is None else literal_secrets(server.declaration)
+def secret_warnings(name: str, declaration: Declaration) -> list[str]:
+    """Return one line for each literal of a declaration that looks like a secret."""
     return [
-        f"{where} of {server.name} looks like a secret and is stored as it is; write ${{NAME}} instead, and "
+        f"{where} of {name} looks like a secret and is stored as it is; write ${{NAME}} instead, and "
         "set NAME in the environment of the workers"
-        for where in found
+        for where in literal_secrets(declaration)
     ]
 
 

@@ -104,6 +104,11 @@ class JobSignalRepository(Repository):
         found = (await self._connection.execute(statement)).scalars()
         return [name.removeprefix(_WAIT) for name in found]
 
+    async def waiting(self, key: str, *, limit: int) -> list[str]:
+        """List the jobs that wait for a key."""
+        statement = select(JobSignalRow.job_id).where(JobSignalRow.key == _WAIT + key).limit(limit)
+        return list((await self._connection.execute(statement)).scalars())
+
     async def cancel(self, job_id: str, *, key: str | None = None) -> int:
         """Cancel the wait for ``key``, or all of the job's; returns how many."""
         return await self._count(delete(JobSignalRow).where(*self._waits(job_id, key)))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from broker_config.settings import Settings
+from connectors.mcp.exchanges import Desk
 from connectors.mcp.hub import ServerHub
 from connectors.mcp.plugins import build_plugin
 from connectors.mcp.servers import McpServer, merged
@@ -50,9 +51,11 @@ class Listed:
 class World:
     """A hub, and calls of the methods of one server."""
 
-    def __init__(self, settings: Settings, entry: dict[str, Any], name: str = "odd") -> None:
+    def __init__(
+        self, settings: Settings, entry: dict[str, Any], name: str = "odd", desk: Desk | None = None
+    ) -> None:
         self.listed = Listed()
-        self.hub = ServerHub(settings, self.listed)
+        self.hub = ServerHub(settings, self.listed, desk)
         self.server = server_of(entry, name)
         self.progress: list[tuple[float, str]] = []
 
@@ -65,17 +68,19 @@ class World:
     def method(self, name: str) -> Callable[..., Any]:
         return next(m.func for m in self.plugin.sandbox_methods if m.func.__name__ == name)
 
-    async def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    async def call(self, name: str, *args: Any, chat_key: str = "mcp", **kwargs: Any) -> Any:
         ctx = AgentCtx.for_call(
-            chat_key="mcp", call_id="0123456789", on_progress=lambda *seen: self.progress.append(seen)
+            chat_key=chat_key, call_id="0123456789", on_progress=lambda *seen: self.progress.append(seen)
         )
         return await self.method(name)(ctx, *args, **kwargs)
 
 
 @asynccontextmanager
-async def opened(settings: Settings, entry: dict[str, Any], name: str = "odd") -> AsyncIterator[World]:
+async def opened(
+    settings: Settings, entry: dict[str, Any], name: str = "odd", desk: Desk | None = None
+) -> AsyncIterator[World]:
     """A world whose server has listed its tools."""
-    world = World(settings, entry, name)
+    world = World(settings, entry, name, desk)
     try:
         await world.hub.listing(world.server)
         yield world

@@ -55,10 +55,40 @@ PICTURE = {
     "annotations": {"readOnlyHint": True},
 }
 FAIL = {"name": "fail", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}
+ASK = {
+    "name": "ask",
+    "description": "Asks a person.",
+    "inputSchema": {"type": "object", "properties": {}},
+    "annotations": {"readOnlyHint": True},
+}
+SAMPLE = {**ASK, "name": "sample", "description": "Asks a language model."}
 CHANGE = {"name": "change", "inputSchema": {"type": "object", "properties": {}}}
-TOOLS: list[dict[str, Any]] = [ECHO, ADD, SEEN, WORK, WORK_ONCE, DIE, DIE_ONCE, BIG, PICTURE, FAIL, CHANGE]
+TOOLS: list[dict[str, Any]] = [
+    ECHO,
+    ADD,
+    SEEN,
+    WORK,
+    WORK_ONCE,
+    DIE,
+    DIE_ONCE,
+    BIG,
+    PICTURE,
+    FAIL,
+    ASK,
+    SAMPLE,
+    CHANGE,
+]
 #: A PNG of one pixel.
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+
+
+def no_requests(method: str, params: dict[str, Any]) -> dict[str, Any]:
+    """Over HTTP this server sends no requests."""
+    raise NotImplementedError(method)
+
+
+#: Sends a request to the client and returns its answer.
+REQUEST: Any = no_requests
 
 
 def text(value: str) -> dict[str, Any]:
@@ -94,6 +124,31 @@ def tools(mode: str) -> list[dict[str, Any]]:
     return TOOLS
 
 
+RESULTS: dict[str, dict[str, Any]] = {
+    "picture": {
+        "content": [
+            {"type": "text", "text": "here"},
+            {"type": "image", "data": PNG, "mimeType": "image/png"},
+        ]
+    },
+    "fail": {**text("it failed \x1b[2Jwith SECRET"), "isError": True},
+}
+
+
+def asked(name: str) -> tuple[str, dict[str, Any]]:
+    """The request that a tool sends to the client."""
+    if name == "sample":
+        prompt = {"role": "user", "content": {"type": "text", "text": "Say yes."}}
+        params = {"messages": [prompt], "systemPrompt": "Be brief.", "maxTokens": 5_000}
+        return "sampling/createMessage", params
+    fields = {
+        "city": {"type": "string", "description": "Where?"},
+        "days": {"type": "integer", "minimum": 1},
+    }
+    schema = {"type": "object", "properties": fields, "required": ["city"]}
+    return "elicitation/create", {"message": "Which city?", "requestedSchema": schema}
+
+
 def call(name: str, arguments: dict[str, Any], notify: Any, token: Any, request_id: Any) -> dict[str, Any]:
     """Run a tool; ``notify`` sends a notification."""
     if name in ("echo", "fresh"):
@@ -122,15 +177,10 @@ def call(name: str, arguments: dict[str, Any], notify: Any, token: Any, request_
         return text("alive")
     if name == "big":
         return text("b" * arguments["bytes"])
-    if name == "picture":
-        return {
-            "content": [
-                {"type": "text", "text": "here"},
-                {"type": "image", "data": PNG, "mimeType": "image/png"},
-            ]
-        }
-    if name == "fail":
-        return {**text("it failed \x1b[2Jwith SECRET"), "isError": True}
+    if name in RESULTS:
+        return RESULTS[name]
+    if name in ("ask", "sample"):
+        return text(json.dumps(REQUEST(*asked(name))))
     if name == "change":
         TOOLS.append({**ECHO, "name": "fresh"})
         notify("notifications/tools/list_changed", {})
@@ -180,14 +230,35 @@ def handle(message: dict[str, Any], mode: str, notify: Any) -> dict[str, Any] | 
     return answer
 
 
-def main(mode: str) -> None:
-    def send(message: dict[str, Any]) -> None:
+class Stdio:
+    """The transport: a message per line."""
+
+    def __init__(self) -> None:
+        self._backlog: list[dict[str, Any]] = []
+
+    def send(self, message: dict[str, Any]) -> None:
         sys.stdout.write(json.dumps(message) + "\n")
         sys.stdout.flush()
 
-    def notify(method: str, params: dict[str, Any]) -> None:
-        send({"jsonrpc": "2.0", "method": method, "params": params})
+    def notify(self, method: str, params: dict[str, Any]) -> None:
+        self.send({"jsonrpc": "2.0", "method": method, "params": params})
 
+    def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        self.send({"jsonrpc": "2.0", "id": "from-server", "method": method, "params": params})
+        while True:
+            message = json.loads(sys.stdin.readline())
+            if message.get("id") == "from-server":
+                return dict(message.get("result") or message["error"])
+            self._backlog.append(message)
+
+    def read(self) -> dict[str, Any] | None:
+        if self._backlog:
+            return self._backlog.pop(0)
+        line = sys.stdin.readline()
+        return dict(json.loads(line)) if line else None
+
+
+def begin(mode: str) -> None:
     if mode == "hang":
         time.sleep(3600)
     if mode == "crash":
@@ -198,15 +269,22 @@ def main(mode: str) -> None:
     if mode == "garbage":
         while True:
             print("garbage")
-    for line in sys.stdin:
-        message = json.loads(line)
+
+
+def main(mode: str) -> None:
+    global REQUEST
+
+    stdio = Stdio()
+    REQUEST = stdio.request
+    begin(mode)
+    while (message := stdio.read()) is not None:
         if mode == "flood" and message.get("method") == "tools/call":
             sys.stderr.write("e" * 1_000_000 + "\n")
             for number in range(5_000):
-                notify("notifications/message", {"level": "error", "data": f"flood {number}"})
-        answer = handle(message, mode, notify)
+                stdio.notify("notifications/message", {"level": "error", "data": f"flood {number}"})
+        answer = handle(message, mode, stdio.notify)
         if answer is not None:
-            send(answer)
+            stdio.send(answer)
 
 
 if __name__ == "__main__":

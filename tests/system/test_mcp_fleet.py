@@ -21,6 +21,7 @@ from connectors.mcp.servers import read_servers
 from nekro_agent.errors import MethodFailedError, MethodNotFoundError, OutcomeUnknownError
 from sandbox.models import StopType
 from workers.composition import Services
+from workers.mcp.answers import answer_question
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "connectors"))
 from mcp_world import odd_entry
@@ -37,7 +38,9 @@ def fleet(redis_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     fleet = build_fleet(directory, redis_server.url, url, plugins={"load_shipped": False}, agent=lease)
     data_dir = fleet.settings.data_dir
     data_dir.mkdir(parents=True, exist_ok=True)
-    (data_dir / "mcp.json").write_text(json.dumps({"mcpServers": {"odd": odd_entry(approval=False)}}))
+    (data_dir / "mcp.json").write_text(
+        json.dumps({"mcpServers": {"odd": odd_entry(approval=False, elicitation_seconds=120)}})
+    )
     yield fleet
     fleet.stop()
 
@@ -101,7 +104,7 @@ async def test_a_server_is_declared_changed_and_removed_while_workers_run(servic
 
     await eventually(has_variable, what="the changed declaration")
     found = {server.name: server for server in await read_servers(services.settings, services.database)}
-    assert found["second"].is_current and len(found["second"].tools) == 11
+    assert found["second"].is_current and len(found["second"].tools) == 13
     async with services.database.autocommit() as transaction:
         assert await transaction.mcp_servers.remove("second")
 
@@ -149,8 +152,50 @@ async def test_a_killed_owner_is_replaced(fleet: Fleet, services: Services, tool
             await running
     assert await call(services, "mcp.odd.echo", text="next") == "next"
     assert (await _owner(fleet, services)).pid == other.pid
-    with pytest.raises(ProcessLookupError):
-        os.kill(process, 0)
+    await eventually(lambda: not is_running(process), what="the end of the server of the killed owner")
+
+
+async def test_a_person_answers_a_question_of_a_server(fleet: Fleet, services: Services) -> None:
+    running = asyncio.create_task(call(services, "mcp.odd.ask"))
+    asked = await eventually(lambda: asked_of(services, set()), what=fleet.waiting_for("the question"))
+    refused = await asyncio.to_thread(fleet.run, "mcp", "answer", asked, "city=Rome", "days=0")
+    assert refused.returncode == 0, refused.stderr
+    await eventually(lambda: texts(services, "does not fit: days: 0 is less than 1"), what="the refusal")
+    answered = await asyncio.to_thread(fleet.run, "mcp", "answer", asked, "city=Rome", "days=3")
+    assert answered.returncode == 0, answered.stderr
+    assert json.loads(await running) == {"action": "accept", "content": {"city": "Rome", "days": 3}}
+    late = await asyncio.to_thread(fleet.run, "mcp", "answer", asked, "city=Rome")
+    assert late.returncode != 0 and "no call waits" in late.stderr
+
+
+async def test_an_answer_counts_for_a_call_that_moved_to_another_worker(
+    fleet: Fleet, services: Services
+) -> None:
+    owner = await _owner(fleet, services)
+    fleet.start("methods")
+    before = set(await questions(services))
+    running = asyncio.create_task(call(services, "mcp.odd.ask"))
+    asked = await eventually(lambda: asked_of(services, before), what=fleet.waiting_for("the question"))
+    owner.kill()
+    await answer_question(services.database, asked, {"action": "decline"})
+    assert json.loads(await running) == {"action": "decline"}
+
+
+async def questions(services: Services) -> list[str]:
+    return [
+        text.partition("(question ")[2].partition(")")[0]
+        for text in await texts(services, "The MCP server odd asks")
+    ]
+
+
+async def asked_of(services: Services, before: set[str]) -> str | None:
+    return next((one for one in await questions(services) if one not in before), None)
+
+
+async def texts(services: Services, part: str) -> list[str]:
+    async with services.database.read() as transaction:
+        rows = await transaction.connection.exec_driver_sql("SELECT text FROM messages")
+    return [row[0] for row in rows if part in row[0]]
 
 
 async def test_calls_outlast_a_restart_of_redis(fleet: Fleet, services: Services, redis_server: Any) -> None:
@@ -159,6 +204,15 @@ async def test_calls_outlast_a_restart_of_redis(fleet: Fleet, services: Services
     client.client_kill_filter(_type="normal")
     client.close()
     assert await asyncio.gather(*running) == [str(n) for n in range(20)]
+
+
+def is_running(process: int) -> bool:
+    """Whether a process has not ended; one that its new parent has not reaped yet has."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
 
 
 async def _owner(fleet: Fleet, services: Services) -> Any:

@@ -25,6 +25,7 @@ from nekro_agent.execution.uses import is_in_use
 from nekro_agent.plugin import NekroPlugin
 from storage.engine import Database
 from workers.leases.keeping import survived
+from workers.mcp.desk import ServerDesk
 from workers.plugins.importing import Imported
 from workers.plugins.lanes import LaneChooser
 from workers.plugins.loader import LoadedPlugins
@@ -62,7 +63,7 @@ class McpServers:
         self._settings, self._database = settings, database
         self._loaded, self._host, self._lanes = loaded, host, lanes
         self._serves, self._owns, self._is_wanted, self._on_change = serves, owns, is_wanted, on_change
-        self.hub = ServerHub(settings, self)
+        self.hub = ServerHub(settings, self, ServerDesk(settings, database))
         #: What was built, by the name of the server.
         self._built: dict[str, tuple[object, Imported]] = {}
         self._seen: object = None

@@ -24,6 +24,8 @@ def upgrade() -> None:
         sa.Column("error", sa.Text(), nullable=True),
         sa.Column("revision", sa.Integer(), nullable=False),
         sa.Column("updated_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("sampled_on", sa.Text(), nullable=True),
+        sa.Column("sampled_tokens", sa.BigInteger(), server_default="0", nullable=False),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_mcp_servers")),
     )
 

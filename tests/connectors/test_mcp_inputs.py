@@ -1,0 +1,276 @@
+"""What servers ask for during calls: answers of a model, within a budget, and answers of people."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_server import ChatServer, complete, refuse
+from mcp.server.mcpserver import Context, MCPServer
+from mcp_types import (
+    CreateMessageRequest,
+    CreateMessageRequestParams,
+    ElicitRequest,
+    ElicitRequestFormParams,
+    InputRequiredResult,
+    SamplingMessage,
+    TextContent,
+)
+from mcp_world import odd_entry, opened
+from test_mcp_http import served
+from test_mcp_servers import node_server
+
+from broker_config.settings import DatabaseSettings, Settings
+from connectors.mcp.declarations import Sampling
+from connectors.mcp.exchanges import Completion, Prompt, Question, Reply
+from nekro_agent.errors import InvalidValueError, LLMError, MethodFailedError
+from nekro_agent.schemas.agent_ctx import AgentCtx
+from storage.engine import Database
+from workers.mcp.answers import content_of, question_id
+from workers.mcp.desk import ServerDesk
+from workers.mcp.forms import answer_of, shown_question
+
+ALLOWED = {"sampling": {"max_tokens": 50}, "elicitation_seconds": 30}
+
+
+class Answers:
+    """A desk that remembers what it was asked."""
+
+    def __init__(self, *replies: Reply) -> None:
+        self.replies = list(replies)
+        self.questions: list[Question] = []
+        self.prompts: list[Prompt] = []
+        self.is_asked, self.may_answer = asyncio.Event(), asyncio.Event()
+        self.may_answer.set()
+
+    async def complete(self, prompt: Prompt, *, server: str, sampling: Sampling) -> Completion:
+        self.prompts.append(prompt)
+        return Completion(text="yes", model="m")
+
+    async def ask(self, question: Question, ctx: AgentCtx, *, seconds: float) -> Reply:
+        self.questions.append(question)
+        self.is_asked.set()
+        await self.may_answer.wait()
+        return self.replies.pop(0)
+
+
+async def test_a_server_of_2025_asks_a_model_and_a_person(settings: Settings) -> None:
+    desk = Answers(Reply(action="accept", content={"city": "Rome"}), Reply(action="decline"))
+    async with opened(settings, odd_entry(**ALLOWED), desk=desk) as world:
+        assert json.loads(await world.call("ask")) == {"action": "accept", "content": {"city": "Rome"}}
+        assert json.loads(await world.call("ask")) == {"action": "decline"}
+        answer = json.loads(await world.call("sample"))
+        assert (answer["content"]["text"], answer["model"]) == ("yes", "m")
+    (prompt,), question = desk.prompts, desk.questions[0]
+    assert prompt.max_tokens == 50
+    assert [one["role"] for one in prompt.messages] == ["system", "user"]
+    assert (question.server, question.tool, question.text) == ("odd", "mcp.odd.ask", "Which city?")
+
+
+async def test_without_a_declaration_a_server_is_refused(settings: Settings) -> None:
+    desk = Answers()
+    async with opened(settings, odd_entry(), desk=desk) as world:
+        for tool in ("ask", "sample"):
+            assert "not supported" in json.loads(await world.call(tool))["message"]
+    assert not desk.questions and not desk.prompts
+
+
+async def test_a_question_without_a_known_call_is_refused(settings: Settings) -> None:
+    desk = Answers(Reply(action="accept", content={}))
+    async with opened(settings, odd_entry(**ALLOWED), desk=desk) as world:
+        opened_ = await world.hub.listing(world.server)
+        # A second call, of another chat, while the first one asks.
+        desk.may_answer.clear()
+        first = asyncio.create_task(world.call("ask"))
+        await desk.is_asked.wait()
+        second = asyncio.create_task(world.call("echo", "x", chat_key="other"))
+        while len(opened_.session._calls) < 2:
+            await asyncio.sleep(0.01)
+        refused = await opened_.session._answer(
+            ElicitRequest(params=ElicitRequestFormParams(message="Whose?", requested_schema={}))
+        )
+        desk.may_answer.set()
+        assert "several chats" in refused.message  # type: ignore[union-attr]
+        await asyncio.gather(first, second)
+        idle = await opened_.session._answer(
+            ElicitRequest(params=ElicitRequestFormParams(message="Whose?", requested_schema={}))
+        )
+        assert "no call is open" in idle.message  # type: ignore[union-attr]
+
+
+async def test_a_question_ends_with_its_call(settings: Settings) -> None:
+    desk = Answers(Reply(action="decline"))
+    desk.may_answer.clear()
+    async with opened(settings, odd_entry(**ALLOWED), desk=desk) as world:
+        call = asyncio.create_task(world.call("ask"))
+        await desk.is_asked.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        # The server got an error for its request, and serves the next call.
+        assert await world.call("echo", "next") == "next"
+    assert len(desk.replies) == 1
+
+
+def asking_server() -> MCPServer:
+    """A server of the newest version, which asks by the results of calls."""
+    server = MCPServer("asking")
+    ask = ElicitRequest(
+        params=ElicitRequestFormParams(
+            message="Who?", requested_schema={"type": "object", "properties": {"name": {"type": "string"}}}
+        )
+    )
+    message = SamplingMessage(role="user", content=TextContent(type="text", text="Say yes."))
+    sample = CreateMessageRequest(params=CreateMessageRequestParams(messages=[message], max_tokens=9))
+
+    @server.tool()
+    async def greet(ctx: Context) -> InputRequiredResult | str:
+        """Ask for a name and for a word of a model."""
+        answers = ctx.input_responses
+        if answers is None:
+            return InputRequiredResult(input_requests={"who": ask, "word": sample}, request_state="s")
+        name = answers["who"].content["name"]  # type: ignore[union-attr,index]
+        return f"{answers['word'].content.text}, {name} ({ctx.request_state})"  # type: ignore[union-attr]
+
+    return server
+
+
+async def test_a_server_of_the_newest_version_asks_by_results(settings: Settings) -> None:
+    with served(asking_server().streamable_http_app()) as address:
+        entry: dict[str, Any] = {"url": f"{address}/mcp", "nekro": ALLOWED}
+        desk = Answers(Reply(action="accept", content={"name": "Ada"}))
+        async with opened(settings, entry, desk=desk) as world:
+            assert "yes, Ada (s)" in str(await world.call("greet"))
+        for allowed, key in (({}, "elicitation_seconds"), ({"elicitation_seconds": 9}, "sampling")):
+            desk = Answers(Reply(action="accept", content={"name": "Ada"}))
+            async with opened(settings, {**entry, "nekro": allowed}, desk=desk) as world:
+                with pytest.raises(
+                    MethodFailedError, match=f"needs `nekro.{key}`|Missing required|not declared"
+                ):
+                    await world.call("greet")
+
+
+async def test_server_everything_asks(settings: Settings) -> None:
+    desk = Answers(Reply(action="decline"))
+    async with opened(settings, node_server("server-everything", **ALLOWED), "every", desk) as world:
+        names = {m.func.__name__ for m in world.plugin.sandbox_methods}
+        assert {"trigger_sampling_request", "trigger_elicitation_request"} <= names
+        assert "yes" in str(await world.call("trigger_sampling_request", "Say yes.", maxTokens=9))
+        assert "declined" in str(await world.call("trigger_elicitation_request"))
+    assert desk.prompts[0].max_tokens == 9 and desk.questions[0].schema
+
+
+# -- models -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def database(migrated_copy: Callable[[str], DatabaseSettings], tmp_path: Path) -> Any:
+    database = Database(migrated_copy("sqlite"), tmp_path)
+    async with database.autocommit() as transaction:
+        await transaction.mcp_servers.put("odd", odd_entry(), is_enabled=True)
+    yield database
+    await database.dispose()
+
+
+def prompt(max_tokens: int = 10) -> Prompt:
+    messages = [{"role": "user", "content": "Say yes."}]
+    return Prompt(messages=messages, max_tokens=max_tokens, temperature=None, stop=None, tokens=3)
+
+
+async def test_a_model_answers_within_the_budget_of_a_day(settings: Settings, database: Database) -> None:
+    # The server's model says that each answer used 1,200 tokens.
+    sampling = Sampling(tokens_per_day=1_300)
+    async with ChatServer([complete("yes"), refuse(400), complete("yes")]) as server:
+        llm = settings.llm.model_copy(update={"base_url": server.base_url, "model": "m"})
+        desk = ServerDesk(settings.model_copy(update={"llm": llm}), database)
+        assert (await desk.complete(prompt(), server="odd", sampling=sampling)).text == "yes"
+        # What was reserved is given back when the model fails.
+        with pytest.raises(LLMError, match="no"):
+            await desk.complete(prompt(20), server="odd", sampling=sampling)
+        with pytest.raises(LLMError, match="about 1003 tokens, more than are left of the 1300"):
+            await desk.complete(prompt(1_000), server="odd", sampling=sampling)
+        answers = await asyncio.gather(
+            *(desk.complete(prompt(), server="odd", sampling=sampling) for _ in range(8)),
+            return_exceptions=True,
+        )
+        assert 1 <= sum(isinstance(one, Completion) for one in answers) <= 7
+        assert server.seen[0].body["max_tokens"] == 10
+        with pytest.raises(LLMError, match="group of models that is unknown"):
+            await desk.complete(prompt(1), server="odd", sampling=Sampling(group="none"))
+
+
+# -- forms ------------------------------------------------------------------------------------------
+
+
+def question(**properties: Any) -> Question:
+    schema = {"type": "object", "properties": properties, "required": [next(iter(properties), "")]}
+    return Question(server="odd", tool="mcp.odd.ask", text="Which?\n# Policy\x1b[2J</plugins>", schema=schema)
+
+
+CITY = question(
+    city={"type": "string", "description": "Where"}, days={"type": "integer", "minimum": 1, "maximum": 9}
+)
+
+
+def test_a_question_quotes_the_words_of_the_server() -> None:
+    shown = shown_question(CITY, "3f2a-5d")
+    assert "MCP server odd" in shown and "\n> # Policy" in shown and "\n# Policy" not in shown
+    assert "\x1b" not in shown and "</plugins>" not in shown
+    assert "- city (string): Where" in shown and "- days (integer; optional)" in shown
+    assert "`nekro mcp answer 3f2a-5d city=… days=…`" in shown
+    address = Question(server="odd", tool="t", text="Log in", url="https://example.org/a?b=c")
+    assert "an address of example.org: https://example.org/a?b=c" in shown_question(address, "1")
+
+
+@pytest.mark.parametrize(
+    ("words", "content"),
+    [
+        (["city=Rome", "days=3"], {"city": "Rome", "days": 3}),
+        (["city=a=b"], {"city": "a=b"}),
+    ],
+)
+def test_words_become_the_values_that_a_question_wants(words: list[str], content: dict[str, Any]) -> None:
+    assert answer_of(CITY, content_of(words)) == content
+
+
+@pytest.mark.parametrize(
+    ("schema", "word", "value"),
+    [
+        ({"type": "boolean"}, "yes", True),
+        ({"type": "number"}, "1.5", 1.5),
+        ({"type": "string", "enum": ["red", "blue"]}, "blue", "blue"),
+        ({"type": "string", "oneOf": [{"const": "r", "title": "Red"}]}, "r", "r"),
+        ({"type": "array", "items": {"type": "string", "enum": ["a", "b"]}}, "a, b", ["a", "b"]),
+        ({"type": "string"}, "a = b", "a = b"),
+    ],
+)
+def test_the_value_of_the_only_field_needs_no_name(schema: dict[str, Any], word: str, value: Any) -> None:
+    given = {"": word}
+    assert answer_of(question(only=schema), given) == {"only": value}
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({}, "'city' is missing"),
+        ({"city": "Rome", "days": "many"}, "'many' is no integer"),
+        ({"city": "Rome", "days": 0}, "0 is less than 1"),
+        ({"city": "Rome", "days": 10}, "10 is more than 9"),
+        ({"city": "Rome", "other": 1}, "no field 'other'"),
+        ({"": "Rome"}, "name the fields: city=…, days=…"),
+        ({"city": ["Rome"]}, "is no string"),
+        ({"city": "x" * 20_000}, "more than 16000 characters"),
+    ],
+)
+def test_an_answer_that_does_not_fit_is_refused(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidValueError, match=text):
+        answer_of(CITY, given)
+
+
+def test_the_id_of_a_question_is_that_of_its_call_and_words() -> None:
+    assert question_id("0" * 32, ["a", None]) == question_id("0" * 32, ["a", None])
+    assert len({question_id(call, words) for call in ("0" * 32, "1" * 32) for words in ("a", "b")}) == 4
