@@ -661,6 +661,7 @@ class Parts:
     def intake(self) -> MessageIntake:
         """Receives messages from people."""
         from workers.approvals.chat_lines import ChatDecisions
+        from workers.mcp.answers import ChatAnswers
         from workers.rounds.intake import MessageIntake
 
         return MessageIntake(
@@ -669,7 +670,10 @@ class Parts:
             self.hooks,
             self.stopper,
             self.settings.agent,
-            decisions=ChatDecisions(self.database, self.settings.approval, lambda: self.approval_decisions),
+            readers=(
+                ChatDecisions(self.database, self.settings.approval, lambda: self.approval_decisions),
+                ChatAnswers(self.database),
+            ),
         )
 
     @cached_property

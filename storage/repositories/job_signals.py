@@ -15,7 +15,7 @@ from sqlalchemy import delete, exists, select
 from sqlalchemy.orm import aliased
 
 from storage.clock import now
-from storage.models import JobSignalRow
+from storage.models import JobRow, JobSignalRow
 from storage.repositories.base import Repository
 from storage.upsert import insert
 
@@ -104,9 +104,15 @@ class JobSignalRepository(Repository):
         found = (await self._connection.execute(statement)).scalars()
         return [name.removeprefix(_WAIT) for name in found]
 
-    async def waiting(self, key: str, *, limit: int) -> list[str]:
-        """List the jobs that wait for a key."""
+    async def waiting(self, key: str, *, chat_key: str | None, limit: int) -> list[str]:
+        """List the jobs that wait for a key.
+
+        Args:
+            chat_key: only jobs of this chat; None: of all.
+        """
         statement = select(JobSignalRow.job_id).where(JobSignalRow.key == _WAIT + key).limit(limit)
+        if chat_key is not None:
+            statement = statement.join(JobRow).where(JobRow.chat_key == chat_key)
         return list((await self._connection.execute(statement)).scalars())
 
     async def cancel(self, job_id: str, *, key: str | None = None) -> int:

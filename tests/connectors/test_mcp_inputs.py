@@ -221,7 +221,7 @@ def test_a_question_quotes_the_words_of_the_server() -> None:
     assert "MCP server odd" in shown and "\n> # Policy" in shown and "\n# Policy" not in shown
     assert "\x1b" not in shown and "</plugins>" not in shown
     assert "- city (string): Where" in shown and "- days (integer; optional)" in shown
-    assert "`nekro mcp answer 3f2a-5d city=… days=…`" in shown
+    assert "/answer 3f2a-5d city=… days=…" in shown and "/decline 3f2a-5d" in shown
     address = Question(server="odd", tool="t", text="Log in", url="https://example.org/a?b=c")
     assert "an address of example.org: https://example.org/a?b=c" in shown_question(address, "1")
 

@@ -32,7 +32,10 @@ def shown_question(question: Question, question_id: str) -> str:
         parts.append(f"It asks you to open an address of {line(host, 200)}: {line(question.url, 2_000)}")
     else:
         parts += [_shown_field(name, field, _required(question)) for name, field in _fields(question).items()]
-    parts.append(f"To answer: {_how(question, question_id)}. To decline: `nekro mcp decline {question_id}`.")
+    parts.append(
+        f"To answer, write here: {_how(question, question_id)} ; to decline: /decline {question_id}. On a "
+        "command line: `nekro mcp answer` and `nekro mcp decline` with the same words."
+    )
     return "\n".join(parts)
 
 
@@ -99,8 +102,8 @@ def _shown_field(name: str, field: Mapping[str, Any], required: frozenset[str]) 
 def _how(question: Question, question_id: str) -> str:
     fields = _fields(question)
     if question.url is not None or not fields:
-        return f"`nekro mcp answer {question_id}`"
-    return f"`nekro mcp answer {question_id} {' '.join(f'{line(name, 60)}=…' for name in fields)}`"
+        return f"/answer {question_id}"
+    return f"/answer {question_id} {' '.join(f'{line(name, 60)}=…' for name in fields)}"
 
 
 def _choices(field: Mapping[str, Any]) -> list[Any]:

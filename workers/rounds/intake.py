@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from broker_config.settings import AgentSettings
 from codec.wire import new_id
@@ -22,7 +23,6 @@ from storage.repositories.messages import Message, NewMessage
 from storage.repositories.rounds import RoundRequest
 from storage.states import TriggerKind
 from storage.transaction import Transaction
-from workers.approvals.chat_lines import ChatDecisions
 from workers.calls.fleet_hooks import MessageHooks
 from workers.chats.publisher import EventPublisher
 from workers.chats.writer import append_message, request_round
@@ -42,6 +42,18 @@ class Receipt:
     turn_id: str | None
 
 
+class LineReader(Protocol):
+    """Carries out lines of people that are not for the agent."""
+
+    async def answer(self, line: str, *, chat_key: str, voucher: str, user_id: str) -> str | None:
+        """Carry out a line; returns the answer to the chat, None if the line is for the agent.
+
+        Raises:
+            StorageUnavailableError: the database does not answer.
+        """
+        ...
+
+
 class MessageIntake:
     """Receives messages from people, and resets of a chat."""
 
@@ -53,13 +65,13 @@ class MessageIntake:
         stopper: RoundStopper,
         settings: AgentSettings,
         *,
-        decisions: ChatDecisions,
+        readers: Sequence[LineReader],
     ) -> None:
         self._database = database
         self._publisher = publisher
         self._hooks = hooks
         self._stopper = stopper
-        self._decisions = decisions
+        self._readers = readers
         self._debounce_seconds = settings.debounce_seconds
 
     async def receive(self, message: IncomingMessage) -> str | None:
@@ -80,9 +92,9 @@ class MessageIntake:
         Args:
             once_key: a message with the same one is recorded once; the hooks do not run for a repetition.
             key_id: the key of the API on whose budget its turn is.
-            voucher: who vouches for the sender's id, so that the message may be a decision on a call: an
-                adapter, or a key of the API. None: nobody, as for messages that plugins push, because code in
-                a sandbox may have written them.
+            voucher: who vouches for the sender's id, so that the message may be a decision on a call, or an
+                answer to an MCP server: an adapter, or a key of the API. None: nobody, as for messages that
+                plugins push, because code in a sandbox may have written them.
         """
         known = None if once_key is None else await self._received(once_key)
         if known is not None:
@@ -90,9 +102,7 @@ class MessageIntake:
         chat = await self._known(message)
         message_id = new_id()
         if voucher is not None:
-            answer = await self._decisions.answer(
-                message.text, chat_key=message.chat_key, voucher=voucher, user_id=message.user_id
-            )
+            answer = await self._read(message, voucher)
             if answer is not None:
                 return await self._answered(_new(message, message_id, once_key), answer)
         signal = await self._hooks.user_message(
@@ -121,8 +131,17 @@ class MessageIntake:
         await self._hooks.channel_reset(context_of(chat, user_id=None))
         return stopped
 
+    async def _read(self, message: IncomingMessage, voucher: str) -> str | None:
+        for reader in self._readers:
+            answer = await reader.answer(
+                message.text, chat_key=message.chat_key, voucher=voucher, user_id=message.user_id
+            )
+            if answer is not None:
+                return answer
+        return None
+
     async def _answered(self, new: NewMessage, answer: str) -> Receipt:
-        """Record a line that decided on a call, and the answer to it; neither wakes the agent."""
+        """Record a line that was carried out, and the answer to it; neither wakes the agent."""
         reply = NewMessage(
             chat_key=new.chat_key,
             kind=MessageKind.ASSISTANT,
