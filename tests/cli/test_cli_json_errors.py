@@ -32,6 +32,8 @@ FAILING: dict[str, tuple[list[str], int, str]] = {
     "timers": (["timers", "pause", "--json"], ExitCode.USAGE, "UsageError"),
     "methods": (["methods", "pin", "--json"], ExitCode.USAGE, "UsageError"),
     "plugins": (["plugins", "purge", "--json"], ExitCode.USAGE, "UsageError"),
+    "mcp": (["mcp", "add", "--json"], ExitCode.USAGE, "UsageError"),
+    "approvals": (["approvals", "show", "--json"], ExitCode.USAGE, "UsageError"),
     "doctor": (["doctor", "--settings", "--json"], ExitCode.USAGE, "SettingsError"),
     "gateway": (["gateway", "--check", "--port", "1", "--json"], ExitCode.SERVICE, "ServiceError"),
     "keys": (["keys", "create", "--json"], ExitCode.USAGE, "UsageError"),
