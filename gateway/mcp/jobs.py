@@ -20,7 +20,9 @@ from workers.jobs.cancel import cancel_job
 __all__ = ["cancel", "find_job", "job_uri", "show", "wait_for"]
 
 _MOST_SHOWN = 20
+#: As often as a person looks; each look is one read by key.
 _POLL_SECONDS = 0.5
+#: Longest wait: clients give up on a request before it.
 _MOST_SECONDS = 600.0
 
 

@@ -116,6 +116,8 @@ def test_a_wrong_setting_is_an_object(
         "dead": [],
         "gateway": [],
         "keys": [],
+        "mcp": [],
+        "approvals": [],
         "demo": [],
     }
     Path("code.py").write_text("pass", "utf-8")
