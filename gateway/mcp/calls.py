@@ -49,46 +49,34 @@ async def call_method(
     """Call a method. Cancelling the wait revokes the call.
 
     A call that takes longer than code waits for one (``NEKRO_WORKERS__WAIT_SECONDS``) continues as a job,
-    and the result names it. A call that requires approval waits for it, unless the key has the scope
-    `approve`; the result names the approval. The result of an AGENT method requests no round.
+    and the result names it. The result of an AGENT method requests no round.
 
     Raises:
         ProblemError: the key may not call methods.
         NekroError: as from ``Dispatcher.invoke_patiently``.
     """
     caller.identity.require(Scope.CALL, chat_key=caller.chat_key)
+    if getattr(entry, "requires_approval", False):
+        return _needs_approval(entry)
     args, kwargs = arguments_of(entry, given)
     refuse_unfit(entry, len(args), kwargs)
     chat = await services.chat(caller.chat_key)
     scope = CallScope(chat=chat, user_id=caller.user_id, wakes_agent=False)
     lane = services.dispatcher.lane_of(entry)
-    text = encode_arguments(args, kwargs)
-    if entry.requires_approval:
-        # Without a key it is the shell's user who connected, but a model that calls.
-        is_trusted = caller.identity.key_id is not None and caller.may(Scope.APPROVE)
-        approver = caller.identity.name if is_trusted else None
-        waits_for = await services.dispatcher.admit(
-            entry, text, scope, call_id=call_id, lane=lane, approver=approver
-        )
-        if waits_for is not None:
-            return _awaits(entry, call_id, waits_for)
     ids = {"call_id": call_id, "method": entry.task, "type": entry.type.value, "lane": lane}
     with span(f"call {entry.task}", ids, kind="client"):
         async with reported(hub, caller.chat_key, call_id, report):
             envelope = await services.dispatcher.invoke_patiently(
-                entry, text, scope, call_id=call_id, lane=lane
+                entry, encode_arguments(args, kwargs), scope, call_id=call_id, lane=lane
             )
     if envelope is None:
         return _continues(entry, call_id)
     return method_result(envelope, max_bytes=services.settings.sandbox.return_bytes)
 
 
-def _awaits(entry: MethodEntry, call_id: str, approval_id: str) -> CallToolResult:
-    text = (
-        f"{entry.name} waits for the approval of a person ({approval_id}) and has not run. When it is "
-        f"approved, it runs as job {call_id}, whose result appears in the chat. Do not call it again."
-    )
-    return data_result({"approval_id": approval_id, "job_id": call_id, "state": "awaiting_approval"}, text)
+def _needs_approval(entry: MethodEntry) -> CallToolResult:
+    text = f"{entry.name} requires the approval of a person, and calls over MCP have none: it did not run."
+    return data_result({"method": entry.task, "state": "refused"}, text, is_error=True)
 
 
 def _continues(entry: MethodEntry, call_id: str) -> CallToolResult:

@@ -216,28 +216,15 @@ class Dispatcher:
         return lane_seconds(self._settings, lane)
 
     async def admit(
-        self,
-        entry: MethodEntry,
-        arguments: str,
-        scope: CallScope,
-        *,
-        call_id: str,
-        lane: str,
-        approver: str | None = None,
+        self, entry: MethodEntry, arguments: str, scope: CallScope, *, call_id: str, lane: str
     ) -> str | None:
         """Return None if a call may be sent, else the approval that it waits for; a decision sends it.
-
-        Args:
-            approver: who approves the call by making it; None: no one.
 
         Raises:
             ArgumentError, CallCancelledError, OutcomeUnknownError, StorageUnavailableError: as of
                 ``ApprovalRequests.admit``.
         """
         invocation = self.awaiting(entry, arguments, scope, call_id=call_id, lane=lane)
-        if approver is not None:
-            await self._approvals().permit(invocation, lane=lane, by=approver)
-            return None
         return await self._approvals().admit(entry, invocation, lane=lane)
 
     def awaiting(

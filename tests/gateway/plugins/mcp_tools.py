@@ -106,9 +106,3 @@ async def large(_ctx: AgentCtx, size: int) -> str:
 async def picture(ctx: AgentCtx) -> str:
     """Store a picture in the chat."""
     return await ctx.fs.mixed_forward_file(base64.b64decode(_PNG), file_name="dot.png")
-
-
-@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "pay", requires_approval=True)
-async def pay(_ctx: AgentCtx, name: str) -> str:
-    """Pay a person."""
-    return f"paid {name}"
