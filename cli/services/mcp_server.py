@@ -23,7 +23,7 @@ _CHAT_KEY: Final = "mcp-local"
 
 
 async def serve(settings: Settings, *, chat_key: str | None, user_id: str | None, output: Output) -> None:
-    """Serve the host until it closes stdin, with every right.
+    """Serve the host until it closes stdin, with every right but that to approve calls.
 
     Args:
         chat_key: where calls and code run; None: a chat of its own.

@@ -12,7 +12,7 @@ from codec.values import encode_arguments
 from codec.wire import new_id
 from gateway.identity import Scope
 from gateway.mcp.callers import Caller
-from gateway.mcp.jobs import job_uri
+from gateway.mcp.jobs import awaiting, job_uri
 from gateway.mcp.progress import Report, reported
 from gateway.mcp.results import data_result, method_result
 from gateway.mcp.schemas import arguments_of
@@ -48,35 +48,56 @@ async def call_method(
 ) -> CallToolResult:
     """Call a method. Cancelling the wait revokes the call.
 
-    A call that takes longer than code waits for one (``NEKRO_WORKERS__WAIT_SECONDS``) continues as a job,
-    and the result names it. The result of an AGENT method requests no round.
+    A call that requires approval waits for it as a row. A call that takes longer than code waits for one
+    (``NEKRO_WORKERS__WAIT_SECONDS``) continues as a job. The result names either. The result of an AGENT
+    method requests no round.
 
     Raises:
         ProblemError: the key may not call methods.
         NekroError: as from ``Dispatcher.invoke_patiently``.
     """
     caller.identity.require(Scope.CALL, chat_key=caller.chat_key)
-    if getattr(entry, "requires_approval", False):
-        return _needs_approval(entry)
     args, kwargs = arguments_of(entry, given)
     refuse_unfit(entry, len(args), kwargs)
     chat = await services.chat(caller.chat_key)
     scope = CallScope(chat=chat, user_id=caller.user_id, wakes_agent=False)
-    lane = services.dispatcher.lane_of(entry)
+    arguments, lane = encode_arguments(args, kwargs), services.dispatcher.lane_of(entry)
+    if entry.requires_approval:
+        approval_id = await _admit(services, caller, entry, arguments, scope, call_id=call_id, lane=lane)
+        if approval_id is not None:
+            return awaiting(approval_id, call_id, entry.name)
     ids = {"call_id": call_id, "method": entry.task, "type": entry.type.value, "lane": lane}
     with span(f"call {entry.task}", ids, kind="client"):
         async with reported(hub, caller.chat_key, call_id, report):
             envelope = await services.dispatcher.invoke_patiently(
-                entry, encode_arguments(args, kwargs), scope, call_id=call_id, lane=lane
+                entry, arguments, scope, call_id=call_id, lane=lane
             )
     if envelope is None:
         return _continues(entry, call_id)
     return method_result(envelope, max_bytes=services.settings.sandbox.return_bytes)
 
 
-def _needs_approval(entry: MethodEntry) -> CallToolResult:
-    text = f"{entry.name} requires the approval of a person, and calls over MCP have none: it did not run."
-    return data_result({"method": entry.task, "state": "refused"}, text, is_error=True)
+async def _admit(
+    services: Services,
+    caller: Caller,
+    entry: MethodEntry,
+    arguments: str,
+    scope: CallScope,
+    *,
+    call_id: str,
+    lane: str,
+) -> str | None:
+    """Return None if a call may be sent, else the approval that it waits for; a decision sends it.
+
+    A key with the scope `approve` permits its own calls. Who has no key permits none: a model decides which
+    tools its host calls.
+    """
+    identity, dispatcher = caller.identity, services.dispatcher
+    if identity.key_id is None or Scope.APPROVE not in identity.scopes:
+        return await dispatcher.admit(entry, arguments, scope, call_id=call_id, lane=lane)
+    invocation = dispatcher.awaiting(entry, arguments, scope, call_id=call_id, lane=lane)
+    await services.approval_requests.permit(invocation, lane=lane, by=identity.name)
+    return None
 
 
 def _continues(entry: MethodEntry, call_id: str) -> CallToolResult:

@@ -77,7 +77,8 @@ def _searched(entry: MethodEntry) -> str:
 
 def _in_full(registry: Registry, entries: Iterable[MethodEntry]) -> str:
     return "\n\n".join(
-        f"{_name(registry, entry)}{entry.signature}  # {entry.type.value}, of {entry.plugin_key}\n"
+        f"{_name(registry, entry)}{entry.signature}  # {entry.type.value}, of {entry.plugin_key}"
+        f"{', a person must approve each call' if entry.requires_approval else ''}\n"
         f"{entry.doc or ''}".rstrip()
         for entry in entries
     )

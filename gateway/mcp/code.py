@@ -9,6 +9,7 @@ from mcp_types import CallToolResult
 
 from gateway.identity import Scope
 from gateway.mcp.callers import Caller
+from gateway.mcp.jobs import awaiting_text
 from gateway.mcp.results import data_result
 from gateway.rounds import require_rounds_worker
 from gateway.views import run_answer
@@ -23,7 +24,7 @@ __all__ = ["CodeRun", "on_workers", "run_code"]
 #: Runs code of a caller, without a round for its AGENT result; the text is the id of the run.
 CodeRun: TypeAlias = "Callable[[Caller, str, str], Awaitable[CodeReport]]"
 #: Stop types of code that did what it should.
-_ENDS = frozenset({"NORMAL", "AGENT", "MULTIMODAL_AGENT", "MANUAL"})
+_ENDS = frozenset({"NORMAL", "AGENT", "MULTIMODAL_AGENT", "MANUAL", "APPROVAL"})
 
 
 async def run_code(run: CodeRun, caller: Caller, code: str, *, run_id: str) -> CallToolResult:
@@ -55,6 +56,9 @@ def on_workers(services: Services) -> CodeRun:
 
 def _result(run: Run) -> CallToolResult:
     text = run.output if run.error is None else f"{run.output}\n{run.error}".lstrip("\n")
+    for call in run.calls:
+        if call.approval_id is not None and call.state == "awaiting":
+            text = f"{text}\n[{awaiting_text(call.approval_id, call.id, call.method)}]".lstrip("\n")
     if run.stop_type != "NORMAL":
         text = f"{text}\n[the run ended with {run.stop_type}]".lstrip("\n")
     return data_result(run.model_dump(mode="json"), text, is_error=run.stop_type not in _ENDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import NamedTuple
 
 from mcp_types import CallToolResult
 
@@ -13,11 +14,13 @@ from gateway.mcp.results import data_result
 from gateway.views import job_answer
 from nekro_agent.errors import NotFoundError
 from nekro_client.models import Job
+from storage.access.approvals import Approval
 from storage.repositories.jobs import Job as JobRow
+from storage.states import ApprovalState
 from workers.composition import Services
 from workers.jobs.cancel import cancel_job
 
-__all__ = ["cancel", "find_job", "job_uri", "show", "wait_for"]
+__all__ = ["awaiting", "awaiting_text", "cancel", "find_job", "job_uri", "show", "wait_for"]
 
 _MOST_SHOWN = 20
 #: As often as a person looks; each look is one read by key.
@@ -46,7 +49,7 @@ async def show(services: Services, caller: Caller, job_id: str | None) -> CallTo
     """Return a job, or the newest ones of the caller's chat if it is None."""
     caller.identity.require(Scope.READ, chat_key=caller.chat_key)
     if job_id is not None:
-        return _result(await _row(services, caller, job_id))
+        return (await _seen(services, caller, job_id)).result
     async with services.database.read() as transaction:
         rows = await transaction.jobs.newest(limit=_MOST_SHOWN, chat_key=caller.chat_key)
     jobs = [job_answer(row).model_dump(mode="json") for row in rows]
@@ -56,18 +59,22 @@ async def show(services: Services, caller: Caller, job_id: str | None) -> CallTo
 async def wait_for(
     services: Services, caller: Caller, job_id: str, seconds: float, *, report: Report | None
 ) -> CallToolResult:
-    """Wait for the end of a job, at most ``seconds``, and return it."""
+    """Wait for the end of a job, at most ``seconds``, and return it.
+
+    Args:
+        job_id: also of a call that waits for approval, and is a job when a person has permitted it.
+    """
     caller.identity.require(Scope.READ)
     loop = asyncio.get_running_loop()
     until = loop.time() + min(max(seconds, 0.0), _MOST_SECONDS)
     told = -1
     while True:
-        row = await _row(services, caller, job_id)
-        if row.state.is_final or loop.time() >= until:
-            return _result(row)
-        if report is not None and row.percent > told:
-            told = row.percent
-            await report(told, 100, row.message or "")
+        seen = await _seen(services, caller, job_id)
+        if seen.is_final or loop.time() >= until:
+            return seen.result
+        if report is not None and seen.percent > told:
+            told = seen.percent
+            await report(told, 100, seen.message)
         await asyncio.sleep(_POLL_SECONDS)
 
 
@@ -80,6 +87,51 @@ async def cancel(services: Services, caller: Caller, job_id: str) -> CallToolRes
             "job.cancel", row.id, key_id=caller.identity.key_id, request_id=caller.request_id
         )
     return _result(await cancel_job(services.database, services.publisher, row.id))
+
+
+class _Seen(NamedTuple):
+    """A job, or a call that waits for approval, as it is now."""
+
+    is_final: bool
+    percent: int
+    message: str
+    result: CallToolResult
+
+
+async def _seen(services: Services, caller: Caller, job_id: str) -> _Seen:
+    async with services.database.read() as transaction:
+        row = await transaction.jobs.find(job_id)
+        approval = await transaction.approvals.of_call(job_id) if row is None else None
+    found = row or approval
+    if found is None or not caller.identity.has_chat(found.chat_key):
+        raise NotFoundError(f"there is no job {job_id!r}")
+    if row is not None:
+        return _Seen(row.state.is_final, row.percent, row.message or "", _result(row))
+    assert approval is not None  # noqa: S101 - found
+    is_over = approval.state not in (ApprovalState.PENDING, ApprovalState.APPROVED)
+    return _Seen(is_over, 0, "", _result_of_approval(approval))
+
+
+def _result_of_approval(row: Approval) -> CallToolResult:
+    if row.state is ApprovalState.PENDING:
+        return awaiting(row.id, row.call_id, row.method)
+    state = row.state.value
+    text = f"approval of {row.method} was {state}" + (f": {row.reason}" if row.reason else "")
+    return data_result({"job_id": row.call_id, "approval_id": row.id, "state": state}, text)
+
+
+def awaiting(approval_id: str, call_id: str, method: str) -> CallToolResult:
+    """Return the result of a call that did not run yet, because a person must permit it."""
+    data = {"job_id": call_id, "approval_id": approval_id, "state": "awaiting"}
+    return data_result(data, awaiting_text(approval_id, call_id, method))
+
+
+def awaiting_text(approval_id: str, call_id: str, method: str) -> str:
+    """Say what a call waits for, and how to learn its outcome."""
+    return (
+        f"{method} waits until a person approves it (approval {approval_id}); it did not run. wait_for_job "
+        f"with {call_id!r} waits for the decision and the result. Do not call it again."
+    )
 
 
 async def _row(services: Services, caller: Caller, job_id: str) -> JobRow:

@@ -97,14 +97,20 @@ def _digested(task: str) -> str:
 def _tool(name: str, entry: MethodEntry) -> Tool:
     returns = result_annotation(entry)
     described = "The value of the method" + (f": {returns}" if returns else "")
+    notes = "\n\nA person must approve each call." if entry.requires_approval else ""
+    text = f"{entry.name}{entry.signature}\n\n{entry.doc or ''}".strip() + notes
     return Tool(
         name=name,
-        title=entry.label,
-        description=f"{entry.name}{entry.signature}\n\n{entry.doc or ''}".strip(),
+        title=str(encodable(entry.label)) or None,
+        description=str(encodable(text)),
         input_schema=input_schema(entry),
         # A worker does not enforce the type that a method states, so the value is left open.
         output_schema={"type": "object", "properties": {"result": {"description": described}}},
-        meta={"nekro/method": entry.task, "nekro/type": entry.type.value},
+        meta={
+            "nekro/method": entry.task,
+            "nekro/type": entry.type.value,
+            "nekro/requires_approval": entry.requires_approval,
+        },
     )
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -23,6 +24,8 @@ from gateway.app import create_app
 from gateway.identity import Scope
 from gateway.mcp.schemas import input_schema
 
+PLUGINS = Path(__file__).parent / "plugins"
+TILL = Path(__file__).parent.parent / "rounds" / "approval_plugins"
 CALL = (Scope.CALL, Scope.RUN, Scope.READ)
 
 
@@ -36,7 +39,7 @@ def database_url(tmp_path_factory: pytest.TempPathFactory) -> str:
 def fleet(make_fleet: Callable[..., Fleet], tmp_path_factory: pytest.TempPathFactory) -> Fleet:
     script = tmp_path_factory.mktemp("model") / "script.yaml"
     script.write_text("- when: '.*'\n  answer: ''\n")
-    fleet = make_fleet(llm={"script": script})
+    fleet = make_fleet(llm={"script": script}, plugins={"dirs": (PLUGINS, TILL)})
     fleet.start("methods")
     fleet.start("rounds", concurrency=1)
     return fleet
@@ -183,6 +186,45 @@ async def test_a_long_call_continues_as_a_job(fleet: Fleet, key: str) -> None:
         ended = await client.call_tool("wait_for_job", {"job_id": job_id, "seconds": 60})
         assert ended.structured_content["state"] in ("failed", "cancelled")
         await until(client, "job", "stopped")
+
+
+async def test_a_call_that_requires_approval_waits_for_a_person(
+    gateway: httpx.AsyncClient, fleet: Fleet, key: str
+) -> None:
+    decider = await asyncio.to_thread(make_key, fleet.settings, Scope.APPROVE)
+
+    async def decide(approval_id: str, **decision: str) -> None:
+        answer = await gateway.post(
+            f"/api/v1/approvals/{approval_id}/decision",
+            json=decision,
+            headers={"Authorization": f"Bearer {decider}"},
+        )
+        assert answer.status_code == 200, answer.text
+
+    async with connected(gateway, key) as client:
+        listed = {tool.name: tool for tool in (await client.list_tools()).tools}
+        assert "A person must approve each call" in listed["tests-till-pay"].description
+        waiting = (await client.call_tool("pay", {"who": "ada"})).structured_content
+        assert waiting["state"] == "awaiting"
+        shown = await client.call_tool("show_jobs", {"job_id": waiting["job_id"]})
+        assert shown.structured_content == waiting
+        await decide(waiting["approval_id"], decision="approve")
+        ended = await client.call_tool("wait_for_job", {"job_id": waiting["job_id"], "seconds": 60})
+        assert ended.structured_content["state"] == "done" and "receipt ada 1" in ended.content[0].text
+
+        ran = await client.call_tool("run_code", {"code": "print('a')\npay('bob')\nprint('b')"})
+        assert not ran.is_error and ran.structured_content["stop_type"] == "APPROVAL"
+        call = ran.structured_content["calls"][0]
+        assert ran.structured_content["output"] == "a\n" and call["approval_id"] in ran.content[0].text
+        await decide(call["approval_id"], decision="deny", reason="too much")
+        denied = await client.call_tool("wait_for_job", {"job_id": call["id"], "seconds": 60})
+        assert "was denied: too much" in denied.content[0].text
+
+    scopes = (*CALL, Scope.APPROVE)
+    trusted = await asyncio.to_thread(make_key, fleet.settings, *scopes, chats="group_1")
+    async with connected(gateway, trusted) as client:
+        paid = await client.call_tool("pay", {"who": "eve"})
+        assert paid.structured_content == {"result": "receipt eve 1"}
 
 
 async def test_a_key_sees_and_uses_only_what_its_scopes_permit(
