@@ -760,7 +760,7 @@ class McpServerRow(Base):
     #: Day (ISO date, UTC) of ``sampled_tokens``; None before the first.
     sampled_on: Mapped[str | None]
     #: Tokens of models that the server used on that day, or has reserved.
-    sampled_tokens: Mapped[int] = mapped_column(server_default="0")
+    sampled_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
 
 
 class WorkerRow(LeaseColumns, Base):

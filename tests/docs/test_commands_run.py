@@ -722,6 +722,7 @@ EXPECTED = {
     "NEKRO_BROKER__URL=redis://queue:6379/0 nekro worker --lane long --concurrency 2": Expected(
         err=r"long-\d+@\S+ ready", stop=CTRL_C,
     ),
+    "nekro worker --lane rounds --without-model": Expected(err=r"rounds-\d+@\S+ ready", stop=TERM),
     "nekro worker --check": Expected(out=READY),
     "nekro worker --check --lane methods": Expected(out=READY),
     "nekro worker --check --name methods-1 --data-dir data": Expected(
@@ -836,6 +837,9 @@ EXPECTED = {
     ),
     "nekro mcp": Expected(without=ALONE, before=declare_time, out="^time +new +stdio +0 +database"),
     "nekro mcp list --json": Expected(without=ALONE, before=declare_time, out='"plugin": "mcp.time"'),
+    # A host starts it with pipes, which these tests do not use.
+    "nekro mcp serve": Expected(code=2, err="stdin and stdout must be pipes"),
+    "nekro mcp serve --chat-key group_1 --user-id ada": Expected(code=2, err="must be pipes"),
     "nekro mcp remove time": Expected(without=ALONE, before=declare_time, err="^time: removed"),
     "nekro mcp test time": Expected(
         before=declare_working_time,
