@@ -35,7 +35,7 @@ TIME: Calls = [
     ("get_current_time('Nowhere/Town')", "error: .*Nowhere"),
 ]
 GIT: Calls = [
-    ("git_status(DIR)", "nothing to commit"),
+    ("git_status(DIR)", "new.txt"),
     ("git_log(DIR, max_count=1)", "The first"),
     ("git_show(DIR, 'HEAD')", "The first"),
     ("git_create_branch(DIR, 'other')", "other"),
@@ -77,6 +77,7 @@ EVERYTHING: Calls = [
     ("trigger_long_running_operation(duration=0.2, steps=2)", "completed"),
     ("simulate_research_query('tests')", ""),
     ("trigger_elicitation_request()", ""),
+    ("trigger_url_elicitation('https://example.org/x')", ""),
     ("trigger_sampling_request('Say yes.')", ""),
     ("get_sum('x', 'y')", "error: .*"),
 ]
