@@ -34,6 +34,8 @@ __all__ = ["Completion", "Desk", "Prompt", "Question", "Reply", "exchange_of"]
 
 _MOST_PROGRESS_CHARS: Final = 200
 _MOST_ERROR_CHARS: Final = 500
+#: Requests of a server during one call, so that it cannot flood a chat with questions.
+_MOST_REQUESTS: Final = 20
 #: What a picture counts in an estimate of tokens.
 _PICTURE_TOKENS: Final = 1_000
 #: Characters per token in an estimate.
@@ -115,7 +117,7 @@ def exchange_of(ctx: AgentCtx, *, server: McpServer, tool: str, desk: Desk | Non
         tool: name of the method.
         desk: None refuses every request of the server.
     """
-    last = 0.0
+    last, requests = 0.0, 0
 
     async def on_progress(progress: float, total: float | None, message: str | None) -> None:
         nonlocal last
@@ -124,6 +126,11 @@ def exchange_of(ctx: AgentCtx, *, server: McpServer, tool: str, desk: Desk | Non
         ctx.report_progress(last, line(message or "", _MOST_PROGRESS_CHARS))
 
     async def on_input(request: InputRequest) -> InputResponse | ErrorData:
+        nonlocal requests
+        requests += 1
+        if requests > _MOST_REQUESTS:
+            text = f"it asked for more than {_MOST_REQUESTS} answers in one call"
+            return ErrorData(code=INVALID_REQUEST, message=text)
         limits = server.declaration.nekro if server.declaration is not None else None
         try:
             if desk is not None and limits is not None:

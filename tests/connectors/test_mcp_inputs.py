@@ -102,6 +102,16 @@ async def test_a_question_without_a_known_call_is_refused(settings: Settings) ->
         assert "no call is open" in idle.message  # type: ignore[union-attr]
 
 
+async def test_a_server_cannot_flood_a_chat_with_questions(settings: Settings) -> None:
+    desk = Answers(*[Reply(action="decline")] * 30)
+    with served(asking_server().streamable_http_app()) as address:
+        entry = {"url": f"{address}/mcp", "nekro": ALLOWED}
+        async with opened(settings, entry, desk=desk) as world:
+            with pytest.raises(MethodFailedError, match="more than 20 answers in one call"):
+                await world.call("insist")
+    assert len(desk.questions) == 20
+
+
 async def test_a_question_ends_with_its_call(settings: Settings) -> None:
     desk = Answers(Reply(action="decline"))
     desk.may_answer.clear()
@@ -135,6 +145,11 @@ def asking_server() -> MCPServer:
             return InputRequiredResult(input_requests={"who": ask, "word": sample}, request_state="s")
         name = answers["who"].content["name"]  # type: ignore[union-attr,index]
         return f"{answers['word'].content.text}, {name} ({ctx.request_state})"  # type: ignore[union-attr]
+
+    @server.tool()
+    async def insist(ctx: Context) -> InputRequiredResult | str:
+        """Ask again and again."""
+        return InputRequiredResult(input_requests={str(number): ask for number in range(8)})
 
     return server
 
@@ -263,6 +278,7 @@ def test_the_value_of_the_only_field_needs_no_name(schema: dict[str, Any], word:
         ({"city": "Rome", "other": 1}, "no field 'other'"),
         ({"": "Rome"}, "name the fields: city=…, days=…"),
         ({"city": ["Rome"]}, "is no string"),
+        ({"city": "Rome", "days": float("nan")}, "nan is no integer"),
         ({"city": "x" * 20_000}, "more than 16000 characters"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -15,6 +16,8 @@ __all__ = ["answer_of", "shown_question"]
 
 _MOST_TEXT_CHARS: Final = 1_500
 _MOST_FIELDS: Final = 20
+#: Of the descriptions of all fields.
+_MOST_FIELD_CHARS: Final = 6_000
 _MOST_CHOICES: Final = 50
 _MOST_ANSWER_CHARS: Final = 16_000
 _BOOLEANS: Final = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
@@ -31,7 +34,8 @@ def shown_question(question: Question, question_id: str) -> str:
         host = urlsplit(question.url).hostname or "an unknown host"
         parts.append(f"It asks you to open an address of {line(host, 200)}: {line(question.url, 2_000)}")
     else:
-        parts += [_shown_field(name, field, _required(question)) for name, field in _fields(question).items()]
+        fields = [_shown_field(name, field, _required(question)) for name, field in _fields(question).items()]
+        parts.append("\n".join(fields)[:_MOST_FIELD_CHARS])
     parts.append(
         f"To answer, write here: {_how(question, question_id)} ; to decline: /decline {question_id}. On a "
         "command line: `nekro mcp answer` and `nekro mcp decline` with the same words."
@@ -66,7 +70,7 @@ def answer_of(question: Question, given: Mapping[str, Any]) -> dict[str, Any]:
         if name in values:
             answer[name] = _fitting(name, field, values[name])
         elif "default" in field:
-            answer[name] = field["default"]
+            answer[name] = _fitting(name, field, field["default"])
         elif name in required:
             raise InvalidValueError(f"the field {name!r} is missing")
     return answer
@@ -149,9 +153,10 @@ def _scalar(kind: str, value: Any) -> str | int | float | bool | None:
         return None
     if kind in ("integer", "number"):
         try:
-            return int(value) if kind == "integer" else float(value)
+            number = int(value) if kind == "integer" else float(value)
         except (ValueError, OverflowError):
             return None
+        return number if math.isfinite(number) else None
     return str(value)
 
 
