@@ -21,6 +21,7 @@ from connectors.mcp.declarations import Sampling
 from connectors.mcp.exchanges import Completion, Prompt, Question, Reply
 from nekro_agent.durations import FRESH_SECONDS, GRACE_SECONDS, POLL_SECONDS
 from nekro_agent.errors import ConflictError, InvalidValueError, LLMError
+from nekro_agent.policies import ModelConfigGroup
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.services.agent.openai import OpenAIResponse, gen_openai_chat_response
 from nekro_agent.shared_clock import shared_time
@@ -43,6 +44,7 @@ class ServerDesk:
 
     async def complete(self, prompt: Prompt, *, server: str, sampling: Sampling) -> Completion:
         """See ``Desk``. The tokens are reserved before, so the budget holds for all workers together."""
+        group = self._group(sampling)
         day = shared_time().date().isoformat()
         reserved = prompt.tokens + prompt.max_tokens
         async with self._database.autocommit() as transaction:
@@ -55,25 +57,28 @@ class ServerDesk:
                 f"{sampling.tokens_per_day} that its declaration allows per day"
             )
         try:
-            answer = await self._asked(prompt, sampling)
-        except LLMError:
+            answer = await self._asked(prompt, group)
+        except LLMError as exc:
             await self._settle(server, -reserved, day)
-            raise
+            # The server gets no details: they name the endpoint.
+            logger.bind(server=server, error=str(exc)).warning("mcp_model_failed")
+            raise LLMError("the model did not answer") from None
         # After a cancellation or a crash the reserved tokens count as used.
         used = answer.token_consumption or reserved
         await self._settle(server, used - reserved, day)
         logger.bind(server=server, model=answer.use_model, tokens=used).info("mcp_model_answered")
         return Completion(text=answer.response_content, model=answer.use_model)
 
-    async def _asked(self, prompt: Prompt, sampling: Sampling) -> OpenAIResponse:
+    def _group(self, sampling: Sampling) -> ModelConfigGroup:
         try:
             group = core_config(self._settings).get_model_group_info(sampling.group)
         except KeyError as exc:
-            raise LLMError(
-                f"its declaration names a group of models that is unknown: {exc.args[0]}"
-            ) from None
+            raise LLMError(f"its declaration names an unknown group of models: {exc.args[0]}") from None
         if group.MODEL_TYPE != "chat":
             raise LLMError(f"group {sampling.group} has a model for {group.MODEL_TYPE}, not for chats")
+        return group
+
+    async def _asked(self, prompt: Prompt, group: ModelConfigGroup) -> OpenAIResponse:
         return await gen_openai_chat_response(
             group.CHAT_MODEL,
             prompt.messages,
