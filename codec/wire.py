@@ -128,6 +128,9 @@ class Invocation(_Wire):
     approval_id: str | None = Field(
         None, description="The approval that sent it; None for a call that its caller sent."
     )
+    is_recorded: bool = Field(
+        False, description="Whether its caller recorded it, so that the worker claims it for any method."
+    )
     args: str = Field(description="The arguments as tagged text, as the caller wrote it.")
 
     def waited_seconds_left(self) -> float:

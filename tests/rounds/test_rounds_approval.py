@@ -14,6 +14,7 @@ import pytest
 from round_bench import Bench, Model, states
 from sqlalchemy import update
 
+from broker_config.settings import ApprovalSettings
 from codec.values import encode_arguments
 from codec.wire import Invocation
 from messaging.call_messages import CallMessage
@@ -513,6 +514,21 @@ async def test_a_worker_that_dies_inside_an_approved_call_leaves_its_outcome_unk
     with pytest.raises(OutcomeUnknownError):
         await deliver(till, message)
     assert paid(till) == []
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+async def test_an_approved_call_runs_once_also_where_its_method_no_longer_requires_approval(
+    till: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = await asked(till)
+    await till.services.approval_decisions.approve(row.id, by="shell:root")
+    monkeypatch.setattr(till.services.registry, "_approval", ApprovalSettings(exempt=("tests.till.*",)))
+    till.services.registry.serve(till.services.loaded.plugins)  # type: ignore[attr-defined]
+    assert not till.services.registry.find("pay").requires_approval
+    message = await message_of(till, row)
+    answers = [await deliver(till, message) for _ in range(2)]
+    assert answers[0] == answers[1] and paid(till) == ["paid ada 3"]
+    assert (await call_of(till, row)).state is CallState.DONE
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])

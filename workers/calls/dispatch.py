@@ -85,6 +85,7 @@ class CallScope:
         call_id: str,
         deadline: datetime,
         repeatable: bool = False,
+        is_recorded: bool = False,
         waits_until: datetime | None = None,
     ) -> Invocation:
         """Create the invocation of one call on behalf of this chat and user.
@@ -93,6 +94,7 @@ class CallScope:
             method: the Celery task of a method or of another kind of call.
             arguments: their encoded text.
             repeatable: whether the call may run again after a worker died inside it.
+            is_recorded: whether this process records it.
             waits_until: when its caller stops waiting; None means at the deadline.
         """
         chat = self.chat
@@ -111,6 +113,7 @@ class CallScope:
             round_number=self.round_number,
             wakes_agent=self.wakes_agent,
             repeatable=repeatable,
+            is_recorded=is_recorded,
             issued_at=shared_time(),
             deadline=deadline,
             waits_until=waits_until,
@@ -479,5 +482,6 @@ def invocation_of(
         call_id=call_id,
         deadline=deadline,
         repeatable=entry.repeatable,
+        is_recorded=entry.is_claimed,
         waits_until=waits_until,
     )
