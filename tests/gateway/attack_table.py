@@ -363,6 +363,30 @@ _FORMS: Final = [
 ]  # fmt: skip
 
 #: On a gateway that has keys.
+_PING: Final = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+_ANY: Final = "application/json, text/event-stream"
+
+
+def _mcp(key: str, body: Any = _PING, **headers: str) -> Callable[[World], bytes]:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return _post("/mcp", key, body, **{"Accept": _ANY, **named})
+
+
+_MCP: Final = [
+    _a("MCP without a key", *_MISSING, lambda w: request_bytes("POST", "/mcp", {"Accept": _ANY}, _PING)),
+    _a("MCP with a key that may only post", *_LACKS, _mcp("post")),
+    _a("MCP in another chat", 404, "not_found", _mcp("some", X_Nekro_Chat="secret")),
+    _a("MCP in the name of another user", 403, "user_not_allowed", _mcp("bob", X_Nekro_User="ada")),
+    _a("MCP by a web site that has a key", 403, "cross_site", _mcp("all", Origin="https://evil.example")),
+    _a("an invented MCP session", 404, "not_found", _mcp("all", Mcp_Session_Id="0" * 96)),
+    _a("a protocol version that does not exist", 400, "-32602", _mcp("all", Mcp_Protocol_Version="1999-01-01")),
+    _a("a stream of an MCP session", 405, "method_not_allowed", _get("/mcp", "all", Accept=_ANY)),
+    _a("an MCP message that is no JSON", 400, "-32700", _mcp("all", b"{")),
+    _a("an MCP message with 100,000 levels", 400, "-32700", _mcp("all", b"[" * 100_000)),
+    _a("many MCP messages as one", 400, "-32602", _mcp("all", [_PING, _PING])),
+    _a("an MCP message as a form", 400, "-32600", _mcp("all", b"a=b", Content_Type="application/x-www-form-urlencoded")),
+    _a("an MCP client that takes pages only", 406, "-32600", _mcp("all", Accept="text/html")),
+]  # fmt: skip
 KEYED: Final = {
     "Keys": _KEYS,
     "Scopes": _SCOPES,
@@ -370,6 +394,7 @@ KEYED: Final = {
     "Paths and headers": _PATHS,
     "Bodies": _BODIES,
     "Forms and encodings": _FORMS,
+    "MCP": _MCP,
 }
 
 
@@ -428,6 +453,10 @@ OTHERS: Final = (
     ("a decision that was made before, or two at once", "409 `already_decided`, which names the one that holds", "test_gateway_approvals.py"),
     ("`/approve` by a person who may not decide", "a message in the chat; nothing is approved", "test_gateway_approvals.py"),
     ("a slow reader of events", "its stream ends, others go on", "test_gateway_events.py"),
+    ("an MCP session of another key", "404 `not_found`", "test_mcp_server.py"),
+    ("methods, code, prompts, histories and jobs over MCP without the scope; histories and files of other chats", "an error; none of them is listed", "test_mcp_server.py"),
+    ("more MCP streams of one key than `streams_per_key`", "an error with `too_many_streams`", "test_mcp_server.py"),
+    ("a call over MCP that requires approval, by a key without the scope `approve`", "it waits for a person", "test_mcp_server.py"),
     ("webhook URLs of private addresses, also by DNS and redirects", "422 or no delivery", "test_outgoing_webhooks.py"),
 )  # fmt: skip
 

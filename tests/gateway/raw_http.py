@@ -20,10 +20,12 @@ class RawAnswer:
 
     @property
     def code(self) -> str:
-        """The stable code of a problem document or of an error in OpenAI's form; "" for other answers."""
+        """The code of a problem document, or of an error in OpenAI's or MCP's form; "" for other answers."""
         try:
             found = json.loads(self.body)
-            return str(found["code"] if "code" in found else found["error"]["code"])
+            error = found if "code" in found else found["error"]
+            problem = error.get("data")
+            return str((problem if isinstance(problem, dict) and "code" in problem else error)["code"])
         except (ValueError, LookupError, TypeError):
             return ""
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
+import signal
+import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,6 +26,7 @@ from gateway.app import create_app
 from gateway.identity import Scope
 
 ARGUMENTS = ["-P", "-m", "cli.main", "mcp", "serve"]
+BASE = {**os.environ, "PYTHONPATH": os.getcwd()}
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +55,11 @@ async def environment(
     request: pytest.FixtureRequest, fleet: Fleet, key: str
 ) -> AsyncIterator[dict[str, str]]:
     """Environment of a host: with the fleet's settings, or with the address of a gateway."""
-    base = {**os.environ, "PYTHONPATH": os.getcwd()}
     if request.param == "local":
-        yield base | environment_of(fleet.settings)
+        yield BASE | environment_of(fleet.settings)
         return
     async with served(create_app(fleet.settings)) as client:
-        yield base | {"NEKRO_URL": str(client.base_url), "NEKRO_KEY": key}
+        yield BASE | {"NEKRO_URL": str(client.base_url), "NEKRO_KEY": key}
 
 
 @asynccontextmanager
@@ -79,3 +84,55 @@ async def test_a_host_lists_calls_runs_and_reads(environment: dict[str, str], mo
         assert "typed(" in (await client.get_prompt("write_code")).messages[0].content.text
         with pytest.raises(MCPError, match="no tool 'nothing'"):
             await client.call_tool("nothing")
+
+
+@asynccontextmanager
+async def started(environment: dict[str, str]) -> AsyncIterator[asyncio.subprocess.Process]:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = await asyncio.create_subprocess_exec(sys.executable, *ARGUMENTS, env=environment, **pipes)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def exchange(process: asyncio.subprocess.Process, line: bytes) -> dict[str, Any]:
+    """Send a line and read the next one, which must be a message."""
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(line + b"\n")
+    await process.stdin.drain()
+    message: dict[str, Any] = json.loads(await process.stdout.readline())
+    assert message["jsonrpc"] == "2.0"
+    return message
+
+
+async def test_lines_that_are_no_messages_are_answered_and_sigterm_ends_it(fleet: Fleet) -> None:
+    hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+    begin = {"jsonrpc": "2.0", "id": 7, "method": "initialize", "params": hello}
+    async with started(BASE | environment_of(fleet.settings)) as process:
+        for line in (b"hello", b"\xff\xfe", b"[" * 100_000):
+            answer = await exchange(process, line)
+            assert answer["id"] is None and answer["error"]["code"] == -32700
+            assert "a line of stdin is no JSON" in answer["error"]["message"]
+        answer = await exchange(process, json.dumps(begin).encode())
+        assert answer["id"] == 7 and answer["result"]["protocolVersion"] == "2025-11-25"
+        process.terminate()
+        rest, _ = await process.communicate()
+        assert (rest, process.returncode) == (b"", 128 + signal.SIGTERM)
+
+
+async def test_a_relay_says_why_the_gateway_refuses_or_does_not_answer(fleet: Fleet, key: str) -> None:
+    assert key  # with a key in the database, a gateway requires one
+    ping = json.dumps({"jsonrpc": "2.0", "id": "a", "method": "ping"}).encode()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
+    async with served(create_app(fleet.settings)) as client:
+        for url, text in ((str(client.base_url), "unauthorized"), (nobody, f"{nobody}/mcp does not answer")):
+            async with started(BASE | {"NEKRO_URL": url, "NEKRO_KEY": "nk_0"}) as process:
+                answer = await exchange(process, ping)
+                assert answer["id"] == "a" and text in answer["error"]["message"], answer
+                assert process.stdin is not None
+                process.stdin.close()
+                assert await process.wait() == 0

@@ -387,7 +387,11 @@ async def test_a_request_to_one_gateway_the_next_to_another(
         "/mcp", json={"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": hello}, headers=sent
     )
     sent |= {"Mcp-Session-Id": begun.headers["mcp-session-id"], "Mcp-Protocol-Version": "2025-11-25"}
+    foreign = await asyncio.to_thread(make_key, fleet.settings, *CALL, chats="group_1")
     async with served(create_app(fleet.settings)) as other:
+        ping = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+        taken = await other.post("/mcp", json=ping, headers={**sent, "Authorization": f"Bearer {foreign}"})
+        assert taken.status_code == 404 and "there is no such session" in taken.text
         params = {"name": "test_simple_text", "arguments": {}}
         request = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
         answer = await other.post("/mcp", json=request, headers=sent, timeout=60)
