@@ -185,6 +185,10 @@ class PluginBrief:
     methods: Sequence[MethodBrief]
     inject: Callable[[], Awaitable[str]] | None = None
     always_awake: bool = True
+    #: What is shown instead of the methods of a plugin that is asleep; None while it is awake.
+    asleep: str | None = None
+    #: The turns, with this one, in which a plugin that may sleep stays awake; None: no limit.
+    turns_left: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,11 +15,14 @@ from typing import Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from agent.catalogue import CatalogueWriter
 from agent.history import Segment, render_history, render_images, render_time, split_by_round
+from agent.method_text import method_text
 from agent.model import (
     ChatBrief,
     HistoryMessage,
     InjectedPrompt,
+    MethodBrief,
     Observation,
     Part,
     PluginBrief,
@@ -31,7 +34,7 @@ from agent.model import (
 from agent.multimodal import render_segments
 from agent.text import attribute, cut_middle, neutralise
 from broker_config.settings import AgentSettings, SandboxSettings
-from nekro_agent.methods import SandboxMethodType
+from nekro_agent.methods import BUILT_IN_METHODS, SandboxMethodType
 from sandbox.models import StopType
 
 __all__ = ["PromptBuilder", "PromptRequest", "order_plugins"]
@@ -49,6 +52,14 @@ _REASONS: Final = {
         "The program ended at a call that a person must approve. The call has not run, unless a result below "
         "says so; code after it did not run. Do not make the call again while it waits."
     ),
+}
+#: The built-in methods that a prompt explains if its list is shortened, and if it has plugins that sleep.
+_BUILT_IN: Final = {
+    reason: [method_text(MethodBrief(**vars(BUILT_IN_METHODS[name]))) for name in names]
+    for reason, names in (
+        ("short", ("help_of", "search_tools")),
+        ("asleep", ("activate_plugin", "extend_plugin_activation")),
+    )
 }
 _SYNTAX_HINT: Final = (
     "Python could not read your answer. It has to end with exactly one fenced block of Python; "
@@ -74,6 +85,9 @@ class PromptRequest:
     check_word: str
     now: datetime
     persona: str | None = None
+    #: Names of the methods that the chat used before this turn, the last used first; used if the list of
+    #: methods is too long (``PromptBuilder.shortens``).
+    recent: Sequence[str] = ()
 
 
 class PromptBuilder:
@@ -91,8 +105,13 @@ class PromptBuilder:
             autoescape=False,  # noqa: S701 - prompts are text; `agent.text` protects our own tags
         )
         self._templates.filters["attribute"] = attribute
+        self._catalogue = CatalogueWriter(self._templates, agent.catalogue_chars)
         #: The last system prompt and its input, which are usually the same in all rounds of a turn.
         self._last_system: tuple[object, str] = (None, "")
+
+    def shortens(self, plugins: Iterable[PluginBrief]) -> bool:
+        """Whether the list of these plugins' methods exceeds the budget, so that ``recent`` is needed."""
+        return self._catalogue.is_long(order_plugins(plugins))
 
     def build(self, request: PromptRequest) -> tuple[PromptMessage, ...]:
         """Return the system message, the history, and a pair of messages for each earlier round."""
@@ -112,8 +131,8 @@ class PromptBuilder:
 
     def _system(self, request: PromptRequest) -> str:
         persona = (request.persona or self._agent.persona).strip()
-        plugins = order_plugins(request.plugins)
-        shown = (persona, [(plugin.name, plugin.module_name, plugin.methods) for plugin in plugins])
+        catalogue = self._catalogue.write(order_plugins(request.plugins), request.recent)
+        shown = (persona, catalogue)
         if shown != self._last_system[0]:
             text = self._templates.get_template("system.j2").render(
                 persona=persona,
@@ -121,7 +140,8 @@ class PromptBuilder:
                 memory_mib=self._sandbox.memory_bytes >> 20,
                 max_calls=self._sandbox.max_calls,
                 rounds_per_turn=self._agent.rounds_per_turn,
-                plugins=plugins,
+                catalogue=catalogue,
+                built_in=_BUILT_IN,
             )
             self._last_system = (shown, text)
         return self._last_system[1]

@@ -92,6 +92,8 @@ class RoundInput:
     observations: Sequence[Observation] = ()
     #: None means the persona of the settings.
     persona: str | None = None
+    #: Returns ``PromptRequest.recent``; awaited only if the list of methods is too long. None: no method.
+    recent: Callable[[], Awaitable[Sequence[str]]] | None = None
     on_request: Callable[[int], None] | None = None
     on_delta: Callable[[int, str], None] | None = None
     on_answer: Callable[[RoundAnswer], Awaitable[None]] | None = None
@@ -259,6 +261,9 @@ class _Round:
     async def _request(self) -> LLMRequest:
         given = self._input
         injected = await collect_injected(given.plugins, redact=self._redact)
+        recent: Sequence[str] = ()
+        if given.recent is not None and self._prompts.shortens(given.plugins):
+            recent = await given.recent()
         messages = self._prompts.build(
             PromptRequest(
                 chat=given.chat,
@@ -271,6 +276,7 @@ class _Round:
                 check_word=self._check_word,
                 now=self._asked_at,
                 persona=given.persona,
+                recent=recent,
             )
         )
         request = LLMRequest(

@@ -262,6 +262,11 @@ class PluginSettings(_Group):
     reload: bool = Field(
         False, description="Whether workers import a plugin again when its files change; for development."
     )
+    keep_awake: CommaList = Field(
+        (),
+        description="Patterns of plugin keys that never sleep, although they declare `allow_sleep` or "
+        "`sleep_brief`; `*` keeps all awake.",
+    )
     package_allow: CommaList = Field(
         ("*",),
         description="Packages that `dynamic_import_pkg` may install for plugins, by distribution name; `*` "
@@ -475,6 +480,12 @@ class AgentSettings(_Group):
         ge=500,
         description="Characters of history shown; the newest message is always shown. A message, or "
         "output of a run, that is longer than a fifth is cut in the middle.",
+    )
+    catalogue_chars: int = Field(
+        40_000,
+        ge=0,
+        description="Characters of a prompt's list of plugins and methods. A longer list shows in full only "
+        "what the chat used lately, and the other methods by name with one line each. 0: no limit.",
     )
     image_bytes: int = Field(8 << 20, ge=1024, description="Largest image in a prompt.")
     history_images: int = Field(

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-__all__ = ["OWN_NAMES", "Lane", "SandboxMethod", "SandboxMethodType"]
+__all__ = [
+    "BUILT_IN_METHODS",
+    "BUILT_IN_PLUGIN",
+    "OWN_NAMES",
+    "BuiltInMethod",
+    "Lane",
+    "SandboxMethod",
+    "SandboxMethodType",
+]
 
 #: Names that the sandbox gives the code itself; a method of such a name has no bare name in the code.
 OWN_NAMES: Final = frozenset({"_ck", "MethodError", "dynamic_importer"})
@@ -54,3 +62,76 @@ class SandboxMethod:
     requires_approval: bool = False
     #: Whether a call of a TOOL method runs at most once, like those of the other types.
     once: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltInMethod:
+    """A method that the code of every chat has without a plugin."""
+
+    name: str
+    #: As in ``MethodBrief``.
+    signature: str
+    doc: str
+    #: In the code of a round. Outside of rounds the code gets the text as the value, as of a TOOL.
+    type: SandboxMethodType
+
+
+#: The key under which the methods below run; no plugin may have it.
+BUILT_IN_PLUGIN: Final = "nekro.catalogue"
+#: By name; a plugin's method of such a name has no bare name in the code.
+BUILT_IN_METHODS: Final = {
+    method.name: method
+    for method in (
+        BuiltInMethod(
+            name="help_of",
+            signature="(*names: str) -> str",
+            doc="""Read signature and documentation of methods in the next round.
+
+Args:
+    names (str): Names of methods, or of plugins, whose methods are then listed.
+
+Example:
+    help_of("get_weather", "get_forecast")""",
+            type=SandboxMethodType.AGENT,
+        ),
+        BuiltInMethod(
+            name="search_tools",
+            signature="(words: str, limit: int = 10) -> list[dict[str, str]]",
+            doc="""Find methods of this chat by words of their names and documentation.
+
+Args:
+    words (str): Words, in any order.
+    limit (int): Most methods to return, at most 50.
+
+Returns:
+    list[dict[str, str]]: Best match first: name, signature, summary, plugin.
+
+Example:
+    print(search_tools("weather forecast")); exit(9)""",
+            type=SandboxMethodType.TOOL,
+        ),
+        BuiltInMethod(
+            name="activate_plugin",
+            signature="(module_name: str, rounds: int = 5) -> str",
+            doc="""Wake a plugin that is asleep; the next round shows its methods.
+
+Args:
+    module_name (str): The plugin's `module`.
+    rounds (int): For how many of this chat's next turns it stays awake, at most 20.
+
+Example:
+    activate_plugin("weather")""",
+            type=SandboxMethodType.AGENT,
+        ),
+        BuiltInMethod(
+            name="extend_plugin_activation",
+            signature="(module_name: str, rounds: int = 3) -> str",
+            doc="""Keep a plugin awake for more turns.
+
+Args:
+    module_name (str): The plugin's `module`.
+    rounds (int): Further turns; at most 20 remain.""",
+            type=SandboxMethodType.BEHAVIOR,
+        ),
+    )
+}

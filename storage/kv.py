@@ -18,7 +18,7 @@ from storage.engine import Database
 from storage.models import PluginValueRow
 from storage.upsert import insert
 
-__all__ = ["DELETE", "GET", "SET", "SqlKeyValueStore"]
+__all__ = ["DELETE", "GET", "SET", "SqlKeyValueStore", "value_digest"]
 
 
 _pack_length: Final = struct.Struct(">Q").pack
@@ -91,7 +91,7 @@ class SqlKeyValueStore:
             return (await tx.connection.execute(statement)).rowcount
 
     def _digest(self, plugin_key: str, chat_key: str, user_key: str, store_key: str) -> bytes:
-        return _digest_of(plugin_key, chat_key, user_key, store_key)
+        return value_digest(plugin_key, chat_key, user_key, store_key)
 
     def _check_value(self, store_key: str, value: str) -> None:
         size = len(value.encode("utf-8", "surrogatepass"))
@@ -104,7 +104,7 @@ class SqlKeyValueStore:
 
 
 @lru_cache(_KNOWN_DIGESTS)
-def _digest_of(*keys: str) -> bytes:
+def value_digest(*keys: str) -> bytes:
     """Return SHA-256 of the four keys, each after its length, so that no two scopes are encoded alike."""
     parts: list[bytes] = []
     for name, key in zip(_SCOPE, keys, strict=True):

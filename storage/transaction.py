@@ -11,6 +11,7 @@ from loguru import logger
 from storage.driver.connection import Connection
 
 if TYPE_CHECKING:
+    from storage.access.activations import ActivationRepository
     from storage.access.approvals import ApprovalRepository, AwaitingCallRepository
     from storage.access.audit import AuditRepository
     from storage.access.keys import KeyRepository
@@ -42,6 +43,13 @@ class Repositories:
 
     def __init__(self, connection: Connection) -> None:
         self._runner = connection
+
+    @cached_property
+    def activations(self) -> ActivationRepository:
+        """Plugins of chats that were woken."""
+        from storage.access.activations import ActivationRepository
+
+        return ActivationRepository(self._runner)
 
     @cached_property
     def adapters(self) -> AdapterRepository:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from workers.chats.publisher import EventPublisher
     from workers.jobs.runner import JobRunner
     from workers.leases.keeper import LeaseKeeper
+    from workers.listing.targets import BuiltInTargets
     from workers.mcp.follower import McpServers
     from workers.ops.clock_watch import ClockWatch
     from workers.ops.sweeper import Sweeper
@@ -521,6 +522,19 @@ class Parts:
             ),
             home_of=self._queue_of_home,
             watchdog=self.watchdog,
+        )
+
+    @cached_property
+    def built_in_methods(self) -> BuiltInTargets:
+        """The methods that every chat's code has without a plugin."""
+        from workers.listing.targets import BuiltInTargets
+
+        return BuiltInTargets(
+            self.database,
+            self.loaded_registry,
+            self.host,
+            keep_awake=self.settings.plugins.keep_awake,
+            redact=self.redactor,
         )
 
     @cached_property

@@ -61,6 +61,7 @@ class RoundsService:
                 services.dispatcher,
                 services.host,
                 PictureLoader(services.settings, services.areas),
+                keep_awake=settings.plugins.keep_awake,
             ),
             settings=settings.agent,
             owner=services.node,

@@ -21,6 +21,7 @@ from nekro_agent.methods import Lane
 from runtime.greenlet_bridge import at_loop_close
 from workers.calls.claims import DuplicateDelivery
 from workers.calls.handler import FindTarget, MisplacedCall
+from workers.catalogue.built_in import BUILT_IN_TASKS
 from workers.jobs.runner import Interruption
 from workers.pools.awaiting import StopReason, current_job, run_async
 from workers.pools.fast_path import FAST_BODY
@@ -75,6 +76,8 @@ def register_tasks(services: Services, *, drain: Callable[[], RoundDrain]) -> Ca
     register_methods()
     register_calls(COMMAND_TASK, lambda _: command_lines)
     register_calls(HOOK_TASK, lambda _: hooks)
+    for task in BUILT_IN_TASKS:
+        register_calls(task, lambda call: services.built_in_methods.find(call))
     if services.role == Lane.ROUNDS.value:
         register(DRAIN_TASK, lambda chat_key: drain().drain(chat_key), ignore_result=True)
         register_calls(RUN_TASK, lambda _: services.code_target)

@@ -45,6 +45,7 @@ from sandbox.models import (
 )
 from workers.calls.patience import lane_seconds, still_running, wait_seconds
 from workers.catalogue.arguments import refuse_unfit_text
+from workers.catalogue.built_in import built_in_entries
 from workers.catalogue.entries import MethodEntry
 from workers.catalogue.registry import Registry
 from workers.plugins.lanes import LaneChooser
@@ -360,20 +361,25 @@ class RunCalls:
         self.records: list[CallRecord] = []
         for entry in entries:
             for name in registry.bare_names(entry) or (None,):
-                # Numbered: names of plugins collide with each other and may be longer than a token.
-                token = f"method_{len(self._entries)}"
-                self._entries[token] = entry
-                self.stubs.append(
-                    StubMethod(
-                        token=token,
-                        name=name,
-                        path=entry.task,
-                        signature=entry.signature,
-                        doc=entry.doc,
-                        type=entry.type,
-                        timeout_seconds=None,
-                    )
-                )
+                self._add_stub(entry, name)
+        for entry in built_in_entries(in_round=scope.round_id is not None):
+            self._add_stub(entry, entry.name)
+
+    def _add_stub(self, entry: MethodEntry, name: str | None) -> None:
+        # Numbered: names of plugins collide with each other and may be longer than a token.
+        token = f"method_{len(self._entries)}"
+        self._entries[token] = entry
+        self.stubs.append(
+            StubMethod(
+                token=token,
+                name=name,
+                path=entry.task,
+                signature=entry.signature,
+                doc=entry.doc,
+                type=entry.type,
+                timeout_seconds=None,
+            )
+        )
 
     async def dispatch(self, call: StubCall) -> StubResult:
         """Execute one call of the sandbox; failures of the call are returned, not raised."""

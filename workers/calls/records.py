@@ -27,9 +27,10 @@ from nekro_agent.errors import (
 from nekro_agent.methods import SandboxMethodType
 from storage.driver.errors import is_refusal
 from storage.states import CallState
+from workers.catalogue.built_in import built_in_entry
 
 if TYPE_CHECKING:
-    from codec.wire import Signer
+    from codec.wire import Invocation, Signer
     from storage.engine import Database
     from storage.repositories.calls import Call, CallRequest
     from workers.catalogue.entries import MethodEntry
@@ -60,7 +61,7 @@ class CallRecords:
 
     def records(self, message: CallMessage) -> bool:
         """Whether the call is recorded: those of claimed methods; the worker refuses unknown ones."""
-        entry = self._entry_of(message.invocation.method)
+        entry = self._entry_of(message.invocation)
         return entry is not None and entry.is_claimed
 
     async def record(self, message: CallMessage) -> None:
@@ -116,7 +117,7 @@ class CallRecords:
         from storage.repositories.calls import CallRequest
 
         invocation = message.invocation
-        entry = self._entry_of(invocation.method)
+        entry = self._entry_of(invocation)
         return CallRequest(
             id=invocation.call_id,
             method=invocation.method,
@@ -129,9 +130,12 @@ class CallRecords:
             invocation=message.to_row(),
         )
 
-    def _entry_of(self, method: str) -> MethodEntry | None:
+    def _entry_of(self, invocation: Invocation) -> MethodEntry | None:
+        built_in = built_in_entry(invocation.method, in_round=invocation.round_id is not None)
+        if built_in is not None:
+            return built_in
         try:
-            return self._registry.find(method)
+            return self._registry.find(invocation.method)
         except (MethodDisabledError, MethodNotFoundError):
             return None
 

@@ -162,6 +162,9 @@ class PluginEntry:
     enabled: bool = True
     #: Whether it declares that it runs in one process of the fleet.
     pinned: bool = False
+    #: Whether its methods may be hidden behind ``sleep_brief``; None: if that is not empty.
+    allow_sleep: bool | None = None
+    sleep_brief: str = ""
     #: Names that it uses and that do not exist here.
     placeholders: tuple[str, ...] = ()
     methods: tuple[MethodEntry, ...] = ()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from loguru import logger
 
 from nekro_agent.errors import MethodDisabledError, MethodNotFoundError
-from nekro_agent.methods import OWN_NAMES
+from nekro_agent.methods import BUILT_IN_METHODS, OWN_NAMES
 from workers.catalogue.entries import MethodEntry, PluginEntry
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Registry:
             self._claim_label(entry)
         self._bare_names: dict[str, list[str]] = {}
         for name, owner in self._by_name.items():
-            if name in OWN_NAMES:
+            if name in OWN_NAMES or name in BUILT_IN_METHODS:
                 self._warn(f"{owner.task} is callable by this full name only: code has its own {name}")
             else:
                 self._bare_names.setdefault(owner.task, []).append(name)

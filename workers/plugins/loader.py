@@ -13,6 +13,7 @@ from typing import Final
 
 from nekro_agent import placeholders, runtime
 from nekro_agent.core.logger import get_sub_logger
+from nekro_agent.methods import BUILT_IN_PLUGIN
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.policies import PackagePolicy
 from workers.catalogue.entries import PluginStatus
@@ -144,7 +145,7 @@ def load_plugins(
     if data_dir is not None and not runtime.is_bound():
         runtime.prepare(data_dir=data_dir, packages=packages)
     found: list[Imported] = []
-    paths_by_key: dict[str, str] = {}
+    paths_by_key = {BUILT_IN_PLUGIN: "the system itself"}
     for loaded in _load_all(dirs, shipped=shipped, entry_points=entry_points):
         found.append(_unique(loaded, paths_by_key))
     off = set(disabled)

@@ -128,6 +128,8 @@ class LoadedRegistry(Registry):
             adapters=tuple(plugin.support_adapter),
             enabled=plugin.is_enabled,
             pinned=plugin.pinned,
+            allow_sleep=plugin.allow_sleep if isinstance(plugin.allow_sleep, bool) else None,
+            sleep_brief=str(plugin.sleep_brief or ""),
             methods=tuple(self._method(plugin, method) for method in plugin.sandbox_methods),
             commands=tuple(
                 CommandEntry(

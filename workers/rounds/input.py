@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from agent.model import ChatBrief, MethodBrief, PluginBrief
+from agent.model import ChatBrief, PluginBrief
 from agent.rounds import RoundAnswer, RoundInput
 from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.ports import ChatInfo
@@ -19,6 +19,8 @@ from workers.calls.dispatch import CallRecord, CallScope, Dispatcher
 from workers.catalogue.entries import MethodEntry
 from workers.catalogue.registry import Registry
 from workers.leases.keeper import HeldLease
+from workers.listing.chat_plugins import method_brief, names_of
+from workers.listing.sleep import awake_plugins, brief_of, may_sleep
 from workers.rounds.chat_view import ChatView
 from workers.rounds.events import RoundEvents
 from workers.rounds.pictures import PictureLoader
@@ -26,10 +28,8 @@ from workers.rounds.runs import context_of
 
 __all__ = ["PreparedRound", "RoundInputs"]
 
-_MUST_BE_APPROVED: Final = (
-    "A person must approve each call. Unless one did before, your program ends at the call, and you see the "
-    "result after the decision."
-)
+#: Rounds of a chat before its turn in which a method counts as used lately.
+_RECENT_ROUNDS: Final = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +50,20 @@ class RoundInputs:
         dispatcher: Dispatcher,
         host: PluginHost,
         pictures: PictureLoader,
+        *,
+        keep_awake: Sequence[str] = (),
     ) -> None:
+        """Create it.
+
+        Args:
+            keep_awake: patterns of plugin keys that never sleep.
+        """
         self._database = database
         self._registry = registry
         self._dispatcher = dispatcher
         self._host = host
         self._pictures = pictures
+        self._keep_awake = keep_awake
 
     async def build(
         self,
@@ -80,6 +88,7 @@ class RoundInputs:
         chat, turn = past.chat, past.turn
         ctx = context_of(chat, user_id=user_id)
         entries = await self._registry.available(ctx)
+        awake = await self._awake(chat.chat_key, first_round=turn.first_sequence)
         scope = CallScope(
             chat=chat,
             user_id=user_id,
@@ -97,11 +106,12 @@ class RoundInputs:
             number=round_.number,
             turn_started_at=turn.started_at,
             history=await self._pictures.load(chat.chat_key, past.messages),
-            plugins=self._plugin_briefs(entries, ctx),
+            plugins=self._plugin_briefs(entries, ctx, awake),
             methods=calls.stubs,
             dispatch=_guarded(calls.dispatch, lease),
             previous=turn.previous,
             observations=turn.loose,
+            recent=partial(self._recent, chat.chat_key, entries, first_round=turn.first_sequence),
             on_request=events.model_requested,
             on_delta=events.model_delta,
             on_answer=on_answer,
@@ -109,31 +119,48 @@ class RoundInputs:
         )
         return PreparedRound(input=round_input, calls=calls.records)
 
-    def _plugin_briefs(self, entries: Sequence[MethodEntry], ctx: AgentCtx) -> list[PluginBrief]:
+    async def _awake(self, chat_key: str, *, first_round: int) -> Mapping[str, int | None]:
+        """Return the plugins that were woken, as ``awake_plugins``; reads nothing if none may sleep."""
+        if not any(may_sleep(plugin, keep_awake=self._keep_awake) for plugin in self._host.plugins):
+            return {}
+        async with self._database.read() as transaction:
+            return await awake_plugins(transaction, chat_key, first_round=first_round)
+
+    async def _recent(self, chat_key: str, entries: Sequence[MethodEntry], *, first_round: int) -> list[str]:
+        """Return the names of the methods that the chat used before a turn, the last used first."""
+        async with self._database.read() as transaction:
+            rounds = await transaction.activations.recent_calls(
+                chat_key, before=first_round, limit=_RECENT_ROUNDS
+            )
+        names = names_of(self._registry, entries)
+        used = [call["method"] for calls in rounds for call in reversed(calls)]
+        return list(dict.fromkeys(names[method] for method in used if method in names))
+
+    def _plugin_briefs(
+        self, entries: Sequence[MethodEntry], ctx: AgentCtx, awake: Mapping[str, int | None]
+    ) -> list[PluginBrief]:
         briefs = []
         for plugin in self._host.plugins:
             own = [entry for entry in entries if entry.plugin_key == plugin.key]
             inject = partial(self._host.inject, plugin, ctx) if plugin.hook("prompt_inject") else None
             if not plugin.is_enabled or not plugin.serves(ctx.adapter_key) or not (own or inject):
                 continue
+            # Only methods can be asked for, so a plugin without any cannot be woken.
+            sleeps = bool(own) and may_sleep(plugin, keep_awake=self._keep_awake)
+            is_asleep = sleeps and plugin.key not in awake
             briefs.append(
                 PluginBrief(
                     key=plugin.key,
                     name=plugin.name,
                     module_name=plugin.module_name,
-                    methods=[self._method_brief(entry) for entry in own],
-                    inject=inject,
+                    methods=[method_brief(self._registry, entry) for entry in own],
+                    inject=None if is_asleep else inject,
+                    always_awake=not sleeps,
+                    asleep=brief_of(plugin) if is_asleep else None,
+                    turns_left=awake.get(plugin.key) if sleeps else None,
                 )
             )
         return briefs
-
-    def _method_brief(self, entry: MethodEntry) -> MethodBrief:
-        # A method without a bare name is called by its full name.
-        name = entry.name if entry.name in self._registry.bare_names(entry) else entry.task
-        doc = entry.doc
-        if doc is not None and entry.requires_approval:
-            doc = f"{doc}\n\n{_MUST_BE_APPROVED}"
-        return MethodBrief(name=name, signature=entry.signature, doc=doc, type=entry.type)
 
 
 def _guarded(dispatch: Dispatch, lease: HeldLease) -> Dispatch:

@@ -33,6 +33,8 @@ class Turn:
 
     #: When the turn of the claimed round itself started; its time limit counts from here.
     started_at: datetime
+    #: Sequence of the first round of that turn: what is older than the turn has a smaller one.
+    first_sequence: int
     #: Finished rounds of the turns, in order.
     earlier: tuple[Round, ...]
     #: Results, in order, by the id of the round whose code made the call; None: unknown.
@@ -76,6 +78,7 @@ class Turn:
         first = min((*own, claimed.round), key=lambda item: item.sequence)
         return cls(
             started_at=first.started_at or first.requested_at,
+            first_sequence=first.sequence,
             earlier=tuple(earlier),
             observations=await _observations(transaction, triggers),
         )

@@ -1,0 +1,154 @@
+"""The list of plugins and methods in the system prompt: in full, or shortened to a budget.
+
+A list that exceeds the budget keeps the methods in full that the chat used lately, and shortens the others:
+to a line each, to their names, or to their number, whichever is the first to fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from jinja2 import Environment
+
+from agent.method_text import method_line, method_text
+from agent.model import PluginBrief
+from agent.text import attribute, neutralise
+
+__all__ = ["Catalogue", "CatalogueWriter", "Form"]
+
+_BRIEF_CHARS: Final = 500
+
+
+class Form(StrEnum):
+    """How methods are listed, from the longest form to the shortest."""
+
+    #: Signature and documentation.
+    FULL = "full"
+    #: Name and first line of the documentation.
+    LINES = "lines"
+    NAMES = "names"
+    #: The number of methods of each plugin.
+    COUNTS = "counts"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Catalogue:
+    """A list as the prompt shows it."""
+
+    text: str
+    form: Form
+    has_asleep: bool
+
+    @property
+    def is_short(self) -> bool:
+        """Whether methods are not shown in full."""
+        return self.form is not Form.FULL
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Listed:
+    """A plugin in the form that the template shows."""
+
+    plugin: PluginBrief
+    brief: str
+    #: Texts of the methods that are shown in full or in a line, in their order.
+    methods: list[str]
+    names: list[str]
+    count: int
+
+
+class CatalogueWriter:
+    """Writes lists; keeps the last full one, because it is the same in most prompts."""
+
+    def __init__(self, templates: Environment, chars: int) -> None:
+        """Create it.
+
+        Args:
+            chars: the budget; 0 means no limit.
+        """
+        self._template = templates.get_template("catalogue.j2")
+        self._chars = chars
+        self._last_full: tuple[object, Catalogue | None] = (None, None)
+
+    def is_long(self, plugins: Sequence[PluginBrief]) -> bool:
+        """Whether the full list exceeds the budget."""
+        return bool(self._chars) and len(self._full(plugins).text) > self._chars
+
+    def write(self, plugins: Sequence[PluginBrief], recent: Sequence[str] = ()) -> Catalogue:
+        """Return the list of plugins that are in order.
+
+        Args:
+            recent: names of the methods that the chat used lately, the last used first.
+        """
+        if not self.is_long(plugins):
+            return self._full(plugins)
+        kept = self._kept(plugins, recent)
+        for form in (Form.LINES, Form.NAMES):
+            short = self._render(plugins, form, kept)
+            if len(short.text) <= self._chars:
+                return short
+        return self._counts(plugins, kept)
+
+    def _full(self, plugins: Sequence[PluginBrief]) -> Catalogue:
+        shown = [
+            (plugin.name, plugin.module_name, plugin.methods, plugin.asleep, plugin.turns_left)
+            for plugin in plugins
+        ]
+        known, full = self._last_full
+        if full is None or shown != known:
+            full = self._render(plugins, Form.FULL, frozenset())
+            self._last_full = (shown, full)
+        return full
+
+    def _kept(self, plugins: Sequence[PluginBrief], recent: Sequence[str]) -> frozenset[str]:
+        """Return the names of recent methods that fit into half of the budget, the last used first."""
+        methods = {
+            method.name: method for plugin in plugins if plugin.asleep is None for method in plugin.methods
+        }
+        kept, left = set(), self._chars // 2
+        for name in recent:
+            length = len(method_text(methods[name])) if name in methods else 0
+            if 0 < length <= left and name not in kept:
+                kept.add(name)
+                left -= length
+        return frozenset(kept)
+
+    def _counts(self, plugins: Sequence[PluginBrief], kept: frozenset[str]) -> Catalogue:
+        """Return the shortest form; it leaves out the plugins for which the budget has no space."""
+        shown: list[PluginBrief] = []
+        left = self._chars
+        for plugin in plugins:
+            length = len(self._render([plugin], Form.COUNTS, kept).text)
+            if length <= left:
+                shown.append(plugin)
+                left -= length
+        return self._render(shown, Form.COUNTS, kept, hidden=len(plugins) - len(shown))
+
+    def _render(
+        self, plugins: Sequence[PluginBrief], form: Form, kept: frozenset[str], *, hidden: int = 0
+    ) -> Catalogue:
+        listed = [_listed(plugin, form, kept) for plugin in plugins]
+        text = self._template.render(plugins=listed, hidden=hidden) if listed or hidden else ""
+        has_asleep = any(plugin.asleep is not None for plugin in plugins)
+        return Catalogue(text=text, form=form, has_asleep=has_asleep)
+
+
+def _listed(plugin: PluginBrief, form: Form, kept: frozenset[str]) -> _Listed:
+    if plugin.asleep is not None:
+        brief = attribute(plugin.asleep, limit=_BRIEF_CHARS)
+        return _Listed(plugin=plugin, brief=brief, methods=[], names=[], count=0)
+    methods, others = [], []
+    for method in plugin.methods:
+        if form is Form.FULL:
+            methods.append(method_text(method, limit=None))
+        elif method.name in kept:
+            methods.append(method_text(method))
+        elif form is Form.LINES:
+            methods.append(method_line(method))
+        else:
+            others.append(neutralise(method.name))
+    names = others if form is Form.NAMES else []
+    return _Listed(plugin=plugin, brief="", methods=methods, names=names, count=len(others))
