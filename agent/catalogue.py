@@ -1,7 +1,8 @@
 """The list of plugins and methods in the system prompt: in full, or shortened to a budget.
 
-A list that exceeds the budget keeps the methods in full that the chat used lately, and shortens the others:
-to a line each, to their names, or to their number, whichever is the first to fit.
+A list that exceeds the budget shortens all methods: to a line each, to their names, or to their number,
+whichever is the first to fit into three quarters of it. In the rest it shows in full what the chat used
+lately.
 """
 
 from __future__ import annotations
@@ -85,12 +86,29 @@ class CatalogueWriter:
         """
         if not self.is_long(plugins):
             return self._full(plugins)
-        kept = self._kept(plugins, recent)
+        form, shown = self._fitting(plugins, recent)
+        hidden = len(plugins) - len(shown)
+        short = self._render(shown, form, frozenset(), hidden=hidden)
+        kept = _kept(shown, recent, left=self._chars - len(short.text))
+        return self._render(shown, form, kept, hidden=hidden) if kept else short
+
+    def _fitting(
+        self, plugins: Sequence[PluginBrief], recent: Sequence[str]
+    ) -> tuple[Form, Sequence[PluginBrief]]:
+        """Return the longest form that leaves space for recent methods, and the plugins that it can show."""
+        most = self._chars * 3 // 4
         for form in (Form.LINES, Form.NAMES):
-            short = self._render(plugins, form, kept)
-            if len(short.text) <= self._chars:
-                return short
-        return self._counts(plugins, kept)
+            if len(self._render(plugins, form, frozenset()).text) <= most:
+                return form, plugins
+        used = set(recent)
+        by_use = sorted(plugins, key=lambda plugin: used.isdisjoint(m.name for m in plugin.methods))
+        shown = set()
+        for plugin in by_use:
+            length = len(self._render([plugin], Form.COUNTS, frozenset()).text)
+            if length <= most:
+                shown.add(plugin.key)
+                most -= length
+        return Form.COUNTS, [plugin for plugin in plugins if plugin.key in shown]
 
     def _full(self, plugins: Sequence[PluginBrief]) -> Catalogue:
         shown = [
@@ -103,30 +121,6 @@ class CatalogueWriter:
             self._last_full = (shown, full)
         return full
 
-    def _kept(self, plugins: Sequence[PluginBrief], recent: Sequence[str]) -> frozenset[str]:
-        """Return the names of recent methods that fit into half of the budget, the last used first."""
-        methods = {
-            method.name: method for plugin in plugins if plugin.asleep is None for method in plugin.methods
-        }
-        kept, left = set(), self._chars // 2
-        for name in recent:
-            length = len(method_text(methods[name])) if name in methods else 0
-            if 0 < length <= left and name not in kept:
-                kept.add(name)
-                left -= length
-        return frozenset(kept)
-
-    def _counts(self, plugins: Sequence[PluginBrief], kept: frozenset[str]) -> Catalogue:
-        """Return the shortest form; it leaves out the plugins for which the budget has no space."""
-        shown: list[PluginBrief] = []
-        left = self._chars
-        for plugin in plugins:
-            length = len(self._render([plugin], Form.COUNTS, kept).text)
-            if length <= left:
-                shown.append(plugin)
-                left -= length
-        return self._render(shown, Form.COUNTS, kept, hidden=len(plugins) - len(shown))
-
     def _render(
         self, plugins: Sequence[PluginBrief], form: Form, kept: frozenset[str], *, hidden: int = 0
     ) -> Catalogue:
@@ -134,6 +128,20 @@ class CatalogueWriter:
         text = self._template.render(plugins=listed, hidden=hidden) if listed or hidden else ""
         has_asleep = any(plugin.asleep is not None for plugin in plugins)
         return Catalogue(text=text, form=form, has_asleep=has_asleep)
+
+
+def _kept(plugins: Sequence[PluginBrief], recent: Sequence[str], *, left: int) -> frozenset[str]:
+    """Return the names of recent methods that fit into some characters, the last used first."""
+    methods = {
+        method.name: method for plugin in plugins if plugin.asleep is None for method in plugin.methods
+    }
+    kept: set[str] = set()
+    for name in recent:
+        length = len(method_text(methods[name])) + 1 if name in methods else 0
+        if 0 < length <= left and name not in kept:
+            kept.add(name)
+            left -= length
+    return frozenset(kept)
 
 
 def _listed(plugin: PluginBrief, form: Form, kept: frozenset[str]) -> _Listed:

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import struct
-from functools import lru_cache
 from typing import Final
 
 from sqlalchemy import Executable, bindparam, delete, func, literal_column, select
 
 from broker_config.settings import StoreSettings
 from nekro_agent.errors import InvalidValueError
-from nekro_agent.store import MAX_KEY_CHARS
+from storage.access.value_digest import SCOPE, value_digest
 from storage.clock import now
 from storage.driver.statements import SingleStatement
 from storage.engine import Database
 from storage.models import PluginValueRow
 from storage.upsert import insert
 
-__all__ = ["DELETE", "GET", "SET", "SqlKeyValueStore", "value_digest"]
-
-
-_pack_length: Final = struct.Struct(">Q").pack
-#: Size of the digest cache: plugins reuse keys, and a digest takes a tenth of the time of reading a value.
-_KNOWN_DIGESTS: Final = 4096
-_SCOPE: Final = ("plugin_key", "chat_key", "user_key", "store_key")
+__all__ = ["DELETE", "GET", "SET", "SqlKeyValueStore"]
 
 
 class SqlKeyValueStore:
@@ -103,19 +94,6 @@ class SqlKeyValueStore:
             )
 
 
-@lru_cache(_KNOWN_DIGESTS)
-def value_digest(*keys: str) -> bytes:
-    """Return SHA-256 of the four keys, each after its length, so that no two scopes are encoded alike."""
-    parts: list[bytes] = []
-    for name, key in zip(_SCOPE, keys, strict=True):
-        if len(key) > MAX_KEY_CHARS:
-            raise InvalidValueError(f"{name} has {len(key)} characters, the limit is {MAX_KEY_CHARS}")
-        encoded = key.encode("utf-8", "surrogatepass")
-        parts.append(_pack_length(len(encoded)))
-        parts.append(encoded)
-    return hashlib.sha256(b"".join(parts)).digest()
-
-
 def _get(_dialect: str) -> Executable:
     return select(PluginValueRow.value).where(PluginValueRow.digest == bindparam("of_digest"))
 
@@ -126,7 +104,7 @@ def _delete(_dialect: str) -> Executable:
 
 
 def _set(dialect: str) -> Executable:
-    given = ("digest", *_SCOPE, "value")
+    given = ("digest", *SCOPE, "value")
     new = insert(dialect, PluginValueRow).values(
         {
             **{name: bindparam(name) for name in given},

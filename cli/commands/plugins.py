@@ -1,4 +1,4 @@
-"""`nekro plugins`: list plugins, enable or disable one, create a new one, or delete a plugin's data."""
+"""`nekro plugins`: list, enable, disable, wake and create plugins, or delete a plugin's data."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ examples:
   nekro plugins --load
   nekro plugins new weather --dir my_plugins
   nekro plugins purge you.weather
+  nekro plugins list --chat onebot_v11-group_1
+  nekro plugins wake Ada.weather --chat onebot_v11-group_1 --turns 5
 
 `disable` takes effect on all workers within a second, also on those that start later; so does `enable`. The
 plugin's on_disabled or on_enabled hooks run once. A plugin that NEKRO_PLUGINS__DISABLED names stays disabled.
@@ -42,11 +44,15 @@ plugin's on_disabled or on_enabled hooks run once. A plugin that NEKRO_PLUGINS__
 data directory and its configuration; it asks first, or needs --yes. Stop the workers before, as they may
 store data again; `purge` does not remove the plugin's code.
 
+A plugin that declares allow_sleep or sleep_brief is shown in prompts by that brief until the agent or `wake`
+wakes it in the chat, for the next --turns turns or until `sleep`. `list --chat` shows these plugins.
+
 `list` shows what the workers serve, and which of them run other files than the others. Without a worker it
 shows what the last ones served, or, if no broker is set, imports the plugins of this host as `--load` does.
 It ends with exit code 5 when a plugin failed to load; the other plugins still work.
 `--json` prints a list of {key, status, path, version, error, placeholders}; status is ok, degraded (it uses
-names that do not exist here: `placeholders`), failed or disabled.
+names that do not exist here: `placeholders`), failed or disabled. With --chat it prints a list of
+{key, name, is_awake, turns_left, brief}; turns_left is null without a limit.
 """
 
 
@@ -59,6 +65,8 @@ class Args:
     dir: Path
     yes: bool
     load: bool
+    chat: str | None
+    turns: int | None
     json: bool
 
 
@@ -68,14 +76,23 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action",
         nargs="?",
-        choices=("list", "enable", "disable", "new", "purge"),
+        choices=("list", "enable", "disable", "wake", "sleep", "new", "purge"),
         default="list",
-        help="`list` (default); `enable` and `disable` a plugin on all workers; `new` writes a plugin to "
-        "start from; `purge` deletes a plugin's data",
+        help="`list` (default); `enable` and `disable` a plugin on all workers; `wake` a plugin in a chat, "
+        "or let it `sleep`; `new` writes a plugin to start from; `purge` deletes a plugin's data",
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="new: module name; others: plugin key")
     parser.add_argument(
         "--dir", type=Path, default=Path(), metavar="DIR", help="new: folder to write to (default: .)"
+    )
+    parser.add_argument(
+        "--chat", metavar="KEY", help="wake, sleep: the chat; list: the plugins that may sleep in it"
+    )
+    parser.add_argument(
+        "--turns",
+        type=int,
+        metavar="N",
+        help="wake: for the next N turns, at most 20 (default: until `sleep`)",
     )
     parser.add_argument("--yes", action="store_true", help="purge: delete without asking")
     parser.add_argument(
@@ -88,6 +105,10 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def run(args: Args, deps: Deps) -> int:
     """List, write or purge."""
+    if args.turns is not None and args.action != "wake":
+        raise UsageError(f"--turns belongs to `nekro plugins wake`, not to `{args.action}`")
+    if args.chat is not None or args.action in ("wake", "sleep"):
+        return _sleepers(args, deps)
     if args.action == "new":
         return _new(args, deps)
     if args.action == "purge":
@@ -142,9 +163,7 @@ def _decide(args: Args, deps: Deps, *, is_enabled: bool) -> int:
     if args.name not in known:  # no worker may have published it yet
         known = sorted({*known, *(p.key for p in load_catalogue(settings, of_this_host=True).plugins)})
     if args.name not in known:
-        near = difflib.get_close_matches(args.name, known, n=3)
-        hint = f"did you mean {' or '.join(near)}?" if near else "`nekro plugins` lists all plugins"
-        raise UsageError(f"there is no plugin {args.name!r}; {hint}")
+        raise _unknown(args.name, known)
     if is_enabled and args.name in settings.plugins.disabled:
         raise UsageError(
             f"NEKRO_PLUGINS__DISABLED names {args.name}, so that workers keep it disabled; remove it there"
@@ -154,6 +173,57 @@ def _decide(args: Args, deps: Deps, *, is_enabled: bool) -> int:
     else:
         deps.output.words(f"{args.name} is {args.action}d already")
     return ExitCode.OK
+
+
+def _unknown(name: str, known: Sequence[str]) -> UsageError:
+    near = difflib.get_close_matches(name, known, n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else "`nekro plugins` lists all plugins"
+    return UsageError(f"there is no plugin {name!r}; {hint}")
+
+
+def _sleepers(args: Args, deps: Deps) -> int:
+    """List the plugins that may sleep in a chat, or change whether one is awake there."""
+    from cli.services.sleepers import change, read
+    from workers.listing.sleep import MOST_TURNS, may_sleep
+
+    if args.action not in ("list", "wake", "sleep"):
+        raise UsageError(f"`nekro plugins {args.action}` takes no --chat")
+    if args.chat is None:
+        raise UsageError(f"name the chat: `nekro plugins {args.action} {args.name or 'KEY'} --chat KEY`")
+    if args.turns is not None and not 1 <= args.turns <= MOST_TURNS:
+        raise UsageError(f"--turns {args.turns} must be from 1 to {MOST_TURNS}")
+    settings = deps.load_settings()
+    plugins = load_catalogue(settings, of_this_host=args.load).plugins
+    sleepers = [p for p in plugins if may_sleep(p, keep_awake=settings.plugins.keep_awake)]
+    if args.action == "list":
+        listed = run_async(read(settings, args.chat, sleepers))
+        if args.json:
+            deps.output.json(listed)
+        else:
+            rows = [(one["key"], _state(one), one["brief"]) for one in listed]
+            deps.output.table(("KEY", "STATE", "BRIEF"), rows)
+        return ExitCode.OK
+    if args.name not in [plugin.key for plugin in plugins]:
+        raise _unknown(args.name or "", [plugin.key for plugin in plugins])
+    if args.name not in [plugin.key for plugin in sleepers]:
+        raise UsageError(
+            f"{args.name} is always awake: it declares no sleep, or NEKRO_PLUGINS__KEEP_AWAKE names it"
+        )
+    is_awake = args.action == "wake"
+    is_changed = run_async(change(settings, args.chat, args.name, is_awake=is_awake, turns=args.turns))
+    until = "until `sleep`" if args.turns is None else f"for {args.turns} turns"
+    state = (
+        f"is awake in {args.chat} from the next turn on, {until}" if is_awake else f"sleeps in {args.chat}"
+    )
+    deps.output.words(f"{args.name} {state}{'' if is_changed else ' already'}")
+    return ExitCode.OK
+
+
+def _state(described: Mapping[str, Any]) -> str:
+    if not described["is_awake"]:
+        return "asleep"
+    left = described["turns_left"]
+    return "awake" if left is None else f"awake, {left} turns left"
 
 
 async def _record(settings: Settings, key: str, *, is_enabled: bool) -> bool:

@@ -16,7 +16,7 @@ def run(args: Args, deps: Deps) -> int:
     """List the plugins that the workers serve, or enable or disable one."""
     if args.action == "new":
         return here.run(args, deps)
-    if args.action == "purge" or args.load:
+    if args.action in ("purge", "wake", "sleep") or args.load or args.chat is not None:
         raise UsageError("this needs the workers' host; unset NEKRO_URL there")
     if args.action == "list":
         with open_client() as client:

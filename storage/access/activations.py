@@ -14,9 +14,9 @@ from typing import Final
 from sqlalchemy import Executable, Integer, bindparam, delete, func, literal_column, select
 
 from nekro_agent.methods import BUILT_IN_PLUGIN
+from storage.access.value_digest import value_digest
 from storage.clock import now
 from storage.driver.statements import FixedStatement
-from storage.kv import value_digest
 from storage.models import PluginValueRow, RoundRow
 from storage.repositories.base import Repository
 from storage.states import RoundState

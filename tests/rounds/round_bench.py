@@ -20,6 +20,7 @@ from sandbox.manager import SandboxManager
 from storage.repositories.messages import Message
 from storage.repositories.rounds import Round
 from storage.states import FINAL_ROUND_STATES
+from workers.catalogue.built_in import BUILT_IN_TASKS
 from workers.composition import Services
 from workers.rounds.drain import RoundDrain
 from workers.rounds.input import RoundInputs
@@ -60,8 +61,10 @@ class DirectCaller:
 
     async def call(self, invocation: Invocation, *, lane: str) -> Envelope:
         """Run the method as a task of its own, as a worker would."""
-        work = self._services.call_handler.handle(
-            self._signer.sign(invocation), task_name=invocation.method, find=self._services.methods.find
+        services = self._services
+        targets = services.built_in_methods if invocation.method in BUILT_IN_TASKS else services.methods
+        work = services.call_handler.handle(
+            self._signer.sign(invocation), task_name=invocation.method, find=targets.find
         )
         self._running[invocation.call_id] = task = asyncio.ensure_future(work)
         try:
@@ -140,6 +143,7 @@ class Bench:
                 services.dispatcher,
                 services.host,
                 PictureLoader(services.settings, services.areas),
+                keep_awake=settings.plugins.keep_awake,
             ),
             settings=settings.agent,
             owner=owner,
