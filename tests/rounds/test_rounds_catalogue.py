@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from round_bench import Bench, Model
 
+from agent.llm import LLMRequest
 from storage.states import TriggerKind
 from workers.listing.sleep import awake_plugins, sleep, wake
 
@@ -71,20 +72,22 @@ async def test_a_replayed_round_has_the_same_list(kind: str, open_bench: OpenBen
         ["tests.crowd.measure_5", "tests.crowd.measure_6"]
     ]
 
-    async def dies(_: Any) -> str:
-        raise ConnectionError("the worker is gone")
+    asked = asyncio.Event()
 
-    model = Model(dies, SAY)
-    drain = bench.drain(model)
-    with pytest.raises(ConnectionError):
-        await drain.drain(CHAT)
-    await bench.let_leases_run_out()
-    other = bench.drain(model, owner="w2")
-    await bench.play(CHAT, other)
+    async def hang(_: LLMRequest) -> str:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    model = Model(hang, SAY)
+    dying = asyncio.create_task(bench.drain(model).drain(CHAT))
+    await asked.wait()
+    dying.cancel()
+    await asyncio.gather(dying, return_exceptions=True)
+    rounds = await bench.play(CHAT, bench.drain(model, owner="w2"))
+    assert rounds[-1].attempt == 2
     first, second = model.prompts
     assert catalogue(first) == catalogue(second) and "* measure_5(amount" in catalogue(second)
-    for each in (drain, other):
-        await each.close()
 
 
 async def test_a_plugin_sleeps_until_it_is_woken_for_some_turns(kind: str, open_bench: OpenBench) -> None:
