@@ -21,6 +21,8 @@ from agent.text import attribute, neutralise
 __all__ = ["Catalogue", "CatalogueWriter", "Form"]
 
 _BRIEF_CHARS: Final = 500
+#: Short lists that are kept: of about so many chats whose rounds run by turns.
+_MOST_KEPT: Final = 32
 
 
 class Form(StrEnum):
@@ -62,7 +64,7 @@ class _Listed:
 
 
 class CatalogueWriter:
-    """Writes lists; keeps the last full one, because it is the same in most prompts."""
+    """Writes lists; keeps the last full one, and the short ones made of it, for the prompts to come."""
 
     def __init__(self, templates: Environment, chars: int) -> None:
         """Create it.
@@ -73,6 +75,8 @@ class CatalogueWriter:
         self._template = templates.get_template("catalogue.j2")
         self._chars = chars
         self._last_full: tuple[object, Catalogue | None] = (None, None)
+        #: Short lists of the plugins of the last full one, by the recent methods.
+        self._short: dict[tuple[str, ...], Catalogue] = {}
 
     def is_long(self, plugins: Sequence[PluginBrief]) -> bool:
         """Whether the full list exceeds the budget."""
@@ -86,6 +90,14 @@ class CatalogueWriter:
         """
         if not self.is_long(plugins):
             return self._full(plugins)
+        key = tuple(recent)
+        if key not in self._short:
+            if len(self._short) >= _MOST_KEPT:
+                self._short.clear()
+            self._short[key] = self._shortened(plugins, recent)
+        return self._short[key]
+
+    def _shortened(self, plugins: Sequence[PluginBrief], recent: Sequence[str]) -> Catalogue:
         form, shown = self._fitting(plugins, recent)
         hidden = len(plugins) - len(shown)
         short = self._render(shown, form, frozenset(), hidden=hidden)
@@ -119,6 +131,7 @@ class CatalogueWriter:
         if full is None or shown != known:
             full = self._render(plugins, Form.FULL, frozenset())
             self._last_full = (shown, full)
+            self._short.clear()
         return full
 
     def _render(

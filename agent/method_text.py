@@ -6,6 +6,7 @@ the tags of a prompt.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 from agent.model import MethodBrief
@@ -31,6 +32,7 @@ def method_text(method: MethodBrief, *, limit: int | None = MOST_DOC_CHARS) -> s
     return neutralise(f"{head}\n{shown}" if shown else head)
 
 
+@lru_cache(maxsize=4096)
 def method_line(method: MethodBrief) -> str:
     """Return a method as one line: its name and what it does."""
     text = summary(method.doc)

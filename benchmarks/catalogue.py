@@ -1,8 +1,9 @@
 """Measure system prompts by the number of methods: ``python -m benchmarks.catalogue``.
 
-The methods are those of the shipped plugins, repeated under other names. For each number: the characters of the
-system prompt without and with the budget of the settings, with no method used lately and with five, and the time
-to build a prompt: the first one, one whose list is as before, and one whose recent methods have changed.
+The methods are those of the shipped plugins, repeated under other names. For each number: the characters
+of the system prompt without and with the budget of the settings, with no method used lately and with five,
+and the CPU time to build a prompt: of another list than before, of the same one, and of the same one with
+recent methods that were not seen before.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import count, islice
+from itertools import count, cycle, islice
 from pathlib import Path
 from typing import Final
 
@@ -40,10 +41,10 @@ class Measured:
     short_chars: int
     recent_chars: int
     form: str
-    first_ms: float
+    other_ms: float
     same_ms: float
-    changed_ms: float
-    full_first_ms: float
+    unseen_ms: float
+    full_other_ms: float
 
 
 def plugins_of(number: int) -> list[PluginBrief]:
@@ -76,24 +77,27 @@ def _methods() -> Iterator[MethodBrief]:
 def measure(number: int, *, repetitions: int) -> Measured:
     """Measure prompts with so many methods."""
     plugins = plugins_of(number)
+    others = [replace(plugin, name=f"Other {plugin.name}") for plugin in plugins]
     names = [method.name for plugin in plugins for method in plugin.methods]
     full, settings = _builder(0), AgentSettings()
     short = _builder(settings.catalogue_chars)
-    written = short._catalogue.write(plugins)
-    # Two sets of recent methods by turns: each prompt has another system prompt than the last.
-    sets = (names[:_RECENT], names[-_RECENT:])
-    turns = iter(range(repetitions))
+    by_turns, full_by_turns, unseen = cycle((others, plugins)), cycle((others, plugins)), count()
+
+    def with_unseen() -> int:
+        start = next(unseen) % number
+        return _chars(short, plugins, [*names[start:], *names[:start]][:_RECENT])
+
     return Measured(
         methods=number,
         list_chars=len(full._catalogue.write(plugins).text),
         full_chars=_chars(full, plugins),
         short_chars=_chars(short, plugins),
         recent_chars=_chars(short, plugins, names[:_RECENT]),
-        form=written.form.value,
-        first_ms=_ms(lambda: _chars(_builder(settings.catalogue_chars), plugins), repetitions),
+        form=short._catalogue.write(plugins).form.value,
+        other_ms=_ms(lambda: _chars(short, next(by_turns)), repetitions),
         same_ms=_ms(lambda: _chars(short, plugins), repetitions),
-        changed_ms=_ms(lambda: _chars(short, plugins, sets[next(turns) % 2]), repetitions),
-        full_first_ms=_ms(lambda: _chars(_builder(0), plugins), repetitions),
+        unseen_ms=_ms(with_unseen, repetitions),
+        full_other_ms=_ms(lambda: _chars(full, next(full_by_turns)), repetitions),
     )
 
 
@@ -112,9 +116,9 @@ def _chars(builder: PromptBuilder, plugins: Sequence[PluginBrief], recent: Seque
 def _ms(work: Callable[[], object], repetitions: int) -> float:
     seconds = []
     for _ in range(repetitions):
-        begin = time.perf_counter()
+        begin = time.process_time()
         work()
-        seconds.append(time.perf_counter() - begin)
+        seconds.append(time.process_time() - begin)
     return percentile(seconds, 50) * 1e3
 
 
@@ -132,17 +136,16 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print a Markdown table."""
     options = parse(argv)
-    print(describe_machine(), file=sys.stderr)
-    print(
-        f"Budget: {AgentSettings().catalogue_chars} characters. Characters of the system prompt; p50 in ms.\n"
-    )
-    print(
-        "| methods | list | no budget | budget | 5 recent | form | first | same | other recent | no budget, first |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    print(describe_machine("not used"), file=sys.stderr)
+    budget = AgentSettings().catalogue_chars
+    print(f"Budget: {budget} characters. Characters of the system prompt; p50 of CPU time in ms.\n")
+    heads = ("methods", "list", "no budget", "budget", "5 recent", "form")
+    times_of = ("other list, no budget", "other list", "same list", "other recent")
+    print(f"| {' | '.join((*heads, *times_of))} |")
+    print("|---" * (len(heads) + len(times_of)) + "|")
     found = [measure(number, repetitions=options.repetitions) for number in options.methods]
     for one in found:
-        times = (one.first_ms, one.same_ms, one.changed_ms, one.full_first_ms)
+        times = (one.full_other_ms, one.other_ms, one.same_ms, one.unseen_ms)
         chars = (one.list_chars, one.full_chars, one.short_chars, one.recent_chars)
         print(
             f"| {one.methods} | {' | '.join(f'{value:,}' for value in chars)} | {one.form} | "
