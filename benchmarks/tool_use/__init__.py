@@ -1,0 +1,1 @@
+"""One task as a program that calls methods, and as classic tool calling."""
