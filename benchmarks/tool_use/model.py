@@ -67,8 +67,8 @@ class CountingModel:
                 await asyncio.sleep(self._seconds)
                 writer.write(self._answer(body))
                 await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass  # the other side left, or the loop ends
         finally:
             writer.close()
 

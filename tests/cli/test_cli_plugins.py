@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -149,3 +150,77 @@ def test_purge_removes_a_link_in_place_of_the_directory_and_keeps_its_target(her
     assert main.main(["plugins", "purge", KEY, "--yes"]) == 0
     assert not stored.files.is_symlink()
     assert (elsewhere / "deep" / "file").exists()
+
+
+_SLEEPY = '''
+from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
+
+plugin = NekroPlugin(
+    name="Sleepy", module_name="sleepy", description="Sleeps.", version="1", author="you", url="",
+    sleep_brief="Paints pictures.",
+)
+
+
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "paint", "")
+async def paint(_ctx) -> str:
+    """Paint."""
+    return "done"
+'''
+
+
+def test_a_plugin_is_woken_in_a_chat_listed_and_put_to_sleep(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "sleepy.py").write_text(_SLEEPY, "utf-8")
+    monkeypatch.setenv("NEKRO_PLUGINS__DIRS", "sleepy.py")
+    settings = Settings.load()
+    asyncio.run(_migrated_with_chat(settings, "room"))
+
+    def state(chat: str = "room") -> list[str]:
+        capsys.readouterr()
+        assert main.main(["plugins", "list", "--chat", chat]) == 0
+        (row,) = capsys.readouterr().out.splitlines()[1:]
+        return row.split(maxsplit=1)
+
+    assert state() == ["you.sleepy", "asleep  Paints pictures."]
+    assert main.main(["plugins", "wake", "you.sleepy", "--chat", "room", "--turns", "3"]) == 0
+    assert state()[1].startswith("awake, 3 turns left") and state("other")[1].startswith("asleep")
+    assert main.main(["plugins", "wake", "you.sleepy", "--chat", "room"]) == 0
+    capsys.readouterr()
+    assert main.main(["plugins", "--chat", "room", "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert told == {
+        "key": "you.sleepy", "name": "Sleepy", "is_awake": True, "turns_left": None,
+        "brief": "Paints pictures.",
+    }  # fmt: skip
+    assert main.main(["plugins", "sleep", "you.sleepy", "--chat", "room"]) == 0
+    assert state()[1].startswith("asleep")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["wake", "nekro.basic", "--chat", "room"], "nekro.basic is always awake"),
+        (["wake", "nekro.basics", "--chat", "room"], "did you mean nekro.basic"),
+        (["sleep", "nekro.basic"], "name the chat"),
+        (["wake", "nekro.basic", "--chat", "room", "--turns", "21"], "--turns 21 must be from 1 to 20"),
+        (["list", "--turns", "2"], "--turns belongs to `nekro plugins wake`"),
+        (["purge", "nekro.basic", "--chat", "room"], "takes no --chat"),
+    ],
+)
+def test_a_wrong_request_to_wake_a_plugin_says_what_is_wrong(
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    asyncio.run(_migrated_with_chat(Settings.load(), "room"))
+    assert main.main(["plugins", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+async def _migrated_with_chat(settings: Settings, chat_key: str) -> None:
+    await upgrade(settings.database, settings.data_dir)
+    database = Database(settings.database, settings.data_dir)
+    try:
+        async with database.begin() as transaction:
+            await transaction.chats.ensure(chat_key)
+    finally:
+        await database.dispose()
