@@ -26,6 +26,9 @@ def tool_of(entry: MethodEntry) -> dict[str, Any]:
     given = parsed.args
     names = [*given.posonlyargs, *given.args, *given.kwonlyargs]
     required = [one.arg for one in names[: len(names) - len(given.defaults) - len(given.kwonlyargs)]]
+    required += [
+        one.arg for one, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None
+    ]
     properties = {one.arg: _schema(one.annotation) for one in names}
     return {
         "type": "function",
