@@ -40,6 +40,7 @@ from waiting import WAIT_SECONDS, wait_until
 
 from benchmarks import (
     alternate,
+    catalogue,
     downloads,
     follow_up,
     goals,
@@ -108,7 +109,8 @@ from nekro_agent.api.plugin import (
 from nekro_agent.api.schemas import AgentCtx
 
 plugin = NekroPlugin(
-    name="Weather", module_name="weather", description="Rain.", version="1", author="Ada", url=""
+    name="Weather", module_name="weather", description="Rain.", version="1", author="Ada", url="",
+    allow_sleep=True, sleep_brief="Tells the weather.",
 )
 
 
@@ -715,6 +717,14 @@ EXPECTED = {
     "nekro keys create site --scope read --scope post --chats 'site-*'": Expected(
         out="^nk_", err="^created key "
     ),
+    "nekro keys create laptop --scope call --scope run --scope read --chats team-docs": Expected(
+        out="^nk_", err="^created key "
+    ),
+    "nekro plugins list --chat CHAT": Expected(out=r"^Ada\.weather +asleep +Tells the weather"),
+    "nekro plugins list --chat onebot_v11-group_1": Expected(out=r"^Ada\.weather .*Tells the weather"),
+    "nekro plugins wake KEY --chat CHAT --turns 5": Expected(code=2, err="there is no plugin 'KEY'"),
+    "nekro plugins sleep KEY --chat CHAT": Expected(code=2, err="there is no plugin 'KEY'"),
+    "nekro plugins wake Ada.weather --chat onebot_v11-group_1 --turns 5": Expected(err=r"Ada\.weather"),
     "nekro keys create ada --scope read --scope post --user-id ada --rate 60 --cost-per-day 0.5 --days 90":
         Expected(out="^nk_", err="^created key "),
     f"nekro keys revoke {KEY}": Expected(before=make_a_key, err="^revoked key "),
@@ -1028,6 +1038,7 @@ def test_each_compose_line_is_run_by_the_compose_proof() -> None:
 def test_documented_options_of_benchmarks_exist() -> None:
     parsers: dict[str, Callable[[list[str]], object]] = {
         "alternate": alternate.parse,
+        "catalogue": catalogue.parse,
         "rpc": rpc.parse_options,
         "scale": scale.parse,
         "downloads": downloads.parse,
