@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -19,6 +19,8 @@ from storage.upsert import insert
 
 __all__ = ["Approval", "ApprovalRepository", "AwaitingCallRepository", "Decision", "NewApproval"]
 
+#: Most parameters of one statement.
+_BATCH: Final = 500
 _GRANTING: Final = (ApprovalScope.TURN, ApprovalScope.CHAT)
 
 
@@ -286,18 +288,17 @@ class AwaitingCallRepository(Repository):
         self,
         call_id: str,
         *,
-        state: CallState,
         error_type: str,
         error_message: str,
         invocation: dict[str, Any] | None = None,
     ) -> Call | None:
-        """End a call that was not approved; None if it does not await approval.
+        """Fail a call that was not approved; None if it does not await approval.
 
         Args:
             invocation: replaces the stored one; None keeps it.
         """
         values: dict[str, Any] = {
-            "state": state,
+            "state": CallState.FAILED,
             "finished_at": now(),
             "detached_at": now(),
             "error_type": error_type,
@@ -306,6 +307,19 @@ class AwaitingCallRepository(Repository):
         if invocation is not None:
             values["invocation"] = invocation
         return await self._end_wait(call_id, values)
+
+    async def cancel(self, call_ids: Sequence[str], *, reason: str) -> None:
+        """Cancel calls; those that do not await approval are not changed."""
+        values = {
+            "state": CallState.CANCELLED,
+            "finished_at": now(),
+            "detached_at": now(),
+            "error_type": "CallCancelledError",
+            "error_message": reason,
+        }
+        for begin in range(0, len(call_ids), _BATCH):
+            batch = CallRow.id.in_(call_ids[begin : begin + _BATCH])
+            await self._rows(update(CallRow).where(batch, CallRow.state == CallState.AWAITING).values(values))
 
     async def _end_wait(self, call_id: str, values: dict[str, Any]) -> Call | None:
         statement = update(CallRow).where(CallRow.id == call_id, CallRow.state == CallState.AWAITING)

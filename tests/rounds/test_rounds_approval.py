@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from round_bench import Bench, Model, states
 from sqlalchemy import update
+from sqlalchemy.orm import DeclarativeBase
 
 from broker_config.settings import ApprovalSettings
 from codec.values import encode_arguments
@@ -30,7 +30,7 @@ from nekro_agent.ports import IncomingMessage
 from nekro_agent.shared_clock import shared_time
 from sandbox.models import StopType
 from storage.access.approvals import Approval
-from storage.models import ApprovalRow
+from storage.models import ApprovalRow, CallRow
 from storage.repositories.calls import Call
 from storage.repositories.overview import OverviewRepository
 from storage.states import ApprovalScope, ApprovalState, CallState, TriggerKind
@@ -540,21 +540,17 @@ async def test_a_lost_message_of_an_approved_call_is_found_by_the_sweep(till: Be
     assert (lost.id, lost.state) == (row.call_id, CallState.QUEUED)
 
 
-async def test_ten_thousand_requests_are_listed_by_pages_and_expire_in_small_transactions(
+async def test_ten_thousand_requests_are_listed_decided_expired_and_withdrawn(
     kind: str, open_bench: OpenBench
 ) -> None:
     bench = await open_till(open_bench, kind)
     first = await asked(bench)
-    columns = [
-        item.name for item in fields(first) if item.name not in ("sequence", "id", "call_id", "expires_at")
-    ]
-    names = ", ".join(columns)
-    async with bench.database.begin() as tx:
-        await tx.connection.exec_driver_sql(
-            f"INSERT INTO approvals (id, call_id, expires_at, {names})"
-            " WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 9999)"
-            f" SELECT 'a' || n, 'c' || n, requested_at, {names} FROM approvals CROSS JOIN numbers"
-        )
+    await copy_rows(bench, "calls", CallRow, id="'c' || n", round_id="NULL")
+    await copy_rows(
+        bench, "approvals", ApprovalRow, sequence=None, id="'a' || n", call_id="'c' || n",
+        round_id="NULL", turn_id="NULL", root_turn_id="NULL",
+        expires_at=f"CASE WHEN n <= {OVERDUE} THEN requested_at ELSE expires_at END",
+    )  # fmt: skip
     seen, before = set(), None
     while True:
         async with bench.database.read() as tx:
@@ -567,10 +563,45 @@ async def test_ten_thousand_requests_are_listed_by_pages_and_expire_in_small_tra
     async with bench.database.read() as tx:
         assert (await OverviewRepository(tx.connection).approvals()).waiting == 10_000
 
-    sizes = []
     decisions = bench.services.approval_decisions
-    while count := await decisions.expire("chat", limit=100):
-        sizes.append(count)
-        if len(sizes) == 3:
-            break
-    assert sizes == [100, 100, 100]
+    await approve_and_run(bench, first)
+    await decisions.deny("a5000", by="shell:root")
+    assert paid(bench) == ["paid ada 3"]
+    sweep = ApprovalSweep(bench.database, decisions)
+    pauses = []
+    while (pause := await sweep.sweep()) is not None and pause <= 0:
+        pauses.append(pause)
+    assert len(pauses) == 2, "a sweep ends 100 of a chat, so that others can use it meanwhile"
+    await bench.services.stopper.stop("chat", reason="enough", wait_seconds=5)
+    async with bench.database.read() as tx:
+        found = await tx.connection.exec_driver_sql("SELECT state, count(*) FROM approvals GROUP BY state")
+        approval_states = {state: count for state, count in found}
+        found = await tx.connection.exec_driver_sql("SELECT state, count(*) FROM calls GROUP BY state")
+        call_states = {state: count for state, count in found}
+        events = await tx.connection.exec_driver_sql(
+            "SELECT count(*) FROM chat_events WHERE type = 'approval.decided'"
+        )
+        assert events.scalar() == 10_000
+    cancelled = 9_998 - OVERDUE
+    assert approval_states == {"approved": 1, "denied": 1, "expired": OVERDUE, "cancelled": cancelled}
+    assert call_states == {"done": 1, "failed": 1 + OVERDUE, "cancelled": cancelled}
+
+
+#: Requests that expire in the test above.
+OVERDUE = 300
+
+
+async def copy_rows(bench: Bench, table: str, model: type[DeclarativeBase], **changed: str | None) -> None:
+    """Copy the only row of a table 9,999 times.
+
+    Args:
+        changed: expressions of columns by ``n``, the number of the copy; None leaves one to the database.
+    """
+    columns = [column.name for column in model.__table__.columns if changed.get(column.name, "") is not None]
+    values = ", ".join(changed.get(name) or f"{table}.{name}" for name in columns)
+    async with bench.database.begin() as tx:
+        await tx.connection.exec_driver_sql(
+            f"INSERT INTO {table} ({', '.join(columns)})"
+            " WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 9999)"
+            f" SELECT {values} FROM {table} CROSS JOIN numbers"
+        )

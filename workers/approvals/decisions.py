@@ -32,7 +32,7 @@ from storage.access.approvals import Approval, Decision
 from storage.driver.errors import is_refusal
 from storage.engine import Database
 from storage.repositories.calls import Call
-from storage.states import ApprovalScope, ApprovalState, CallState
+from storage.states import ApprovalScope, ApprovalState
 from storage.transaction import Transaction
 from workers.approvals.records import record_decided
 from workers.approvals.seals import ApprovalSeal, digest_of
@@ -275,7 +275,6 @@ class ApprovalDecisions:
             stored = {**stored, "invocation": {**stored["invocation"], "round_number": 0}}
         refused = await transaction.awaiting_calls.refuse(
             row.call_id,
-            state=CallState.FAILED,
             error_type=_NOT_APPROVED,
             error_message=f"approval {row.id}: {why}",
             invocation=stored or None,
@@ -301,13 +300,8 @@ async def cancel_pending(
     """
     await transaction.chats.lock(chat_key, create=True)
     rows = await transaction.approvals.cancel(chat_key, reason=reason, turn_id=turn_id, round_id=round_id)
+    await transaction.awaiting_calls.cancel([row.call_id for row in rows], reason=reason)
     for row in rows:
-        await transaction.awaiting_calls.refuse(
-            row.call_id,
-            state=CallState.CANCELLED,
-            error_type="CallCancelledError",
-            error_message=reason,
-        )
         await record_decided(transaction, publisher, row)
 
 
