@@ -48,7 +48,7 @@ _CHAT: Final = "bench_chat"
 _ASK: Final = "Please do the task that we agreed on."
 _DONE: Final = "It is done."
 _SYSTEM: Final = "You are a helpful assistant. Use the tools to do what the user asks."
-_LONGEST_SECONDS: Final = 120.0
+_LONGEST_SECONDS: Final = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
