@@ -172,6 +172,13 @@ def test_installed_distributions_offer_plugins(
     assert sum("is taken" in str(error) for _, _, error in by_error) == 1
 
 
+def test_the_key_of_the_built_in_methods_is_refused(load: Load, folder: Path) -> None:
+    (folder / "catalogue.py").write_text(source("catalogue").replace("Ada", "nekro"))
+    (record,) = load().records
+    assert (record.key, record.status, record.plugin) == ("nekro.catalogue", PluginStatus.FAILED, None)
+    assert record.error is not None and "is that of the built-in methods; give " in record.error
+
+
 def test_the_data_directory_at_import_is_the_given_one(
     load: Load, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,7 +145,7 @@ def load_plugins(
     if data_dir is not None and not runtime.is_bound():
         runtime.prepare(data_dir=data_dir, packages=packages)
     found: list[Imported] = []
-    paths_by_key = {BUILT_IN_PLUGIN: "the system itself"}
+    paths_by_key = {BUILT_IN_PLUGIN: ""}
     for loaded in _load_all(dirs, shipped=shipped, entry_points=entry_points):
         found.append(_unique(loaded, paths_by_key))
     off = set(disabled)
@@ -202,5 +202,7 @@ def _unique(loaded: Imported, paths_by_key: dict[str, str]) -> Imported:
     if first == loaded.path:
         return loaded
     error = f"key {key} is taken: {first} has it, so {loaded.path} is refused; remove one of them"
+    if key == BUILT_IN_PLUGIN:
+        error = f"key {key} is that of the built-in methods; give {loaded.path} another author or module_name"
     _log.error(error)
     return dataclasses.replace(loaded, key=key, plugin=None, error=error)
