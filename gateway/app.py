@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
 from fastapi import APIRouter, Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import BaseRoute
 
 from broker_config.settings import GatewaySettings, Settings
 from gateway import problems
@@ -91,6 +93,14 @@ def create_app(settings: Settings) -> FastAPI:
     )
     problems.install(app)
     _add_middleware(app, settings.gateway)
+    app.router.routes.extend(_routes())
+    return app
+
+
+@functools.cache
+def _routes() -> tuple[BaseRoute, ...]:
+    """The routes of every application. Analysing their parameters takes most of the time of creating one."""
+    app = FastAPI(openapi_url=None, redirect_slashes=False, default_response_class=JsonAnswer)
     app.include_router(probes.router)
     # Each route of the API needs a key; a route that forgets to check its scope is at least not open.
     api = APIRouter(prefix=API, dependencies=[Depends(identity_of)])
@@ -104,7 +114,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(webhooks.router)
     app.include_router(sse.router)
     proxy.install(app)
-    return app
+    return tuple(app.routes)
 
 
 def _add_middleware(app: FastAPI, settings: GatewaySettings) -> None:

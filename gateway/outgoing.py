@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import ssl
 import urllib.parse
 from collections.abc import AsyncIterator, Iterable
@@ -15,10 +16,16 @@ from nekro_agent.downloads.addresses import AddressPolicy, CheckedBackend
 from nekro_agent.downloads.http import checked_url
 from nekro_agent.errors import DownloadError
 
-__all__ = ["OutgoingHttp", "RequestFailedError"]
+__all__ = ["OutgoingHttp", "RequestFailedError", "trusted_certificates"]
 
 _MOST_CONNECTIONS: Final = 64
 _MOST_ANSWER_BYTES: Final = 64 << 10
+
+
+@functools.cache
+def trusted_certificates() -> ssl.SSLContext:
+    """The certificates that this host trusts; each time they are loaded takes as long as many requests."""
+    return ssl.create_default_context()
 
 
 class RequestFailedError(Exception):
@@ -40,7 +47,7 @@ class OutgoingHttp:
         """
         self.policy = AddressPolicy(allow_private, setting=setting)
         self._pool = httpcore.AsyncConnectionPool(
-            ssl_context=ssl.create_default_context(),
+            ssl_context=trusted_certificates(),
             max_connections=_MOST_CONNECTIONS,
             max_keepalive_connections=0,
             network_backend=CheckedBackend(self.policy),

@@ -19,6 +19,7 @@ from broker_config.embedded import resolve_signing_key
 from broker_config.settings import GatewaySettings, PluginAccess
 from codec.http_signature import PROOF_HEADER, SIGNATURE_HEADER, HttpSigner
 from gateway.dependencies import ServicesDep
+from gateway.outgoing import trusted_certificates
 from gateway.plugins.access import admit, is_reachable, not_served
 from gateway.plugins.headers import request_headers, response_headers
 from gateway.plugins.sites import Sites
@@ -66,6 +67,7 @@ class PluginProxy:
             ),
             follow_redirects=False,
             trust_env=False,
+            verify=trusted_certificates(),
         )
 
     async def close(self) -> None:
