@@ -75,10 +75,12 @@ EVERYTHING: Calls = [
     ("toggle_simulated_logging()", "logging"),
     ("toggle_subscriber_updates()", "updates"),
     ("trigger_long_running_operation(duration=0.2, steps=2)", "completed"),
-    ("simulate_research_query('tests')", ""),
+    # It can be called as a task of the protocol only.
+    ("simulate_research_query('tests')", "error: .*task augmentation"),
     ("trigger_elicitation_request()", ""),
     ("trigger_url_elicitation('https://example.org/x')", ""),
-    ("trigger_sampling_request('Say yes.')", ""),
+    # No model is configured here.
+    ("trigger_sampling_request('Say yes.')", "error: .*unknown group of models"),
     ("get_sum('x', 'y')", "error: .*"),
 ]
 FILES: Calls = [
