@@ -53,7 +53,7 @@ def test_promises_hold_for_tools_of_a_server(
     faults = (*SHORT, FaultKind.KILL_SERVER, FaultKind.KILL, FaultKind.STOP, FaultKind.REDIS_ROLLBACK)
     options = Options(
         seed=time.time_ns() % (1 << 32), database=database, seconds=40, faults=faults,
-        lanes=("methods", "methods", "methods"), callers=1, server=True,
+        lanes=("methods", "methods"), callers=1, server=True,
     )  # fmt: skip
     print(f"seed {options.seed}")
     report = carry_out(request, tmp_path, options)
