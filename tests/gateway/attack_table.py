@@ -384,7 +384,7 @@ _MCP: Final = [
     _a("an MCP message that is no JSON", 400, "-32700", _mcp("all", b"{")),
     _a("an MCP message with 100,000 levels", 400, "-32700", _mcp("all", b"[" * 100_000)),
     _a("many MCP messages as one", 400, "-32602", _mcp("all", [_PING, _PING])),
-    _a("an MCP message as a form", 400, "-32600", _mcp("all", b"a=b", Content_Type="application/x-www-form-urlencoded")),
+    _a("an MCP message as a form", 400, "", _mcp("all", b"a=b", Content_Type="application/x-www-form-urlencoded")),
     _a("an MCP client that takes pages only", 406, "-32600", _mcp("all", Accept="text/html")),
 ]  # fmt: skip
 KEYED: Final = {

@@ -129,7 +129,7 @@ async def test_a_relay_says_why_the_gateway_refuses_or_does_not_answer(fleet: Fl
     with socket.create_server(("127.0.0.1", 0)) as free:
         nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
     async with served(create_app(fleet.settings)) as client:
-        for url, text in ((str(client.base_url), "unauthorized"), (nobody, f"{nobody}/mcp does not answer")):
+        for url, text in ((str(client.base_url), "key_invalid"), (nobody, f"{nobody}/mcp does not answer")):
             async with started(BASE | {"NEKRO_URL": url, "NEKRO_KEY": "nk_0"}) as process:
                 answer = await exchange(process, ping)
                 assert answer["id"] == "a" and text in answer["error"]["message"], answer
