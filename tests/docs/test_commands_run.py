@@ -727,9 +727,6 @@ EXPECTED = {
     "nekro plugins wake Ada.weather --chat onebot_v11-group_1 --turns 5": Expected(err=r"Ada\.weather"),
     "nekro keys create ada --scope read --scope post --user-id ada --rate 60 --cost-per-day 0.5 --days 90":
         Expected(out="^nk_", err="^created key "),
-    "nekro keys create laptop --scope call --scope run --scope read --chats team-docs": Expected(
-        out="^nk_", err="^created key "
-    ),
     f"nekro keys revoke {KEY}": Expected(before=make_a_key, err="^revoked key "),
     "nekro worker --lane methods": Expected(err=r"methods-\d+@\S+ ready", stop=TERM),
     "NEKRO_BROKER__URL=redis://queue:6379/0 nekro worker --lane long --concurrency 2": Expected(
