@@ -41,5 +41,5 @@ def method_line(method: MethodBrief) -> str:
 
 def summary(doc: str | None) -> str:
     """Return the first line of a documentation, shortened and safe for a prompt; "" without one."""
-    line = next(iter((doc or "").strip().splitlines()), "")
+    line = (doc or "").strip().split("\n")[0]
     return attribute(neutralise(line), limit=_SUMMARY_CHARS)

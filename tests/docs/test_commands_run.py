@@ -41,6 +41,7 @@ from waiting import WAIT_SECONDS, wait_until
 from benchmarks import (
     alternate,
     catalogue,
+    code_or_tools,
     downloads,
     follow_up,
     goals,
@@ -724,7 +725,9 @@ EXPECTED = {
     "nekro plugins list --chat onebot_v11-group_1": Expected(out=r"^Ada\.weather .*Tells the weather"),
     "nekro plugins wake KEY --chat CHAT --turns 5": Expected(code=2, err="there is no plugin 'KEY'"),
     "nekro plugins sleep KEY --chat CHAT": Expected(code=2, err="there is no plugin 'KEY'"),
-    "nekro plugins wake Ada.weather --chat onebot_v11-group_1 --turns 5": Expected(err=r"Ada\.weather"),
+    "nekro plugins wake Ada.weather --chat onebot_v11-group_1 --turns 5": Expected(
+        code=4, err="there is no chat 'onebot_v11-group_1'"
+    ),
     "nekro keys create ada --scope read --scope post --user-id ada --rate 60 --cost-per-day 0.5 --days 90":
         Expected(out="^nk_", err="^created key "),
     f"nekro keys revoke {KEY}": Expected(before=make_a_key, err="^revoked key "),
@@ -1039,6 +1042,7 @@ def test_documented_options_of_benchmarks_exist() -> None:
     parsers: dict[str, Callable[[list[str]], object]] = {
         "alternate": alternate.parse,
         "catalogue": catalogue.parse,
+        "code_or_tools": code_or_tools.parse,
         "rpc": rpc.parse_options,
         "scale": scale.parse,
         "downloads": downloads.parse,

@@ -136,7 +136,8 @@ async def test_output_is_streamed_while_the_code_runs(api: httpx.AsyncClient) ->
     assert first["data"]["offset"] == 0 and first["data"]["text"] in ("begun", "begun\n")
     assert last.event == "run.ended"
     assert (last.data["output"], last.data["stop_type"]) == ("begun\ndone\n", "NORMAL")
-    assert "".join(chunk.data["data"]["text"] for chunk in chunks) == "begun\ndone\n"
+    # Chunks are live only: the end has the whole output, and may come before the last of them.
+    assert "begun\ndone\n".startswith("".join(chunk.data["data"]["text"] for chunk in chunks))
     assert first["call_id"] == last.data["id"]
     assert {chunk.event for chunk in chunks} == {"output.chunk"}
 
