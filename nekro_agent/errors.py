@@ -34,6 +34,15 @@
     │   ├── SandboxUnavailableError
     │   └── SandboxProtocolError
     ├── LLMError
+    │   ├── LLMAccessError
+    │   ├── LLMBusyError
+    │   ├── LLMContextError
+    │   ├── LLMFilterError
+    │   ├── LLMNotFoundError
+    │   ├── LLMRefusedError
+    │   ├── LLMTimeoutError
+    │   ├── LLMUnavailableError
+    │   └── LLMUnreadableError
     ├── ServiceError
     ├── UsageError
     └── RuntimeNotBoundError
@@ -63,7 +72,16 @@ __all__ = [
     "DownloadRefusedError",
     "FencedError",
     "InvalidValueError",
+    "LLMAccessError",
+    "LLMBusyError",
+    "LLMContextError",
     "LLMError",
+    "LLMFilterError",
+    "LLMNotFoundError",
+    "LLMRefusedError",
+    "LLMTimeoutError",
+    "LLMUnavailableError",
+    "LLMUnreadableError",
     "MessageRefusedError",
     "MethodAbortedError",
     "MethodDisabledError",
@@ -344,10 +362,83 @@ class SandboxProtocolError(SandboxError):
 
 
 class LLMError(NekroError):
-    """The LLM endpoint failed after all retries, or none is configured."""
+    """The LLM endpoint failed after all retries, or none is configured.
+
+    ``for_people`` says it in the chat, where model, endpoint and its own words do not belong; None: the
+    text of the error is fit for the chat.
+    """
 
     code = "llm"
     retryable = True
+    for_people: ClassVar[str | None] = None
+
+
+class LLMAccessError(LLMError):
+    """The endpoint refuses the key, or the account has no credit (401, 402, 403, ``insufficient_quota``)."""
+
+    code = "llm_access"
+    retryable = False
+    for_people = "the model's server does not accept the key or the account of this system"
+
+
+class LLMBusyError(LLMError):
+    """The endpoint limits the rate of requests (429), and went on doing so or asks to wait for too long."""
+
+    code = "llm_busy"
+    for_people = "the model's server has too many requests at present; try again later"
+
+
+class LLMContextError(LLMError):
+    """The prompt is longer than the context of the model."""
+
+    code = "llm_context"
+    retryable = False
+    for_people = "this conversation has become too long for the model"
+
+
+class LLMFilterError(LLMError):
+    """A content filter of the endpoint withheld the answer or refused the prompt."""
+
+    code = "llm_filter"
+    retryable = False
+    for_people = "the content filter of the model's server withheld the answer"
+
+
+class LLMNotFoundError(LLMError):
+    """The endpoint does not know the address or the model (404)."""
+
+    code = "llm_not_found"
+    retryable = False
+    for_people = "the model's server does not know the model, or its address is wrong"
+
+
+class LLMRefusedError(LLMError):
+    """The endpoint refuses the request as invalid (another status from 400 to 499)."""
+
+    code = "llm_refused"
+    retryable = False
+    for_people = "the model's server refused the request"
+
+
+class LLMTimeoutError(LLMError):
+    """The endpoint sent no token, or no complete answer, in time."""
+
+    code = "llm_timeout"
+    for_people = "the model did not answer in time"
+
+
+class LLMUnavailableError(LLMError):
+    """The endpoint cannot be reached, cut its answer off, or reports an error of its own (500 and above)."""
+
+    code = "llm_unavailable"
+    for_people = "the model's server cannot be reached or fails at present; try again later"
+
+
+class LLMUnreadableError(LLMError):
+    """The endpoint's response is no answer of the protocol, such as a web page."""
+
+    code = "llm_unreadable"
+    for_people = "the model's server sent something that is no answer"
 
 
 class ServiceError(NekroError):

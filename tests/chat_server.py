@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+from waiting import WAIT_SECONDS
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,44 @@ async def _read(reader: asyncio.StreamReader) -> SeenRequest:
     return SeenRequest(path=head[0].split(" ")[1], headers=headers, body=json.loads(body), reader=reader)
 
 
+@dataclass
+class SceneServer:
+    """A chat server in a thread: the newest ``scene:<name>`` in a prompt chooses its behaviour.
+
+    Of a list the n-th request of that scene gets the n-th behaviour, and further ones the last.
+    """
+
+    scenes: dict[str, list[Behaviour]]
+    #: The requests by scene.
+    asked: dict[str, list[SeenRequest]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._server = ChatServer([self._behave])
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def start(self) -> str:
+        """Start to serve; returns the base URL."""
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._server.__aenter__(), self._loop).result(WAIT_SECONDS)
+        return self._server.base_url
+
+    def stop(self) -> None:
+        """Stop."""
+        asyncio.run_coroutine_threadsafe(self._server.__aexit__(), self._loop).result(WAIT_SECONDS)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(WAIT_SECONDS)
+        self._loop.close()
+
+    async def _behave(self, writer: asyncio.StreamWriter, request: SeenRequest) -> None:
+        texts = [message["content"] for message in request.body["messages"] if message["role"] == "user"]
+        scene = re.findall(r"scene:([\w-]+)", "\n".join(texts))[-1]
+        seen = self.asked.setdefault(scene, [])
+        seen.append(request)
+        behaviours = self.scenes[scene]
+        await behaviours[min(len(seen), len(behaviours)) - 1](writer, request)
+
+
 def respond(status: int, body: Any, **headers: str) -> Behaviour:
     """Answer with a status and a JSON (or text) body."""
 
@@ -88,16 +130,16 @@ def respond(status: int, body: Any, **headers: str) -> Behaviour:
     return behave
 
 
-def refuse(status: int, message: str = "no", **headers: str) -> Behaviour:
+def refuse(status: int, message: str = "no", code: str | None = None, **headers: str) -> Behaviour:
     """Answer with an error as OpenAI words it."""
-    return respond(status, {"error": {"message": message, "type": "x", "code": None}}, **headers)
+    return respond(status, {"error": {"message": message, "type": "x", "code": code}}, **headers)
 
 
-def complete(text: str | None, finish_reason: str = "stop") -> Behaviour:
-    """Answer at once, without streaming."""
+def complete(text: str | None, finish_reason: str = "stop", **fields: Any) -> Behaviour:
+    """Answer at once, without streaming; ``fields`` are those of the message besides its text."""
 
     async def behave(writer: asyncio.StreamWriter, request: SeenRequest) -> None:
-        message = {"role": "assistant", "content": text}
+        message = {"role": "assistant", "content": text, **fields}
         body = {
             "id": "c1", "object": "chat.completion", "created": 1, "model": request.body["model"] + "-real",
             "choices": [{"index": 0, "message": message, "finish_reason": finish_reason}],
@@ -109,14 +151,14 @@ def complete(text: str | None, finish_reason: str = "stop") -> Behaviour:
 
 
 def stream(
-    *pieces: str, finish_reason: str | None = "stop", cut: bool = False, usage: bool = True
+    *pieces: str | dict[str, Any], finish_reason: str | None = "stop", cut: bool = False, usage: bool = True
 ) -> Behaviour:
-    """Answer in chunks; ``cut`` drops the connection in the middle of a chunk."""
+    """Answer in chunks of text, or of a delta; ``cut`` drops the connection in the middle of a chunk."""
 
     async def behave(writer: asyncio.StreamWriter, request: SeenRequest) -> None:
         await start_stream(writer)
         for piece in pieces:
-            await send_chunk(writer, request, {"content": piece})
+            await send_chunk(writer, request, {"content": piece} if isinstance(piece, str) else piece)
         if cut:
             writer.write(b"ff\r\ndata: {")
             await writer.drain()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,15 +12,17 @@ from urllib.parse import urlsplit
 
 import openai
 from loguru import logger
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessage
+from openai.types.chat.chat_completion_chunk import ChoiceDelta
 
+from agent.llm.faults import ENDPOINT_ERRORS, fault_of, hint_of
 from agent.llm.port import LLMAnswer, LLMRequest
 from agent.llm.record import RequestRecord
-from agent.llm.retry import BACKOFF_SECONDS, Fault, RetryPolicy, parse_retry_after
+from agent.llm.retry import BACKOFF_SECONDS, Fault, RetryPolicy
 from agent.model import Part, PromptMessage, TextPart
 from agent.text import cut_middle
 from broker_config.settings import LLMSettings
-from nekro_agent.errors import LLMError
+from nekro_agent.errors import LLMError, LLMFilterError, LLMTimeoutError, LLMUnreadableError
 
 __all__ = ["OpenAIClient"]
 
@@ -31,6 +32,8 @@ _PATH: Final = "/chat/completions"
 _Chunks = openai.AsyncStream[ChatCompletionChunk]
 #: Sent when no key is configured: local endpoints need none, but the package requires one.
 _NO_KEY: Final = "none"
+#: Content types of web pages, and of servers that do not stream.
+_NO_STREAM: Final = frozenset({"text/html", "application/xhtml+xml", "application/json"})
 #: Most characters of an endpoint's own message in an error.
 _FAULT_CHARS: Final = 300
 
@@ -51,15 +54,31 @@ class _Gathered:
     #: Receives each piece.
     on_piece: Callable[[str], None] = field(default=lambda _piece: None, repr=False)
     pieces: list[str] = field(default_factory=list)
+    #: The model's refusal to answer, and names of tools that it calls.
+    refusal: list[str] = field(default_factory=list)
+    tools: list[str] = field(default_factory=list)
     finish_reason: str = ""
     prompt_tokens: int | None = None
     answer_tokens: int | None = None
 
-    def add(self, piece: str) -> None:
-        """Append a piece of text."""
+    def add(self, piece: object) -> None:
+        """Append a piece of text, or None; the package does not check what servers send."""
+        if piece is not None and not isinstance(piece, str):
+            what = f"the answer's text is {type(piece).__name__} data"
+            raise _TryFailed(Fault(what=what, error=LLMUnreadableError, status=200))
         if piece:
             self.pieces.append(piece)
             self.on_piece(piece)
+
+    def add_rest(self, message: ChatCompletionMessage | ChoiceDelta) -> bool:
+        """Take what a message has beside its text; returns whether there was anything."""
+        functions = [getattr(call, "function", None) for call in message.tool_calls or ()]
+        names = [getattr(function, "name", None) for function in (*functions, message.function_call)]
+        self.tools += [name for name in names if isinstance(name, str)]
+        if isinstance(message.refusal, str):
+            self.refusal.append(message.refusal)
+            self.on_piece(message.refusal)
+        return bool(message.refusal or message.tool_calls or message.function_call)
 
 
 class OpenAIClient:
@@ -67,7 +86,7 @@ class OpenAIClient:
 
     Three time limits apply to each attempt: connecting, the first token (of a streamed answer),
     the whole answer. A stream that ends without a finish reason was cut off and is requested again
-    from the start; so is an answer without text. The last attempt uses the fallback model. A request
+    from the start. The last attempt uses the fallback model. A request
     that the endpoint refuses permanently (4xx) is not repeated, except once with the fallback model
     where that may succeed.
     """
@@ -133,11 +152,12 @@ class OpenAIClient:
                     await ask(request, gathered)
             except TimeoutError as exc:
                 what = f"no complete answer within {self._settings.timeout_seconds:g} s"
-                raise _TryFailed(Fault(what=what)) from exc
+                raise _TryFailed(Fault(what=what, error=LLMTimeoutError)) from exc
         if not gathered.finish_reason:
             raise _TryFailed(Fault(what="the answer was cut off before its end"))
-        if not "".join(gathered.pieces).strip():
-            raise _TryFailed(Fault(what=f"the answer has no text (finish reason {gathered.finish_reason})"))
+        if gathered.finish_reason == "content_filter":
+            what = "the content filter withheld the answer or the rest of it"
+            raise _TryFailed(Fault(what=what, error=LLMFilterError))
         return gathered
 
     async def _ask_whole(self, request: LLMRequest, gathered: _Gathered) -> None:
@@ -145,9 +165,11 @@ class OpenAIClient:
         completion: object = await self._connected().post(_PATH, body=body, cast_to=ChatCompletion)
         if not isinstance(completion, ChatCompletion) or not completion.choices:
             # With a wrong base URL the package returns whatever text the server sent.
-            raise _TryFailed(Fault(what="the response is not a chat completion", status=200))
+            what = "the response is not a chat completion"
+            raise _TryFailed(Fault(what=what, error=LLMUnreadableError, status=200))
         choice = completion.choices[0]
-        gathered.add(choice.message.content or "")
+        gathered.add(choice.message.content)
+        gathered.add_rest(choice.message)
         gathered.finish_reason = choice.finish_reason or "stop"
         _note_usage(gathered, completion)
 
@@ -162,7 +184,7 @@ class OpenAIClient:
                     if _add_chunk(gathered, chunk):
                         waiting.reschedule(None)
         except TimeoutError as exc:
-            raise _TryFailed(Fault(what=f"no token within {seconds:g} s")) from exc
+            raise _TryFailed(Fault(what=f"no token within {seconds:g} s", error=LLMTimeoutError)) from exc
 
     async def _chunks(
         self, request: LLMRequest, gathered: _Gathered
@@ -180,6 +202,11 @@ class OpenAIClient:
             del body["stream_options"]
             stream = await self._stream(body)
         async with stream:
+            kind = stream.response.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if kind in _NO_STREAM:
+                # The package would find no event in it, as in an answer that was cut off.
+                what = f"the response is {kind}, not a stream of a chat completion"
+                raise _TryFailed(Fault(what=what, error=LLMUnreadableError, status=200))
             async for chunk in stream:
                 yield chunk
 
@@ -215,17 +242,8 @@ class OpenAIClient:
         """Translate the package's errors; no other place handles them."""
         try:
             yield
-        except openai.APIStatusError as exc:
-            wait = parse_retry_after(exc.response.headers.get("retry-after"))
-            what = f"status {exc.status_code}: {self._words(exc)}"
-            raise _TryFailed(Fault(what=what, status=exc.status_code, retry_after_seconds=wait)) from exc
-        except openai.APIConnectionError as exc:
-            cause = exc.__cause__ or exc
-            raise _TryFailed(
-                Fault(what=f"connection failed: {type(cause).__name__}: {self._words(cause)}")
-            ) from exc
-        except (openai.OpenAIError, json.JSONDecodeError, UnicodeDecodeError) as exc:
-            raise _TryFailed(Fault(what=f"unreadable answer: {self._words(exc)}")) from exc
+        except ENDPOINT_ERRORS as exc:
+            raise _TryFailed(fault_of(exc, self._words)) from exc
 
     def _words(self, exc: BaseException) -> str:
         """Return an error's message, shortened, on one line, with the key removed."""
@@ -238,22 +256,26 @@ class OpenAIClient:
         parts = urlsplit(self._base_url)
         endpoint = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
         count = "1 try" if tries == 1 else f"{tries} tries"
-        return LLMError(
-            f"no answer from model {model} at {endpoint} after {count}: {fault.what}{_hint(fault)}"
+        return fault.error(
+            f"no answer from model {model} at {endpoint} after {count}: {fault.what}{hint_of(fault)}"
         )
 
     def _answer(self, gathered: _Gathered, tries: int) -> LLMAnswer:
         prices = self._settings
         cost = (gathered.prompt_tokens or 0) * prices.input_price_per_million
         cost += (gathered.answer_tokens or 0) * prices.output_price_per_million
+        text = _joined(gathered.pieces)
+        is_refusal = bool(gathered.refusal) and not text.strip()
         return LLMAnswer(
-            text="".join(gathered.pieces),
+            text=_joined(gathered.refusal) if is_refusal else text,
             model=gathered.model,
             prompt_tokens=gathered.prompt_tokens,
             answer_tokens=gathered.answer_tokens,
             finish_reason=gathered.finish_reason,
             tries=tries,
             cost=cost / 1_000_000,
+            is_refusal=is_refusal,
+            tool_calls=tuple(gathered.tools),
         )
 
 
@@ -265,9 +287,16 @@ def _add_chunk(gathered: _Gathered, chunk: ChatCompletionChunk) -> bool:
     choice = chunk.choices[0]
     # Reasoning models stream their thoughts in fields that the protocol does not define.
     thinks = any(value for name, value in (choice.delta.model_extra or {}).items() if "reasoning" in name)
-    gathered.add(choice.delta.content or "")
+    gathered.add(choice.delta.content)
+    has_rest = gathered.add_rest(choice.delta)
     gathered.finish_reason = choice.finish_reason or gathered.finish_reason
-    return bool(choice.delta.content or choice.finish_reason or thinks)
+    return bool(choice.delta.content or choice.finish_reason or thinks or has_rest)
+
+
+def _joined(pieces: Iterable[str]) -> str:
+    """Join pieces; some servers cut between the two halves of a character that JSON writes as a pair."""
+    joined = "".join(pieces).encode("utf-16-le", "surrogatepass")
+    return joined.decode("utf-16-le", "surrogatepass")
 
 
 def _note_usage(gathered: _Gathered, source: ChatCompletion | ChatCompletionChunk) -> None:
@@ -275,18 +304,6 @@ def _note_usage(gathered: _Gathered, source: ChatCompletion | ChatCompletionChun
     if source.usage is not None:
         gathered.prompt_tokens = source.usage.prompt_tokens
         gathered.answer_tokens = source.usage.completion_tokens
-
-
-def _hint(fault: Fault) -> str:
-    if fault.retry_after_seconds is not None:
-        return f" (it asks to wait {fault.retry_after_seconds:g} s)"
-    if fault.status == 401:
-        return " (check NEKRO_LLM__API_KEY)"
-    if fault.status == 404:
-        return " (check NEKRO_LLM__BASE_URL, which ends before /chat/completions, and NEKRO_LLM__MODEL)"
-    if fault.status is None and fault.what.startswith("connection failed"):
-        return " (check NEKRO_LLM__BASE_URL and the network)"
-    return ""
 
 
 def _wire(message: PromptMessage) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class LLMAnswer:
 
     ``model`` is the model that answered, as the endpoint names it; token counts are None if the
     endpoint does not report them; ``tries`` is the number of requests sent, including failed
-    ones; ``cost`` is in the currency of the prices in the settings.
+    ones; ``cost`` is in the currency of the prices in the settings. ``text`` may be empty.
     """
 
     text: str
@@ -44,6 +44,10 @@ class LLMAnswer:
     finish_reason: str
     tries: int
     cost: float
+    #: Whether ``text`` is the model's refusal to answer, which the protocol has a field for.
+    is_refusal: bool = False
+    #: Names of the tools that the answer calls in the protocol's own way; no request offers any.
+    tool_calls: tuple[str, ...] = ()
 
     @property
     def was_cut(self) -> bool:

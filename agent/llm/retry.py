@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Final
 
+from nekro_agent.errors import LLMAccessError, LLMContextError, LLMError, LLMFilterError, LLMUnavailableError
+
 __all__ = ["BACKOFF_SECONDS", "Fault", "RetryPolicy", "parse_retry_after"]
 
 #: Pause before the second attempt: endpoints recover from an overload in seconds.
@@ -15,8 +17,8 @@ BACKOFF_SECONDS: Final = 1.0
 
 #: Statuses below 500 that are temporary: request timeout, conflict, too early, too many requests.
 _TRANSIENT: Final = frozenset({408, 409, 425, 429})
-#: Statuses that another model would get too: the key or the account is refused.
-_ACCOUNT: Final = frozenset({401, 402, 403})
+#: Faults that the same request meets again, whatever the status.
+_PERMANENT: Final = (LLMAccessError, LLMContextError, LLMFilterError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,22 +26,26 @@ class Fault:
     """Why one attempt gave no answer.
 
     ``status`` is None when no response came (connection refused or cut, time limit) or the
-    response was not an answer; such faults may be temporary.
+    response was not an answer; such faults may be temporary. ``error`` is what the request fails with
+    if no attempt succeeds.
     """
 
     what: str
+    error: type[LLMError] = LLMUnavailableError
     status: int | None = None
     retry_after_seconds: float | None = None
 
     @property
     def is_transient(self) -> bool:
         """Whether the same request may succeed later."""
+        if issubclass(self.error, _PERMANENT):
+            return False
         return self.status is None or self.status >= 500 or self.status in _TRANSIENT
 
     @property
     def is_of_the_model(self) -> bool:
         """Whether another model may succeed where this one is refused."""
-        return not self.is_transient and self.status not in _ACCOUNT
+        return not self.is_transient and not issubclass(self.error, LLMAccessError)
 
 
 @dataclass(frozen=True, kw_only=True)

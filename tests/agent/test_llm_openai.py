@@ -22,6 +22,7 @@ from chat_server import (
     refuse,
     respond,
     send_chunk,
+    send_event,
     start_stream,
     stream,
 )
@@ -32,7 +33,17 @@ from agent.llm import LLMAnswer, LLMRequest, create_client
 from agent.llm.retry import Fault, RetryPolicy, parse_retry_after
 from agent.model import ImagePart, PromptMessage, Role, TextPart
 from broker_config.settings import LLMSettings
-from nekro_agent.errors import LLMError
+from nekro_agent.errors import (
+    LLMAccessError,
+    LLMBusyError,
+    LLMContextError,
+    LLMError,
+    LLMFilterError,
+    LLMNotFoundError,
+    LLMRefusedError,
+    LLMUnavailableError,
+    LLMUnreadableError,
+)
 
 if TYPE_CHECKING:
     from agent.llm.openai_client import OpenAIClient
@@ -230,10 +241,92 @@ async def test_unreadable_chunks_are_retried() -> None:
 
 
 @pytest.mark.parametrize("streams", [True, False])
-async def test_an_answer_without_text_is_retried(streams: bool) -> None:
-    empty, good = (stream("  "), stream("ok")) if streams else (complete(None), complete("ok"))
-    answer, _ = await ask(empty, good, stream=streams)
-    assert (answer.text, answer.tries) == ("ok", 2)
+async def test_an_answer_without_text_is_an_answer(streams: bool) -> None:
+    answer, _ = await ask(stream("  ") if streams else complete(None), stream=streams)
+    assert (answer.text.strip(), answer.tries, answer.is_refusal, answer.tool_calls) == ("", 1, False, ())
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_a_refusal_is_the_text_and_is_passed_on(streams: bool) -> None:
+    pieces: list[str] = []
+    request = replace(REQUEST, on_delta=lambda _, text: pieces.append(text))
+    refusal = (
+        stream({"refusal": "I can"}, {"refusal": "not."}) if streams else complete(None, refusal="I cannot.")
+    )
+    async with ChatServer([refusal]) as server:
+        client = client_of(settings_for(server.base_url, stream=streams))
+        answer = await client.complete(request)
+        await client.close()
+    assert (answer.text, answer.is_refusal, "".join(pieces)) == ("I cannot.", True, "I cannot.")
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_calls_of_tools_are_named(streams: bool) -> None:
+    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    old = {"name": "g", "arguments": "{}"}
+    if streams:
+        given = stream(
+            {"tool_calls": [{"index": 0} | calls[0]]}, {"function_call": old}, finish_reason="tool_calls"
+        )
+    else:
+        given = complete(None, "tool_calls", tool_calls=calls, function_call=old)
+    answer, _ = await ask(given, stream=streams)
+    assert (answer.text, answer.tool_calls, answer.finish_reason) == ("", ("f", "g"), "tool_calls")
+
+
+async def test_a_character_that_is_cut_between_chunks_is_joined() -> None:
+    answer, _ = await ask(stream("a\ud83d", "\ude00\ud800"))
+    assert answer.text == "a\U0001f600\ud800"
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "error", "tries"),
+    [
+        (refuse(401), LLMAccessError, 1),
+        (refuse(402), LLMAccessError, 1),
+        (refuse(403), LLMAccessError, 1),
+        (refuse(429, "no credit", "insufficient_quota"), LLMAccessError, 1),
+        (refuse(404), LLMNotFoundError, 1),
+        (refuse(400, "no such model", "model_not_found"), LLMNotFoundError, 1),
+        (refuse(429), LLMBusyError, 2),
+        (refuse(429, retry_after="0"), LLMBusyError, 2),
+        (refuse(500), LLMUnavailableError, 2),
+        (refuse(400), LLMRefusedError, 1),
+        (refuse(400, "x", "context_length_exceeded"), LLMContextError, 1),
+        (refuse(400, "This model's maximum context length is 9 tokens."), LLMContextError, 1),
+        (refuse(400, "the request exceeds the available context size"), LLMContextError, 1),
+        (refuse(400, "prompt is too long: 9 tokens > 8 maximum"), LLMContextError, 1),
+        (respond(413, "too large"), LLMContextError, 1),
+        (refuse(404, "no model with this context length"), LLMNotFoundError, 1),
+        (refuse(400, "x", "content_filter"), LLMFilterError, 1),
+        (stream("a", finish_reason="content_filter"), LLMFilterError, 1),
+        (respond(200, "<html>hello</html>"), LLMUnreadableError, 1),
+        (respond(200, {"choices": []}), LLMUnreadableError, 1),
+        (stream({"content": ["a"]}), LLMUnreadableError, 1),
+        (stream("a", cut=True), LLMUnavailableError, 2),
+        (stream("a", finish_reason=None), LLMUnavailableError, 2),
+    ],
+)
+async def test_each_fault_has_its_error(behaviour: Behaviour, error: type[LLMError], tries: int) -> None:
+    async with ChatServer([behaviour]) as server:
+        client = client_of(settings_for(server.base_url, tries=2))
+        with pytest.raises(error) as caught:
+            await client.complete(REQUEST)
+        await client.close()
+    assert type(caught.value) is error and len(server.seen) == tries
+    assert error.for_people and caught.value.code == error.code != LLMError.code
+
+
+async def test_an_error_inside_the_stream_has_its_own_code() -> None:
+    async def too_long(writer: asyncio.StreamWriter, request: SeenRequest) -> None:
+        await start_stream(writer)
+        await send_event(writer, json.dumps({"error": {"message": "no", "code": "context_length_exceeded"}}))
+
+    async with ChatServer([too_long]) as server:
+        client = client_of(settings_for(server.base_url, tries=2))
+        with pytest.raises(LLMContextError):
+            await client.complete(REQUEST)
+        await client.close()
 
 
 async def test_a_web_page_instead_of_an_answer_is_an_error_that_names_the_setting() -> None:
