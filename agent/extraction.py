@@ -13,7 +13,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["ExtractedCode", "extract_code", "new_check_word", "reveals_check_word"]
+__all__ = [
+    "AnswerParts",
+    "ExtractedCode",
+    "extract_code",
+    "new_check_word",
+    "reveals_check_word",
+    "split_answer",
+]
 
 _OPEN_THINK: Final = re.compile(r"^[ \t]*<think>", re.MULTILINE)
 _CLOSE_THINK: Final = "</think>"
@@ -61,6 +68,27 @@ class ExtractedCode:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AnswerParts:
+    """An answer as text with fenced blocks.
+
+    ``text`` is everything but the thought; ``around`` is what of it is outside the blocks. ``labels`` are
+    those of the blocks, in order and in lower case, "" for a block without one; ``last_block`` is the
+    content of the last one.
+    """
+
+    thought: str
+    text: str
+    around: str
+    labels: tuple[str, ...]
+    last_block: str
+
+    @property
+    def has_program(self) -> bool:
+        """Whether a block is labelled as Python or not at all."""
+        return any(not label or label in _PYTHON_LABELS for label in self.labels)
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Block:
     """Lines ``[start, end)`` between an opening fence and its end."""
 
@@ -90,6 +118,26 @@ def extract_code(text: str) -> ExtractedCode:
         return ExtractedCode(thought=thought, code=code, fenced=False, closed=True)
     code = _drop_invented(lines[block.start : block.end]).strip("\n")
     return ExtractedCode(thought=thought, code=code, fenced=True, closed=block.closed)
+
+
+def split_answer(text: str) -> AnswerParts:
+    """Split an answer into thought, text and blocks, in time linear in its length."""
+    thought, rest = _split_thought(text.replace("\r\n", "\n").replace("\r", "\n"))
+    lines = _detach_fence(rest.split("\n"))
+    around: list[str] = []
+    blocks = list(_blocks(lines))
+    position = 0
+    for block in blocks:
+        around += lines[position : block.start - 1]
+        position = block.end + 1
+    around += lines[position:]
+    return AnswerParts(
+        thought=thought,
+        text=rest,
+        around="\n".join(around),
+        labels=tuple(block.label for block in blocks),
+        last_block="\n".join(lines[blocks[-1].start : blocks[-1].end]) if blocks else "",
+    )
 
 
 def new_check_word() -> str:

@@ -109,7 +109,8 @@ class HistoryMessage:
 
     ``observation_of`` is set on the system message that stores a call's result for later turns:
     the id of that call. The turn that the result triggered shows it as an observation instead.
-    Messages that a method sent into the chat while it ran do not have it.
+    Messages that a method sent into the chat while it ran do not have it. ``answer_of`` is set on an
+    answer in words: the id of its round, whose turn shows it as that round's answer instead.
     """
 
     message_id: str
@@ -121,6 +122,7 @@ class HistoryMessage:
     attachments: tuple[str, ...] = ()
     images: tuple[HistoryImage, ...] = ()
     observation_of: str | None = None
+    answer_of: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,13 +146,19 @@ class TurnRound:
     """An earlier round of the same turn.
 
     ``asked_at`` is when its prompt was built (``RoundOutcome.asked_at``): messages of the chat
-    up to then belong before its answer, later ones after it.
+    up to then belong before its answer, later ones after it. ``code`` is the program of the answer; None if
+    the answer was sent to the chat as it was. ``methods`` are the methods that the program called.
+    ``is_interrupted`` says that the program's worker died, so that nothing is known of its end.
     """
 
     number: int
     asked_at: datetime
     answer: str
     stop_type: StopType
+    round_id: str = ""
+    code: str | None = ""
+    methods: tuple[str, ...] = ()
+    is_interrupted: bool = False
     reason: str = ""
     output: str = ""
     observations: tuple[Observation, ...] = ()

@@ -17,6 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from agent.catalogue import CatalogueWriter
 from agent.history import Segment, render_history, render_images, render_time, split_by_round
+from agent.loops import makes_no_progress
 from agent.method_text import method_text
 from agent.model import (
     ChatBrief,
@@ -33,7 +34,7 @@ from agent.model import (
 )
 from agent.multimodal import render_segments
 from agent.text import attribute, cut_middle, neutralise
-from broker_config.settings import AgentSettings, SandboxSettings
+from broker_config.settings import AgentSettings, AnswerMode, SandboxSettings
 from nekro_agent.methods import BUILT_IN_METHODS, SandboxMethodType
 from sandbox.models import StopType
 
@@ -61,10 +62,18 @@ _BUILT_IN: Final = {
         ("asleep", ("activate_plugin", "extend_plugin_activation")),
     )
 }
-_SYNTAX_HINT: Final = (
-    "Python could not read your answer. It has to end with exactly one fenced block of Python; "
-    "mind quotes and fences inside strings."
+#: After a syntax error, by what an answer without a program is.
+_SYNTAX_HINTS: Final = {
+    AnswerMode.STRICT: "Python could not read your answer. It has to end with exactly one fenced block of "
+    "Python; mind quotes and fences inside strings.",
+    AnswerMode.WORDS: "Python could not read your program. A block without a label counts as Python; mind "
+    "quotes and fences inside strings.",
+}
+_NO_PROGRESS: Final = (
+    "That brought nothing new. Try another way, or tell the people in the chat what does not work; to repeat "
+    "it ends the turn."
 )
+_SAID: Final = "Your answer was sent to the chat as it is."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,10 +125,11 @@ class PromptBuilder:
     def build(self, request: PromptRequest) -> tuple[PromptMessage, ...]:
         """Return the system message, the history, and a pair of messages for each earlier round."""
         previous = sorted(request.previous, key=lambda earlier: earlier.number)
-        segments = split_by_round(_unobserved(request), [earlier.asked_at for earlier in previous])
+        segments = split_by_round(_unrepeated(request), [earlier.asked_at for earlier in previous])
         user_messages = [self._opening(segments[0], request)]
         user_messages += [
-            self._run(earlier, segment) for earlier, segment in zip(previous, segments[1:], strict=True)
+            self._run(earlier, segment, previous[:position])
+            for position, (earlier, segment) in enumerate(zip(previous, segments[1:], strict=True))
         ]
         user_messages[-1].append(TextPart(text=self._footer(request)))
         messages = [PromptMessage.of(Role.SYSTEM, self._system(request))]
@@ -140,6 +150,7 @@ class PromptBuilder:
                 memory_mib=self._sandbox.memory_bytes >> 20,
                 max_calls=self._sandbox.max_calls,
                 rounds_per_turn=self._agent.rounds_per_turn,
+                words=self._agent.answers is AnswerMode.WORDS,
                 catalogue=catalogue,
                 built_in=_BUILT_IN,
             )
@@ -155,16 +166,17 @@ class PromptBuilder:
             parts += self._observation(observation)
         return parts
 
-    def _run(self, earlier: TurnRound, segment: Segment) -> list[Part]:
+    def _run(self, earlier: TurnRound, segment: Segment, before: Sequence[TurnRound]) -> list[Part]:
         # Output of a run that broke a safety rule may contain the confidential text itself.
         output = "" if earlier.stop_type is StopType.SECURITY else earlier.output
+        is_said = earlier.code is None
         run = self._templates.get_template("run.j2").render(
             number=earlier.number,
             ended=earlier.stop_type.name,
-            reason=neutralise(earlier.reason or _REASONS[earlier.stop_type]),
-            hint=_hint(earlier),
+            reason=neutralise(earlier.reason or (_SAID if is_said else _REASONS[earlier.stop_type])),
+            hints=self._hints(earlier, before),
             output=cut_middle(neutralise(output), self._agent.history_chars // 5).strip("\n"),
-            observed=bool(earlier.observations),
+            is_silent=is_said or bool(earlier.observations),
         )
         parts: list[Part] = [TextPart(text=run)]
         for observation in earlier.observations:
@@ -174,6 +186,14 @@ class PromptBuilder:
             parts.append(TextPart(text=f"<new_messages>\n{news}\n</new_messages>"))
             parts += render_images(segment)
         return parts
+
+    def _hints(self, earlier: TurnRound, before: Sequence[TurnRound]) -> list[str]:
+        hints = []
+        if earlier.stop_type is StopType.ERROR and "SyntaxError" in earlier.output:
+            hints.append(_SYNTAX_HINTS[self._agent.answers])
+        if makes_no_progress(earlier, before):
+            hints.append(_NO_PROGRESS)
+        return hints
 
     def _observation(self, observation: Observation) -> list[Part]:
         method = f' method="{attribute(observation.method)}"' if observation.method else ""
@@ -203,16 +223,16 @@ def order_plugins(plugins: Iterable[PluginBrief]) -> list[PluginBrief]:
     return sorted(plugins, key=lambda p: (p.inject is not None, not p.always_awake, p.module_name, p.key))
 
 
-def _unobserved(request: PromptRequest) -> list[HistoryMessage]:
-    """Leave out messages that repeat an observation, which the prompt shows once, in full."""
+def _unrepeated(request: PromptRequest) -> list[HistoryMessage]:
+    """Leave out messages that repeat an observation or the answer of a round, which the prompt shows once."""
     everything = [*request.observations, *(o for earlier in request.previous for o in earlier.observations)]
     observed = {observation.call_id for observation in everything if observation.call_id}
-    return [message for message in request.history if message.observation_of not in observed]
-
-
-def _hint(earlier: TurnRound) -> str:
-    is_unreadable = earlier.stop_type is StopType.ERROR and "SyntaxError" in earlier.output
-    return _SYNTAX_HINT if is_unreadable else ""
+    answers = {earlier.round_id for earlier in request.previous if earlier.code is None}
+    return [
+        message
+        for message in request.history
+        if message.observation_of not in observed and message.answer_of not in answers
+    ]
 
 
 def _shown(prompt: InjectedPrompt) -> dict[str, str]:

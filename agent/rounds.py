@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Protocol
 
-from agent import verdict
-from agent.extraction import ExtractedCode, extract_code, new_check_word, reveals_check_word
+from agent import loops, verdict
+from agent.extraction import extract_code, new_check_word, reveals_check_word
 from agent.inject import collect_injected
 from agent.llm import LLMAnswer, LLMClient, LLMRequest
 from agent.model import ChatBrief, HistoryMessage, Observation, PluginBrief, TurnRound
 from agent.prompt import PromptBuilder, PromptRequest
+from agent.replies import Reply, ReplyKind, read_reply
+from agent.reply_rules import judge_reply
 from agent.verdict import Verdict
-from broker_config.settings import AgentSettings, SandboxSettings
+from broker_config.settings import AgentSettings, AnswerMode, SandboxSettings
 from messaging.tracing import span
 from nekro_agent.durations import DEFER_SECONDS
 from nekro_agent.shared_clock import shared_time
@@ -39,8 +41,6 @@ __all__ = ["RoundAnswer", "RoundInput", "RoundOutcome", "RoundRunner", "Sandbox"
 
 #: Time of a turn that is reserved for the program of its last answer, which could not run otherwise.
 _LEAST_RUN_SECONDS: Final = 1.0
-#: Longest program: far more than a model intends to write, and below the sandbox's limit of a mebibyte.
-_MOST_CODE_CHARS: Final = 200_000
 
 
 class Sandbox(Protocol):
@@ -75,7 +75,8 @@ class RoundInput:
     the turn's earlier rounds, ``observations`` the results that none of them caused.
     ``dispatch`` sends one plugin call to a worker; in the last round of a turn
     (``RoundRunner.is_last``) it must not let a call request a follow-up round.
-    ``on_answer`` is awaited before the code runs; if it raises, the code does not run.
+    ``on_answer`` is awaited before the code runs; if it raises, the code does not run. It is not called for
+    an answer in words, whose round may start again until the caller has recorded its outcome.
     ``on_request`` receives the characters of the prompt that is sent, ``on_delta`` is as in ``LLMRequest``.
     """
 
@@ -107,7 +108,9 @@ class RoundOutcome:
     ``stop_type`` is None when the turn's limits did not allow asking the model or running its
     code. ``needs_follow_up`` says that the turn continues: for an AGENT or MULTIMODAL_AGENT result
     the next round is already requested, for every other stop type the caller requests it.
-    ``notice`` is a text for the people in the chat when a limit ended the turn, else None.
+    ``notice`` is a text for the people in the chat when the turn ended before its work was done, and
+    ``notice_code`` names why; else None. ``words`` is the answer to them that the caller sends, or None; then
+    ``code`` is None.
     """
 
     stop_type: StopType | None
@@ -115,12 +118,15 @@ class RoundOutcome:
     reason: str
     needs_follow_up: bool
     notice: str | None
+    notice_code: str | None
+    words: str | None
     asked_at: datetime
     finished_at: datetime
     prompt_chars: int = 0
     answer: str = ""
+    #: Includes the text around a program.
     thought: str = ""
-    code: str = ""
+    code: str | None = ""
     output: str = ""
     llm: LLMAnswer | None = None
     run: RunResult | None = None
@@ -174,16 +180,15 @@ class RoundRunner:
             prompts=self._prompts,
             redact=self._redact,
             limits=self._limits,
-            turn_seconds=self._agent.turn_seconds,
+            agent=self._agent,
+            is_last=self.is_last(round_input.number),
         )
         decided = await self._decide(round_input, attempt)
-        goes_on = decided.wants_more
-        if goes_on and self.is_last(round_input.number):
-            goes_on = False
-            decided = verdict.rounds_used_up(
-                self._agent.rounds_per_turn, stop_type=decided.stop_type, reason=decided.reason
-            )
-        return attempt.outcome(decided, needs_follow_up=goes_on)
+        if decided.wants_more:
+            decided = attempt.unless_repeated(decided)
+        if decided.wants_more and self.is_last(round_input.number):
+            decided = verdict.last_round(decided, self._agent.rounds_per_turn)
+        return attempt.outcome(decided)
 
     async def _decide(self, round_input: RoundInput, attempt: _Round) -> Verdict:
         if round_input.number > self._agent.rounds_per_turn:
@@ -206,7 +211,8 @@ class _Round:
         prompts: PromptBuilder,
         redact: Callable[[str], str],
         limits: SandboxSettings,
-        turn_seconds: float,
+        agent: AgentSettings,
+        is_last: bool,
     ) -> None:
         self._input = round_input
         self._llm = llm
@@ -214,13 +220,14 @@ class _Round:
         self._prompts = prompts
         self._redact = redact
         self._limits = limits
-        self._turn_seconds = turn_seconds
+        self._agent = agent
+        self._is_last = is_last
         self._check_word = new_check_word()
         self._word_in_call = False
         self._asked_at = shared_time()
         self._prompt_chars = 0
         self._answer: LLMAnswer | None = None
-        self._extracted: ExtractedCode | None = None
+        self._reply = Reply(kind=ReplyKind.NOTHING)
         self._result: RunResult | None = None
         self._output = ""
 
@@ -231,28 +238,53 @@ class _Round:
         async with self._sandbox_prepared():
             request = await self._request()
             answer = await self._ask(request)
-            extracted = extract_code(answer.text)
-        self._answer, self._extracted = answer, extracted
-        if self._input.on_answer is not None:
-            await self._input.on_answer(
-                RoundAnswer(prompt_chars=self._prompt_chars, llm=answer, code=extracted.code)
-            )
-        refused = self._refuse(answer, extracted)
-        return refused or await self._run(extracted.code)
+            reply = self._read(answer)
+        self._answer, self._reply = answer, reply
+        decided = judge_reply(
+            answer,
+            reply,
+            check_word=self._check_word,
+            previous=self._input.previous,
+            most_bytes=self._limits.argument_bytes,  # as for messages that methods send
+            is_last=self._is_last,
+        )
+        code = reply.extracted.code if reply.extracted else ""
+        if self._input.on_answer is not None and (decided is None or decided.words is None):
+            await self._input.on_answer(RoundAnswer(prompt_chars=self._prompt_chars, llm=answer, code=code))
+        return decided or await self._run(code)
 
-    def outcome(self, decided: Verdict, *, needs_follow_up: bool) -> RoundOutcome:
+    def unless_repeated(self, decided: Verdict) -> Verdict:
+        """Return the decision on a round that needs another one; a repeated error ends the turn."""
+        if decided.stop_type is None:
+            return decided
+        this = TurnRound(
+            number=self._input.number,
+            asked_at=self._asked_at,
+            answer="",
+            stop_type=decided.stop_type,
+            reason=decided.reason,
+            output=self._output,
+        )
+        if loops.repeats_of_error(this, self._input.previous) + 1 < loops.MOST_REPEATS:
+            return decided
+        return verdict.error_repeated(decided, loops.error_of(this))
+
+    def outcome(self, decided: Verdict) -> RoundOutcome:
         """Return the outcome of the round."""
+        extracted = self._reply.extracted
         return RoundOutcome(
             stop_type=decided.stop_type,
             reason=decided.reason,
-            needs_follow_up=needs_follow_up,
+            needs_follow_up=decided.wants_more,
             notice=decided.notice,
+            notice_code=None if decided.notice is None else decided.code,
+            words=decided.words,
             asked_at=self._asked_at,
             finished_at=shared_time(),
             prompt_chars=self._prompt_chars,
             answer=self._answer.text if self._answer else "",
-            thought=self._extracted.thought if self._extracted else "",
-            code=self._extracted.code if self._extracted else "",
+            thought=self._reply.thought,
+            code=None if decided.words is not None else extracted.code if extracted else "",
             output=self._output,
             llm=self._answer,
             run=self._result,
@@ -307,18 +339,12 @@ class _Round:
                 raise
             raise _OutOfTimeError from exc
 
-    def _refuse(self, answer: LLMAnswer, extracted: ExtractedCode) -> Verdict | None:
-        """Decide on answers whose code must not run or is empty; None if the code is to run."""
-        if reveals_check_word(self._check_word, extracted.code):
-            return verdict.word_revealed()
-        if answer.was_cut and not (extracted.fenced and extracted.closed):
-            return verdict.answer_cut()
-        if len(extracted.code) > _MOST_CODE_CHARS:
-            return verdict.program_too_long(_MOST_CODE_CHARS)
-        if not extracted.is_empty:
-            return None
-        is_meant = extracted.fenced or extracted.code
-        return verdict.nothing_to_do() if is_meant else verdict.answer_without_program()
+    def _read(self, answer: LLMAnswer) -> Reply:
+        if self._agent.answers is AnswerMode.STRICT:
+            extracted = extract_code(answer.text)
+            return Reply(kind=ReplyKind.PROGRAM, extracted=extracted, thought=extracted.thought)
+        names = {name for method in self._input.methods for name in (method.name, method.path) if name}
+        return read_reply(answer, names)
 
     async def _run(self, code: str) -> Verdict:
         wall_seconds = min(self._limits.wall_seconds, max(self._seconds_left(), _LEAST_RUN_SECONDS))
@@ -371,7 +397,7 @@ class _Round:
 
     def _seconds_left(self) -> float:
         gone = (shared_time() - self._input.turn_started_at).total_seconds()
-        return self._turn_seconds - gone
+        return self._agent.turn_seconds - gone
 
     def _seconds_to_ask(self) -> float:
         """Time limit of the model's answer that leaves time for its program to run."""

@@ -460,11 +460,25 @@ class QdrantSettings(_Group):
     api_key: SecretStr | None = Field(None, description="API key of the server.")
 
 
+class AnswerMode(StrEnum):
+    """What an answer of the model without a block of code is."""
+
+    #: A message, which is sent to the chat and ends the turn.
+    WORDS = "words"
+    #: A program, like every answer.
+    STRICT = "strict"
+
+
 class AgentSettings(_Group):
     """Rounds of the agent."""
 
     persona: str = Field(
         "You are a helpful assistant in this chat.", description="Who the agent is, for the system prompt."
+    )
+    answers: AnswerMode = Field(
+        AnswerMode.WORDS,
+        description="`words`: an answer of the model without a block of Python is sent to the chat and ends "
+        "the turn. `strict`: every answer is a program, so only methods speak.",
     )
     rounds_per_turn: int = Field(
         8,

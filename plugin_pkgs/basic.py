@@ -19,7 +19,7 @@ _VIEW_CHARS = 8000
 
 @plugin.mount_sandbox_method(SandboxMethodType.TOOL, "Send a text", "Send a text message to a chat.")
 async def send_msg_text(_ctx: AgentCtx, chat_key: str, message_text: str) -> None:
-    """Send a text message to the chat. This is the only way to send text to people.
+    """Send a text message to the chat. In a program this is the way to send text to people.
 
     Args:
         chat_key (str): Key of the chat; use `_ck` for the current one.

@@ -85,6 +85,8 @@ def tell_round(entry: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"  {one_line(line)}" for line in (_when(entry), _prompt(entry)) if line)
     if entry["error"]:
         yield f"  {one_line(entry['error'], limit=_TEXT_COLUMNS)}"
+    if entry["code"] is None and entry["answer"]:
+        yield "  answered in words, which were sent"
     yield from _block("code", entry["code"])
     for call in entry["calls"]:
         yield f"  call {one_line(_call(call))}"

@@ -369,6 +369,8 @@ def _write_statement(names: tuple[str, ...], at: str | None) -> FixedStatement:
         values["state"] = case((asked, RoundState.CANCELLED), else_=values["state"])
     if at is not None:
         values[at] = now()
+    if "state" in values and "answer" in values:  # an answer that was not recorded before the end
+        values["answered_at"] = func.coalesce(RoundRow.answered_at, now())
     statement = (
         update(RoundRow)
         .where(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from agent.model import (
 )
 from agent.prompt import PromptBuilder, PromptRequest, order_plugins
 from agent.text import TAGS
-from broker_config.settings import AgentSettings, SandboxSettings
+from broker_config.settings import AgentSettings, AnswerMode, SandboxSettings
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import MessageKind
 from sandbox.models import StopType
@@ -141,7 +142,12 @@ def assert_golden(name: str, text: str) -> None:
     assert text == path.read_text("utf-8")
 
 
-def test_the_first_prompt_of_a_turn_equals_its_golden_file() -> None:
+#: Golden files by what an answer without a program is.
+MODES = [(AnswerMode.WORDS, ""), (AnswerMode.STRICT, "_strict")]
+
+
+@pytest.mark.parametrize(("mode", "suffix"), MODES)
+def test_the_first_prompt_of_a_turn_equals_its_golden_file(mode: AnswerMode, suffix: str) -> None:
     prompt = request(
         injected=(
             InjectedPrompt(plugin="a.search", text="Quota left: 3\n"),
@@ -160,10 +166,11 @@ def test_the_first_prompt_of_a_turn_equals_its_golden_file() -> None:
             said("Paris", -0.5),
         ),
     )
-    assert_golden("first_round.txt", transcript(build(prompt)))
+    assert_golden(f"first_round{suffix}.txt", transcript(build(prompt, answers=mode)))
 
 
-def test_the_prompt_of_a_third_round_equals_its_golden_file() -> None:
+@pytest.mark.parametrize(("mode", "suffix"), MODES)
+def test_the_prompt_of_a_third_round_equals_its_golden_file(mode: AnswerMode, suffix: str) -> None:
     first = TurnRound(
         number=1, asked_at=NOON, answer="```python\nsearch('rain')\n```", stop_type=StopType.AGENT,
         output="before\n",
@@ -185,7 +192,38 @@ def test_the_prompt_of_a_third_round_equals_its_golden_file() -> None:
         said("And snow?", 1.5),
     )
     prompt = request(previous=(second, first), history=history, number=3, now=at(2))
-    assert_golden("third_round.txt", transcript(build(prompt)))
+    assert_golden(f"third_round{suffix}.txt", transcript(build(prompt, answers=mode)))
+
+
+def test_an_answer_in_words_is_shown_once_as_that_of_its_round() -> None:
+    spoken = TurnRound(
+        number=1, asked_at=NOON, answer="<think>so</think>Rain at 5.", stop_type=StopType.NORMAL, code=None,
+        round_id="r1",
+    )  # fmt: skip
+    history = (
+        said("Will it rain?"),
+        replace(replied("Rain at 5.", 0.1), answer_of="r1"),
+        said("And snow?", 1),
+    )
+    messages = build(request(previous=(spoken,), history=history, number=2, now=at(2)))
+    assert [message.text.count("Rain at 5.") for message in messages] == [0, 0, 1, 0]
+    assert messages[2] == PromptMessage.of(Role.ASSISTANT, "<think>so</think>Rain at 5.")
+    assert "Your answer was sent to the chat as it is.\n</sandbox_run>" in messages[3].text
+    later = build(request(history=history, now=at(2)))
+    assert later[1].text.count('<message role="assistant" at="2026-05-04 12:00:06 UTC">\nRain at 5.') == 1
+
+
+def test_a_round_without_progress_says_so() -> None:
+    failed = [
+        TurnRound(
+            number=number, asked_at=at(number), answer="x", stop_type=StopType.ERROR, code=f"f({number})",
+            output=f"Traceback (most recent call last):\n  File 1\nNameError: name 'f{number}' is missing\n",
+        )
+        for number in (1, 2)
+    ]  # fmt: skip
+    first, second = (message.text for message in build(request(previous=failed, number=3))[3::2])
+    assert "brought nothing new" not in first
+    assert "brought nothing new" in second
 
 
 @pytest.mark.parametrize("name", ["first_round.txt", "third_round.txt"])
@@ -257,7 +295,9 @@ def test_long_output_is_cut_in_the_middle_with_its_count() -> None:
     assert text.count("a" * 50) < 4
     assert "characters hidden …]" in text
     assert "SyntaxError: x" in text
-    assert "Python could not read your answer" in text
+    assert "Python could not read your program" in text
+    strict = last_text(request(previous=(first,), number=2), history_chars=1000, answers=AnswerMode.STRICT)
+    assert "Python could not read your answer" in strict
 
 
 def test_output_of_a_run_that_broke_a_rule_is_not_shown() -> None:
@@ -320,7 +360,7 @@ def test_an_empty_answer_adds_no_empty_message() -> None:
 
 def test_the_prompt_states_that_there_are_no_messages_or_plugins() -> None:
     messages = build(request(history=(), plugins=()))
-    assert "There are none: you can compute, but neither speak nor act." in messages[0].text
+    assert "There are none: you can compute, but neither speak in a program nor act." in messages[0].text
     assert "[no messages yet]" in messages[1].text
 
 

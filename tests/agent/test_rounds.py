@@ -16,7 +16,7 @@ from waiting import WAIT_SECONDS
 from agent.llm import LLMAnswer, LLMRequest, ScriptedClient
 from agent.model import ChatBrief, HistoryMessage, MethodBrief, Observation, PluginBrief, TurnRound
 from agent.rounds import RoundAnswer, RoundInput, RoundOutcome, RoundRunner
-from broker_config.settings import AgentSettings, SandboxSettings
+from broker_config.settings import AgentSettings, AnswerMode, SandboxSettings
 from codec.values import decode_arguments, encode_value
 from nekro_agent.errors import FencedError, LLMError, SandboxUnavailableError
 from nekro_agent.methods import SandboxMethodType
@@ -135,7 +135,7 @@ async def test_a_program_that_ends_normally_ends_the_turn(play: Any) -> None:
     calls = Calls()
     outcome = await play(code("from plugins import add\nprint(add(2, 3))"), dispatch=calls)
     assert (outcome.stop_type, outcome.needs_follow_up, outcome.notice) == (StopType.NORMAL, False, None)
-    assert (outcome.output.strip(), outcome.thought) == ("5", "so")
+    assert (outcome.output.strip(), outcome.thought) == ("5", "so\nLet me see.")
     assert (outcome.code, outcome.answer) == (
         "print(add(2, 3))",
         code("from plugins import add\nprint(add(2, 3))"),
@@ -178,10 +178,45 @@ async def test_a_failing_program_leads_to_a_round_with_its_traceback(play: Any) 
     assert outcome.reason.startswith("The program ended with an error (exit code 1)")
 
 
-async def test_prose_is_a_syntax_error_that_the_model_sees(play: Any) -> None:
-    outcome = await play("I cannot do that for you.")
-    assert (outcome.stop_type, outcome.needs_follow_up) == (StopType.ERROR, True)
-    assert "SyntaxError" in outcome.output
+async def test_words_end_the_turn_and_are_not_recorded_before(play: Any) -> None:
+    recorded: list[RoundAnswer] = []
+
+    async def on_answer(answer: RoundAnswer) -> None:
+        recorded.append(answer)
+
+    outcome = await play("<think>so</think>I cannot do that for you.", on_answer=on_answer)
+    assert (outcome.stop_type, outcome.needs_follow_up, outcome.run) == (StopType.NORMAL, False, None)
+    assert (outcome.words, outcome.code, outcome.thought) == ("I cannot do that for you.", None, "so")
+    assert recorded == []
+
+
+async def test_a_call_of_a_known_method_needs_no_fence(play: Any) -> None:
+    outcome = await play("print(add(2, 3))")
+    assert (outcome.words, outcome.output.strip()) == (None, "5")
+
+
+STRICT = AgentSettings(answers=AnswerMode.STRICT, rounds_per_turn=2)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        ("I cannot do that for you.", "SyntaxError"),
+        ("<tool_call>\n{}\n</tool_call>", "SyntaxError"),
+        ("```html\n<b>\n```", "SyntaxError"),
+        ("x = 5\nx / 0", "ZeroDivisionError"),
+    ],
+)
+async def test_a_strict_round_runs_every_answer(play: Any, answer: str, error: str) -> None:
+    outcome = await play(answer, agent=STRICT)
+    assert (outcome.stop_type, outcome.needs_follow_up, outcome.words) == (StopType.ERROR, True, None)
+    assert error in outcome.output
+
+
+async def test_a_strict_round_without_a_program_does_not_end_the_turn(play: Any) -> None:
+    outcome = await play("<think>hm, hm</think>", agent=STRICT)
+    assert (outcome.stop_type, outcome.needs_follow_up, outcome.run) == (StopType.ERROR, True, None)
+    assert "held no program" in outcome.reason
 
 
 async def test_exit_9_shows_the_output_to_the_model(play: Any) -> None:
@@ -209,7 +244,7 @@ async def test_an_empty_program_ends_the_turn(play: Any) -> None:
 async def test_a_thought_without_code_does_not_end_the_turn(play: Any) -> None:
     outcome = await play("<think>hm, hm</think>")
     assert (outcome.stop_type, outcome.needs_follow_up, outcome.run) == (StopType.ERROR, True, None)
-    assert "held no program" in outcome.reason
+    assert "was empty" in outcome.reason
 
 
 async def test_an_oversized_program_is_refused(play: Any) -> None:

@@ -85,7 +85,7 @@ for thread in threads: thread.join()
         ((LOOK, "1 / 0", 'look("milk")', "exit(9)", SAY), 1),
         ((LOOK, "no program at all", LOOK, SAY), 1),
         # More than the expected trigger has arrived: the rest must be read.
-        ((LOOK, TWO_LOOKS, LOOK, LOOK, SAY), 2),
+        ((LOOK, TWO_LOOKS, LOOK, 'look("rice")', SAY), 2),
         ((LOOK, 'nag()\nlook("milk")', LOOK, SAY), 2),
         ((LOOK, "nag()", LOOK, SAY), 2),
     ],

@@ -22,9 +22,35 @@ async def last_text(bench: Bench, chat_key: str) -> str:
 
 async def test_the_rounds_of_a_turn_are_limited(open_bench: OpenBench) -> None:
     bench = await open_bench("sqlite", agent={"rounds_per_turn": 3})
-    rounds = await _play(bench, Model("1 / 0"))
+    rounds = await _play(bench, Model("1 / 0", "[][0]", "{}[0]"))
     assert [(item.number, item.stop_type) for item in rounds] == [(n, StopType.ERROR) for n in (1, 2, 3)]
     assert "3 rounds" in await last_text(bench, "chat")
+
+
+async def test_an_error_that_repeats_ends_the_turn(open_bench: OpenBench) -> None:
+    bench = await open_bench("sqlite")
+    model = Model("1 / 0", "x = 2\n1 / 0", "y = 3\n1 / 0")
+    rounds = await _play(bench, model)
+    assert [item.stop_type for item in rounds] == [StopType.ERROR] * 3
+    told = await last_text(bench, "chat")
+    assert "3 times the same error" in told and "ZeroDivisionError: division by zero" in told
+    assert ["brought nothing new" in prompt for prompt in model.prompts] == [False, False, True]
+
+
+async def test_a_program_that_repeats_does_not_run_a_third_time(open_bench: OpenBench) -> None:
+    bench = await open_bench("postgres")
+    rounds = await _play(bench, Model('look("tea")', '\nlook("tea")  ', 'look("tea")'))
+    assert [item.stop_type for item in rounds] == [StopType.AGENT] * 2 + [StopType.ERROR]
+    assert "the same program for the third time" in await last_text(bench, "chat")
+    assert bench.journal().count("look tea") == 2
+
+
+async def test_a_program_whose_result_changes_may_run_again(open_bench: OpenBench) -> None:
+    bench = await open_bench("sqlite")
+    code = "import time\nprint(time.monotonic_ns())\nexit(9)"
+    rounds = await _play(bench, Model(code, code, code, code, 'send_msg_text(_ck, "done")'))
+    assert [item.stop_type for item in rounds] == [StopType.MANUAL] * 4 + [StopType.NORMAL]
+    assert await last_text(bench, "chat") == "done"
 
 
 async def test_rounds_caused_by_results_count_as_well(open_bench: OpenBench) -> None:

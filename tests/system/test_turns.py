@@ -57,10 +57,10 @@ SCRIPT = """
     ```python
     count_up(100)
     ```
-- when: "'next': 101}"
+- when: "'next': 10([0-9])}"
   answer: |
     ```python
-    count_up(100)
+    count_up(10${1})
     ```
 """
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from agent.model import HistoryImage, HistoryMessage
 from nekro_agent.ports import MessageKind
 from storage.repositories.messages import Message
 from storage.transaction import Transaction
 from workers.chats.attachments import attachments_of
 
-__all__ = ["ChatHistory"]
+__all__ = ["ANSWER_KEY", "ChatHistory"]
+
+#: Begins the ``once_key`` of a round's answer in words, before the id of the round.
+ANSWER_KEY: Final = "answer"
 
 
 class ChatHistory:
@@ -66,11 +71,12 @@ def _shown(message: Message) -> HistoryMessage | None:
         sender_id=message.sender_id or "",
         attachments=tuple(a.path for a in attachments if a not in pictures),
         images=tuple(HistoryImage(path=a.path) for a in pictures),
-        observation_of=_observed_call(message),
+        observation_of=_source(message, "observation"),
+        answer_of=_source(message, ANSWER_KEY),
     )
 
 
-def _observed_call(message: Message) -> str | None:
-    """Id of the call whose result the message is; None for a message that a call merely sent."""
-    kind, _, call_id = (message.once_key or "").partition(":")
-    return call_id if kind == "observation" else None
+def _source(message: Message, kind: str) -> str | None:
+    """Id of the call whose result, or of the round whose answer the message is; None for other messages."""
+    found, _, source_id = (message.once_key or "").partition(":")
+    return source_id if found == kind else None

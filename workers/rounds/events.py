@@ -166,7 +166,8 @@ class RoundEvents:
         Args:
             later: as of ``workers.chats.events.record``.
         """
-        self._output.flush()
+        for text in (self._answer, self._output):
+            text.flush()
         count = len(self._waiting)
         events = [waiting.event for waiting in self._waiting]
         if self._is_in_doubt:

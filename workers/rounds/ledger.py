@@ -17,7 +17,7 @@ from agent import verdict
 from agent.rounds import RoundAnswer, RoundOutcome
 from broker_config.settings import AgentSettings
 from nekro_agent.durations import RETRY_SECONDS
-from nekro_agent.errors import NekroError, StorageUnavailableError
+from nekro_agent.errors import LLMError, NekroError, StorageUnavailableError
 from nekro_agent.ports import JobState, MessageKind
 from runtime.metrics import metrics
 from sandbox.models import STOPS, StopType
@@ -33,6 +33,7 @@ from workers.calls.story import call_json, told_calls
 from workers.chats.events import record, round_ended, round_started
 from workers.chats.publisher import EventPublisher
 from workers.chats.writer import append_message
+from workers.rounds.chat_history import ANSWER_KEY
 from workers.rounds.events import RoundEvents
 from workers.rounds.interruption import interruption_of, woken_by
 from workers.rounds.turn_ends import Fault, turn_ends
@@ -41,9 +42,7 @@ __all__ = ["RoundLedger"]
 
 _STOPPED: Final = "stopped on request"
 _CALL_STOPPED: Final = "its round was stopped on request"
-#: Codes of turns that failed without an error of the model or the sandbox: a limit of the turn, and a worker
-#: that died in every attempt.
-_LIMIT: Final = "turn_limit"
+#: Code of a turn whose worker died in every attempt.
 _WORKER_DIED: Final = "worker_died"
 
 
@@ -135,9 +134,10 @@ class RoundLedger:
         fence: int,
         next_worker: str | None = None,
     ) -> tuple[Round, ClaimedRound | None]:
-        """Record the end of a round with notice and follow-up; returns it, and the next round if started.
+        """Record the end of a round with its consequences; returns it, and the next round if started.
 
-        A round that was asked to stop meanwhile ends as CANCELLED, without notice and follow-up.
+        They are the answer in words, the notice and the follow-up round. A round that was asked to stop
+        meanwhile ends as CANCELLED, without any of them.
 
         Args:
             next_worker: worker that runs the chat's next round, if one is due: it is started in the
@@ -153,11 +153,19 @@ class RoundLedger:
             following = None
             later = next_worker is not None
             ended = await self._end(
-                transaction, claimed, _report(outcome, calls), events, fence=fence, later=later
+                transaction,
+                claimed,
+                _report(outcome, calls),
+                events,
+                fence=fence,
+                words=outcome.words,
+                later=later,
             )
             if ended.state is not RoundState.CANCELLED:
                 await self._request_consequences(transaction, ended, claimed, outcome)
-            fault = None if outcome.notice is None else Fault(code=_LIMIT, text=outcome.notice)
+            fault = None
+            if outcome.notice is not None:
+                fault = Fault(code=outcome.notice_code or verdict.TURN_LIMIT, text=outcome.notice)
             await self._end_turns(transaction, ended, merged=claimed.merged, fault=fault)
             if ended.state is not RoundState.CANCELLED and next_worker is not None:
                 following = await self._start(transaction, ended.chat_key, fence, next_worker, later=True)
@@ -204,7 +212,8 @@ class RoundLedger:
                 transaction, claimed, report, events, fence=fence, state=RoundState.FAILED
             )
             if ended.state is RoundState.FAILED:
-                await self._explain_failure(transaction, ended)
+                said = error.for_people if isinstance(error, LLMError) else None
+                await self._explain_failure(transaction, ended, said)
             await self._end_turns(transaction, ended, fault=Fault(code=error.code, text=report.error or ""))
             return ended
 
@@ -280,10 +289,13 @@ class RoundLedger:
         *,
         fence: int,
         state: RoundState = RoundState.DONE,
+        words: str | None = None,
         later: bool = False,
     ) -> Round:
         ended = await transaction.rounds.finish(claimed.round.id, fence=fence, state=state, report=report)
         await events.take(transaction, later=later)
+        if words is not None and ended.state is not RoundState.CANCELLED:
+            await self._send_words(transaction, ended, words, later=later)
         record(transaction, self._publisher, ended.chat_key, round_ended(ended), later=later)
         _count_after_commit(transaction, ended)
         if ended.state is RoundState.CANCELLED:
@@ -367,13 +379,23 @@ class RoundLedger:
             await self._request_follow_up(transaction, ended, user_id=ended.user_id)
         elif stop is None:
             notice = verdict.rounds_used_up(self._settings.rounds_per_turn).notice or ""
-            fault = Fault(code=_LIMIT, text=notice)
+            fault = Fault(code=verdict.TURN_LIMIT, text=notice)
             await self._tell_chat(transaction, ended, notice, kind=MessageKind.ASSISTANT)
         await self._end_turns(transaction, ended, fault=fault)
 
-    async def _explain_failure(self, transaction: Transaction, ended: Round) -> None:
-        notice = f"The agent could not answer: {ended.error}"
-        await self._tell_chat(transaction, ended, notice, kind=MessageKind.SYSTEM)
+    async def _explain_failure(self, transaction: Transaction, ended: Round, said: str | None = None) -> None:
+        """Tell the chat why a round failed.
+
+        Args:
+            said: the reason in a sentence for people, who get it as a message; None: a system message has
+                the error itself.
+        """
+        if said is not None:
+            notice = f"I could not answer: {said}."
+            await self._tell_chat(transaction, ended, notice, kind=MessageKind.ASSISTANT)
+        else:
+            notice = f"The agent could not answer: {ended.error}"
+            await self._tell_chat(transaction, ended, notice, kind=MessageKind.SYSTEM)
 
     async def _cancel_calls(self, transaction: Transaction, ended: Round) -> None:
         await cancel_pending(
@@ -400,6 +422,18 @@ class RoundLedger:
                 user_id=user_id,
             )
         )
+
+    async def _send_words(self, transaction: Transaction, ended: Round, words: str, *, later: bool) -> None:
+        """Send an answer in words, as a message of the turn like those that methods send."""
+        message = NewMessage(
+            chat_key=ended.chat_key,
+            kind=MessageKind.ASSISTANT,
+            text=words,
+            round_id=ended.id,
+            turn_id=ended.turn_id,
+            once_key=f"{ANSWER_KEY}:{ended.id}",
+        )
+        await append_message(transaction, self._publisher, message, later=later)
 
     async def _tell_chat(
         self, transaction: Transaction, ended: Round, text: str, *, kind: MessageKind

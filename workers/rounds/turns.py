@@ -150,6 +150,12 @@ def _turn_round(item: Round, number: int, observations: Sequence[Observation]) -
         number=number,
         asked_at=item.started_at or item.requested_at,
         answer=item.answer or "",
+        round_id=item.id,
+        # A round that ended without an answer has no code either.
+        code=item.code if item.answer is not None else "",
+        # Only the end of a round that its own worker has not ended records no output.
+        is_interrupted=item.output is None,
+        methods=tuple(call["method"] for call in item.calls or ()),
         stop_type=StopType(item.stop_type if item.stop_type is not None else StopType.NORMAL),
         reason=item.error or "",
         output=item.output or "",
