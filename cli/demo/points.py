@@ -14,7 +14,7 @@ from storage.repositories.rounds import Round
 
 __all__ = ["Point", "check"]
 
-_WORDS: Final = len(scenes.PLAN.split())
+_PLAN_WORDS: Final = len(scenes.PLAN.split())
 _PNG_SHA_WORDS: Final = "SHA-256 "
 
 
@@ -53,7 +53,7 @@ def _tool_value(evidence: Evidence) -> str:
     said = evidence.said("The plan has ")
     tasks = evidence.tasks_of("measure_text")
     _need(tasks, "measure_text was never a task")
-    expected = f"The plan has {_WORDS} words, says process {tasks[0].pid}."
+    expected = f"The plan has {_PLAN_WORDS} words, says process {tasks[0].pid}."
     _need(said == expected, f"the chat holds {said!r}, not {expected!r}")
     return f"the code said {said!r}"
 
@@ -62,8 +62,8 @@ def _file_out(evidence: Evidence) -> str:
     _need("plan.txt" in evidence.shared_files, "there is no plan.txt in the shared area")
     tasks = evidence.tasks_of("measure_text")
     _need(tasks, "measure_text was never a task")
-    _need(f"{_WORDS} words" in evidence.said("The plan has "), "the plugin did not count its words")
-    return f"the sandbox wrote plan.txt, process {tasks[0].pid} counted its {_WORDS} words"
+    _need(f"{_PLAN_WORDS} words" in evidence.said("The plan has "), "the plugin did not count its words")
+    return f"the sandbox wrote plan.txt, process {tasks[0].pid} counted its {_PLAN_WORDS} words"
 
 
 def _behavior(evidence: Evidence) -> str:
@@ -108,6 +108,14 @@ def _agent_prompt(evidence: Evidence) -> str:
     result = f"of {len(scenes.PLAN)}:\n{scenes.PLAN}"
     _need(result in request.text, "the result's text is not in the prompt")
     return f"the prompt of round {after.number} holds view_str_content's text"
+
+
+def _words(evidence: Evidence) -> str:
+    _, after = _pair(evidence, StopType.AGENT)
+    _need(after.code is None, f"round {after.number} ran a program")
+    sent = [message for message in evidence.messages if message.round_id == after.id]
+    _need([message.text for message in sent] == [scenes.PLAN_READ], "the answer is not in the chat, once")
+    return f"round {after.number} ran nothing; the chat holds {scenes.PLAN_READ!r}"
 
 
 def _multimodal(evidence: Evidence) -> str:
@@ -167,6 +175,7 @@ _POINTS: Final[Sequence[tuple[str, Callable[[Evidence], str]]]] = (
     ("after an AGENT call the next line does not run", _agent_stops_code),
     ("a follow-up round runs in another process", _agent_wakes),
     ("the AGENT text is in that round's prompt", _agent_prompt),
+    ("an answer in words is sent to the chat", _words),
     ("a MULTIMODAL_AGENT image is in the next request", _multimodal),
     ("a file of a plugin is read in the sandbox", _file_in),
     ("a model download runs in lane long", _download),

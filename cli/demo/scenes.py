@@ -21,6 +21,7 @@ __all__ = [
     "NEVER_SAID",
     "NOTE_TEXTS",
     "PLAN",
+    "PLAN_READ",
     "write_script",
 ]
 
@@ -35,6 +36,7 @@ ASK_FETCH: Final = "Fetch the model at {url} please, its SHA-256 is {sha256}."
 ASK_GREET: Final = "Is the model there? And greet me the way I like."
 
 NOTE_TEXTS: Final = tuple(f"Note 'Plan of the fair' {done} as 'fair'." for done in ("saved", "replaced"))
+PLAN_READ: Final = "I have read the plan once more."
 NEVER_SAID: Final = "This line never runs."
 NEVER_FILE: Final = "never.txt"
 
@@ -48,10 +50,6 @@ set_preference("greeting", {GREETING!r})
 view_str_content(open("/app/shared/plan.txt", encoding="utf-8").read())
 open("/app/shared/{NEVER_FILE}", "w").close()
 send_msg_text(_ck, {NEVER_SAID!r})
-"""
-
-_PLAN_READ_CODE: Final = """\
-send_msg_text(_ck, "I have read the plan once more.")
 """
 
 _DRAW_CODE: Final = """\
@@ -80,8 +78,9 @@ send_msg_text(_ck, f"{{greeting}}! The model has {{model['size_bytes']}} bytes, 
 """
 
 #: First match answers. A prompt contains the earlier scenes as history, so the latest scenes come first.
-_SCRIPT: Final[tuple[tuple[str, int, str, str], ...]] = (
-    (r'<agent_result method="[^"]*view_str_content', 0, "I see the plan.", _PLAN_READ_CODE),
+#: Without code the words are the answer, which is sent to the chat.
+_SCRIPT: Final[tuple[tuple[str, int, str, str | None], ...]] = (
+    (r'<agent_result method="[^"]*view_str_content', 0, PLAN_READ, None),
     (r'<agent_result method="[^"]*draw_picture', 1, "I see the picture.", _DRAWN_CODE),
     (r"Is the model there\?", 0, "I look it up.", _GREET_CODE),
     (
@@ -95,10 +94,14 @@ _SCRIPT: Final[tuple[tuple[str, int, str, str], ...]] = (
 )
 
 
+def _answer(words: str, code: str) -> str:
+    return f"{words}\n\n```python\n{code}```\n"
+
+
 def write_script(path: Path) -> None:
     """Write the model's answers as ``agent.llm.ScriptedClient`` reads them."""
     entries: list[dict[str, Any]] = [
-        {"when": when, "images": images, "answer": f"{words}\n\n```python\n{code}```\n"}
+        {"when": when, "images": images, "answer": words if code is None else _answer(words, code)}
         for when, images, words, code in _SCRIPT
     ]
     write_private(path, yaml.safe_dump(entries, allow_unicode=True, sort_keys=False))

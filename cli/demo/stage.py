@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from broker_config.settings import Settings
+from broker_config.settings import AnswerMode, Settings
 from cli.demo.model_server import ModelServer
 from cli.demo.scenes import write_script
 from cli.demo.task_log import TaskLog
@@ -64,6 +64,7 @@ def demo_settings(base: Settings, data_dir: Path) -> Settings:
             "plugins": base.plugins.model_copy(
                 update={"dirs": (plugins,), "disabled": (), "load_shipped": True}
             ),
+            "agent": base.agent.model_copy(update={"answers": AnswerMode.WORDS}),
             "downloads": base.downloads.model_copy(update={"allow_private": ("127.0.0.1",)}),
             "llm": base.llm.model_copy(
                 update={
