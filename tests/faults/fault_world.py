@@ -237,6 +237,9 @@ class World:
     async def _stop_workers(self) -> None:
         self.crew.collect_deserters()
         for deserter in self.crew.deserters:
+            # So ends the owner of a pinned plugin that was frozen for longer than its lease.
+            if self.options.server and "status 70" in deserter and "pinned_plugin_lost" in deserter:
+                continue
             self.notice("worker-ended", deserter.partition(" ")[0], deserter)
         try:
             await self.crew.stop()
