@@ -97,7 +97,7 @@ COMMANDS: Final = (
 #: Commands with a module in ``cli.remote`` too.
 OVER_GATEWAY: Final = frozenset(
     {
-        "approvals", "call", "cancel", "chat", "dead", "doctor", "exec", "files", "history",
+        "approvals", "call", "cancel", "chat", "command", "dead", "doctor", "exec", "files", "history",
         "jobs", "keys", "mcp", "methods", "plugins", "reset", "send", "tail", "timers",
     }
 )  # fmt: skip

@@ -23,6 +23,10 @@ from nekro_client.chats import Chat
 from nekro_client.connections import AsyncConnection, Connection
 from nekro_client.models import (
     Call,
+    Command,
+    CommandBody,
+    CommandResult,
+    Level,
     McpServer,
     McpServerBody,
     McpTrial,
@@ -150,6 +154,31 @@ class Client:
         """
         body = call_body(method, args, kwargs, chat_key, user_id, timeout_seconds)
         return self._connection.send(endpoints.call(body, idempotency_key=idempotency_key))
+
+    def command(
+        self,
+        chat_key: str,
+        line: str,
+        *,
+        user_id: str | None = None,
+        level: Level = "user",
+        timeout_seconds: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> CommandResult:
+        """Run a plugin's command, or answer the last one that asked; a failed command is a result.
+
+        Args:
+            line: ``/name arguments``, or an answer.
+            timeout_seconds: None means the limit of calls.
+        """
+        body = CommandBody(
+            chat_key=chat_key, line=line, user_id=user_id, level=level, timeout_seconds=timeout_seconds
+        )
+        return self._connection.send(endpoints.command(body, idempotency_key=idempotency_key))
+
+    def commands(self) -> list[Command]:
+        """Return the commands of the plugins."""
+        return self._connection.all(lambda cursor: endpoints.list_commands(cursor=cursor))
 
     def methods(self) -> list[Method]:
         """Return the methods that code may call."""
@@ -317,6 +346,31 @@ class AsyncClient:
         """
         body = call_body(method, args, kwargs, chat_key, user_id, timeout_seconds)
         return await self._connection.send(endpoints.call(body, idempotency_key=idempotency_key))
+
+    async def command(
+        self,
+        chat_key: str,
+        line: str,
+        *,
+        user_id: str | None = None,
+        level: Level = "user",
+        timeout_seconds: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> CommandResult:
+        """Run a plugin's command, or answer the last one that asked; a failed command is a result.
+
+        Args:
+            line: ``/name arguments``, or an answer.
+            timeout_seconds: None means the limit of calls.
+        """
+        body = CommandBody(
+            chat_key=chat_key, line=line, user_id=user_id, level=level, timeout_seconds=timeout_seconds
+        )
+        return await self._connection.send(endpoints.command(body, idempotency_key=idempotency_key))
+
+    async def commands(self) -> list[Command]:
+        """Return the commands of the plugins."""
+        return await self._connection.all(lambda cursor: endpoints.list_commands(cursor=cursor))
 
     async def methods(self) -> list[Method]:
         """Return the methods that code may call."""

@@ -11,6 +11,9 @@ from nekro_client.models import (
     Approval,
     Call,
     CallBody,
+    Command,
+    CommandBody,
+    CommandResult,
     CreatedKey,
     DeadLetter,
     DecisionBody,
@@ -116,6 +119,19 @@ def call(body: CallBody, *, idempotency_key: str | None) -> Operation[Call]:
     # Without a limit of its own, a call has the one of its lane, which the client does not know.
     seconds = 3600.0 if body.timeout_seconds is None else body.timeout_seconds
     return operation("POST", "/calls", Call, body=body, idempotency_key=idempotency_key, wait_seconds=seconds)
+
+
+def command(body: CommandBody, *, idempotency_key: str | None) -> Operation[CommandResult]:
+    """``POST /commands``."""
+    seconds = 3600.0 if body.timeout_seconds is None else body.timeout_seconds
+    return operation(
+        "POST", "/commands", CommandResult, body=body, idempotency_key=idempotency_key, wait_seconds=seconds
+    )
+
+
+def list_commands(*, cursor: str | None = None) -> Operation[Page[Command]]:
+    """``GET /commands``."""
+    return operation("GET", "/commands", Page[Command], params={"cursor": cursor})
 
 
 def list_methods(*, cursor: str | None = None) -> Operation[Page[Method]]:

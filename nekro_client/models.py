@@ -524,6 +524,66 @@ class CallBody(Body):
     timeout_seconds: float | None = Field(None, gt=0, le=86400)
 
 
+#: Permission level of a person.
+Level = Literal["public", "user", "advanced", "super_user"]
+
+
+class Command(Answer):
+    """A command of a plugin."""
+
+    name: str
+    #: ``author.module:name``.
+    full_name: str
+    aliases: list[str] = []
+    #: Lowest level that may run it: ``public``, ``user``, ``advanced`` or ``super_user``.
+    permission: str
+    usage: str = ""
+    description: str = ""
+
+
+class CommandBody(Body):
+    """A command line of a person in a chat."""
+
+    chat_key: ChatKey
+    #: ``/name arguments``, or an answer to the last command that asked.
+    line: str = Field(min_length=1, max_length=20_000)
+    user_id: str | None = None
+    #: Permission level of the person; the last two need the scope ``admin``.
+    level: Level = "user"
+    #: Seconds; None means the limit of calls.
+    timeout_seconds: float | None = Field(None, gt=0, le=86400)
+
+
+class CommandPart(Answer):
+    """One part of a command's response."""
+
+    type: str
+    text: str = ""
+    file_name: str | None = None
+    mime_type: str | None = None
+    web_url: str | None = None
+
+
+class CommandResponse(Answer):
+    """One response of a command."""
+
+    #: ``processing``, ``waiting`` (for an answer), ``success`` or ``error``.
+    status: str
+    message: str = ""
+    data: JsonValue = None
+    output_segments: list[CommandPart] | None = None
+    wait_options: list[str] | None = None
+    #: Seconds.
+    wait_timeout: float | None = None
+
+
+class CommandResult(Answer):
+    """The responses of a command, the last one with its final state."""
+
+    status: str
+    responses: list[CommandResponse]
+
+
 class Approval(Answer):
     """A call that a person must approve before it runs, and the decision on it."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from nekro_agent.methods import Lane
 if TYPE_CHECKING:
     from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
 
-__all__ = ["Args", "register", "run"]
+__all__ = ["Args", "register", "run", "show_list", "show_responses"]
 
 _EPILOG = """\
 examples:
@@ -31,7 +32,8 @@ examples:
 Without arguments it lists the commands. A line that does not begin with / answers the last command that
 asked a question in this chat and of this user. Arguments: words in order, `name:value`, `name:"two words"`.
 
-The command runs on a worker with the permissions of --as. `--json` prints {status, responses}; status is
+The command runs on a worker with the permissions of --as; over NEKRO_URL the key needs the scope `call`, and
+`admin` for advanced and super_user. `--json` prints {status, responses}; status is
 success, error (exit code 6; then with the key `error`) or waiting (for an answer); each response has
 {status, message, data, output_segments, callback_cmd, wait_options, wait_timeout}.
 """
@@ -80,15 +82,24 @@ def run(args: Args, deps: Deps) -> int:
     if args.line is None or not args.line.strip():
         raise UsageError("the command line is missing; write `nekro command K '/name arguments'`")
     responses = run_async(_send(args.chat_key, args.line, args, deps))
-    status = responses[-1].status.value
-    described = {"status": status, "responses": [_described(response) for response in responses]}
+    return show_responses([response.model_dump(mode="json") for response in responses], args, deps)
+
+
+def show_responses(responses: Sequence[Mapping[str, Any]], args: Args, deps: Deps) -> int:
+    """Print the responses of a command; returns the exit code.
+
+    Raises:
+        PartialError: the command failed, and --json is given.
+    """
+    status, message = responses[-1]["status"], responses[-1].get("message") or ""
     if not args.json:
-        _print(responses, args.chat_key, deps)
-    elif status == "error":
-        raise PartialError(MethodFailedError("CommandFailed", responses[-1].message or ""), described)
-    else:
-        deps.output.json(described)
-    return ExitCode.METHOD if status == "error" else ExitCode.OK
+        _print(responses, args.chat_key or "", deps)
+        return ExitCode.METHOD if status == "error" else ExitCode.OK
+    described = {"status": status, "responses": [_described(response) for response in responses]}
+    if status == "error":
+        raise PartialError(MethodFailedError("CommandFailed", message), described)
+    deps.output.json(described)
+    return ExitCode.OK
 
 
 async def _send(chat: str, line: str, args: Args, deps: Deps) -> list[CommandResponse]:
@@ -112,27 +123,27 @@ def _context(chat: str, args: Args) -> CommandExecutionContext:
     )
 
 
-def _described(response: CommandResponse) -> dict[str, Any]:
-    return {name: value for name, value in response.model_dump().items() if value not in (None, "")}
+def _described(response: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in response.items() if value not in (None, "")}
 
 
-def _print(responses: list[CommandResponse], chat: str, deps: Deps) -> None:
+def _print(responses: Sequence[Mapping[str, Any]], chat: str, deps: Deps) -> None:
     for response in responses:
-        is_error = response.status.value == "error"
+        is_error = response["status"] == "error"
         for text in _texts(response):
             (deps.output.words if is_error else deps.output.data)(text)
     last = responses[-1]
-    if last.status.value == "waiting":
-        options = f" ({', '.join(last.wait_options)})" if last.wait_options else ""
-        limit = f" within {last.wait_timeout:g} s" if last.wait_timeout else ""
+    if last["status"] == "waiting":
+        options = f" ({', '.join(last['wait_options'])})" if last.get("wait_options") else ""
+        limit = f" within {last['wait_timeout']:g} s" if last.get("wait_timeout") else ""
         deps.output.words(f"answer{limit}{options}: nekro command {chat} 'TEXT'")
 
 
-def _texts(response: CommandResponse) -> list[str]:
-    texts = [response.message] if response.message else []
-    for segment in response.output_segments or []:
-        where = segment.file_path or segment.web_url
-        texts.append(f"[{segment.type.value} {where}]" if where else segment.text)
+def _texts(response: Mapping[str, Any]) -> list[str]:
+    texts = [response["message"]] if response.get("message") else []
+    for segment in response.get("output_segments") or ():
+        where = segment.get("file_path") or segment.get("web_url") or segment.get("file_name")
+        texts.append(f"[{segment['type']} {where}]" if where else segment["text"])
     return texts
 
 
@@ -151,6 +162,13 @@ def _list(args: Args, deps: Deps) -> int:
         }
         for entry in listed_commands(catalogue.registry)
     ]
+    show_list(listed, args, deps)
+    say_what_is_listed(catalogue, deps.output)
+    return ExitCode.OK
+
+
+def show_list(listed: Sequence[Mapping[str, Any]], args: Args, deps: Deps) -> None:
+    """Print commands as objects of name, full_name, aliases, permission, usage and description."""
     if args.json:
         deps.output.json(listed)
     else:
@@ -159,5 +177,3 @@ def _list(args: Args, deps: Deps) -> int:
             for c in listed
         ]
         deps.output.table(("COMMAND", "PERMISSION", "USAGE", "FULL NAME"), rows)
-    say_what_is_listed(catalogue, deps.output)
-    return ExitCode.OK

@@ -1,8 +1,9 @@
-"""Calls of methods."""
+"""Calls of methods, and commands of plugins."""
 
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import Any, Final
 
 from fastapi import APIRouter, Response
 
@@ -10,13 +11,17 @@ from gateway.dependencies import IdentityDep, ServicesDep
 from gateway.idempotency import OnceDep
 from gateway.identity import Scope
 from gateway.views import awaiting_call, finished_call
-from nekro_client.models import Call, CallBody
+from nekro_agent.commands.schemas import CommandExecutionContext
+from nekro_agent.commands.schemas import CommandResponse as PluginResponse
+from nekro_client.models import Call, CallBody, Command, CommandBody, CommandResponse, CommandResult, Page
 from runtime.plain import to_json_value
 from workers.calls.results import value_of
+from workers.catalogue.commands import listed_commands
 
 __all__ = ["router"]
 
 router = APIRouter(tags=["calls"])
+_LEVELS_OF_ADMINS: Final = ("advanced", "super_user")
 
 
 @router.post(
@@ -65,3 +70,58 @@ async def call(body: CallBody, services: ServicesDep, identity: IdentityDep, onc
     if method.requires_approval and approver is None:
         return await once.run(ask, status=HTTPStatus.ACCEPTED)
     return await once.run(work)
+
+
+@router.get("/commands")
+async def commands(services: ServicesDep, identity: IdentityDep) -> Page[Command]:
+    """List the commands of the plugins, all on one page."""
+    identity.require(Scope.CALL)
+    await services.refresh()
+    return Page(
+        items=[
+            Command(
+                name=entry.name,
+                full_name=entry.full_name,
+                aliases=list(entry.aliases),
+                permission=entry.permission,
+                usage=entry.usage,
+                description=entry.description,
+            )
+            for entry in listed_commands(services.registry)
+        ]
+    )
+
+
+@router.post("/commands", response_model=CommandResult)
+async def command(body: CommandBody, services: ServicesDep, identity: IdentityDep, once: OnceDep) -> Response:
+    """Run a plugin's command, or answer the last one that asked a question in the chat.
+
+    The levels `advanced` and `super_user` need the scope `admin`. A command that fails is a result with the
+    status `error`.
+    """
+    identity.require(Scope.CALL, chat_key=body.chat_key)
+    if body.level in _LEVELS_OF_ADMINS:
+        identity.require(Scope.ADMIN, chat_key=body.chat_key)
+    user_id = identity.user_for(body.user_id) or ""
+    who = CommandExecutionContext(
+        user_id=user_id,
+        username=user_id,
+        chat_key=body.chat_key,
+        is_super_user=body.level == "super_user",
+        is_advanced_user=body.level in _LEVELS_OF_ADMINS,
+    )
+
+    async def work() -> CommandResult:
+        responses = await services.run_command(body.line, who=who, timeout_seconds=body.timeout_seconds)
+        shown = [CommandResponse.model_validate(_shown(response)) for response in responses]
+        return CommandResult(status=shown[-1].status, responses=shown)
+
+    return await once.run(work, is_repeatable=False)
+
+
+def _shown(response: PluginResponse) -> dict[str, Any]:
+    """Return a response without paths of the worker's host."""
+    shown = response.model_dump(mode="json", exclude={"callback_cmd", "on_timeout_message", "context_data"})
+    for segment in shown["output_segments"] or ():
+        del segment["file_path"]
+    return shown

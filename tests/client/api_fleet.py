@@ -10,6 +10,9 @@ from worker_fleet import Fleet, build_fleet
 __all__ = ["small_fleet"]
 
 PLUGIN = '''
+from typing import Annotated, Any
+
+from nekro_agent.api.plugin import Arg, CmdCtl, CommandExecutionContext, CommandPermission
 from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
 from nekro_agent.api.schemas import AgentCtx
 from nekro_agent.api.message import send_text
@@ -21,6 +24,21 @@ plugin = NekroPlugin("Desk", "desk", "Answers", "1.0", "tests", "")
 async def add(_ctx: AgentCtx, first: int, second: int = 1) -> int:
     """Add two numbers."""
     return first + second
+
+
+@plugin.mount_command(name="order", description="Order a dish", usage="order [dish]")
+async def order(
+    context: CommandExecutionContext, dish: Annotated[str, Arg("dish", positional=True)] = ""
+) -> Any:
+    if dish:
+        yield CmdCtl.success(f"{dish} for {context.user_id or 'a guest'}")
+    else:
+        yield CmdCtl.wait("which dish?", callback_cmd="order", timeout=60)
+
+
+@plugin.mount_command(name="close", description="Close", permission=CommandPermission.SUPER_USER)
+async def close(context: CommandExecutionContext) -> Any:
+    yield CmdCtl.failed("nothing is open")
 
 
 @plugin.mount_sandbox_method(SandboxMethodType.TOOL, "fail")

@@ -259,6 +259,23 @@ def test_a_conversation_shows_answers(over_gateway: Command, tmp_path: Path) -> 
     assert (tmp_path / "saved.txt").read_text() == "milk"
 
 
+def test_commands_of_plugins_run_ask_and_fail(nekro: Command) -> None:
+    code, out, _ = nekro("command", "--json")
+    (listed,) = (one for one in json.loads(out) if one["name"] == "order")
+    assert (code, listed["full_name"], listed["usage"]) == (0, "tests.desk:order", "order [dish]")
+    assert nekro("command", "kitchen", "/order soup", "--user-id", "ada")[:2] == (0, "soup for ada\n")
+    code, out, err = nekro("command", "kitchen", "/order", "--user-id", "bob")
+    assert (code, out) == (0, "which dish?\n") and "nekro command kitchen 'TEXT'" in err
+    code, out, _ = nekro("command", "kitchen", "tea", "--user-id", "bob", "--json")
+    described = json.loads(out)
+    assert (described["status"], described["responses"][-1]["message"]) == ("success", "tea for bob")
+    code, out, _ = nekro("command", "kitchen", "/close", "--json")
+    assert (code, json.loads(out)["error"]["type"]) == (ExitCode.METHOD, "CommandFailed")
+    refused = nekro("command", "kitchen", "/close", "--as", "user")
+    assert refused[0] == ExitCode.METHOD and "nothing is open" not in refused[2]
+    assert nekro("command", "kitchen", " ")[0] == ExitCode.USAGE
+
+
 def test_doctor_checks_what_a_gateway_tells(over_gateway: Command, gateway_url: str) -> None:
     code, out, _ = over_gateway("doctor", "--json")
     checks = {check["name"]: check for check in json.loads(out)}

@@ -42,6 +42,10 @@ BODIES: Final[Mapping[str, Bodies]] = {
         {"method": "count", "chat_key": "once"},
         {"method": "count", "chat_key": "once", "timeout_seconds": 9},
     ),
+    "/api/v1/commands": (
+        {"line": "/tally", "chat_key": "once"},
+        {"line": "/tally more", "chat_key": "once"},
+    ),
     "/api/v1/approvals/{approval}/decision": (
         {"decision": "approve", "scope": "chat"},
         {"decision": "approve", "scope": "once"},
@@ -71,6 +75,7 @@ BODIES: Final[Mapping[str, Bodies]] = {
 ELSEWHERE: Final = {"/api/v1/adapters/sse/requests"}
 #: Their effect cannot be found again, so the fate of a request whose gateway died is unknown.
 NOT_REPEATABLE: Final = {
+    "/api/v1/commands",
     "/api/v1/jobs/{job}/signals",
     "/api/v1/dead-letters/{letter}/retry",
     "/api/v1/webhooks/{webhook}/replay",

@@ -6,7 +6,15 @@ from typing import Any
 
 from pydantic import BaseModel, Field, SecretStr
 
-from nekro_agent.api.plugin import ConfigBase, ExtraField, NekroPlugin, SandboxMethodType, TaskCtl
+from nekro_agent.api.plugin import (
+    CmdCtl,
+    CommandExecutionContext,
+    ConfigBase,
+    ExtraField,
+    NekroPlugin,
+    SandboxMethodType,
+    TaskCtl,
+)
 from nekro_agent.api.plugin import task as tasks
 from nekro_agent.api.schemas import AgentCtx
 
@@ -49,6 +57,13 @@ async def count(ctx: AgentCtx) -> str:
     number = int(await plugin.store.get(chat_key=ctx.chat_key, store_key="count") or 0) + 1
     await plugin.store.set(chat_key=ctx.chat_key, store_key="count", value=str(number))
     return str(number)
+
+
+@plugin.mount_command(name="tally", description="Count commands")
+async def tally(context: CommandExecutionContext) -> Any:
+    number = int(await plugin.store.get(chat_key=context.chat_key, store_key="tally") or 0) + 1
+    await plugin.store.set(chat_key=context.chat_key, store_key="tally", value=str(number))
+    yield CmdCtl.success(str(number))
 
 
 @plugin.mount_sandbox_method(SandboxMethodType.TOOL, "fail")
