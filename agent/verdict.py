@@ -202,7 +202,7 @@ def error_repeated(decided: Verdict, error: str) -> Verdict:
 
     Args:
         decided: the decision on the round itself.
-        error: the error, as ``agent.loops.error_of`` tells it.
+        error: the error, as ``agent.loops.error_of`` returns it.
     """
     what = decided.unusable or f"the same error ended my program: {attribute(error, limit=200)}"
     if decided.stop_type is StopType.TIMEOUT:

@@ -102,7 +102,9 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--args", metavar="JSON", default=None, help="approve: arguments in place of those asked for"
     )
-    parser.add_argument("--reason", metavar="TEXT", default=None, help="approve, deny: is recorded and told")
+    parser.add_argument(
+        "--reason", metavar="TEXT", default=None, help="approve, deny: kept with the decision"
+    )
     parser.add_argument("--yes", action="store_true", help="approve: do not ask")
     add_json(parser)
 

@@ -84,7 +84,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What a person answered; ``cancel`` if nobody did."""
+    """What a person answered; ``cancel`` without an answer."""
 
     action: Literal["accept", "decline", "cancel"]
     content: dict[str, Any] | None = None

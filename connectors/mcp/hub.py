@@ -54,7 +54,7 @@ def has_sdk() -> bool:
 
 
 class Listings(Protocol):
-    """Records what servers told, so that every worker builds the same methods."""
+    """Records what servers listed, so that every worker builds the same methods."""
 
     async def listed(self, server: McpServer, tools: str, about: dict[str, Any]) -> None:
         """Record the tools of a server, as ``tools_text`` writes them."""
