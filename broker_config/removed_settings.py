@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["REMOVED_SETTINGS"]
+__all__ = ["REMOVED_SETTINGS", "renamed_group"]
+
+_OLD_GROUPS: Final = "NEKRO_MODEL_GROUPS"
+#: Values of old model groups whose name changed, too.
+_OLD_VALUES: Final = {
+    "TYPE": "EMBEDDING=true, or DRAW=true",
+    "TEMPERATURE": 'PARAMETERS as JSON: {"temperature": 0.5}',
+    "TOP_P": 'PARAMETERS as JSON: {"top_p": 0.5}',
+    "EXTRA_BODY": "PARAMETERS",
+}
 
 #: What replaces each, or the value that is now fixed.
 REMOVED_SETTINGS: Final = {
@@ -36,8 +45,10 @@ REMOVED_SETTINGS: Final = {
     "NEKRO_AGENT__MAX_ATTEMPTS": "NEKRO_BROKER__MAX_DELIVERIES",
     "NEKRO_AGENT__SWEEP_SECONDS": "NEKRO_AGENT__LEASE_SECONDS: the sweep runs three times in it",
     "NEKRO_AGENT__UNCLAIMED_SECONDS": "NEKRO_AGENT__LEASE_SECONDS: a call waits for two thirds of it",
-    "NEKRO_AGENT__MESSAGE_CHARS": "NEKRO_AGENT__HISTORY_CHARS: one message may use a fifth of it",
-    "NEKRO_AGENT__OUTPUT_CHARS": "NEKRO_AGENT__HISTORY_CHARS: the output of a run may use a fifth of it",
+    "NEKRO_AGENT__HISTORY_CHARS": "NEKRO_AGENT__HISTORY_TOKENS: about a quarter as many tokens of English",
+    "NEKRO_AGENT__CATALOGUE_CHARS": "NEKRO_AGENT__CATALOGUE_TOKENS: about a quarter as many tokens",
+    "NEKRO_AGENT__MESSAGE_CHARS": "NEKRO_AGENT__HISTORY_TOKENS: one message may use a fifth of it",
+    "NEKRO_AGENT__OUTPUT_CHARS": "NEKRO_AGENT__OBSERVATION_TOKENS",
     "NEKRO_WORKERS__PINNED_LEASE_SECONDS": "NEKRO_AGENT__LEASE_SECONDS",
     "NEKRO_WORKERS__LONG_WAIT_SECONDS": "code does not wait for calls with an effect in lane `long`",
     "NEKRO_WORKERS__TASK_EVENTS": "workers publish task events while a tool reads them",
@@ -46,3 +57,11 @@ REMOVED_SETTINGS: Final = {
         "NEKRO_AGENT__LEASE_SECONDS: a method may block for that long beyond its deadline"
     ),
 }
+
+
+def renamed_group(name: str) -> str | None:
+    """Return what replaces a variable of the old model groups, in upper case; None for every other name."""
+    if name != _OLD_GROUPS and not name.startswith(f"{_OLD_GROUPS}__"):
+        return None
+    group, _, leaf = name.removeprefix(_OLD_GROUPS).rpartition("__")
+    return f"NEKRO_MODELS{group}__{_OLD_VALUES.get(leaf, leaf)}" if leaf else "NEKRO_MODELS"

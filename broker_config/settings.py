@@ -14,23 +14,32 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings import SettingsError as SourceError
 
-from broker_config.model_groups import ModelGroups, group_variables
-from broker_config.removed_settings import REMOVED_SETTINGS
+from broker_config.budgets import BudgetLimits
+from broker_config.model_groups import (
+    GroupNames,
+    ImageDetail,
+    JsonObject,
+    ModelGroups,
+    check_groups,
+    group_variables,
+)
+from broker_config.removed_settings import REMOVED_SETTINGS, renamed_group
 from broker_config.setting_files import FILE_SUFFIX, EnvironmentSource, named_by_file
 from broker_config.urls import passwords_of
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import SettingsError
-from nekro_agent.policies import group_variable
 
 __all__ = [
     "AgentSettings",
     "ApprovalSettings",
     "BrokerSettings",
+    "BudgetSettings",
     "DatabaseSettings",
     "DownloadSettings",
     "GatewaySettings",
@@ -249,6 +258,32 @@ class ApprovalSettings(_Group):
         return declared or any(fnmatchcase(method, pattern) for pattern in self.require)
 
 
+class BudgetSettings(_Group):
+    """What rounds, runs of code and plugins' requests to models may use before they are refused.
+
+    A limit is written as `tokens=100000,cost=0.5,rounds=40,sandbox_seconds=600`, with the measures that are
+    limited; 0 does not limit. All hosts need the same.
+    """
+
+    turn: BudgetLimits = Field({}, description="What one turn may use.")
+    chat: BudgetLimits = Field({}, description="What one chat may use in a day (UTC).")
+    user: BudgetLimits = Field(
+        {}, description="What the turns of one person may use in a day, over all chats of an adapter."
+    )
+    key: BudgetLimits = Field(
+        {},
+        description="What the turns that one key of the HTTP API started may use in a day; limits of the key "
+        "itself (`nekro keys`) replace it.",
+    )
+    day: BudgetLimits = Field({}, description="What the whole system may use in a day.")
+    warn_at: float = Field(
+        0.8,
+        gt=0,
+        le=1,
+        description="Share of a budget at which its chat is warned, once per period; 1 means no warning.",
+    )
+
+
 class PluginSettings(_Group):
     """Which plugins are loaded."""
 
@@ -402,6 +437,24 @@ class SandboxSettings(_Group):
     shared_idle_seconds: float = Field(
         1800, ge=0, description="Idle time after which `/app/shared` is emptied; 0 keeps it."
     )
+    packages_dir: Path | None = Field(
+        None,
+        description="Directory of the packages that every sandbox can import (`nekro sandbox packages`); "
+        "unset means `share/nekro/packages` of the environment that runs this process.",
+    )
+    figures: Literal["send", "save", "off"] = Field(
+        "send",
+        description="Figures of matplotlib that are open at the end of a run, or at `plt.show()`: `save` "
+        "writes them to `/app/shared`, `send` also sends them to the chat.",
+    )
+    keep_variables: bool = Field(
+        False,
+        description="Keep top-level variables of plain values, arrays and data frames for the next program "
+        "of the same turn.",
+    )
+    keep_variables_bytes: int = Field(
+        256 << 10, ge=1024, le=1 << 20, description="Most bytes of the kept variables of one turn."
+    )
     package_allow: CommaList = Field(
         (),
         description="Packages that sandboxed code may request with `dynamic_importer`, by distribution name; "
@@ -432,6 +485,10 @@ class LLMSettings(_Group):
     vision: bool = Field(
         True, description="Whether the model sees pictures of messages; else prompts only name their files."
     )
+    image_detail: ImageDetail = Field(
+        "auto",
+        description="How closely the model looks at images: `low` (512 pixels, few tokens), `high`, `auto`.",
+    )
     temperature: float | None = Field(
         None, ge=0, le=2, description="Sampling temperature; unset means the endpoint's default."
     )
@@ -441,8 +498,26 @@ class LLMSettings(_Group):
     first_token_timeout_seconds: float = Field(60, gt=0, description="Longest wait for the first token.")
     timeout_seconds: float = Field(180, gt=0, description="Time limit of one complete answer.")
     tries: int = Field(3, ge=1, le=10, description="Requests per round before it fails.")
+    idle_timeout_seconds: float = Field(
+        60, gt=0, description="Longest pause between two pieces of a streamed answer."
+    )
+    parameters: JsonObject = Field(
+        None, description='Further values of requests, as a JSON object: `{"reasoning_effort": "low"}`.'
+    )
+    proxy: str | None = Field(None, description="HTTP proxy for requests to the endpoint.")
+    context_tokens: int | None = Field(
+        None, ge=1, description="Longest context of the model in tokens; unset means unknown."
+    )
+    fallbacks: GroupNames = Field(
+        (), description="Model groups that are asked in this order if this model fails, as `a,b`."
+    )
     input_price_per_million: float = Field(
         0, ge=0, description="Price of a million prompt tokens, for the cost figures."
+    )
+    cached_input_price_per_million: float | None = Field(
+        None,
+        ge=0,
+        description="Price of a million prompt tokens from the endpoint's cache; unset: as other ones.",
     )
     output_price_per_million: float = Field(
         0, ge=0, description="Price of a million answer tokens, for the cost figures."
@@ -487,21 +562,78 @@ class AgentSettings(_Group):
         description="Rounds that one trigger may cause; a worker runs as many of one chat before it lets "
         "others take the chat.",
     )
+    tool_call_share: float = Field(
+        1,
+        ge=0,
+        le=1,
+        description="Share of the turns whose calls of TOOL methods are kept as events, for streams and the "
+        "console; a turn keeps all of them or none. Other calls always are. The same for all workers.",
+    )
     turn_seconds: float = Field(1080, gt=0, description="Longest turn (a trigger and its follow-up rounds).")
     history_messages: int = Field(32, ge=1, description="Newest messages shown to the LLM.")
-    history_chars: int = Field(
-        20_000,
-        ge=500,
-        description="Characters of history shown; the newest message is always shown. A message, or "
-        "output of a run, that is longer than a fifth is cut in the middle.",
+    prompt_tokens: int = Field(
+        64_000,
+        ge=1000,
+        description="Longest prompt in tokens; shorter for a model whose `CONTEXT_TOKENS` less "
+        "`NEKRO_AGENT__ANSWER_TOKENS` is less. Whatever does not fit is shortened.",
     )
-    catalogue_chars: int = Field(
-        40_000,
+    answer_tokens: int = Field(
+        4096,
+        ge=1,
+        description="Tokens of the model's context that a prompt leaves to the answer, at most half of it.",
+    )
+    history_tokens: int = Field(
+        6000,
+        ge=200,
+        description="Tokens of history shown, at most a quarter of the prompt; the newest message is always "
+        "shown. A message that is longer than a fifth is cut in the middle.",
+    )
+    summary_group: str | None = Field(
+        None,
+        description="Model group that summarises messages which no longer fit into `HISTORY_TOKENS` or "
+        "`HISTORY_MESSAGES`, in the background; unset: older messages are left out of prompts.",
+    )
+    observation_tokens: int = Field(
+        4000,
+        ge=100,
+        description="Tokens shown of one result of a method, one output of a program or what one plugin adds "
+        "to prompts, at most an eighth of the prompt. A longer one is cut in the middle.",
+    )
+    catalogue_tokens: int = Field(
+        12_000,
         ge=0,
-        description="Characters of a prompt's list of plugins and methods. A longer list shows in full only "
-        "what the chat used lately, and the other methods by name with one line each. 0: no limit.",
+        description="Tokens of a prompt's list of plugins and methods, at most two fifths of the prompt. A "
+        "longer list shows in full only what the chat used lately, and the other methods by name with one "
+        "line each. 0: as long as the prompt allows.",
     )
-    image_bytes: int = Field(8 << 20, ge=1024, description="Largest image in a prompt.")
+    image_bytes: int = Field(
+        1 << 20, ge=1024, description="Largest picture in a prompt; a larger one is made smaller."
+    )
+    image_side: int = Field(
+        2048,
+        ge=64,
+        le=8192,
+        description="Longest side of a picture in a prompt in pixels; 512 with detail `low`. A longer one is "
+        "made smaller.",
+    )
+    image_file_bytes: int = Field(
+        16 << 20, ge=1024, description="Largest file that is made a picture of a prompt; others are named."
+    )
+    image_pixels: int = Field(
+        40_000_000,
+        ge=1,
+        le=500_000_000,
+        description="Pixels of a picture before it is made smaller; others are named. Decoding may use 12 "
+        "bytes of memory per pixel, and 256 MiB.",
+    )
+    prompt_images: int = Field(16, ge=0, description="Most pictures in a prompt, with those of results.")
+    prompt_image_bytes: int = Field(8 << 20, ge=0, description="Most bytes of all pictures in a prompt.")
+    prompt_image_tokens: int = Field(
+        20_000,
+        ge=0,
+        description="Most tokens of all pictures in a prompt, as OpenAI counts them: 85 with detail `low`, "
+        "else up to 1,445 for one.",
+    )
     history_images: int = Field(
         4,
         ge=0,
@@ -598,6 +730,12 @@ class PluginAccess(StrEnum):
     PLUGIN = "plugin"
 
 
+def _check_trace_url(value: str) -> str:
+    if value and (urlsplit(value).scheme not in ("http", "https") or "{trace_id}" not in value):
+        raise ValueError("has to be a URL with http or https and {trace_id} in it")
+    return value
+
+
 def _check_access(entries: tuple[str, ...]) -> tuple[str, ...]:
     for entry in entries:
         key, _, mode = entry.partition("=")
@@ -685,6 +823,11 @@ class GatewaySettings(_Group):
         64, ge=1, description="Requests to the routes of one plugin at the same time in one gateway."
     )
 
+    console: bool = Field(
+        True,
+        description="Whether the console is served at `/console`, and its session cookies are accepted.",
+    )
+
     sse_access_key: SecretStr | None = Field(
         None,
         description="Access key of programs that connect chats over Nekro Agent's SSE adapter protocol "
@@ -711,6 +854,12 @@ class GatewaySettings(_Group):
         description="Hosts or networks (CIDR) that webhooks may reach although private, loopback or "
         "link-local.",
     )
+
+    @property
+    def has_active_pages(self) -> bool:
+        """Whether pages of plugins may act as scripts of the gateway's origin."""
+        active = (PluginAccess.OPEN, PluginAccess.PLUGIN)
+        return any(PluginAccess(entry.split("=", 1)[1]) in active for entry in self.plugin_http)
 
     def access_to(self, plugin_key: str) -> PluginAccess:
         """Return who may use the webhooks, routes and pages of a plugin."""
@@ -753,9 +902,23 @@ class TracingSettings(_Group):
 
     enabled: bool = Field(
         False,
-        description="Whether calls and rounds are traced; needs the extra `otel` "
+        description="Whether turns and calls are traced; needs the extra `otel` "
         "(`pip install 'nekro-workers[otel]'`).",
     )
+    capture_content: bool = Field(
+        False,
+        description="Whether spans contain prompts, answers, and arguments and results of calls, without the "
+        "secrets of the settings; `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true` does the same.",
+    )
+    url_template: Annotated[str, AfterValidator(_check_trace_url)] = Field(
+        "",
+        description="Where a turn's trace can be seen, an HTTP URL with `{trace_id}` in it, for "
+        "`GET /turns/{id}`; empty: no link.",
+    )
+
+    def url_of(self, trace_id: str) -> str | None:
+        """Return where a trace can be seen; None if no template is set."""
+        return self.url_template.replace("{trace_id}", trace_id) or None
 
 
 class Settings(BaseSettings):
@@ -773,18 +936,19 @@ class Settings(BaseSettings):
     data_dir: Path = Field(
         Path("data"), description="Root directory of all data on disk; made absolute when loaded."
     )
-    model_groups: ModelGroups = Field(
+    models: ModelGroups = Field(
         {},
-        description="Models that plugins ask for by name (`text-embedding`, `default-draw-chat`), as JSON: "
-        '`{"text-embedding": {"model": "m", "type": "embedding"}}`. Or one variable per value, with `_` for '
-        "`-`: `NEKRO_MODEL_GROUPS__TEXT_EMBEDDING__MODEL`. Group `default` is the agent's model unless it is "
-        "defined. The values are listed under `model_groups`.",
+        description="Models that chats, fallbacks and plugins choose by name, as JSON: "
+        '`{"text-embedding": {"model": "m", "embedding": true}}`. Or one variable per value, with `_` for '
+        "`-`: `NEKRO_MODELS__TEXT_EMBEDDING__MODEL`. Group `default` is that of "
+        "`NEKRO_LLM__…`. The values are listed under `models`.",
     )
     broker: BrokerSettings = BrokerSettings()
     results: ResultSettings = ResultSettings()
     database: DatabaseSettings = DatabaseSettings()
     retention: RetentionSettings = RetentionSettings()
     approval: ApprovalSettings = ApprovalSettings()
+    budgets: BudgetSettings = BudgetSettings()
     plugins: PluginSettings = PluginSettings()
     mcp: McpSettings = McpSettings()
     store: StoreSettings = StoreSettings()
@@ -831,8 +995,8 @@ class Settings(BaseSettings):
         except ValidationError as exc:
             raise SettingsError(_explain(exc)) from exc
         except SourceError as exc:  # the only setting that is JSON; the cause does not contain the text
-            raise SettingsError(f"NEKRO_MODEL_GROUPS is not valid JSON: {exc.__cause__}") from None
-        _check_endpoints(settings)
+            raise SettingsError(f"NEKRO_MODELS is not valid JSON: {exc.__cause__}") from None
+        check_groups(settings)
         return settings.model_copy(update={"data_dir": settings.data_dir.expanduser().absolute()})
 
     @property
@@ -844,7 +1008,8 @@ class Settings(BaseSettings):
         """Every configured secret as plain text, for redaction; never log this."""
         secrets = [secret.get_secret_value() for secret in _secrets_of(self)]
         urls = [self.broker.url, self.results.url, self.database.url, self.qdrant.url]
-        urls += [url for group in self.model_groups.values() for url in (group.base_url, group.proxy)]
+        urls += [self.llm.base_url, self.llm.proxy]
+        urls += [url for group in self.models.values() for url in (group.base_url, group.proxy)]
         passwords = [password for url in urls if url is not None for password in passwords_of(url)]
         return tuple(secret for secret in (*secrets, *passwords) if secret)
 
@@ -859,15 +1024,6 @@ def _secrets_of(value: object) -> Iterator[SecretStr]:
     elif isinstance(value, Mapping):
         for item in value.values():
             yield from _secrets_of(item)
-
-
-def _check_endpoints(settings: Settings) -> None:
-    for name, group in settings.model_groups.items():
-        if not (group.base_url or settings.llm.base_url):
-            raise SettingsError(
-                f"Model group {name} has no endpoint. Set {group_variable(name, 'BASE_URL')} or "
-                "NEKRO_LLM__BASE_URL."
-            )
 
 
 def known_variables() -> Iterator[tuple[str, str, Any]]:
@@ -903,7 +1059,7 @@ def _reject_unknown(environ: Mapping[str, str], env_file: Path | None) -> None:
 
 def _hint(name: str, known: set[str]) -> str:
     """Return what to do about an unknown name in upper case."""
-    replacement = REMOVED_SETTINGS.get(name.removesuffix(FILE_SUFFIX))
+    replacement = REMOVED_SETTINGS.get(name.removesuffix(FILE_SUFFIX)) or renamed_group(name)
     if replacement is not None:
         return f"It was removed; unset it. Now: {replacement}."
     near = difflib.get_close_matches(name, known, n=1)

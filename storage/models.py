@@ -51,6 +51,7 @@ __all__ = [
     "CallRow",
     "ChatEventRow",
     "ChatRow",
+    "ChatSummaryRow",
     "CronJobRow",
     "DownloadRow",
     "JobRow",
@@ -68,7 +69,10 @@ __all__ = [
     "PresetRow",
     "RequestRow",
     "RoundRow",
+    "SpendingRow",
+    "SpendingTotalRow",
     "TimerRow",
+    "TurnVariablesRow",
     "UploadAreaRow",
     "UserRow",
     "WebhookCursorRow",
@@ -165,10 +169,14 @@ class ChatRow(LeaseColumns, Base):
     is_active: Mapped[bool] = mapped_column(server_default=true(), default=True)
     #: Whether the agent reads along without starting turns.
     observe_mode: Mapped[bool] = mapped_column(server_default=false(), default=False)
+    #: The model group of the chat; None means ``default``.
+    model_group: Mapped[str | None]
     #: Counts changes and deletions of messages.
     history_revision: Mapped[int] = mapped_column(BigInteger(), server_default=text("0"), default=0)
     #: Number of the chat's newest event.
     last_event: Mapped[int] = mapped_column(BigInteger(), server_default=text("0"), default=0)
+    #: When the newest event was added; None: before there was this column.
+    active_at: Mapped[datetime | None]
     #: Unused: ``sandbox.areas.shared`` goes by the directory's times. Kept while older releases may run.
     shared_used_at: Mapped[datetime | None] = mapped_column(index=True)
 
@@ -239,6 +247,44 @@ class UserRow(Base):
         Index("uq_users_platform_userid_adapter_key", "platform_userid", "adapter_key", unique=True),
         _ORDERED,
     )
+
+
+class ChatSummaryRow(Base):
+    """A summary of the older messages of a chat; a message that it covers and that changes deletes it."""
+
+    __tablename__ = "chat_summaries"
+
+    chat_key: Mapped[str] = _chat_key(primary_key=True)
+    version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    #: Sequence of the newest message that it covers.
+    up_to: Mapped[int] = mapped_column(BigInteger())
+    #: When the oldest and the newest of them were written.
+    oldest_at: Mapped[datetime] = mapped_column(index=True)
+    newest_at: Mapped[datetime]
+    text: Mapped[str]
+    group_name: Mapped[str]
+    model: Mapped[str]
+    prompt_tokens: Mapped[int | None]
+    answer_tokens: Mapped[int | None]
+    cost: Mapped[float]
+    created_at: Mapped[datetime]
+
+
+class TurnVariablesRow(Base):
+    """Variables of the programs of an open turn, for its next program."""
+
+    __tablename__ = "turn_variables"
+
+    turn_id: Mapped[str] = mapped_column(KeyText(), primary_key=True)
+    chat_key: Mapped[str] = _chat_key()
+    round_id: Mapped[str]
+    #: Tagged text of each variable by its name; only a sandbox reads it.
+    kept: Mapped[dict[str, str]] = mapped_column(JsonText())
+    #: Names of variables that were not kept.
+    not_kept: Mapped[list[str]] = mapped_column(JsonText())
+    updated_at: Mapped[datetime] = mapped_column(index=True)
+
+    __table_args__ = (Index("ix_turn_variables_chat_key", "chat_key"),)
 
 
 class PresetRow(Base):
@@ -374,6 +420,8 @@ class RoundRow(Base):
     id: Mapped[str] = mapped_column(KeyText(), unique=True)
     chat_key: Mapped[str] = _chat_key()
     turn_id: Mapped[str] = mapped_column(KeyText(), index=True)
+    #: The turn whose work caused the turn; both are in one trace.
+    root_turn_id: Mapped[str | None] = mapped_column(KeyText())
     #: Position in its turn, from 1.
     number: Mapped[int]
     trigger_kind: Mapped[TriggerKind]
@@ -757,9 +805,9 @@ class McpServerRow(Base):
     #: Counts changes of the columns above, except of ``listed_at``.
     revision: Mapped[int]
     updated_at: Mapped[datetime]
-    #: Day (ISO date, UTC) of ``sampled_tokens``; None before the first.
+    #: Day (ISO date, UTC) of ``sampled_tokens``. Both are written by workers of earlier releases only; since
+    #: revision 0017 ``SpendingTotalRow`` has what a server used.
     sampled_on: Mapped[str | None]
-    #: Tokens of models that the server used on that day, or has reserved.
     sampled_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
 
 
@@ -779,6 +827,8 @@ class WorkerRow(LeaseColumns, Base):
     host: Mapped[str]
     pid: Mapped[int]
     started_at: Mapped[datetime]
+    #: Version of this package that it runs; None: one before there was this column.
+    release: Mapped[str | None]
 
 
 class WorkerSiteRow(Base):
@@ -851,6 +901,60 @@ class KeyTurnRow(Base):
     created_at: Mapped[datetime] = mapped_column(index=True)
 
     __table_args__ = (Index("ix_key_turns_key_id_created_at", "key_id", "created_at"),)
+
+
+class SpendingRow(Base):
+    """What one attempt at a round, one request of a plugin to a model or one run of code used.
+
+    It is written before the model is asked, with an estimate, which stays if the worker dies.
+    """
+
+    __tablename__ = "spendings"
+
+    id: Mapped[str] = mapped_column(KeyText(), primary_key=True)
+    #: 0, and one more for each further model that was asked for the same answer.
+    part: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    #: Date (UTC) to which it is charged.
+    day: Mapped[str] = mapped_column(KeyText(), index=True)
+    #: Names of chat, user, key and so on are no references: what was spent stays when they go.
+    chat_key: Mapped[str | None]
+    #: ``adapter:user``, as of ``storage.access.spendings.user_scope``.
+    user_id: Mapped[str | None]
+    key_id: Mapped[str | None]
+    turn_id: Mapped[str | None] = mapped_column(KeyText(), index=True)
+    plugin_key: Mapped[str | None]
+    model_group: Mapped[str]
+    model: Mapped[str]
+    rounds: Mapped[int]
+    #: Requests that were sent to the model; 0 while it is an estimate.
+    requests: Mapped[int]
+    prompt_tokens: Mapped[int] = mapped_column(BigInteger())
+    completion_tokens: Mapped[int] = mapped_column(BigInteger())
+    cost: Mapped[float]
+    sandbox_seconds: Mapped[float]
+    created_at: Mapped[datetime] = mapped_column(index=True)
+    #: None: the figures are the estimate.
+    settled_at: Mapped[datetime | None]
+
+
+class SpendingTotalRow(Base):
+    """What one scope used in one period, estimates of running work included."""
+
+    __tablename__ = "spending_totals"
+
+    #: ``storage.states.BudgetScope``.
+    scope: Mapped[str] = mapped_column(KeyText(), primary_key=True)
+    #: Date (UTC); "" for a turn.
+    period: Mapped[str] = mapped_column(KeyText(), primary_key=True)
+    #: Of the chat, user, key, plugin or turn; "" for the whole system.
+    id: Mapped[str] = mapped_column(KeyText(), primary_key=True)
+    tokens: Mapped[int] = mapped_column(BigInteger())
+    cost: Mapped[float]
+    rounds: Mapped[int] = mapped_column(BigInteger())
+    sandbox_seconds: Mapped[float]
+    #: Measures of which a chat was warned, comma-separated.
+    warned: Mapped[str]
+    updated_at: Mapped[datetime] = mapped_column(index=True)
 
 
 class RequestRow(Base):

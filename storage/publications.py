@@ -31,6 +31,8 @@ class NewWorker:
     lane: str
     host: str
     pid: int
+    #: Version of this package; None: unknown.
+    release: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,7 @@ class CatalogueRepository(Repository):
         new = insert(self._dialect, WorkerRow).values(
             id=worker.id, name=worker.name, lane=worker.lane, host=worker.host, pid=worker.pid,
             started_at=now(), owner=worker.name, lease_until=seconds_from_now(lease_seconds), fence=1,
+            release=worker.release,
         )  # fmt: skip
         statement = new.on_conflict_do_update(
             index_elements=[WorkerRow.id],

@@ -20,13 +20,17 @@ from storage.models import (
     Base,
     CallRow,
     ChatEventRow,
+    ChatSummaryRow,
     JobRow,
     KeyTurnRow,
     MessageRow,
     OpenAIResponseRow,
     RequestRow,
     RoundRow,
+    SpendingRow,
+    SpendingTotalRow,
     TimerRow,
+    TurnVariablesRow,
     WebhookDeliveryRow,
 )
 from storage.repositories.leases import is_free
@@ -128,10 +132,35 @@ def _rules(retention: RetentionSettings) -> list[_Rule]:
         # Also one that still runs: a gateway that loses its row stores no answer.
         _Rule(table=RequestRow, key=(RequestRow.digest,), expired=RequestRow.created_at < requests),
         _Rule(table=KeyTurnRow, key=(KeyTurnRow.turn_id,), expired=KeyTurnRow.created_at < rounds),
+        # The end of a turn deletes them; rounds that a person deleted by hand have none.
+        _Rule(
+            table=TurnVariablesRow,
+            key=(TurnVariablesRow.turn_id,),
+            expired=TurnVariablesRow.updated_at < rounds,
+        ),
+        _Rule(
+            table=SpendingRow,
+            key=(SpendingRow.id, SpendingRow.part),
+            expired=SpendingRow.created_at < rounds,
+        ),
+        _Rule(
+            table=SpendingTotalRow,
+            key=(SpendingTotalRow.scope, SpendingTotalRow.period, SpendingTotalRow.id),
+            expired=SpendingTotalRow.updated_at < rounds,
+        ),
     ]
     if retention.audit_days:
         rules.append(_Rule(table=AuditRow, key=(AuditRow.sequence,), expired=AuditRow.at < audit))
     if retention.messages_days:
         expired = MessageRow.created_at < messages
         rules.append(_Rule(table=MessageRow, key=(MessageRow.id,), expired=expired))
+        # A day later than its oldest message: a summary that is made again then lasts for a day at least.
+        stale = seconds_from_now(-timedelta(days=retention.messages_days + 1).total_seconds())
+        rules.append(
+            _Rule(
+                table=ChatSummaryRow,
+                key=(ChatSummaryRow.chat_key, ChatSummaryRow.version),
+                expired=ChatSummaryRow.oldest_at < stale,
+            )
+        )
     return rules

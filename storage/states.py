@@ -14,6 +14,7 @@ __all__ = [
     "OPEN_TIMER_STATES",
     "ApprovalScope",
     "ApprovalState",
+    "BudgetScope",
     "CallState",
     "CrashPolicy",
     "DeliveryState",
@@ -70,6 +71,23 @@ class ApprovalScope(StrEnum):
     TURN = "turn"
     #: Calls of the same method in the same chat, for a limited time.
     CHAT = "chat"
+
+
+class BudgetScope(StrEnum):
+    """Whose spending a budget limits."""
+
+    #: One turn, as long as it lasts.
+    TURN = "turn"
+    #: One chat, per day (UTC), as all that follow.
+    CHAT = "chat"
+    #: One person on one adapter.
+    USER = "user"
+    #: The turns that one key of the HTTP API started.
+    KEY = "key"
+    #: What one plugin asked of models itself.
+    PLUGIN = "plugin"
+    #: The whole system.
+    DAY = "day"
 
 
 class EventType(StrEnum):

@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from storage.access.keys import KeyRepository
     from storage.access.openai_responses import OpenAIResponseRepository
     from storage.access.requests import RequestRepository
+    from storage.access.spending_reports import SpendingReportRepository
+    from storage.access.spendings import SpendingRepository
+    from storage.listings.chats import ChatListing
+    from storage.listings.turns import TurnListing
+    from storage.listings.workers import WorkerListing
+    from storage.memory.summaries import SummaryRepository
+    from storage.memory.variables import VariableRepository
     from storage.outbound.adapters import AdapterRepository
     from storage.outbound.mcp_servers import McpServerRepository
     from storage.outbound.webhooks import WebhookRepository
@@ -99,6 +106,13 @@ class Repositories:
         from storage.publications import CatalogueRepository
 
         return CatalogueRepository(self._runner)
+
+    @cached_property
+    def chat_listing(self) -> ChatListing:
+        """Chats for lists."""
+        from storage.listings.chats import ChatListing
+
+        return ChatListing(self._runner)
 
     @cached_property
     def chats(self) -> ChatRepository:
@@ -220,6 +234,34 @@ class Repositories:
         return RoundRepository(self._runner)
 
     @cached_property
+    def summaries(self) -> SummaryRepository:
+        """Summaries of the older messages of chats."""
+        from storage.memory.summaries import SummaryRepository
+
+        return SummaryRepository(self._runner)
+
+    @cached_property
+    def spending_reports(self) -> SpendingReportRepository:
+        """Sums of what was spent."""
+        from storage.access.spending_reports import SpendingReportRepository
+
+        return SpendingReportRepository(self._runner)
+
+    @cached_property
+    def spendings(self) -> SpendingRepository:
+        """What rounds and plugins spent, and the totals that budgets limit."""
+        from storage.access.spendings import SpendingRepository
+
+        return SpendingRepository(self._runner)
+
+    @cached_property
+    def turn_listing(self) -> TurnListing:
+        """Turns for lists."""
+        from storage.listings.turns import TurnListing
+
+        return TurnListing(self._runner)
+
+    @cached_property
     def timers(self) -> TimerRepository:
         """One-time timers."""
         from storage.repositories.timers import TimerRepository
@@ -227,11 +269,25 @@ class Repositories:
         return TimerRepository(self._runner)
 
     @cached_property
+    def variables(self) -> VariableRepository:
+        """Variables of programs, by turn."""
+        from storage.memory.variables import VariableRepository
+
+        return VariableRepository(self._runner)
+
+    @cached_property
     def webhooks(self) -> WebhookRepository:
         """Subscriptions of URLs to events, and their deliveries."""
         from storage.outbound.webhooks import WebhookRepository
 
         return WebhookRepository(self._runner)
+
+    @cached_property
+    def worker_listing(self) -> WorkerListing:
+        """Workers for lists."""
+        from storage.listings.workers import WorkerListing
+
+        return WorkerListing(self._runner)
 
 
 class Transaction(Repositories):

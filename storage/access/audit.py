@@ -48,13 +48,21 @@ class AuditRepository(Repository):
             )
         )
 
-    async def newest(self, *, limit: int, before: int | None = None) -> list[RecordedAct]:
+    async def newest(
+        self, *, limit: int, before: int | None = None, action: str | None = None, subject: str | None = None
+    ) -> list[RecordedAct]:
         """List acts, the newest first.
 
         Args:
             before: only acts with a smaller sequence; None does not limit.
+            action: only acts whose action begins with it, such as ``dead_letter.``; None means all.
+            subject: only acts on this; None means all.
         """
         statement = select(AuditRow).order_by(AuditRow.sequence.desc()).limit(limit)
         if before is not None:
             statement = statement.where(AuditRow.sequence < before)
+        if action is not None:
+            statement = statement.where(AuditRow.action.startswith(action, autoescape=True))
+        if subject is not None:
+            statement = statement.where(AuditRow.subject == subject)
         return await self._all(RecordedAct, statement)

@@ -6,15 +6,15 @@ import dataclasses
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, Executable, bindparam, exists, func, select, update
+from sqlalchemy import ColumnElement, Executable, bindparam, exists, select, update
 
 from storage.clock import now
 from storage.driver.statements import FixedStatement
-from storage.models import ApiKeyRow, KeyTurnRow, RoundRow
+from storage.models import ApiKeyRow, KeyTurnRow
 from storage.repositories.base import Repository, found
 from storage.upsert import insert
 
-__all__ = ["Key", "KeyRepository", "NewKey", "Spent"]
+__all__ = ["Key", "KeyRepository", "NewKey"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +45,6 @@ class Key(NewKey):
 
     created_at: datetime
     revoked_at: datetime | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spent:
-    """What the turns of a key used."""
-
-    cost: float
-    tokens: int
 
 
 class KeyRepository(Repository):
@@ -114,16 +106,11 @@ class KeyRepository(Repository):
         new = insert(self._dialect, KeyTurnRow).values(turn_id=turn_id, key_id=key_id, created_at=now())
         await self._rows(new.on_conflict_do_nothing())
 
-    async def spent(self, key_id: str, *, since: datetime) -> Spent:
-        """Sum up the rounds of the turns that a key started since a time."""
-        tokens = func.coalesce(RoundRow.prompt_tokens, 0) + func.coalesce(RoundRow.completion_tokens, 0)
-        statement = (
-            select(func.coalesce(func.sum(RoundRow.cost), 0.0), func.coalesce(func.sum(tokens), 0))
-            .join(KeyTurnRow, KeyTurnRow.turn_id == RoundRow.turn_id)
-            .where(KeyTurnRow.key_id == key_id, KeyTurnRow.created_at >= since)
-        )
-        cost, used = (await self._rows(statement)).one()
-        return Spent(cost=float(cost), tokens=int(used))
+    async def pass_on(self, turn_id: str, next_turn_id: str) -> None:
+        """Let the key that started a turn pay for another turn that follows from it; none did: no effect."""
+        key_id = await self._scalar(select(KeyTurnRow.key_id).where(KeyTurnRow.turn_id == turn_id))
+        if key_id is not None:
+            await self.add_turn(key_id, next_turn_id)
 
 
 def _is_valid() -> ColumnElement[bool]:

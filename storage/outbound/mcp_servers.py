@@ -121,24 +121,6 @@ class McpServerRepository(Repository):
         )
         return await self._record(name, is_other, listed_digest=digest, error=error)
 
-    async def reserve_tokens(self, name: str, *, tokens: int, limit: int, day: str) -> bool:
-        """Count tokens that a server is about to use; False, and nothing is counted, if they exceed a limit.
-
-        Args:
-            limit: of one day.
-            day: ISO date; the count begins anew with each.
-        """
-        used = case((McpServerRow.sampled_on == day, McpServerRow.sampled_tokens), else_=0)
-        fits = (McpServerRow.name == name) & (used + tokens <= limit)
-        reserve = update(McpServerRow).where(fits).values(sampled_on=day, sampled_tokens=used + tokens)
-        return await self._count(reserve) > 0
-
-    async def count_tokens(self, name: str, *, tokens: int, day: str) -> None:
-        """Correct what was reserved on a day; ``tokens`` may be negative."""
-        of_day = (McpServerRow.name == name) & (McpServerRow.sampled_on == day)
-        count = McpServerRow.sampled_tokens + tokens
-        await self._count(update(McpServerRow).where(of_day).values(sampled_tokens=count))
-
     async def _record(self, name: str, is_other: Any, **values: Any) -> bool:
         new = insert(self._dialect, McpServerRow).values(
             name=name, is_enabled=True, revision=1, updated_at=now(), listed_at=now(), **values

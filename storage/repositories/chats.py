@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import Executable, Integer, bindparam, func, select, update
+from sqlalchemy import Executable, Integer, bindparam, delete, func, select, update
 
 from nekro_agent.errors import FencedError, NotFoundError
 from nekro_agent.layout import channel_of
 from nekro_agent.ports import ChatInfo
 from storage.clock import now
 from storage.driver.statements import FixedStatement
-from storage.models import ChatRow, MessageRow, RoundRow
+from storage.models import ChatRow, ChatSummaryRow, MessageRow, RoundRow
 from storage.repositories.base import Repository, found, new_id
 from storage.repositories.leases import (
     Lease,
@@ -104,6 +104,8 @@ class ChatRepository(Repository):
     async def reset(self, chat_key: str) -> None:
         """Begin a new conversation: ``MessageRepository.newest`` no longer returns the present messages.
 
+        Their summaries are deleted.
+
         Raises:
             NotFoundError: there is no such chat.
         """
@@ -115,6 +117,31 @@ class ChatRepository(Repository):
         )
         await self._count(
             update(ChatRow).where(ChatRow.chat_key == chat_key).values(history_after=newest, reset_at=now())
+        )
+        await self._count(delete(ChatSummaryRow).where(ChatSummaryRow.chat_key == chat_key))
+
+    async def use_model_group(self, chat_key: str, group: str | None) -> None:
+        """Choose the model group of the chat; None means ``default``.
+
+        Raises:
+            NotFoundError: there is no such chat.
+        """
+        await self.lock(chat_key)
+        await self._count(update(ChatRow).where(ChatRow.chat_key == chat_key).values(model_group=group))
+
+    async def copy_choices(self, of_chat: str, to_chat: str) -> None:
+        """Give a chat the persona and the model group of another one.
+
+        Raises:
+            NotFoundError: there is no such chat.
+        """
+        await self.lock(to_chat)
+        of_other = select(ChatRow.preset_id, ChatRow.model_group).where(ChatRow.chat_key == of_chat)
+        preset_id, model_group = (await self._rows(of_other)).first() or (None, None)
+        await self._count(
+            update(ChatRow)
+            .where(ChatRow.chat_key == to_chat)
+            .values(preset_id=preset_id, model_group=model_group)
         )
 
     async def lock(self, chat_key: str, *, create: bool = False) -> None:

@@ -18,18 +18,22 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from sqlalchemy import Executable, Integer, bindparam, delete, select, text, update
+from sqlalchemy import Executable, Integer, bindparam, delete, func, literal, select, text, update
 
 from nekro_agent.shared_clock import shared_time
+from storage.clock import now
 from storage.driver.connection import Connection
 from storage.driver.statements import FixedStatement
 from storage.escaped_text import escaped
-from storage.models import ChatEventRow, ChatRow
+from storage.models import CallRow, ChatEventRow, ChatRow
 from storage.repositories.base import Repository
 from storage.states import EventType
 from storage.types import KeyText
 
-__all__ = ["ChatEvent", "EventRepository", "NewEvent"]
+__all__ = ["TOOLS_NOT_KEPT", "ChatEvent", "EventRepository", "NewEvent"]
+
+#: Begins the data of ``code.ready`` in a turn whose TOOL calls are not kept as events.
+TOOLS_NOT_KEPT: Final = {"tool_calls_kept": False}
 
 #: All rows of an INSERT are one parameter, a JSON array of arrays. A parameter per value would take several
 #: times as long, and a round writes two events per call.
@@ -143,8 +147,14 @@ class EventRepository(Repository):
         if event.call_id is None or event.round_id is None or event.turn_id is None:
             return False
         values = {"of_turn": event.turn_id, "of_round": event.round_id, "of_call": event.call_id}
+        found = list(await self._rows(_progress_statement, values))
         # A worker of a release that appends no calls does not append the answer either.
-        return {row[0] for row in await self._rows(_progress_statement, values)} == {EventType.CODE_READY}
+        if {row[0] for row in found} != {EventType.CODE_READY}:
+            return False
+        if not any(row[1] for row in found):
+            return True
+        # Only calls with a row, which a call of a TOOL does not have, are appended in this turn.
+        return await self._scalar(select(CallRow.id).where(CallRow.id == event.call_id)) is not None
 
     async def hold_back(self, chat_key: str, event: NewEvent) -> None:
         """Keep an event until the round of its call appends the call.
@@ -182,17 +192,25 @@ class EventRepository(Repository):
         return {row[0]: (row[1], row[2]) for row in await self._rows(statement)}
 
     async def of_turn(
-        self, turn_id: str, *, types: Collection[str] = (), limit: int | None = None
+        self,
+        turn_id: str,
+        *,
+        types: Collection[str] = (),
+        call_id: str | None = None,
+        limit: int | None = None,
     ) -> list[ChatEvent]:
         """List the events of a turn in order.
 
         Args:
             types: only events of these types; () means all.
+            call_id: only events of this call; None means all.
             limit: only the first ones; None means all.
         """
         statement = select(ChatEventRow).where(ChatEventRow.turn_id == turn_id, ChatEventRow.number > 0)
         if types:
             statement = statement.where(ChatEventRow.type.in_(types))
+        if call_id is not None:
+            statement = statement.where(ChatEventRow.call_id == call_id)
         return await self._all(ChatEvent, statement.order_by(ChatEventRow.number).limit(limit))
 
     async def end_of_turn(self, turn_id: str) -> ChatEvent | None:
@@ -228,7 +246,7 @@ def _count_statement(_dialect: str) -> Executable:
     return (
         update(ChatRow)
         .where(ChatRow.chat_key == bindparam("of_chat"))
-        .values(last_event=ChatRow.last_event + bindparam("added", type_=Integer))
+        .values(last_event=ChatRow.last_event + bindparam("added", type_=Integer), active_at=now())
         .returning(ChatRow.last_event)
     )
 
@@ -252,7 +270,10 @@ def _progress_statement(_dialect: str) -> Executable:
         ChatEventRow.call_id == bindparam("of_call")
     )
     is_of_round = (ChatEventRow.type == EventType.CODE_READY) | (ChatEventRow.type == EventType.ROUND_ENDED)
-    return select(ChatEventRow.type).where(
+    # JSON of the other texts cannot begin like this.
+    beginning = json.dumps(TOOLS_NOT_KEPT)[:-1]
+    drops_tools = func.substr(ChatEventRow.data, 1, len(beginning)) == literal(beginning)
+    return select(ChatEventRow.type, drops_tools).where(
         ChatEventRow.turn_id == bindparam("of_turn"),
         ChatEventRow.round_id == bindparam("of_round"),
         is_of_call | is_of_round,

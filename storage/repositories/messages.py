@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
-from typing import Any
+from hashlib import sha256
+from typing import Any, Final
 
 from sqlalchemy import Executable, Integer, bindparam, delete, func, select, update
 
 from nekro_agent.ports import MessageKind
 from storage.clock import now
 from storage.driver.statements import FixedStatement
-from storage.models import ChatRow, MessageRow
+from storage.models import ChatRow, ChatSummaryRow, MessageRow
 from storage.repositories.base import Repository, found, new_id
 from storage.repositories.chats import ChatRepository
 from storage.upsert import insert
 
-__all__ = ["Message", "MessageRepository", "NewMessage"]
+__all__ = ["COPY_PREFIX", "Message", "MessageRepository", "NewMessage"]
+
+#: Begins the deduplication keys of messages that were copied from another chat.
+COPY_PREFIX: Final = "copy:"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +55,12 @@ class Message(NewMessage):
     #: Position among all messages; within a chat, a larger one was committed later.
     sequence: int
     created_at: datetime
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether no prompt shows it: it was recalled, or sent with ``record=False``."""
+        data = self.data or {}
+        return bool(data.get("hidden") or data.get("is_recalled"))
 
 
 class MessageRepository(Repository):
@@ -134,6 +145,45 @@ class MessageRepository(Repository):
         statement = select(MessageRow).where(MessageRow.turn_id == turn_id).order_by(MessageRow.sequence)
         return await self._all(Message, statement)
 
+    async def before(self, message: Message, *, limit: int) -> list[Message]:
+        """List the newest messages before one in its conversation, in order.
+
+        The conversation began with the chat's last reset before the message, if that was the last one of all;
+        of earlier resets nothing is recorded.
+        """
+        beginning = await self._scalar(
+            select(ChatRow.history_after).where(ChatRow.chat_key == message.chat_key)
+        )
+        statement = select(MessageRow).where(
+            MessageRow.chat_key == message.chat_key, MessageRow.sequence < message.sequence
+        )
+        if beginning and beginning < message.sequence:
+            statement = statement.where(MessageRow.sequence > beginning)
+        newest = await self._all(Message, statement.order_by(MessageRow.sequence.desc()).limit(limit))
+        return newest[::-1]
+
+    async def copy(self, messages: Sequence[Message]) -> None:
+        """Append messages of another chat to the chat that they name now, under new ids, with their times.
+
+        They belong to no turn, call or round there. A message that was copied there before is left out.
+
+        Raises:
+            NotFoundError: the chat has no row.
+        """
+        for message in messages:
+            await ChatRepository(self._connection).lock(message.chat_key)
+            digest = sha256(message.chat_key.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+            values = _values(message) | {
+                "id": new_id(),
+                "once_key": f"{COPY_PREFIX}{digest}:{message.id}",
+                "call_id": None,
+                "round_id": None,
+                "turn_id": None,
+                "created_at": message.created_at,
+            }
+            new = insert(self._dialect, MessageRow).values(values)
+            await self._rows(new.on_conflict_do_nothing())
+
     async def name_turn(self, message_id: str, turn_id: str) -> None:
         """Record the turn that a message started."""
         await self._count(update(MessageRow).where(MessageRow.id == message_id).values(turn_id=turn_id))
@@ -146,7 +196,8 @@ class MessageRepository(Repository):
         return int(await self._scalar(statement))
 
     async def clear(self, chat_key: str) -> int:
-        """Delete all messages of a chat; returns how many."""
+        """Delete all messages of a chat, and their summaries; returns how many messages."""
+        await self._count(delete(ChatSummaryRow).where(ChatSummaryRow.chat_key == chat_key))
         return await self._count(delete(MessageRow).where(MessageRow.chat_key == chat_key))
 
 

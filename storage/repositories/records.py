@@ -13,7 +13,7 @@ from nekro_agent.ports import ChatInfo
 from nekro_agent.records import PRESET_FIELDS, PluginValue, PresetInfo, StoredMessage, UserInfo
 from storage.clock import now
 from storage.driver.statements import FixedStatement
-from storage.models import ChatRow, MessageRow, PluginValueRow, PresetRow, UserRow
+from storage.models import ChatRow, ChatSummaryRow, MessageRow, PluginValueRow, PresetRow, UserRow
 from storage.repositories.base import Repository, found
 from storage.repositories.chats import ChatRepository
 from storage.upsert import insert
@@ -56,12 +56,19 @@ class RecordRepository(Repository):
         return await self._revise(message_id, delete(MessageRow).where(MessageRow.id == message_id))
 
     async def _revise(self, message_id: str, statement: Update | Delete) -> bool:
-        chat_key = await self._scalar(select(MessageRow.chat_key).where(MessageRow.id == message_id))
-        if chat_key is None:
+        place = select(MessageRow.chat_key, MessageRow.sequence).where(MessageRow.id == message_id)
+        message = (await self._rows(place)).first()
+        if message is None:
             return False
+        chat_key, sequence = message
         await ChatRepository(self._connection).lock(chat_key)
         if not await self._count(statement):
             return False
+        await self._count(
+            delete(ChatSummaryRow).where(
+                ChatSummaryRow.chat_key == chat_key, ChatSummaryRow.up_to >= sequence
+            )
+        )
         revised = {"history_revision": ChatRow.history_revision + 1}
         await self._count(update(ChatRow).where(ChatRow.chat_key == chat_key).values(**revised))
         return True

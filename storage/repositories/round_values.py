@@ -23,6 +23,8 @@ class RoundRequest:
     id: str = field(default_factory=new_id)
     #: The turn that the round continues; None begins a new turn with the round's id.
     turn_id: str | None = None
+    #: The turn whose work caused the new turn, by a call or job that outlived it; None if none did.
+    cause_turn_id: str | None = None
     #: Position in its turn, from 1.
     number: int = 1
     #: Platform id of the user who began the turn; None if no user did.
@@ -82,6 +84,8 @@ class Round(RoundReport):
     user_id: str | None
     observation: str | None
     segments: list[dict[str, Any]] | None
+    #: The turn in whose trace this one is; None if no other turn caused it.
+    root_turn_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

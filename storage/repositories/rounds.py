@@ -60,6 +60,7 @@ class RoundRepository(Repository):
         await ChatRepository(self._connection).lock(request.chat_key)
         values = {item.name: getattr(request, item.name) for item in dataclasses.fields(request)}
         values["turn_id"] = request.turn_id or request.id
+        values["cause_turn_id"] = request.turn_id or request.cause_turn_id
         new = await self._one_or_none(Round, _request_statement, values)
         if new is not None:
             return new, True
@@ -419,11 +420,22 @@ def _turns_statement() -> Executable:
 @FixedStatement
 def _request_statement(dialect: str) -> Executable:
     given: dict[str, Any] = {item.name: bindparam(item.name) for item in dataclasses.fields(RoundRequest)}
-    del given["delay_seconds"]
+    del given["delay_seconds"], given["cause_turn_id"]
+    cause = bindparam("cause_turn_id", type_=RoundRow.turn_id.type)
+    first = aliased(RoundRow)
+    root = select(first.root_turn_id).where(first.id == cause).scalar_subquery()
     times = {"requested_at": now(), "not_before": seconds_from_now(seconds_parameter("delay_seconds"))}
     return (
         insert(dialect, RoundRow)
-        .values({**given, **times, "state": RoundState.REQUESTED})
+        .values(
+            {
+                **given,
+                **times,
+                "state": RoundState.REQUESTED,
+                # The turn itself if its first round has none, or has expired.
+                "root_turn_id": func.coalesce(root, cause),
+            }
+        )
         .on_conflict_do_nothing(index_elements=[RoundRow.trigger_kind, RoundRow.trigger_id])
         .returning(RoundRow)
     )

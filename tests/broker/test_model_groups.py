@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from broker_config.model_groups import chat_groups, model_group
 from broker_config.settings import Settings
 from cli.commands.doctor import list_settings
 from cli.environment import environment_of
-from nekro_agent.errors import SettingsError
+from nekro_agent.errors import ModelGroupError, SettingsError
 from workers.plugins.policies import core_config
 
-PREFIX = "NEKRO_MODEL_GROUPS__"
+PREFIX = "NEKRO_MODELS__"
+A = f"{PREFIX}A__"
+GROUP = {f"{A}MODEL": "m", f"{A}BASE_URL": "http://x"}
 
 
 def load(monkeypatch: pytest.MonkeyPatch, *, env_file: Path | None = None, **values: str) -> Settings:
@@ -30,8 +33,8 @@ def test_variables_json_and_env_files_define_groups(monkeypatch: pytest.MonkeyPa
     settings = load(
         monkeypatch,
         env_file=env_file,
-        NEKRO_MODEL_GROUPS=json.dumps(
-            {"Text_Embedding": {"model": "old", "type": "embedding"}, "绘图": {"model": "x"}}
+        NEKRO_MODELS=json.dumps(
+            {"Text_Embedding": {"model": "old", "embedding": True}, "绘图": {"model": "x"}}
         ),
         **{f"{PREFIX}TEXT_EMBEDDING__MODEL": "new", f"{PREFIX}DEFAULT_DRAW_CHAT__MODEL": "d"},
         **{f"{PREFIX}DEFAULT_DRAW_CHAT__BASE_URL": "http://draw/v1"},
@@ -62,9 +65,9 @@ def test_child_processes_get_the_same_groups(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.delenv(name)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert Settings.load(env_file=None).model_groups == settings.model_groups
-    monkeypatch.delenv("NEKRO_MODEL_GROUPS")
-    assert "NEKRO_MODEL_GROUPS" not in environment_of(Settings(), {})
+    assert Settings.load(env_file=None).models == settings.models
+    monkeypatch.delenv("NEKRO_MODELS")
+    assert "NEKRO_MODELS" not in environment_of(Settings(), {})
 
 
 def test_a_key_may_be_in_a_file_and_is_shown_nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -92,13 +95,29 @@ def test_a_key_may_be_in_a_file_and_is_shown_nowhere(monkeypatch: pytest.MonkeyP
             {f"{PREFIX}A__MODEL": "m"},
             f"group a has no endpoint. Set {PREFIX}A__BASE_URL or NEKRO_LLM__BASE_URL",
         ),
-        ({f"{PREFIX}A__BASE_URL": "http://x"}, "MODEL_GROUPS__A__MODEL: Field required"),
+        ({f"{PREFIX}A__BASE_URL": "http://x"}, "MODELS__A__MODEL: Field required"),
+        ({f"{A}MODEL": "m", f"{A}PARAMETERS": "[1]"}, "it is not a JSON object"),
+        ({f"{A}MODEL": "m", f"{A}PARAMETERS": '{"stream": true}'}, "stream cannot be set here"),
+        ({f"{A}MODEL": "m", f"{A}EMBEDDING": "1", f"{A}DRAW": "1"}, "EMBEDDING and DRAW exclude each other"),
+        ({f"{PREFIX}DEFAULT__MODEL": "m"}, "group default is that of NEKRO_LLM__"),
         (
-            {f"{PREFIX}A__MODEL": "m", f"{PREFIX}A__TYPE": "song"},
-            "Input should be 'chat', 'embedding' or 'draw'",
+            GROUP | {f"{A}FALLBACKS": "b"},
+            f"{A}FALLBACKS names b, which is no model group. There are: default, a",
         ),
-        ({"NEKRO_MODEL_GROUPS": '{"a": 1}'}, "NEKRO_MODEL_GROUPS__A"),
-        ({"NEKRO_MODEL_GROUPS": "{"}, "NEKRO_MODEL_GROUPS is not valid JSON: Expecting property name"),
+        (GROUP | {f"{A}FALLBACKS": "a"}, f"{A}FALLBACKS leads back to a: a -> a"),
+        (
+            GROUP | {f"{A}FALLBACKS": "default", "NEKRO_LLM__FALLBACKS": "a"},
+            "NEKRO_LLM__FALLBACKS leads back to default: default -> a -> default",
+        ),
+        (
+            GROUP | {f"{A}EMBEDDING": "1", "NEKRO_LLM__FALLBACKS": "a"},
+            "NEKRO_LLM__FALLBACKS names a, which does not answer chats",
+        ),
+        ({"NEKRO_MODEL_GROUPS__A__MODEL": "m"}, "It was removed; unset it. Now: NEKRO_MODELS__A__MODEL."),
+        ({"NEKRO_MODEL_GROUPS__A__TYPE": "draw"}, "Now: NEKRO_MODELS__A__EMBEDDING=true, or DRAW=true."),
+        ({"NEKRO_MODEL_GROUPS": "{}"}, "Now: NEKRO_MODELS."),
+        ({"NEKRO_MODELS": '{"a": 1}'}, "NEKRO_MODELS__A"),
+        ({"NEKRO_MODELS": "{"}, "NEKRO_MODELS is not valid JSON: Expecting property name"),
     ],
 )
 def test_wrong_groups_are_refused_by_name(
@@ -114,7 +133,7 @@ def test_wrong_groups_are_refused_by_name(
     [
         ("text-embedding", f"define it with {PREFIX}TEXT_EMBEDDING__MODEL"),
         ("default", "define it with NEKRO_LLM__BASE_URL and NEKRO_LLM__MODEL"),
-        ("绘图", 'define it in NEKRO_MODEL_GROUPS, as JSON: {"绘图"'),
+        ("绘图", 'define it in NEKRO_MODELS, as JSON: {"绘图"'),
     ],
 )
 def test_a_missing_group_names_the_variable_that_defines_it(name: str, hint: str) -> None:
@@ -132,3 +151,28 @@ def test_the_limits_of_histories_are_those_of_the_settings(monkeypatch: pytest.M
     assert (config.AI_CHAT_CONTEXT_MAX_LENGTH, config.AI_CHAT_CONTEXT_EXPIRE_SECONDS) == (7, 2 * 86_400)
     monkeypatch.delenv("NEKRO_RETENTION__MESSAGES_DAYS")
     assert core_config(Settings()).AI_CHAT_CONTEXT_EXPIRE_SECONDS > 365 * 86_400
+
+
+def test_groups_resolve_to_one_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load(
+        monkeypatch,
+        **GROUP,
+        **{f"{A}PARAMETERS": '{"top_p": 0.5}', f"{A}INPUT_PRICE": "2", f"{A}CONTEXT_TOKENS": "1000"},
+        **{f"{PREFIX}B__MODEL": "b", f"{PREFIX}B__FALLBACKS": "A, default", f"{A}FALLBACKS": "c_c"},
+        **{f"{PREFIX}C_C__MODEL": "c", f"{PREFIX}E__MODEL": "e", f"{PREFIX}E__EMBEDDING": "yes"},
+        NEKRO_LLM__BASE_URL="http://main",
+        NEKRO_LLM__MODEL="main",
+        NEKRO_LLM__API_KEY="k",
+        NEKRO_LLM__TEMPERATURE="0.5",
+        NEKRO_LLM__PARAMETERS='{"seed": 1}',
+    )
+    a, default = model_group(settings, "A"), model_group(settings, "default")
+    assert (a.base_url, a.api_key, a.parameters) == ("http://x", None, {"top_p": 0.5})
+    assert (a.input_price, a.cached_input_price, a.context_tokens) == (2, 2, 1000)
+    assert default.parameters == {"temperature": 0.5, "seed": 1} and default.context_tokens is None
+    assert model_group(settings, "c-c").api_key is default.api_key
+    assert [group.name for group in chat_groups(settings, "b")] == ["b", "a", "c-c", "default"]
+    with pytest.raises(ModelGroupError, match="there is no model group 'x'; define it with NEKRO_MODELS__X"):
+        model_group(settings, "x")
+    with pytest.raises(ModelGroupError, match="model group e has EMBEDDING set"):
+        chat_groups(settings, "e")

@@ -201,3 +201,14 @@ async def test_competing_processes_never_hold_a_lease_together(
             await tx.connection.execute(text("SELECT fence FROM leases WHERE name='counter'"))
         ).scalar_one()
         assert counted == 30
+
+
+async def test_a_chat_keeps_its_model_group(database: Database) -> None:
+    async with database.begin() as tx:
+        await tx.chats.ensure(CHAT)
+        await tx.chats.use_model_group(CHAT, "cheap")
+    async with database.read() as tx:
+        assert (await tx.chats.get(CHAT)).model_group == "cheap"
+    with pytest.raises(NotFoundError):
+        async with database.begin() as tx:
+            await tx.chats.use_model_group("nowhere", "cheap")

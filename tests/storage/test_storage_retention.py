@@ -9,6 +9,7 @@ from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import MessageKind
 from nekro_agent.shared_clock import shared_time
 from storage.access.approvals import Decision, NewApproval
+from storage.access.spendings import NewSpending
 from storage.engine import Database
 from storage.repositories.calls import CallRequest
 from storage.repositories.events import NewEvent
@@ -29,6 +30,8 @@ AGES = {
     "adapter_sends": ("finished_at",),
     "adapter_clients": ("seen_at",),
     "webhook_deliveries": ("finished_at",),
+    "spendings": ("created_at",),
+    "spending_totals": ("updated_at",),
 }
 
 
@@ -55,6 +58,7 @@ async def _fill(database: Database, *, prefix: str) -> None:
             await tx.jobs.finish(f"{prefix}{number}", fence=1, state=JobState.FAILED, message="")
         await _fill_outbound(tx, prefix)
         await _fill_approvals(tx, prefix)
+        await tx.spendings.add(NewSpending(id=prefix, day=f"{prefix} day", chat_key=prefix))
         await tx.timers.fire_due(limit=2)
         await tx.rounds.cancel(prefix, reason="x")
         await tx.rounds.request(
@@ -115,7 +119,9 @@ async def test_old_ended_rows_are_deleted_and_open_or_recent_ones_kept(database:
     # The age of a timer is that of its time; four of the six have fired.
     expected = {"calls": 2, "rounds": 3, "jobs": 2, "timers": 4, "chat_events": 0}
     expected |= {"approvals": 1, "idempotent_requests": 0, "key_turns": 0, "openai_responses": 0}
-    expected |= {"adapter_sends": 1, "adapter_clients": 1, "webhook_deliveries": 1}
+    expected |= {"adapter_sends": 1, "adapter_clients": 1, "webhook_deliveries": 1, "turn_variables": 0}
+    # Totals of the chat and of the day.
+    expected |= {"spendings": 1, "spending_totals": 2}
     assert await delete_expired(database, keep, batch=2) == expected
     assert set((await delete_expired(database, keep)).values()) == {0}
     assert (await delete_expired(database, RetentionSettings(messages_days=1)))["messages"] == 3

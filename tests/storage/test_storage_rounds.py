@@ -65,6 +65,24 @@ async def test_trigger_causes_one_round_however_often_it_is_reported(database: D
     assert same.turn_id == same.id and same.state is RoundState.REQUESTED
 
 
+async def test_turns_that_cause_each_other_have_the_first_one_as_their_root(
+    database: Database, fence: int
+) -> None:
+    (first,) = await _ask(database, _request("message"))
+    (second,) = await _ask(database, _request("call", cause_turn_id=first.id))
+    third, later = await _ask(
+        database,
+        _request("job", cause_turn_id=second.id),
+        # A further round of the second turn, whatever caused it.
+        _request("round", turn_id=second.id, cause_turn_id="another", number=2),
+    )
+    (orphan,) = await _ask(database, _request("old job", cause_turn_id="expired"))
+    assert first.root_turn_id is None and first.turn_id == first.id
+    assert [item.root_turn_id for item in (second, third, later)] == [first.id] * 3
+    assert (second.turn_id, third.turn_id, later.turn_id) == (second.id, third.id, second.id)
+    assert orphan.root_turn_id == "expired"
+
+
 async def test_round_is_requested_with_its_effects_or_not_at_all(database: Database, fence: int) -> None:
     with pytest.raises(ZeroDivisionError):
         async with database.begin() as tx:

@@ -1,0 +1,80 @@
+"""Sums of what was spent, for people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import func, select
+
+from storage.models import SpendingRow
+from storage.repositories.base import Repository
+
+__all__ = ["COST_GROUPS", "CostSum", "SpendingReportRepository"]
+
+_COLUMNS: Final = {
+    "day": SpendingRow.day,
+    "chat": SpendingRow.chat_key,
+    "user": SpendingRow.user_id,
+    "key": SpendingRow.key_id,
+    "plugin": SpendingRow.plugin_key,
+    "model": SpendingRow.model,
+}
+#: What sums can be grouped by.
+COST_GROUPS: Final = tuple(_COLUMNS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostSum:
+    """What one group used; ``key`` is "" for what belongs to none."""
+
+    key: str
+    rounds: int
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost: float
+    sandbox_seconds: float
+
+
+class SpendingReportRepository(Repository):
+    """Sums of entries."""
+
+    async def sums(
+        self, by: str, *, since: str | None, until: str | None, after: str | None, limit: int
+    ) -> list[CostSum]:
+        """Sum up the entries by one of ``COST_GROUPS``, ordered by the group.
+
+        Args:
+            since, until: ISO dates (UTC), both included; None does not limit.
+            after: only groups that follow this one; None begins at the first.
+        """
+        key = func.coalesce(_COLUMNS[by], "")
+        statement = select(
+            key.label("key"),
+            *(
+                func.coalesce(func.sum(getattr(SpendingRow, name)), 0).label(name)
+                for name in ("rounds", "requests", "prompt_tokens", "completion_tokens")
+            ),
+            func.coalesce(func.sum(SpendingRow.cost), 0.0).label("cost"),
+            func.coalesce(func.sum(SpendingRow.sandbox_seconds), 0.0).label("sandbox_seconds"),
+        )
+        if since is not None:
+            statement = statement.where(SpendingRow.day >= since)
+        if until is not None:
+            statement = statement.where(SpendingRow.day <= until)
+        if after is not None:
+            statement = statement.where(key > after)
+        rows = await self._rows(statement.group_by(key).order_by(key).limit(limit))
+        return [
+            CostSum(
+                key=row[0],
+                rounds=int(row[1]),
+                requests=int(row[2]),
+                prompt_tokens=int(row[3]),
+                completion_tokens=int(row[4]),
+                cost=float(row[5]),
+                sandbox_seconds=float(row[6]),
+            )
+            for row in rows
+        ]

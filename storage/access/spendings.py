@@ -1,0 +1,404 @@
+"""What rounds and plugins spend: one entry per attempt or request, and totals per scope and period.
+
+An entry is added with an estimate before the model is asked, and settled with what was used. Totals change
+in the same transaction by the same amounts, so a check reads a few rows by key, however much was spent. The
+rows of totals are written in one order everywhere, so transactions that share some do not lock each other
+out; a transaction that also writes to a chat locks the chat first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from typing import Any, Final
+
+from sqlalchemy import Executable, bindparam, func, or_, select, tuple_, update
+
+from storage.clock import now
+from storage.driver.statements import FixedStatement
+from storage.models import ApiKeyRow, CallRow, KeyTurnRow, SpendingRow, SpendingTotalRow
+from storage.repositories.base import Repository
+from storage.states import BudgetScope
+from storage.upsert import insert
+
+__all__ = [
+    "Amounts",
+    "ModelUse",
+    "NewSpending",
+    "PayingKey",
+    "ScopeKey",
+    "SpendingRepository",
+    "Total",
+    "user_scope",
+]
+
+#: Longest id of a person in a scope; a longer one is shortened and made unique by its digest.
+_USER_CHARS: Final = 200
+
+
+def user_scope(adapter_key: str | None, user_id: str | None) -> str | None:
+    """Return the name under which a person's spending is counted; None for no person."""
+    if not user_id:
+        return None
+    name = f"{adapter_key}:{user_id}" if adapter_key else user_id
+    if len(name) <= _USER_CHARS:
+        return name
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{name[: _USER_CHARS // 2]}…{digest}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Amounts:
+    """What was used, or a difference of it."""
+
+    tokens: int = 0
+    cost: float = 0.0
+    rounds: int = 0
+    sandbox_seconds: float = 0.0
+
+    def of(self, measure: str) -> float:
+        """Return one measure."""
+        return float(getattr(self, measure))
+
+    def __sub__(self, other: Amounts) -> Amounts:
+        return Amounts(
+            tokens=self.tokens - other.tokens,
+            cost=self.cost - other.cost,
+            rounds=self.rounds - other.rounds,
+            sandbox_seconds=self.sandbox_seconds - other.sandbox_seconds,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelUse:
+    """What requests to one model used; ``cost`` is in the currency of the prices in the settings."""
+
+    group: str = ""
+    model: str = ""
+    requests: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewSpending:
+    """An entry to add, with what it is expected to use; None where there is no such scope."""
+
+    #: A second one with the same id changes nothing.
+    id: str
+    #: ISO date (UTC).
+    day: str
+    chat_key: str | None = None
+    #: As of ``user_scope``.
+    user_id: str | None = None
+    key_id: str | None = None
+    turn_id: str | None = None
+    plugin_key: str | None = None
+    #: Whether the plugin's own total counts it: it asked the model itself.
+    is_of_plugin: bool = False
+    rounds: int = 0
+    sandbox_seconds: float = 0.0
+    #: What the model is expected to use; its ``requests`` are counted only when they are sent.
+    use: ModelUse = ModelUse()
+
+    @property
+    def amounts(self) -> Amounts:
+        """What the totals count."""
+        return Amounts(
+            tokens=self.use.prompt_tokens + self.use.completion_tokens,
+            cost=self.use.cost,
+            rounds=self.rounds,
+            sandbox_seconds=self.sandbox_seconds,
+        )
+
+    @property
+    def scopes(self) -> list[ScopeKey]:
+        """The totals to which it belongs."""
+        named = {
+            BudgetScope.TURN: self.turn_id,
+            BudgetScope.CHAT: self.chat_key,
+            BudgetScope.USER: self.user_id,
+            BudgetScope.KEY: self.key_id,
+            BudgetScope.PLUGIN: self.plugin_key if self.is_of_plugin else None,
+        }
+        keys = [ScopeKey.of(scope, name, day=self.day) for scope, name in named.items() if name]
+        return [*keys, ScopeKey.of(BudgetScope.DAY, "", day=self.day)]
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class ScopeKey:
+    """Names one total."""
+
+    scope: str
+    #: ISO date (UTC); "" for a turn.
+    period: str
+    id: str
+
+    @classmethod
+    def of(cls, scope: BudgetScope, name: str, *, day: str) -> ScopeKey:
+        """Return the key of a scope on a day."""
+        return cls(scope=scope.value, period="" if scope is BudgetScope.TURN else day, id=name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Total:
+    """One total, estimates of running work included."""
+
+    scope: str
+    period: str
+    id: str
+    tokens: int
+    cost: float
+    rounds: int
+    sandbox_seconds: float
+    #: Measures of which a chat was warned, comma-separated.
+    warned: str
+    updated_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class PayingKey:
+    """The key of the API that started a turn, and its own limits per day; None: no limit of its own."""
+
+    id: str
+    cost_per_day: float | None
+    tokens_per_day: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Entry:
+    id: str
+    part: int
+    day: str
+    chat_key: str | None
+    user_id: str | None
+    key_id: str | None
+    turn_id: str | None
+    plugin_key: str | None
+    rounds: int
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost: float
+    sandbox_seconds: float
+
+
+class SpendingRepository(Repository):
+    """Entries and totals."""
+
+    async def paying_key(self, turn_ids: Sequence[str]) -> PayingKey | None:
+        """Return the key that started the first of these turns that a key started; None: no key did."""
+        statement = (
+            select(KeyTurnRow.turn_id, ApiKeyRow.id, ApiKeyRow.cost_per_day, ApiKeyRow.tokens_per_day)
+            .join(ApiKeyRow, ApiKeyRow.id == KeyTurnRow.key_id)
+            .where(KeyTurnRow.turn_id.in_(turn_ids))
+        )
+        found = {row[0]: row[1:] for row in await self._rows(statement)}
+        chosen = next((found[turn_id] for turn_id in turn_ids if turn_id in found), None)
+        if chosen is None:
+            return None
+        key_id, cost, tokens = chosen
+        return PayingKey(id=key_id, cost_per_day=cost, tokens_per_day=tokens)
+
+    async def plugin_of_call(self, call_id: str) -> str | None:
+        """Return the plugin whose method a call named; None without a row of the call."""
+        method = await self._scalar(_method_statement, {"of_call": call_id})
+        return None if method is None else str(method).rpartition(".")[0] or None
+
+    async def add(self, new: NewSpending) -> list[Total]:
+        """Add an entry and count its estimate; returns the totals of its scopes, with it."""
+        use = new.use
+        values = {
+            **{
+                name: getattr(new, name)
+                for name in ("id", "day", "chat_key", "user_id", "key_id", "turn_id", "plugin_key")
+            },
+            "part": 0,
+            "model_group": use.group,
+            "model": use.model,
+            "rounds": new.rounds,
+            "requests": 0,
+            "prompt_tokens": use.prompt_tokens,
+            "completion_tokens": use.completion_tokens,
+            "cost": use.cost,
+            "sandbox_seconds": new.sandbox_seconds,
+        }
+        is_new = await self._scalar(_add_statement, values) is not None
+        return await self._count_amounts(new.scopes, new.amounts if is_new else Amounts())
+
+    async def settle(
+        self,
+        entry_id: str,
+        uses: Sequence[ModelUse],
+        *,
+        sandbox_seconds: float | None,
+        rounds: int | None = None,
+        is_of_plugin: bool = False,
+    ) -> list[Total]:
+        """Replace the estimate of an entry; idempotent. Returns the totals of its scopes.
+
+        Args:
+            uses: what was used so far, by model; each model once.
+            sandbox_seconds: None: the estimate stays.
+            rounds: None: as estimated.
+            is_of_plugin: as in the entry.
+        """
+        parts = await self._all(_Entry, _parts_statement, {"of_entry": entry_id})
+        if not parts:
+            return []  # deleted because of its age
+        first = parts[0]
+        before = Amounts(
+            tokens=sum(part.prompt_tokens + part.completion_tokens for part in parts),
+            cost=sum(part.cost for part in parts),
+            rounds=first.rounds,
+            sandbox_seconds=first.sandbox_seconds,
+        )
+        after = Amounts(
+            tokens=sum(use.prompt_tokens + use.completion_tokens for use in uses),
+            cost=sum(use.cost for use in uses),
+            rounds=first.rounds if rounds is None else rounds,
+            sandbox_seconds=first.sandbox_seconds if sandbox_seconds is None else sandbox_seconds,
+        )
+        for number, use in enumerate(uses or [ModelUse()]):
+            values = {
+                **{name: getattr(first, name) for name in _NAMES},
+                "part": number,
+                "model_group": use.group,
+                "model": use.model,
+                "rounds": after.rounds if number == 0 else 0,
+                "requests": use.requests,
+                "prompt_tokens": use.prompt_tokens,
+                "completion_tokens": use.completion_tokens,
+                "cost": use.cost,
+                "sandbox_seconds": after.sandbox_seconds if number == 0 else 0.0,
+            }
+            await self._rows(_settle_statement, values)
+        scopes = NewSpending(
+            **{name: getattr(first, name) for name in _NAMES}, is_of_plugin=is_of_plugin
+        ).scopes
+        return await self._count_amounts(scopes, after - before)
+
+    async def totals(self, keys: Sequence[ScopeKey]) -> list[Total]:
+        """Return the totals of these keys; one that nothing was spent for is missing."""
+        wanted = [(key.scope, key.period, key.id) for key in keys]
+        columns = (SpendingTotalRow.scope, SpendingTotalRow.period, SpendingTotalRow.id)
+        return await self._all(Total, select(SpendingTotalRow).where(tuple_(*columns).in_(wanted)))
+
+    async def warn(self, total: Total, warned: str) -> bool:
+        """Record of which measures a chat was warned; False if another process recorded it meanwhile."""
+        statement = (
+            update(SpendingTotalRow)
+            .where(
+                SpendingTotalRow.scope == total.scope,
+                SpendingTotalRow.period == total.period,
+                SpendingTotalRow.id == total.id,
+                SpendingTotalRow.warned == total.warned,
+            )
+            .values(warned=warned)
+        )
+        return await self._count(statement) > 0
+
+    async def most_used(
+        self, scope: BudgetScope, measure: str, *, period: str, least: float, limit: int
+    ) -> list[Total]:
+        """List the totals of a scope with the largest of one measure, the largest first.
+
+        Args:
+            period: ISO date; for turns the date of the last spending.
+            least: only those that used as much.
+        """
+        column = getattr(SpendingTotalRow, measure)
+        statement = select(SpendingTotalRow).where(SpendingTotalRow.scope == scope.value, column >= least)
+        if scope is BudgetScope.TURN:
+            statement = statement.where(
+                SpendingTotalRow.updated_at >= datetime.fromisoformat(f"{period}T00:00:00+00:00")
+            )
+        else:
+            statement = statement.where(SpendingTotalRow.period == period)
+        return await self._all(Total, statement.order_by(column.desc(), SpendingTotalRow.id).limit(limit))
+
+    async def exhausted(self, scope: BudgetScope, limits: Mapping[str, float], *, period: str) -> int:
+        """Count the totals of a day that have reached one of the limits of their scope."""
+        reached = [getattr(SpendingTotalRow, name) >= limit for name, limit in limits.items()]
+        statement = select(func.count()).where(
+            SpendingTotalRow.scope == scope.value, SpendingTotalRow.period == period, or_(*reached)
+        )
+        return int(await self._scalar(statement))
+
+    async def _count_amounts(self, keys: Sequence[ScopeKey], amounts: Amounts) -> list[Total]:
+        values: dict[str, Any] = {"new_" + name: value for name, value in vars(amounts).items()}
+        for number, key in enumerate(sorted(keys)):
+            values |= {f"{name}_{number}": value for name, value in vars(key).items()}
+        return await self._all(Total, _count_statement(len(keys)), values)
+
+
+_NAMES: Final = ("id", "day", "chat_key", "user_id", "key_id", "turn_id", "plugin_key")
+#: What an entry states of a model's use.
+_FIGURES: Final = (
+    "model_group", "model", "rounds", "requests", "prompt_tokens", "completion_tokens", "cost",
+    "sandbox_seconds",
+)  # fmt: skip
+_AMOUNTS: Final = tuple(field.name for field in dataclasses.fields(Amounts))
+
+
+def _entry_values() -> dict[str, Any]:
+    given: dict[str, Any] = {name: bindparam(name) for name in (*_NAMES, "part", *_FIGURES)}
+    return {**given, "created_at": now()}
+
+
+@FixedStatement
+def _add_statement(dialect: str) -> Executable:
+    new = insert(dialect, SpendingRow).values(_entry_values())
+    return new.on_conflict_do_nothing().returning(SpendingRow.id)
+
+
+@FixedStatement
+def _settle_statement(dialect: str) -> Executable:
+    new = insert(dialect, SpendingRow).values({**_entry_values(), "settled_at": now()})
+    return new.on_conflict_do_update(
+        index_elements=[SpendingRow.id, SpendingRow.part],
+        set_={**{name: new.excluded[name] for name in _FIGURES}, "settled_at": new.excluded.settled_at},
+    )
+
+
+@FixedStatement
+def _method_statement(_dialect: str) -> Executable:
+    return select(CallRow.method).where(CallRow.id == bindparam("of_call"))
+
+
+@FixedStatement
+def _parts_statement(_dialect: str) -> Executable:
+    statement = select(SpendingRow).where(SpendingRow.id == bindparam("of_entry"))
+    return statement.order_by(SpendingRow.part).with_for_update()
+
+
+@cache
+def _count_statement(count: int) -> FixedStatement:
+    """Add the same amounts to several totals, which are locked in the order of the values."""
+
+    def build(dialect: str) -> Executable:
+        rows = [
+            {
+                **{name: bindparam(f"{name}_{number}") for name in ("scope", "period", "id")},
+                **{
+                    name: bindparam(f"new_{name}", type_=SpendingTotalRow.__table__.c[name].type)
+                    for name in _AMOUNTS
+                },
+                "warned": "",
+                "updated_at": now(),
+            }
+            for number in range(count)
+        ]
+        new = insert(dialect, SpendingTotalRow).values(rows)
+        added = {name: getattr(SpendingTotalRow, name) + new.excluded[name] for name in _AMOUNTS}
+        keys = [SpendingTotalRow.scope, SpendingTotalRow.period, SpendingTotalRow.id]
+        return new.on_conflict_do_update(
+            index_elements=keys, set_={**added, "updated_at": new.excluded.updated_at}
+        ).returning(SpendingTotalRow)
+
+    return FixedStatement(build)

@@ -1,0 +1,98 @@
+"""Turns of a chat, with what a list of them shows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import select
+
+from storage.models import ChatEventRow, MessageRow, RoundRow
+from storage.repositories.base import Repository
+from storage.repositories.events import ChatEvent
+from storage.states import EventType, RoundState, TriggerKind
+
+__all__ = ["ListedRound", "TurnListing"]
+
+_COLUMNS = (
+    RoundRow.sequence, RoundRow.id, RoundRow.turn_id, RoundRow.state, RoundRow.trigger_kind,
+    RoundRow.trigger_id, RoundRow.attempt, RoundRow.user_id, RoundRow.merged_into, RoundRow.requested_at,
+    RoundRow.started_at, RoundRow.finished_at, RoundRow.model, RoundRow.prompt_tokens,
+    RoundRow.completion_tokens, RoundRow.cost, RoundRow.error,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedRound:
+    """A round without its texts and calls, which may be long."""
+
+    sequence: int
+    id: str
+    turn_id: str
+    state: RoundState
+    trigger_kind: TriggerKind
+    trigger_id: str
+    attempt: int
+    user_id: str | None
+    merged_into: str | None
+    requested_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    model: str | None
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    cost: float | None
+    error: str | None
+
+
+class TurnListing(Repository):
+    """Reads turns for lists."""
+
+    async def first_rounds(
+        self, chat_key: str, *, limit: int, before: int | None = None
+    ) -> list[ListedRound]:
+        """List the first rounds of a chat's turns, the newest first.
+
+        Args:
+            before: only rounds with a smaller sequence, for paging; None begins.
+        """
+        statement = select(*_COLUMNS).where(RoundRow.chat_key == chat_key, RoundRow.id == RoundRow.turn_id)
+        if before is not None:
+            statement = statement.where(RoundRow.sequence < before)
+        return await self._all(ListedRound, statement.order_by(RoundRow.sequence.desc()).limit(limit))
+
+    async def with_prefix(self, beginning: str, *, limit: int) -> list[str]:
+        """List ids of turns that begin with a text, in the order of ids."""
+        is_found = RoundRow.id.startswith(beginning, autoescape=True) & (RoundRow.id == RoundRow.turn_id)
+        statement = select(RoundRow.id).where(is_found).order_by(RoundRow.id).limit(limit)
+        return (await self._rows(statement)).scalars()
+
+    async def rounds(self, turn_ids: Collection[str]) -> list[ListedRound]:
+        """List the rounds of turns, in order."""
+        statement = select(*_COLUMNS).where(RoundRow.turn_id.in_(turn_ids)).order_by(RoundRow.sequence)
+        return await self._all(ListedRound, statement)
+
+    async def by_id(self, round_ids: Collection[str]) -> dict[str, ListedRound]:
+        """Return rounds by their ids; those that do not exist are left out."""
+        statement = select(*_COLUMNS).where(RoundRow.id.in_(round_ids))
+        return {item.id: item for item in await self._all(ListedRound, statement)}
+
+    async def caused(self, kind: TriggerKind, trigger_ids: Collection[str]) -> list[ListedRound]:
+        """List the rounds that were caused by some triggers of one kind, in order."""
+        if not trigger_ids:
+            return []
+        is_caused = (RoundRow.trigger_kind == kind) & RoundRow.trigger_id.in_(trigger_ids)
+        return await self._all(ListedRound, select(*_COLUMNS).where(is_caused).order_by(RoundRow.sequence))
+
+    async def ends(self, turn_ids: Collection[str]) -> dict[str, ChatEvent]:
+        """Return the events with which turns ended, by the turns' ids; open ones are left out."""
+        statement = select(ChatEventRow).where(
+            ChatEventRow.turn_id.in_(turn_ids), ChatEventRow.type == EventType.TURN_ENDED.value
+        )
+        return {event.turn_id or "": event for event in await self._all(ChatEvent, statement)}
+
+    async def texts(self, message_ids: Collection[str]) -> dict[str, str]:
+        """Return the texts of messages by their ids."""
+        statement = select(MessageRow.id, MessageRow.text).where(MessageRow.id.in_(message_ids))
+        return {row[0]: row[1] for row in await self._rows(statement)}

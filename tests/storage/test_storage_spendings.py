@@ -1,0 +1,132 @@
+"""The ledger of what is spent: entries, totals, settling and sums."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from storage.access.spendings import ModelUse, NewSpending, ScopeKey, Total, user_scope
+from storage.engine import Database
+from storage.states import BudgetScope
+
+DAY = "2026-05-04"
+
+
+def new(number: int, **given: object) -> NewSpending:
+    values: dict[str, object] = {
+        "id": f"e{number}", "day": DAY, "chat_key": "chat", "user_id": "ada", "turn_id": "t", "rounds": 1,
+        "sandbox_seconds": 60.0,
+        "use": ModelUse(group="g", model="m", prompt_tokens=10, completion_tokens=5, cost=0.5),
+    }  # fmt: skip
+    return NewSpending(**(values | given))  # type: ignore[arg-type]
+
+
+async def totals(database: Database) -> dict[str, Total]:
+    keys = [
+        ScopeKey.of(scope, name, day=DAY)
+        for scope, name in (
+            (BudgetScope.TURN, "t"), (BudgetScope.CHAT, "chat"), (BudgetScope.USER, "ada"),
+            (BudgetScope.KEY, "k"), (BudgetScope.PLUGIN, "p"), (BudgetScope.DAY, ""),
+        )
+    ]  # fmt: skip
+    async with database.read() as tx:
+        return {total.scope: total for total in await tx.spendings.totals(keys)}
+
+
+async def test_an_estimate_counts_at_once_and_is_replaced_by_what_was_used(database: Database) -> None:
+    async with database.begin() as tx:
+        added = {total.scope: total for total in await tx.spendings.add(new(1, key_id="k"))}
+    assert set(added) == {"turn", "chat", "user", "key", "day"}
+    for total in added.values():
+        assert (total.tokens, total.cost, total.rounds, total.sandbox_seconds) == (15, 0.5, 1, 60)
+    uses = [
+        ModelUse(group="g", model="m", requests=2, prompt_tokens=12, completion_tokens=0, cost=0.25),
+        ModelUse(group="h", model="n", requests=1, prompt_tokens=12, completion_tokens=3, cost=1.0),
+    ]
+    for seconds in (None, 1.5, 1.5):  # settling twice counts once
+        async with database.begin() as tx:
+            await tx.spendings.settle("e1", uses, sandbox_seconds=seconds)
+    for total in (await totals(database)).values():
+        assert (total.tokens, total.cost, total.rounds, total.sandbox_seconds) == (27, 1.25, 1, 1.5)
+    async with database.read() as tx:
+        sums = await tx.spending_reports.sums("model", since=DAY, until=DAY, after=None, limit=9)
+    assert [(one.key, one.requests, one.prompt_tokens, one.rounds) for one in sums] == [
+        ("m", 2, 12, 1), ("n", 1, 12, 0),
+    ]  # fmt: skip
+
+
+async def test_an_entry_of_the_same_id_is_counted_once(database: Database) -> None:
+    for _ in range(2):
+        async with database.begin() as tx:
+            await tx.spendings.add(new(1))
+    assert (await totals(database))["day"].tokens == 15
+
+
+async def test_concurrent_entries_that_share_totals_are_all_counted(database: Database) -> None:
+    async def work(number: int) -> None:
+        chat = {"chat_key": f"chat{number % 3}", "user_id": f"u{number % 2}", "turn_id": f"t{number}"}
+        async with database.begin() as tx:
+            await tx.spendings.add(new(number, **chat))
+        async with database.begin() as tx:
+            use = ModelUse(group="g", model="m", requests=1, prompt_tokens=number, cost=1.0)
+            await tx.spendings.settle(f"e{number}", [use], sandbox_seconds=0.0)
+
+    await asyncio.gather(*(work(number) for number in range(50)))
+    total = (await totals(database))["day"]
+    assert (total.tokens, total.rounds, total.sandbox_seconds) == (sum(range(50)), 50, 0)
+    assert total.cost == pytest.approx(50)
+
+
+async def test_a_plugin_has_a_total_of_what_it_asked_itself(database: Database) -> None:
+    async with database.begin() as tx:
+        await tx.spendings.add(new(1, plugin_key="p"))
+        await tx.spendings.add(new(2, plugin_key="p", is_of_plugin=True, rounds=0))
+        await tx.spendings.settle("e2", [], sandbox_seconds=None, is_of_plugin=True)
+    found = await totals(database)
+    assert (found["plugin"].tokens, found["plugin"].sandbox_seconds) == (0, 60)
+    assert found["day"].tokens == 15
+    async with database.read() as tx:
+        sums = await tx.spending_reports.sums("plugin", since=None, until=None, after=None, limit=9)
+    assert [(one.key, one.rounds) for one in sums] == [("p", 1)]
+
+
+@pytest.mark.parametrize("by", ["day", "chat", "user", "key", "plugin", "model"])
+async def test_sums_come_in_pages(database: Database, by: str) -> None:
+    async with database.begin() as tx:
+        for number in range(5):
+            use = ModelUse(group="g", model=f"m{number}", prompt_tokens=number)
+            await tx.spendings.add(
+                NewSpending(
+                    id=f"e{number}", day=f"2026-05-0{number + 1}", chat_key=f"c{number}",
+                    user_id=f"u{number}",
+                    key_id=f"k{number}", plugin_key=f"p{number}", use=use,
+                )
+            )  # fmt: skip
+    pages, after = [], None
+    while True:
+        async with database.read() as tx:
+            page = await tx.spending_reports.sums(
+                by, since="2026-05-02", until="2026-05-04", after=after, limit=2
+            )
+        if not page:
+            break
+        pages.append([one.prompt_tokens for one in page])
+        after = page[-1].key
+    assert pages == [[1, 2], [3]]
+
+
+async def test_a_warning_is_recorded_once(database: Database) -> None:
+    async with database.begin() as tx:
+        await tx.spendings.add(new(1))
+    total = (await totals(database))["chat"]
+    async with database.begin() as tx:
+        assert await tx.spendings.warn(total, "tokens")
+        assert not await tx.spendings.warn(total, "tokens")
+
+
+def test_the_same_id_on_two_adapters_is_two_people() -> None:
+    assert user_scope("a", "1") != user_scope("b", "1")
+    assert user_scope("a", None) is None and user_scope(None, "") is None
+    long = [user_scope("a", "x" * 300 + end) for end in ("1", "2")]
+    assert long[0] != long[1] and all(len(name or "") < 200 for name in long)
