@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sandbox.models import (
     ARGUMENT_ERROR,
     Dispatch,
+    KeptVariables,
     Limit,
     Raised,
     Returned,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ARGUMENT_ERROR",
     "Dispatch",
+    "KeptVariables",
     "Limit",
     "Raised",
     "Returned",

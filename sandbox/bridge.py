@@ -41,10 +41,17 @@ from sandbox.models import (
 
 __all__ = ["Bridge", "BridgeLimits", "BridgeOutcome", "ExitReport"]
 
-_TOKEN: Final = re.compile(HOST_TOKEN_PREFIX.encode() + rb"[a-z_]{1,59}|(?!__)[A-Za-z_][A-Za-z0-9_]{0,63}")
-_TOKEN_BYTES: Final = 64
+#: The name of a method, and the line of the code that calls it.
+_TOKEN: Final = re.compile(
+    rb"("
+    + HOST_TOKEN_PREFIX.encode()
+    + rb"[a-z_]{1,59}|(?!__)[A-Za-z_][A-Za-z0-9_]{0,63})(?:@([1-9][0-9]{0,6}))?"
+)
+_TOKEN_BYTES: Final = 64 + 8
 _EXIT_BYTES: Final = 64 << 10
 _ERROR_CHARS: Final = 8000
+#: Ids that calls may leave out, because a call was interrupted before it was sent.
+_MOST_SKIPPED_IDS: Final = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +65,8 @@ class BridgeLimits:
     max_calls_in_flight: int
     #: How long an answer may stay unread before the run ends.
     unread_seconds: float
+    #: Largest frame of variables to keep; 0: such a frame is a violation.
+    keep_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +110,8 @@ class Bridge:
             FrameKind.CALL: limits.argument_bytes + _TOKEN_BYTES + 1,
             FrameKind.EXIT: _EXIT_BYTES,
         }
+        if limits.keep_bytes:
+            allowed[FrameKind.KEEP] = limits.keep_bytes
         self._frames = FrameReader(reader, limits=allowed)
         self._writer = writer
         self._methods = methods
@@ -113,10 +124,13 @@ class Bridge:
         self._tasks: set[asyncio.Task[None]] = set()
         self._reading: asyncio.Task[None] | None = None
         self._last_call_id = 0
+        self._skipped_ids: set[int] = set()
         self._refusals = 0
         self._sandbox_is_gone = False
         self._is_silent = False
         self._exit: ExitReport | None = None
+        #: Variables to keep as the sandbox sent them: hostile; None when it sent none.
+        self.kept: bytes | None = None
         #: Calls that the sandbox made, refused ones included.
         self.calls = 0
         # Without this, the transport buffers up to 64 KiB beyond the kernel before drain() waits.
@@ -198,20 +212,26 @@ class Bridge:
         self._end(BridgeOutcome(limit=Limit.GUARD, error=words))
 
     async def _take(self, frame: Frame) -> None:
+        # Also after a call that ended the run: the code's variables follow it.
+        if frame.kind is FrameKind.KEEP and self._exit is None and self.kept is None:
+            self.kept = frame.payload
+            return
         if self._ended.done():
             return
+        if frame.kind is FrameKind.KEEP:
+            raise SandboxProtocolError("the sandbox sent its variables twice, or after EXIT")
         if self._exit is not None:
             raise SandboxProtocolError(f"the sandbox sent a {frame.kind.name} frame after EXIT")
         if frame.kind is FrameKind.EXIT:
             self._exit = _parse_exit(frame.payload)
             return
-        token, arguments = self._check_call(frame)
+        token, line, arguments = self._check_call(frame)
         await self._slots.acquire()
         if self._sandbox_is_gone or self._ended.done():
             # The answer is not needed; a later EXIT frame still is.
             self._slots.release()
             return
-        task = asyncio.create_task(self._serve(frame.call_id, token, arguments))
+        task = asyncio.create_task(self._serve(frame.call_id, token, line, arguments))
         self._tasks.add(task)
         task.add_done_callback(self._release)
 
@@ -219,19 +239,31 @@ class Bridge:
         self._tasks.discard(task)
         self._slots.release()
 
-    def _check_call(self, frame: Frame) -> tuple[str, bytes]:
-        token, separator, arguments = frame.payload.partition(b"\0")
-        if not separator or not _TOKEN.fullmatch(token):
+    def _check_call(self, frame: Frame) -> tuple[str, int | None, bytes]:
+        """Return the method's token, the line of the code that calls it, and the arguments."""
+        name, separator, arguments = frame.payload.partition(b"\0")
+        match = _TOKEN.fullmatch(name)
+        if not separator or match is None:
             raise SandboxProtocolError("the sandbox called a method by a malformed name")
-        if frame.call_id <= self._last_call_id:
-            raise SandboxProtocolError(f"the sandbox used call id {frame.call_id} again or out of order")
-        self._last_call_id = frame.call_id
+        self._use_id(frame.call_id)
         self.calls += 1
-        return token.decode(), arguments
+        return match[1].decode(), None if match[2] is None else int(match[2]), arguments
 
-    async def _serve(self, call_id: int, token: str, arguments: bytes) -> None:
+    def _use_id(self, call_id: int) -> None:
+        """Refuse an id that was used. The order differs when a call is made while another is being sent."""
+        if call_id in self._skipped_ids:
+            self._skipped_ids.remove(call_id)
+            return
+        if not 0 < call_id - self._last_call_id <= _MOST_SKIPPED_IDS:
+            raise SandboxProtocolError(f"the sandbox used call id {call_id} again or out of order")
+        self._skipped_ids.update(range(self._last_call_id + 1, call_id))
+        if len(self._skipped_ids) > _MOST_SKIPPED_IDS:
+            raise SandboxProtocolError(f"the sandbox skipped more than {_MOST_SKIPPED_IDS} call ids")
+        self._last_call_id = call_id
+
+    async def _serve(self, call_id: int, token: str, line: int | None, arguments: bytes) -> None:
         try:
-            await self._reply(call_id, await self._answer_or_cancelled(token, arguments))
+            await self._reply(call_id, await self._answer_or_cancelled(token, line, arguments))
         except ConnectionError:
             # The socket is closed, which the reading task detects.
             pass
@@ -245,9 +277,9 @@ class Bridge:
         except Exception as exc:  # this task is not awaited
             self._fail(exc)
 
-    async def _answer_or_cancelled(self, token: str, arguments: bytes) -> StubResult:
+    async def _answer_or_cancelled(self, token: str, line: int | None, arguments: bytes) -> StubResult:
         try:
-            return await self._answer(token, arguments)
+            return await self._answer(token, line, arguments)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -255,7 +287,7 @@ class Bridge:
             # The plugin cancelled the call; the run continues and the caller gets an error.
             return _refused("CallCancelledError", "the call was cancelled")
 
-    async def _answer(self, token: str, arguments: bytes) -> StubResult:
+    async def _answer(self, token: str, line: int | None, arguments: bytes) -> StubResult:
         if self.calls > self._limits.max_calls:
             return self._refuse(
                 "CallLimitError", f"a run may make {self._limits.max_calls} calls; do the rest in another run"
@@ -265,7 +297,7 @@ class Bridge:
             return self._refuse("MethodNotFoundError", "this run may not call that method")
         if len(arguments) > self._limits.argument_bytes:
             return self._refuse(ARGUMENT_ERROR, f"arguments may have {self._limits.argument_bytes} bytes")
-        return await self._call(method, arguments)
+        return await self._call(method, line, arguments)
 
     def _refuse(self, error_type: str, message: str) -> Raised:
         """Refuse a call without dispatching it; too many refused calls end the run.
@@ -279,8 +311,8 @@ class Bridge:
             self._end(BridgeOutcome(limit=Limit.CALLS, error=words))
         return _refused(error_type, message)
 
-    async def _call(self, method: StubMethod, arguments: bytes) -> StubResult:
-        call = StubCall(token=method.token, call_id=new_id(), arguments=arguments)
+    async def _call(self, method: StubMethod, line: int | None, arguments: bytes) -> StubResult:
+        call = StubCall(token=method.token, call_id=new_id(), arguments=arguments, line=line)
         seconds = method.timeout_seconds
         try:
             with contextlib.nullcontext() if seconds is None else self._waits.of(seconds):

@@ -28,6 +28,9 @@ _MODULES: Final = (
     "sandbox/guest/signatures.py",
     "sandbox/guest/values.py",
     "sandbox/guest/channel.py",
+    "sandbox/guest/display.py",
+    "sandbox/guest/tables.py",
+    "sandbox/guest/kept.py",
     "sandbox/guest/runner.py",
 )
 _PACKAGES: Final = ("sandbox.guest", "codec")

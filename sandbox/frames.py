@@ -43,6 +43,8 @@ class FrameKind(IntEnum):
     STOP = 6
     #: S to B: how the code ended, for display.
     EXIT = 7
+    #: S to B: variables that the code leaves for the turn's next program; once, before EXIT.
+    KEEP = 8
 
 
 #: A lookup takes a fifth of the time of ``FrameKind(number)``.

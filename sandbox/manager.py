@@ -44,6 +44,7 @@ from sandbox.models import (
     StubResult,
 )
 from sandbox.orphans import end_orphans
+from sandbox.packages.base import read_base
 from sandbox.packages.builder import builder_settings
 from sandbox.packages.service import IMPORTER, PackageService
 from sandbox.pool import WarmPool
@@ -202,7 +203,10 @@ class SandboxManager:
         return dispatch
 
     def _layers(self, container_key: str) -> tuple[Path, ...]:
-        return self._packages.layers(container_key) if self._packages else ()
+        """Return the chat's own packages, which come first, then those of all sandboxes."""
+        own = self._packages.layers(container_key) if self._packages else ()
+        base = read_base(self._settings)
+        return own if base is None else (*own, base.path)
 
     async def _sandbox_for(self, request: RunRequest) -> tuple[Sandbox, bool]:
         waiting = await self._pool.take((request.chat_key, request.container_key))

@@ -21,6 +21,7 @@ __all__ = [
     "HOST_TOKEN_PREFIX",
     "STOPS",
     "Dispatch",
+    "KeptVariables",
     "Limit",
     "Raised",
     "Returned",
@@ -123,6 +124,8 @@ class StubCall:
     call_id: str
     #: Tagged text of the arguments. Hostile: only ``codec.values.decode_arguments`` may parse it.
     arguments: bytes
+    #: The line of the code that makes it, from 1, as the sandbox says; None if it says none. Only shown.
+    line: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +159,16 @@ Dispatch = Callable[[StubCall], Awaitable[StubResult]]
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeptVariables:
+    """Top-level variables that one program leaves for the next one."""
+
+    #: Tagged text of each variable by its name, checked by ``sandbox.kept``; only sandboxes build the values.
+    values: Mapping[str, str] = field(default_factory=dict, repr=False)
+    #: Names of variables that were not kept: no plain value, too large, or a name of the system.
+    not_kept: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunRequest:
     """One piece of code to run.
 
@@ -171,6 +184,10 @@ class RunRequest:
     dispatch: Dispatch
     #: None means the setting ``sandbox.wall_seconds``.
     wall_seconds: float | None = None
+    #: Most bytes of variables that the run may leave (``RunResult.kept``); 0: none are kept.
+    keep_bytes: int = 0
+    #: Tagged text of the variables that the code begins with, by name, from an earlier ``KeptVariables``.
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
     #: Called with each piece of cleaned output while the code runs; must not block.
     on_output: Callable[[str], None] | None = field(default=None, repr=False)
 
@@ -199,3 +216,5 @@ class RunResult:
     #: Whether a prepared sandbox was used.
     warm: bool
     driver: str
+    #: The variables at its end; None if none are to be kept, or if the run was killed.
+    kept: KeptVariables | None = None

@@ -12,17 +12,29 @@ from typing import Any, Final
 from broker_config.settings import SandboxSettings
 from sandbox.bridge import Bridge, BridgeOutcome
 from sandbox.driver import ExitStatus, Sandbox
+from sandbox.kept import MOST_VARIABLES, read_kept, reserved_names
 from sandbox.limits.guards import GUARD_SECONDS, Guards
 from sandbox.limits.quota import Quota
 from sandbox.limits.run_limits import bridge_limits, process_limits
 from sandbox.limits.watchdog import watch
-from sandbox.models import GONE_SECONDS, Dispatch, Limit, RunRequest, RunResult, StopType, StubMethod
+from sandbox.models import (
+    GONE_SECONDS,
+    Dispatch,
+    KeptVariables,
+    Limit,
+    RunRequest,
+    RunResult,
+    StopType,
+    StubMethod,
+)
 from sandbox.output import OutputCollector, clean_text
 
 __all__ = ["SandboxRun", "judge"]
 
 #: How long code may clean up after the STOP frame: twice what the guest allows itself.
 _STOP_SECONDS: Final = 0.2
+#: As long, for code whose variables are kept.
+_KEEP_SECONDS: Final = 2.0
 #: How long a sandbox may take to end after it has closed the socket.
 _EXIT_SECONDS: Final = 2
 _KILLED: Final = ExitStatus(code=128 + 9)
@@ -82,7 +94,7 @@ class SandboxRun:
         caller does not wait for the end of processes that can no longer call or print.
         """
         started_at, begin = datetime.now(UTC), time.monotonic()
-        limits = bridge_limits(self._settings)
+        limits = bridge_limits(self._settings, keep_bytes=self._request.keep_bytes)
         bridge = Bridge(
             self._sandbox.reader,
             self._sandbox.writer,
@@ -117,6 +129,7 @@ class SandboxRun:
         stop_type, limit, error = judge(
             outcome, status, limit=broken, words=words, stopped_by_operator=self._stopped_by_operator
         )
+        kept = await self._kept(bridge, stop_type, limit)
         return RunResult(
             run_id=self._request.run_id,
             stop_type=stop_type,
@@ -130,6 +143,16 @@ class SandboxRun:
             duration_seconds=time.monotonic() - begin,
             warm=self._warm,
             driver=self._driver,
+            kept=kept,
+        )
+
+    async def _kept(self, bridge: Bridge, stop_type: StopType, limit: Limit | None) -> KeptVariables | None:
+        """Return the variables of a run that came to its end; those of one that was killed are dropped."""
+        if bridge.kept is None or limit is not None or stop_type is StopType.SECURITY:
+            return None
+        request = self._request
+        return await read_kept(
+            bridge.kept, reserved=reserved_names(request.methods), most_bytes=request.keep_bytes
         )
 
     def _pump(self) -> asyncio.Task[Any]:
@@ -171,6 +194,9 @@ class SandboxRun:
             "stubs": stubs,
             "limits": process_limits(self._settings),
             "argument_bytes": self._settings.argument_bytes,
+            "figures": self._settings.figures,
+            "keep": {"bytes": self._request.keep_bytes, "most": MOST_VARIABLES},
+            "variables": dict(self._request.variables),
         }
         return json.dumps(run).encode()
 
@@ -182,7 +208,7 @@ class SandboxRun:
         if outcome.stop not in _STOPPED_BY_CALL:
             return False
         try:
-            async with asyncio.timeout(_STOP_SECONDS):
+            async with asyncio.timeout(_KEEP_SECONDS if self._request.keep_bytes else _STOP_SECONDS):
                 await bridge.silence()
                 await self._sandbox.drain()
         except TimeoutError:

@@ -13,10 +13,11 @@ from _signal import (  # type: ignore[import-not-found]
     pthread_sigmask,
     valid_signals,
 )
-from _socket import MSG_PEEK, SHUT_WR, SO_RCVTIMEO, SOL_SOCKET, socket
+from _socket import SHUT_WR, SO_RCVTIMEO, SOL_SOCKET, socket
 from _struct import Struct
 from _thread import RLock, allocate_lock, get_ident, start_new_thread
 from _thread import _count as count_threads
+from itertools import count
 from typing import TYPE_CHECKING
 
 from codec.tagged import NotPlainError, TooLongError, write_arguments
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
 __all__ = [
     "CALL",
     "CHANNEL",
+    "CODE_NAME",
     "EXIT",
     "HELLO",
+    "KEEP",
     "RUN",
     "Channel",
     "MethodError",
@@ -38,18 +41,24 @@ __all__ = [
     "Stub",
 ]
 
-HELLO, RUN, CALL, RETURN, RAISE, STOP, EXIT = range(1, 8)
+HELLO, RUN, CALL, RETURN, RAISE, STOP, EXIT, KEEP = range(1, 9)
 HEADER = Struct(">IBI")
 ABANDONED = -1
 ALL_SIGNALS = valid_signals()
+#: File name of the code in frames and tracebacks.
+CODE_NAME = "<code>"
+#: How far the caller of a stub is looked for: libraries between it and the code are rarely deeper.
+MOST_FRAMES = 50
 #: The socket's descriptor.
 CHANNEL = 3
-#: Largest frame that is delivered before it is removed from the socket.
-PEEK_BYTES = 1 << 16
+#: Most bytes of one read, and of one while a longer frame arrives.
+READ_BYTES, LONG_READ_BYTES = 1 << 16, 1 << 20
 #: Receive timeout of the socket: one second, as a ``struct timeval``.
 READ_TIMEOUT = Struct("ll").pack(1, 0)
 #: After STOP, how long clean-up code (``finally``, ``with``) may still run.
 STOP_GRACE_SECONDS = 0.1
+#: As long, for code whose variables are kept.
+KEEP_GRACE_SECONDS = 1.5
 
 
 class MethodError(Exception):
@@ -91,13 +100,82 @@ class Waiter:
             pass
 
 
+class Arrivals:
+    """What was read from the socket and is not delivered yet.
+
+    A signal's handler, a finaliser or a trace function may run between any two steps of the thread that
+    reads, and read itself. So at no step do only the reader's own variables hold what was read: a chunk is
+    read and stored by one call of the interpreter, and frames may be delivered twice.
+    """
+
+    def __init__(self) -> None:
+        #: Chunks in the order in which they were read, each with its number.
+        self._chunks: list[tuple[bytes, int]] = []
+        self._numbers = count()
+        #: Where the first frame that is not delivered begins in a chunk, by the number of the chunk.
+        self._begins = {0: 0}
+
+    def read(self, size: int) -> bool:
+        """Read and store a chunk; False when the bridge has closed the socket.
+
+        Raises:
+            BlockingIOError: nothing arrived within the socket's timeout.
+            OSError: the code has closed the socket.
+        """
+        # No bytecode runs between the read, the number and the list. A handler may run before data is read.
+        self._chunks.extend(zip(map(os.read, (CHANNEL,), (size,)), self._numbers, strict=False))
+        last = self._chunks[-1:]  # none when a handler's call has delivered them all
+        return not last or bool(last[0][0])
+
+    def undelivered(self) -> tuple[int, int, bytes, int]:
+        """Return where the first undelivered frame begins, and what has arrived.
+
+        Returns:
+            The number of the chunk in which the frame begins, -1 if there is none; its place in that chunk;
+            the data from that chunk on, or that chunk alone while the frame is incomplete; the size of all.
+        """
+        chunks = list(self._chunks)
+        begin = None
+        while chunks and (begin := self._begins.get(chunks[0][1])) is None:
+            del chunks[0]
+        if begin is None:
+            return -1, 0, b"", 0
+        data, number = chunks[0]
+        parts = [part for part, _ in chunks]
+        size = sum(map(len, parts))
+        # Joined only once for each frame: a long one arrives in many chunks.
+        if len(parts) > 1 and (len(data) < begin + HEADER.size or end_of_frame(data, begin) <= size):
+            data = b"".join(parts)
+        return number, begin, data, size
+
+    def forget(self, number: int, end: int) -> None:
+        """Forget what lies before the place ``end``, counted from the beginning of the chunk ``number``."""
+        chunks = [chunk for chunk in list(self._chunks) if chunk[1] >= number]
+        if not chunks or chunks[0][1] != number:  # a handler's call has done it
+            return
+        passed = []
+        for chunk in chunks:
+            if end < len(chunk[0]):
+                break
+            end -= len(chunk[0])
+            passed.append(chunk)
+            number = chunk[1] + 1
+        self._begins[number] = end
+        for chunk in passed:
+            try:  # noqa: SIM105 - contextlib is slow to import
+                self._chunks.remove(chunk)
+            except ValueError:  # a handler's call has done it
+                pass
+            self._begins.pop(chunk[1], None)
+
+
 class Channel:
     """The socket to the bridge. Any thread may call; one of the waiting threads reads for all of them.
 
     A dedicated reader thread would have to be woken for each answer, and wake the caller in turn. So the
-    first caller reads until its own answer arrives, and then passes the role to another caller. Data
-    stays in the socket until it is delivered: a signal's handler may raise at any moment, or make a call
-    itself, and no answer is lost.
+    first caller reads until its own answer arrives, and then passes the role to another caller. What was
+    read is kept until it is delivered: a signal's handler may raise at any moment, or make a call itself,
+    and no answer is lost.
     """
 
     def __init__(self) -> None:
@@ -105,9 +183,10 @@ class Channel:
         self._send_lock = RLock()
         self._role_lock = RLock()
         self._waiters: dict[int, Waiter] = {}
-        self._last_id = 0
-        #: Number of answers that were read.
-        self._answered = 0
+        self._ids = count(1)
+        #: Ids of calls whose answer was not read.
+        self._unanswered: set[int] = set()
+        self._arrivals = Arrivals()
         #: Exit code of the process when the host closes its end.
         self._exit_code = 1
         #: Thread that reads; 0 when none does.
@@ -122,6 +201,7 @@ class Channel:
         self._main_thread_sends = False
         self.owner = os.getpid()
         self.argument_bytes = 0
+        self.grace_seconds = STOP_GRACE_SECONDS
         self._socket = socket(fileno=CHANNEL)
         # The kernel's own limit: a select before each read would be a call more.
         self._socket.setsockopt(SOL_SOCKET, SO_RCVTIMEO, READ_TIMEOUT)
@@ -139,6 +219,19 @@ class Channel:
         data = memoryview(HEADER.pack(len(payload) + 5, kind, call_id) + payload)
         while data:
             data = data[os.write(CHANNEL, data) :]
+
+    def send_kept(self, payload: bytes, seconds: float) -> None:
+        """Send the variables to keep, between the frames of other threads.
+
+        Raises:
+            TimeoutError: a thread was sending for so many seconds.
+        """
+        if not self._send_lock.acquire(timeout=seconds):
+            raise TimeoutError("a thread is still sending a call")
+        try:
+            self.send(KEEP, payload)
+        finally:
+            self._send_lock.release()
 
     def receive(self) -> tuple[int, int, bytes]:
         """Read one whole frame.
@@ -237,8 +330,9 @@ class Channel:
         with self._send_lock:
             if self._stopped:
                 raise RunStopped(0)
-            self._last_id = waiter.id = self._last_id + 1
+            waiter.id = next(self._ids)
             self._waiters[waiter.id] = waiter
+            self._unanswered.add(waiter.id)
             self.send(CALL, payload, waiter.id)
             waiter.is_sent = True
 
@@ -272,47 +366,44 @@ class Channel:
 
     def _read_until(self, mine: Waiter) -> None:
         """Deliver answers until there is one for ``mine``."""
-        while not mine.kind:
+        while True:
+            missing = self._deliver(mine)
+            if mine.kind:
+                return
             # With a timeout, because a call in a signal's handler may read the awaited answer.
             try:
-                data = self._socket.recv(PEEK_BYTES, MSG_PEEK)
+                is_open = self._arrivals.read(READ_BYTES if missing < READ_BYTES else LONG_READ_BYTES)
             except BlockingIOError:
                 continue
             except (OSError, ValueError):  # the code has closed it
                 os._exit(self._exit_code)
-            if not data:
+            if not is_open:
                 os._exit(self._exit_code)
-            begin = 0
-            while (end := end_of_frame(data, begin)) <= len(data):
-                _, kind, call_id = HEADER.unpack_from(data, begin)
-                self._hand_out(kind, call_id, data[begin + HEADER.size : end], mine)
-                begin = end
-            if begin:
-                self._exactly(begin)
-            else:
-                self._read_large(mine)
 
-    def _read_large(self, mine: Waiter) -> None:
-        """Read and deliver an answer that is still arriving; signals are blocked until that is done."""
-        before = pthread_sigmask(SIG_BLOCK, ALL_SIGNALS)
-        try:
-            self._hand_out(*self.receive(), mine)
-        except (EOFError, OSError):
-            os._exit(self._exit_code)
-        finally:
-            pthread_sigmask(SIG_SETMASK, before)
+    def _deliver(self, mine: Waiter) -> int:
+        """Deliver the frames that have arrived; return how many bytes the next one lacks at least."""
+        number, begin, data, size = self._arrivals.undelivered()
+        start = begin
+        while (end := end_of_frame(data, begin)) <= len(data):
+            _, kind, call_id = HEADER.unpack_from(data, begin)
+            self._hand_out(kind, call_id, data[begin + HEADER.size : end], mine)
+            begin = end
+        if begin > start:
+            self._arrivals.forget(number, begin)
+        return end - size
 
     def _hand_out(self, kind: int, call_id: int, payload: bytes, mine: Waiter) -> None:
         if kind == STOP:
             self._stop(mine)
             return
-        self._answered += 1
-        waiter = self._waiters.pop(call_id, None)
-        if waiter is not None:
+        # A frame may be handed out twice; a call that has ended is no longer among the waiters.
+        waiter = self._waiters.get(call_id)
+        if waiter is not None and not waiter.kind:
             waiter.payload = payload
             waiter.kind = kind
-            if waiter is not mine:
-                waiter.go_on()
+        if waiter is not None and waiter is not mine:
+            waiter.go_on()
+        self._unanswered.discard(call_id)
 
     def _encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         size = most = self.argument_bytes
@@ -352,7 +443,7 @@ class Channel:
 
     def _finish_soon(self) -> NoReturn:
         """End the process after the time for clean-up code."""
-        time.sleep(STOP_GRACE_SECONDS)
+        time.sleep(self.grace_seconds)
         self.finish(0)
 
     def finish(self, code: int) -> NoReturn:
@@ -368,7 +459,7 @@ class Channel:
                 self._socket.shutdown(SHUT_WR)  # the kernel closes it later, after it has freed the memory
                 # The host closes its end when it has read all. If it wrote an answer to an ended process, its
                 # connection would be reset, and frames that it has not read yet would be lost.
-                lingers = self.lingers if self._stopped else self._answered < self._last_id
+                lingers = self.lingers if self._stopped else bool(self._unanswered)
                 while lingers and self._reads_more():
                     pass
             except OSError:  # the code has closed it
@@ -377,7 +468,7 @@ class Channel:
 
     def _reads_more(self) -> bool:
         try:
-            return bool(self._socket.recv(PEEK_BYTES))
+            return bool(self._socket.recv(READ_BYTES))
         except BlockingIOError:
             return True
 
@@ -406,6 +497,18 @@ def open_answer(waiter: Waiter) -> Any:
     raise cls(f"{error['type']}: {error['message']}" if error["message"] else error["type"])
 
 
+def code_line(frame: Any) -> str:
+    """Return the innermost line of the code above a frame, as calls carry it; "" if none is found."""
+    for _ in range(MOST_FRAMES):
+        if frame is None:
+            break
+        if frame.f_code.co_filename == CODE_NAME:
+            # A trace function, and code that was built by hand, may have set any number, or None.
+            return f"@{frame.f_lineno}" if 0 < (frame.f_lineno or 0) < 10_000_000 else ""
+        frame = frame.f_back
+    return ""
+
+
 class Stub:
     """A plugin method, as code in the sandbox sees it."""
 
@@ -418,7 +521,7 @@ class Stub:
         self.__doc__ = spec["doc"]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call(self._token, args, kwargs)
+        return self._call(self._token + code_line(sys._getframe(1)), args, kwargs)
 
     def __repr__(self) -> str:
         return f"<plugin method {self.__module__}.{self.__name__}{self._signature_text}>"

@@ -31,14 +31,18 @@ from typing import TYPE_CHECKING
 
 from sandbox.guest.channel import (
     CHANNEL,
+    CODE_NAME,
     EXIT,
     HELLO,
+    KEEP_GRACE_SECONDS,
     RUN,
     Channel,
     MethodError,
     RunStopped,
     Stub,
 )
+from sandbox.guest.display import Display, ImportWatch, extend_path
+from sandbox.guest.kept import Variables
 from sandbox.guest.values import read_json
 
 if TYPE_CHECKING:
@@ -46,7 +50,6 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 PROTOCOL = 2
-CODE_NAME = "<code>"
 TRACEBACK_FRAMES = 20
 EXIT_TEXT_CHARS = 4000
 #: Time for the code's process to end by itself after the host has closed its end.
@@ -102,30 +105,16 @@ def importer_of(channel: Channel) -> Any:
     return dynamic_importer
 
 
-class SourceKeeper:
-    """Adds the code's lines to ``linecache`` when that module is imported, which most runs never do."""
+def keep_source(code: str) -> Any:
+    """Return what adds the code's lines to ``linecache`` when that is imported, which most runs never do."""
 
-    def __init__(self, code: str) -> None:
-        self._code = code
+    def fill(module: ModuleType) -> None:
+        # Only at the line ends of the compiler.
+        text = code.replace("\r\n", "\n").replace("\r", "\n")
+        lines = [line + "\n" for line in text.split("\n")]
+        module.__dict__["cache"][CODE_NAME] = (len(code), None, lines, CODE_NAME)
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Find ``linecache`` with the ordinary finder and fill it after its import."""
-        if name != "linecache":
-            return None
-        sys.meta_path.remove(self)
-        spec = sys.meta_path[-1].find_spec(name, path, target)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def execute_and_fill(module: ModuleType) -> None:
-                execute(module)
-                # Only at the line ends of the compiler.
-                text = self._code.replace("\r\n", "\n").replace("\r", "\n")
-                lines = [line + "\n" for line in text.split("\n")]
-                module.cache[CODE_NAME] = (len(self._code), None, lines, CODE_NAME)
-
-            spec.loader.exec_module = execute_and_fill  # type: ignore[method-assign]
-        return spec
+    return fill
 
 
 def show_error(exc: BaseException, module: ModuleType) -> str:
@@ -175,12 +164,15 @@ def exit_code_of(exc: SystemExit) -> int:
     return 1
 
 
-def execute(code: str, module: ModuleType, channel: Channel) -> dict[str, Any]:
+def execute(
+    code: str, module: ModuleType, channel: Channel, display: Display, variables: Variables
+) -> dict[str, Any]:
     """Run the code as ``__main__`` to its end, its threads and exit handlers included."""
     report: dict[str, Any] = {"code": 0, "error": None, "limit": None}
     try:
         exec(compile(code, CODE_NAME, "exec"), module.__dict__)  # noqa: S102 - the purpose of the sandbox
     except RunStopped:
+        variables.send()
         channel.finish(0)
     except SystemExit as exc:
         report["code"] = exit_code_of(exc)
@@ -191,9 +183,13 @@ def execute(code: str, module: ModuleType, channel: Channel) -> dict[str, Any]:
         # As at the end of any script: wait for non-daemon threads, then run exit handlers.
         if "threading" in sys.modules:
             sys.modules["threading"]._shutdown()
+        if report["code"] == 0:
+            display.show_figures()
         atexit._run_exitfuncs()
     except BaseException:
+        variables.send()
         channel.finish(0)
+    variables.send()
     return report
 
 
@@ -229,7 +225,9 @@ def interrupt(signum: int, frame: object) -> NoReturn:
 
 def run_code(config: dict[str, Any]) -> NoReturn:
     """Send HELLO, wait for RUN, run the code, send EXIT."""
-    sys.path.extend(config["path"])
+    display = Display(extend_path(config["path"]))
+    watch = ImportWatch(display.actions())
+    sys.meta_path.insert(0, watch)
     for name in config["preload"]:
         try:
             __import__(name)
@@ -252,12 +250,19 @@ def run_code(config: dict[str, Any]) -> NoReturn:
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
     module = Module("__main__")
     module.__dict__.update(namespace_of(channel, run), __builtins__=builtins)
+    variables = Variables(run, module.__dict__, channel)
+    if run["keep"]["bytes"]:
+        channel.grace_seconds = KEEP_GRACE_SECONDS
     # From here on `__main__` is the code's module, also for pickle and multiprocessing.
     runner, sys.modules["__main__"] = sys.modules["__main__"], module
     sys.argv = [CODE_NAME]
-    sys.meta_path.insert(0, SourceKeeper(run["code"]))
+    watch.actions["linecache"] = (None, keep_source(run["code"]))
+    if "linecache" in sys.modules:  # by a preloaded module
+        keep_source(run["code"])(sys.modules["linecache"])
+    display.begin(run, module.__dict__)
     set_limits(run["limits"])
-    report = execute(run["code"], module, channel)
+    variables.restore()
+    report = execute(run["code"], module, channel, display, variables)
     del runner
     module.__dict__.clear()  # closes, and so flushes, files that the code left open
     if os.getpid() == channel.owner:  # not in a fork that reached the end of the code

@@ -6,6 +6,7 @@ from typing import Final
 
 from broker_config.settings import SandboxSettings
 from sandbox.bridge import BridgeLimits
+from sandbox.kept import frame_bytes
 
 __all__ = ["MAX_OPEN_FILES", "bridge_limits", "process_limits"]
 
@@ -34,12 +35,17 @@ def process_limits(settings: SandboxSettings) -> dict[str, int]:
     }
 
 
-def bridge_limits(settings: SandboxSettings) -> BridgeLimits:
-    """Return the limits that the bridge enforces."""
+def bridge_limits(settings: SandboxSettings, *, keep_bytes: int = 0) -> BridgeLimits:
+    """Return the limits that the bridge enforces.
+
+    Args:
+        keep_bytes: as in ``RunRequest``.
+    """
     return BridgeLimits(
         argument_bytes=settings.argument_bytes,
         return_bytes=settings.return_bytes,
         max_calls=settings.max_calls,
         max_calls_in_flight=settings.max_calls_in_flight,
         unread_seconds=settings.wall_seconds / 2,
+        keep_bytes=frame_bytes(keep_bytes),
     )

@@ -1,5 +1,1 @@
-"""Packages for sandboxed code: requested inside, checked and built by the host, mounted read-only."""
-
-from sandbox.packages.service import PackageService
-
-__all__ = ["PackageService"]
+"""Packages for sandboxed code: those of every sandbox of a host, and those that code requests."""

@@ -77,6 +77,13 @@ async def test_attack_R3_malformed_method_name_is_security(box: Lab, name: bytes
     assert box.calls == []
 
 
+@pytest.mark.parametrize("line", [b"", b"0", b"-1", b"01", b"1" * 8, b"1.5", b"1@2", "١".encode(), b" 1"])
+async def test_attack_R3_malformed_line_is_security(box: Lab, line: bytes) -> None:
+    result = await box.run(RAW + f"frame(CALL, 1, b'echo@' + {line!r} + b'\\0' + NOTHING)" + LINGER)
+    assert is_security(result), result
+    assert box.calls == []
+
+
 async def test_attack_R3_call_without_a_separator_is_security(box: Lab) -> None:
     assert is_security(await box.run(RAW + "frame(CALL, 1, b'echo')" + LINGER))
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox_lab import Lab
+from sandbox_lab import Lab, lab
 
 from sandbox import StopType
 
@@ -240,3 +241,53 @@ last()
 """
     )
     assert (result.stop_type, result.exit_code, result.error) == (StopType.NORMAL, 0, None)
+
+
+#: ``at(n, act)`` runs ``act`` once: before the n-th line that a call executes in the channel's code.
+AT_A_LINE = """
+import sys
+file = echo.__call__.__func__.__code__.co_filename
+lines = 0
+def at(chosen, act):
+    global lines
+    lines = 0
+    def trace(frame, event, _):
+        global lines
+        if frame.f_code.co_filename != file or frame.f_code.co_name in ignored:
+            return None
+        if event == "line":
+            lines += 1
+            if lines == chosen:
+                act()
+        return trace
+    sys.settrace(trace)
+def call(argument):
+    try:
+        return echo(argument)[0][0]
+    finally:
+        sys.settrace(None)
+ignored = {"go_on"}
+"""
+
+
+@pytest.mark.parametrize("size", [1, 300_000])
+async def test_a_call_may_be_made_before_any_step_of_a_call(tmp_path: Path, size: int) -> None:
+    """As by a finaliser or a signal's handler, which run between two steps of the interpreter."""
+    code = f"""
+large = "x" * {size}
+inside = []
+def act():
+    inside.append(echo("inside")[0][0])
+chosen = 0
+while True:
+    chosen += 1
+    at(chosen, act)
+    assert call(large) == large, chosen
+    assert echo(chosen)[0][0] == chosen
+    if lines < chosen:
+        break
+print(chosen > 60, inside == ["inside"] * (chosen - 1))
+"""
+    async with lab(tmp_path, max_calls=1000) as box:
+        result = await box.run(AT_A_LINE + code, wall_seconds=60)
+    assert (result.stop_type, result.output) == (StopType.NORMAL, "True True\n"), result

@@ -20,7 +20,7 @@ from waiting import WAIT_SECONDS
 
 from nekro_agent.errors import SandboxError
 from nekro_agent.methods import OWN_NAMES
-from sandbox import Limit, Returned, StopType
+from sandbox import Limit, Returned, StopType, StubCall, StubResult
 from sandbox.drivers.bwrap import BwrapDriver
 
 
@@ -589,3 +589,30 @@ async def test_interpreter_sees_no_environment_of_the_service(
     result = await box.run("import os; print(dict(os.environ))")
     assert "s3cr3t" not in result.output
     assert os.environ["NEKRO_TEST_SECRET"] == "s3cr3t"
+
+
+async def test_a_call_states_the_line_of_the_code_that_makes_it(box: Lab) -> None:
+    lines: list[int | None] = []
+
+    async def dispatch(call: StubCall) -> StubResult:
+        lines.append(call.line)
+        return await box.dispatch(call)
+
+    code = """
+echo(1)
+def twice(x):
+    echo(x)
+    return echo(
+        x,
+    )
+twice(2)
+list(map(echo, [3]))
+import functools, threading
+functools.reduce(lambda a, b: echo(a + b), [1, 2])
+thread = threading.Thread(target=echo, args=(4,))  # no line of the code is on its stack
+thread.start()
+thread.join()
+exec(compile("\\n" * 9_999_999 + "echo(5)", "<code>", "exec"))  # no line of it, and too large
+"""
+    await box.run(code, dispatch=dispatch)
+    assert lines == [2, 4, 5, 9, 11, None, None]
