@@ -1,4 +1,4 @@
-"""The list of plugins and methods in the system prompt: in full, or shortened to a budget.
+"""The list of plugins and methods in the system prompt: in full, or shortened to a budget in tokens.
 
 A list that exceeds the budget shortens all methods: to a line each, to their names, or to their number,
 whichever is the first to fit into three quarters of it. In the rest it shows in full what the chat used
@@ -17,6 +17,7 @@ from jinja2 import Environment
 from agent.method_text import method_line, method_text
 from agent.model import PluginBrief
 from agent.text import attribute, neutralise
+from agent.tokens.limits import PromptRoom
 
 __all__ = ["Catalogue", "CatalogueWriter", "Form"]
 
@@ -63,76 +64,89 @@ class _Listed:
     count: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Known:
+    """The full list of some plugins, and the short ones made of it."""
+
+    shown: object
+    full: Catalogue
+    #: Tokens of the full list, by the name of the counter.
+    tokens: dict[str, int]
+    #: By counter, budget and recent methods.
+    short: dict[tuple[str, int, tuple[str, ...]], Catalogue]
+
+
 class CatalogueWriter:
-    """Writes lists; keeps the last full one, and the short ones made of it, for the prompts to come."""
+    """Writes lists; keeps the last full one, and the short ones made of it, for the prompts to come.
 
-    def __init__(self, templates: Environment, chars: int) -> None:
-        """Create it.
+    Thread-safe: each call works on the ``_Known`` that it has found or made.
+    """
 
-        Args:
-            chars: the budget; 0 means no limit.
-        """
+    def __init__(self, templates: Environment) -> None:
         self._template = templates.get_template("catalogue.j2")
-        self._chars = chars
-        self._last_full: tuple[object, Catalogue | None] = (None, None)
-        #: Short lists of the plugins of the last full one, by the recent methods.
-        self._short: dict[tuple[str, ...], Catalogue] = {}
+        self._last: _Known | None = None
 
-    def is_long(self, plugins: Sequence[PluginBrief]) -> bool:
-        """Whether the full list exceeds the budget."""
-        return bool(self._chars) and len(self._full(plugins).text) > self._chars
+    def is_long(self, plugins: Sequence[PluginBrief], room: PromptRoom) -> bool:
+        """Whether the full list exceeds ``room.limits.catalogue``."""
+        return _exceeds(self._known(plugins), room)
 
-    def write(self, plugins: Sequence[PluginBrief], recent: Sequence[str] = ()) -> Catalogue:
+    def write(
+        self, plugins: Sequence[PluginBrief], room: PromptRoom, recent: Sequence[str] = ()
+    ) -> Catalogue:
         """Return the list of plugins that are in order.
 
         Args:
             recent: names of the methods that the chat used lately, the last used first.
         """
-        if not self.is_long(plugins):
-            return self._full(plugins)
-        key = tuple(recent)
-        if key not in self._short:
-            if len(self._short) >= _MOST_KEPT:
-                self._short.clear()
-            self._short[key] = self._shortened(plugins, recent)
-        return self._short[key]
+        known = self._known(plugins)
+        if not _exceeds(known, room):
+            return known.full
+        key = (room.counter.name, room.limits.catalogue, tuple(recent))
+        short = known.short.get(key)
+        if short is None:
+            if len(known.short) >= _MOST_KEPT:
+                known.short.clear()
+            known.short[key] = short = self._shortened(plugins, room, recent)
+        return short
 
-    def _shortened(self, plugins: Sequence[PluginBrief], recent: Sequence[str]) -> Catalogue:
-        form, shown = self._fitting(plugins, recent)
+    def _shortened(
+        self, plugins: Sequence[PluginBrief], room: PromptRoom, recent: Sequence[str]
+    ) -> Catalogue:
+        form, shown = self._fitting(plugins, room, recent)
         hidden = len(plugins) - len(shown)
         short = self._render(shown, form, frozenset(), hidden=hidden)
-        kept = _kept(shown, recent, left=self._chars - len(short.text))
+        left = room.limits.catalogue - room.counter.count(short.text)
+        kept = _kept(shown, recent, room, left=left)
         return self._render(shown, form, kept, hidden=hidden) if kept else short
 
     def _fitting(
-        self, plugins: Sequence[PluginBrief], recent: Sequence[str]
+        self, plugins: Sequence[PluginBrief], room: PromptRoom, recent: Sequence[str]
     ) -> tuple[Form, Sequence[PluginBrief]]:
         """Return the longest form that leaves space for recent methods, and the plugins that it can show."""
-        most = self._chars * 3 // 4
+        most = room.limits.catalogue * 3 // 4
         for form in (Form.LINES, Form.NAMES):
-            if len(self._render(plugins, form, frozenset()).text) <= most:
+            if room.counter.count(self._render(plugins, form, frozenset()).text) <= most:
                 return form, plugins
         used = set(recent)
         by_use = sorted(plugins, key=lambda plugin: used.isdisjoint(m.name for m in plugin.methods))
         shown = set()
         for plugin in by_use:
-            length = len(self._render([plugin], Form.COUNTS, frozenset()).text)
-            if length <= most:
+            tokens = room.counter.count(self._render([plugin], Form.COUNTS, frozenset()).text)
+            if tokens <= most:
                 shown.add(plugin.key)
-                most -= length
+                most -= tokens
         return Form.COUNTS, [plugin for plugin in plugins if plugin.key in shown]
 
-    def _full(self, plugins: Sequence[PluginBrief]) -> Catalogue:
+    def _known(self, plugins: Sequence[PluginBrief]) -> _Known:
         shown = [
             (plugin.name, plugin.module_name, plugin.methods, plugin.asleep, plugin.turns_left)
             for plugin in plugins
         ]
-        known, full = self._last_full
-        if full is None or shown != known:
+        known = self._last
+        if known is None or shown != known.shown:
             full = self._render(plugins, Form.FULL, frozenset())
-            self._last_full = (shown, full)
-            self._short.clear()
-        return full
+            self._last = known = _Known(shown=shown, full=full, tokens={}, short={})
+        return known
 
     def _render(
         self, plugins: Sequence[PluginBrief], form: Form, kept: frozenset[str], *, hidden: int = 0
@@ -143,17 +157,28 @@ class CatalogueWriter:
         return Catalogue(text=text, form=form, has_asleep=has_asleep)
 
 
-def _kept(plugins: Sequence[PluginBrief], recent: Sequence[str], *, left: int) -> frozenset[str]:
-    """Return the names of recent methods that fit into some characters, the last used first."""
+def _exceeds(known: _Known, room: PromptRoom) -> bool:
+    if not room.limits.catalogue:
+        return False
+    counter = room.counter
+    if counter.name not in known.tokens:
+        known.tokens[counter.name] = counter.count(known.full.text)
+    return known.tokens[counter.name] > room.limits.catalogue
+
+
+def _kept(
+    plugins: Sequence[PluginBrief], recent: Sequence[str], room: PromptRoom, *, left: int
+) -> frozenset[str]:
+    """Return the names of recent methods that fit into some tokens, the last used first."""
     methods = {
         method.name: method for plugin in plugins if plugin.asleep is None for method in plugin.methods
     }
     kept: set[str] = set()
     for name in recent:
-        length = len(method_text(methods[name])) + 1 if name in methods else 0
-        if 0 < length <= left and name not in kept:
+        tokens = room.counter.count(method_text(methods[name])) + 1 if name in methods else 0
+        if 0 < tokens <= left and name not in kept:
             kept.add(name)
-            left -= length
+            left -= tokens
     return frozenset(kept)
 
 

@@ -17,9 +17,11 @@ __all__ = [
     "AnswerParts",
     "ExtractedCode",
     "extract_code",
+    "hide_check_words",
     "new_check_word",
     "reveals_check_word",
     "split_answer",
+    "text_beside_code",
 ]
 
 _OPEN_THINK: Final = re.compile(r"^[ \t]*<think>", re.MULTILINE)
@@ -44,6 +46,7 @@ _MAX_IMPORT_LINES: Final = 100
 
 #: Bytes of entropy of a check word: enough against guessing, short enough for the prompt.
 _CHECK_WORD_BYTES: Final = 9
+_CHECK_WORD: Final = re.compile(rf"\bcw-[0-9a-f]{{{2 * _CHECK_WORD_BYTES}}}\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +143,17 @@ def split_answer(text: str) -> AnswerParts:
     )
 
 
+def text_beside_code(text: str) -> str:
+    """Return the thought and the text around the blocks of an answer, which without a block is code.
+
+    >>> text_beside_code("I look.\\n```python\\nprint(1)\\n```")
+    'I look.'
+    """
+    parts = split_answer(text)
+    shown = [parts.thought, parts.around] if parts.labels else [parts.thought]
+    return "\n".join(part.strip() for part in shown if part.strip())
+
+
 def new_check_word() -> str:
     """Return a fresh one-time word for one round's prompt."""
     return "cw-" + secrets.token_hex(_CHECK_WORD_BYTES)
@@ -154,6 +168,11 @@ def reveals_check_word(check_word: str, text: str | bytes) -> bool:
     if isinstance(text, bytes):
         return check_word.encode() in text.lower()
     return check_word in text.lower()
+
+
+def hide_check_words(text: str) -> str:
+    """Return a text without one-time words, for records that others read while a round may still run."""
+    return _CHECK_WORD.sub("cw-[hidden]", text)
 
 
 def _split_thought(text: str) -> tuple[str, str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import MessageKind
@@ -14,10 +14,13 @@ from sandbox.models import StopType
 
 __all__ = [
     "ChatBrief",
+    "HistoryFile",
     "HistoryImage",
     "HistoryMessage",
+    "HistorySummary",
     "ImagePart",
     "InjectedPrompt",
+    "KeptNames",
     "MethodBrief",
     "Observation",
     "Part",
@@ -26,6 +29,7 @@ __all__ = [
     "Role",
     "TextPart",
     "TurnRound",
+    "join_parts",
 ]
 
 
@@ -56,6 +60,8 @@ class ImagePart:
 
 
 Part = TextPart | ImagePart
+#: Replaces an image for a model without vision.
+_UNSEEN: Final = TextPart(text="[left out: this model sees no images]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +81,28 @@ class PromptMessage:
         """The image parts, in order."""
         return tuple(part for part in self.parts if isinstance(part, ImagePart))
 
+    def without_images(self) -> PromptMessage:
+        """Return the message for a model without vision: each image becomes a sentence that says so."""
+        if not self.images:
+            return self
+        parts = (_UNSEEN if isinstance(part, ImagePart) else part for part in self.parts)
+        return replace(self, parts=join_parts(parts))
+
     @classmethod
     def of(cls, role: Role, text: str) -> PromptMessage:
         """Build a message of one text part."""
         return cls(role=role, parts=(TextPart(text=text),))
+
+
+def join_parts(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """Merge adjacent text parts: that is easier to read, and some endpoints accept only one."""
+    joined: list[Part] = []
+    for part in parts:
+        if joined and isinstance(part, TextPart) and isinstance(joined[-1], TextPart):
+            joined[-1] = TextPart(text=f"{joined[-1].text}\n{part.text}")
+        else:
+            joined.append(part)
+    return tuple(joined)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,14 +117,25 @@ class ChatBrief:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HistoryImage:
-    """A picture of a chat's message.
+class HistoryFile:
+    """A file of a chat's message.
 
-    ``path`` is its path in the sandbox; ``part`` shows it, None where the prompt only names it.
+    ``path`` is its path in the sandbox; ``name`` what people see, empty if it is that of the path.
+    ``media_type`` is empty and ``size_bytes`` None if they are not known.
     """
 
     path: str
+    name: str = ""
+    media_type: str = ""
+    size_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryImage(HistoryFile):
+    """A picture of a chat's message; ``part`` shows it, or ``hidden`` says why the prompt only names it."""
+
     part: Part | None = None
+    hidden: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,12 +152,32 @@ class HistoryMessage:
     kind: MessageKind
     text: str
     sent_at: datetime
+    #: Position in the chat; 0 if it is not known.
+    sequence: int = 0
     sender_name: str = ""
     sender_id: str = ""
-    attachments: tuple[str, ...] = ()
+    attachments: tuple[HistoryFile, ...] = ()
     images: tuple[HistoryImage, ...] = ()
     observation_of: str | None = None
     answer_of: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistorySummary:
+    """What a model wrote of the chat's messages up to one of them; as untrusted as these are."""
+
+    text: str
+    #: ``HistoryMessage.sequence`` of the newest message that it covers, and when that was sent.
+    up_to: int
+    newest_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptNames:
+    """Names of the variables that the turn's last program left for its next one, and of others."""
+
+    kept: tuple[str, ...] = ()
+    not_kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

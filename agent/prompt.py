@@ -9,20 +9,30 @@ prompts, round numbers, time, check word) comes last.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from agent.catalogue import CatalogueWriter
-from agent.history import Segment, render_history, render_images, render_time, split_by_round
+from agent.history import (
+    Segment,
+    render_history,
+    render_images,
+    render_summary,
+    render_time,
+    split_by_round,
+    without_covered,
+)
 from agent.loops import makes_no_progress
 from agent.method_text import method_text
 from agent.model import (
     ChatBrief,
     HistoryMessage,
+    HistorySummary,
     InjectedPrompt,
+    KeptNames,
     MethodBrief,
     Observation,
     Part,
@@ -31,9 +41,13 @@ from agent.model import (
     Role,
     TextPart,
     TurnRound,
+    join_parts,
 )
 from agent.multimodal import render_segments
-from agent.text import attribute, cut_middle, neutralise
+from agent.text import attribute, neutralise
+from agent.tokens import handles
+from agent.tokens.cutting import cut_text
+from agent.tokens.limits import Limits, PromptRoom
 from broker_config.settings import AgentSettings, AnswerMode, SandboxSettings
 from nekro_agent.methods import BUILT_IN_METHODS, SandboxMethodType
 from sandbox.models import StopType
@@ -74,6 +88,8 @@ _NO_PROGRESS: Final = (
     "it ends the turn."
 )
 _SAID: Final = "Your answer was sent to the chat as it is."
+#: How often the limits of a prompt that is too long are lowered: to a 64th.
+_MOST_LOWERED: Final = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,10 +113,16 @@ class PromptRequest:
     #: Names of the methods that the chat used before this turn, the last used first; used if the list of
     #: methods is too long (``PromptBuilder.shortens``).
     recent: Sequence[str] = ()
+    #: Stands for the messages of ``history`` that it covers, and for older ones; None: there is none.
+    summary: HistorySummary | None = None
+    #: None: variables are not kept, or no program of the turn has run.
+    variables: KeptNames | None = None
+    #: None: that of a model of which nothing is known.
+    room: PromptRoom | None = None
 
 
 class PromptBuilder:
-    """Renders prompts from the templates of this package."""
+    """Renders prompts from the templates of this package; thread-safe."""
 
     def __init__(self, agent: AgentSettings, sandbox: SandboxSettings) -> None:
         self._agent = agent
@@ -114,36 +136,65 @@ class PromptBuilder:
             autoescape=False,  # noqa: S701 - prompts are text; `agent.text` protects our own tags
         )
         self._templates.filters["attribute"] = attribute
-        self._catalogue = CatalogueWriter(self._templates, agent.catalogue_chars)
+        self._catalogue = CatalogueWriter(self._templates)
+        self._room = PromptRoom(limits=Limits.of(agent, context=None))
         #: The last system prompt and its input, which are usually the same in all rounds of a turn.
         self._last_system: tuple[object, str] = (None, "")
 
-    def shortens(self, plugins: Iterable[PluginBrief]) -> bool:
+    def shortens(self, plugins: Iterable[PluginBrief], room: PromptRoom | None = None) -> bool:
         """Whether the list of these plugins' methods exceeds the budget, so that ``recent`` is needed."""
-        return self._catalogue.is_long(order_plugins(plugins))
+        return self._catalogue.is_long(order_plugins(plugins), room or self._room)
 
     def build(self, request: PromptRequest) -> tuple[PromptMessage, ...]:
-        """Return the system message, the history, and a pair of messages for each earlier round."""
+        """Return the system message, the history, and a pair of messages for each earlier round.
+
+        If they exceed the room of the prompt, all of its parts are shortened alike until they fit, and at
+        last the oldest of the earlier rounds are left out. Then only the fixed text of the system prompt can
+        be longer than the room.
+        """
+        room = request.room or self._room
+        for _ in range(_MOST_LOWERED):
+            messages = self._build(request, room)
+            if room.tokens_of(messages) <= room.limits.prompt:
+                return messages
+            room = replace(room, limits=room.limits.lowered())
+        messages = self._build(request, room)
+        shown = len(request.previous)
+        while shown > 1 and room.tokens_of(messages) > room.limits.prompt:
+            shown //= 2
+            messages = self._build(request, room, shown=shown)
+        return messages
+
+    def _build(
+        self, request: PromptRequest, room: PromptRoom, *, shown: int | None = None
+    ) -> tuple[PromptMessage, ...]:
+        """Build a prompt within the limits of each part; of earlier rounds the last ``shown``, None: all."""
         previous = sorted(request.previous, key=lambda earlier: earlier.number)
+        left_out = 0 if shown is None else len(previous) - shown
+        previous = previous[left_out:]
         segments = split_by_round(_unrepeated(request), [earlier.asked_at for earlier in previous])
-        user_messages = [self._opening(segments[0], request)]
+        user_messages = [self._opening(segments[0], request, room, left_out=left_out)]
         user_messages += [
-            self._run(earlier, segment, previous[:position])
+            self._run(earlier, segment, previous[:position], room)
             for position, (earlier, segment) in enumerate(zip(previous, segments[1:], strict=True))
         ]
-        user_messages[-1].append(TextPart(text=self._footer(request)))
-        messages = [PromptMessage.of(Role.SYSTEM, self._system(request))]
+        user_messages[-1].append(TextPart(text=self._footer(request, room)))
+        messages = [PromptMessage.of(Role.SYSTEM, self._system(request, room))]
         for earlier, parts in zip([None, *previous], user_messages, strict=True):
             if earlier is not None:
-                messages.append(PromptMessage.of(Role.ASSISTANT, earlier.answer or "(no answer)"))
-            messages.append(PromptMessage(role=Role.USER, parts=_join(parts)))
+                messages.append(PromptMessage.of(Role.ASSISTANT, _answer(earlier, room)))
+            messages.append(PromptMessage(role=Role.USER, parts=join_parts(parts)))
         return tuple(messages)
 
-    def _system(self, request: PromptRequest) -> str:
+    def _system(self, request: PromptRequest, room: PromptRoom) -> str:
+        from sandbox.packages.base import named_packages  # here: a gateway imports this module, not that one
+
         persona = (request.persona or self._agent.persona).strip()
-        catalogue = self._catalogue.write(order_plugins(request.plugins), request.recent)
-        shown = (persona, catalogue)
-        if shown != self._last_system[0]:
+        catalogue = self._catalogue.write(order_plugins(request.plugins), room, request.recent)
+        packages = named_packages(self._sandbox)
+        shown = (persona, catalogue, packages)
+        known, text = self._last_system
+        if shown != known:
             text = self._templates.get_template("system.j2").render(
                 persona=persona,
                 wall_seconds=f"{self._sandbox.wall_seconds:g}",
@@ -151,22 +202,37 @@ class PromptBuilder:
                 max_calls=self._sandbox.max_calls,
                 rounds_per_turn=self._agent.rounds_per_turn,
                 words=self._agent.answers is AnswerMode.WORDS,
+                packages=packages,
+                figures=self._sandbox.figures,
+                keeps_variables=self._sandbox.keep_variables,
+                variables_kib=self._sandbox.keep_variables_bytes >> 10,
                 catalogue=catalogue,
                 built_in=_BUILT_IN,
             )
             self._last_system = (shown, text)
-        return self._last_system[1]
+        return text
 
-    def _opening(self, segment: Segment, request: PromptRequest) -> list[Part]:
+    def _opening(
+        self, segment: Segment, request: PromptRequest, room: PromptRoom, *, left_out: int
+    ) -> list[Part]:
         name = attribute(request.chat.channel_name or request.chat.chat_key)
-        body = render_history(segment, self._agent) or "[no messages yet]"
+        summary = "" if request.summary is None else render_summary(request.summary, room)
+        body = self._history(segment, room, taken=room.counter.count(summary))
+        body = "\n".join(text for text in (summary, body) if text) or "[no messages yet]"
         parts: list[Part] = [TextPart(text=f'<chat_history chat="{name}">\n{body}\n</chat_history>')]
         parts += render_images(segment)
         for observation in request.observations:
-            parts += self._observation(observation)
+            parts += self._observation(observation, room)
+        if left_out:
+            parts.append(TextPart(text=f"[the first {left_out} rounds of this turn are not shown]"))
         return parts
 
-    def _run(self, earlier: TurnRound, segment: Segment, before: Sequence[TurnRound]) -> list[Part]:
+    def _history(self, segment: Segment, room: PromptRoom, *, taken: int = 0) -> str:
+        return render_history(segment, room, most=self._agent.history_messages, taken=taken)
+
+    def _run(
+        self, earlier: TurnRound, segment: Segment, before: Sequence[TurnRound], room: PromptRoom
+    ) -> list[Part]:
         # Output of a run that broke a safety rule may contain the confidential text itself.
         output = "" if earlier.stop_type is StopType.SECURITY else earlier.output
         is_said = earlier.code is None
@@ -175,14 +241,16 @@ class PromptBuilder:
             ended=earlier.stop_type.name,
             reason=neutralise(earlier.reason or (_SAID if is_said else _REASONS[earlier.stop_type])),
             hints=self._hints(earlier, before),
-            output=cut_middle(neutralise(output), self._agent.history_chars // 5).strip("\n"),
+            output=cut_text(
+                output, room.limits.observation, room.counter, handle=handles.of_output(earlier.round_id)
+            ).strip("\n"),
             is_silent=is_said or bool(earlier.observations),
         )
         parts: list[Part] = [TextPart(text=run)]
         for observation in earlier.observations:
-            parts += self._observation(observation)
+            parts += self._observation(observation, room)
         if segment.messages:
-            news = render_history(segment, self._agent)
+            news = self._history(segment, room)
             parts.append(TextPart(text=f"<new_messages>\n{news}\n</new_messages>"))
             parts += render_images(segment)
         return parts
@@ -195,18 +263,30 @@ class PromptBuilder:
             hints.append(_NO_PROGRESS)
         return hints
 
-    def _observation(self, observation: Observation) -> list[Part]:
+    def _observation(self, observation: Observation, room: PromptRoom) -> list[Part]:
         method = f' method="{attribute(observation.method)}"' if observation.method else ""
         head = TextPart(text=f"<agent_result{method}>")
         tail = TextPart(text="</agent_result>")
         if observation.type is SandboxMethodType.MULTIMODAL_AGENT:
-            body = render_segments(observation.segments, image_bytes=self._agent.image_bytes)
-            return [head, *body, tail]
-        return [head, TextPart(text=neutralise(observation.text) or "[the method returned no text]"), tail]
+            body = render_segments(observation.segments, image_bytes=self._agent.image_file_bytes)
+            shown = [
+                _cut_part(part, room, handles.of_result(observation.call_id, index))
+                for index, part in enumerate(body)
+            ]
+            return [head, *shown, tail]
+        text = cut_text(
+            observation.text,
+            room.limits.observation,
+            room.counter,
+            handle=handles.of_result(observation.call_id),
+        )
+        return [head, TextPart(text=text or "[the method returned no text]"), tail]
 
-    def _footer(self, request: PromptRequest) -> str:
+    def _footer(self, request: PromptRequest, room: PromptRoom) -> str:
+        injected = [prompt for prompt in request.injected if prompt.text.strip() or prompt.error]
         return self._templates.get_template("footer.j2").render(
-            injected=[_shown(prompt) for prompt in request.injected if prompt.text.strip() or prompt.error],
+            injected=[_shown(prompt, room) for prompt in injected],
+            variables=request.variables,
             number=request.number,
             of=self._agent.rounds_per_turn,
             time=render_time(request.now),
@@ -230,24 +310,27 @@ def _unrepeated(request: PromptRequest) -> list[HistoryMessage]:
     answers = {earlier.round_id for earlier in request.previous if earlier.code is None}
     return [
         message
-        for message in request.history
+        for message in without_covered(request.history, request.summary)
         if message.observation_of not in observed and message.answer_of not in answers
     ]
 
 
-def _shown(prompt: InjectedPrompt) -> dict[str, str]:
-    text = neutralise(prompt.text).strip()
+def _answer(earlier: TurnRound, room: PromptRoom) -> str:
+    # The model's own text stays as it is, unless it is too long.
+    answer = earlier.answer or "(no answer)"
+    if len(answer) <= room.limits.answer or room.counter.count(answer) <= room.limits.answer:
+        return answer
+    return cut_text(answer, room.limits.answer, room.counter)
+
+
+def _cut_part(part: Part, room: PromptRoom, handle: str | None) -> Part:
+    if not isinstance(part, TextPart):
+        return part
+    return TextPart(text=cut_text(part.text, room.limits.observation, room.counter, handle=handle))
+
+
+def _shown(prompt: InjectedPrompt, room: PromptRoom) -> dict[str, str]:
+    text = cut_text(prompt.text, room.limits.observation, room.counter).strip()
     if prompt.error is not None:
         text = f"[this plugin's context is missing: {neutralise(prompt.error)}]"
     return {"plugin": prompt.plugin, "text": text}
-
-
-def _join(parts: Iterable[Part]) -> tuple[Part, ...]:
-    """Merge adjacent text parts: that is easier to read, and some endpoints accept only one."""
-    joined: list[Part] = []
-    for part in parts:
-        if joined and isinstance(part, TextPart) and isinstance(joined[-1], TextPart):
-            joined[-1] = TextPart(text=f"{joined[-1].text}\n{part.text}")
-        else:
-            joined.append(part)
-    return tuple(joined)

@@ -9,25 +9,40 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final, Protocol
 
 from agent import loops, verdict
 from agent.extraction import extract_code, new_check_word, reveals_check_word
 from agent.inject import collect_injected
-from agent.llm import LLMAnswer, LLMClient, LLMRequest
-from agent.model import ChatBrief, HistoryMessage, Observation, PluginBrief, TurnRound
+from agent.llm import LLMAnswer, LLMClient, LLMRequest, ModelSpent
+from agent.model import (
+    ChatBrief,
+    HistoryMessage,
+    HistorySummary,
+    InjectedPrompt,
+    KeptNames,
+    Observation,
+    PluginBrief,
+    PromptMessage,
+    TurnRound,
+)
+from agent.pictures.fit import PromptPictures
 from agent.prompt import PromptBuilder, PromptRequest
 from agent.replies import Reply, ReplyKind, read_reply
 from agent.reply_rules import judge_reply
+from agent.tokens import ModelContexts, PromptRoom
 from agent.verdict import Verdict
+from broker_config.model_groups import Vision
 from broker_config.settings import AgentSettings, AnswerMode, SandboxSettings
 from messaging.tracing import span
 from nekro_agent.durations import DEFER_SECONDS
+from nekro_agent.errors import BudgetExceededError, LLMError
 from nekro_agent.shared_clock import shared_time
 from sandbox.models import (
     Dispatch,
+    KeptVariables,
     RunRequest,
     RunResult,
     Stopped,
@@ -37,7 +52,7 @@ from sandbox.models import (
     StubResult,
 )
 
-__all__ = ["RoundAnswer", "RoundInput", "RoundOutcome", "RoundRunner", "Sandbox"]
+__all__ = ["RoundAnswer", "RoundBudget", "RoundInput", "RoundOutcome", "RoundRunner", "Sandbox"]
 
 #: Time of a turn that is reserved for the program of its last answer, which could not run otherwise.
 _LEAST_RUN_SECONDS: Final = 1.0
@@ -55,6 +70,22 @@ class Sandbox(Protocol):
 
     async def run(self, request: RunRequest) -> RunResult:
         """Run code; a cancelled run leaves nothing running."""
+        ...
+
+
+class RoundBudget(Protocol):
+    """What a round may spend, and has spent."""
+
+    async def reserve(self, *, prompt_tokens: int, answer_tokens: int, sandbox_seconds: float) -> None:
+        """Count what the round is expected to use, before the model is asked.
+
+        Raises:
+            BudgetExceededError: a budget is used up; the model must not be asked.
+        """
+        ...
+
+    def spent(self, spent: ModelSpent) -> None:
+        """Add what one request used."""
         ...
 
 
@@ -91,10 +122,20 @@ class RoundInput:
     dispatch: Dispatch
     previous: Sequence[TurnRound] = ()
     observations: Sequence[Observation] = ()
+    #: Of messages before those of ``history``, or of some of these; None: there is none.
+    summary: HistorySummary | None = None
+    #: What the turn's last program left for the next one; None: nothing is known.
+    variables: KeptVariables | None = None
     #: None means the persona of the settings.
     persona: str | None = None
+    #: As ``LLMRequest.group``.
+    model_group: str | None = None
+    #: Whether a model of the chat sees images, and at which detail.
+    vision: Vision = field(default_factory=Vision)
     #: Returns ``PromptRequest.recent``; awaited only if the list of methods is too long. None: no method.
     recent: Callable[[], Awaitable[Sequence[str]]] | None = None
+    #: None: nothing is counted.
+    budget: RoundBudget | None = None
     on_request: Callable[[int], None] | None = None
     on_delta: Callable[[int, str], None] | None = None
     on_answer: Callable[[RoundAnswer], Awaitable[None]] | None = None
@@ -140,6 +181,7 @@ class RoundRunner:
     """Runs rounds; one instance serves all chats of a process.
 
     Args:
+        contexts: knows the contexts of the models; None: nothing is known of them.
         redact: removes secrets and host paths from error messages of plugins.
     """
 
@@ -150,6 +192,7 @@ class RoundRunner:
         sandbox: Sandbox,
         agent_settings: AgentSettings,
         sandbox_settings: SandboxSettings,
+        contexts: ModelContexts | None = None,
         redact: Callable[[str], str] = str,
     ) -> None:
         self._llm = llm
@@ -157,6 +200,8 @@ class RoundRunner:
         self._agent = agent_settings
         self._limits = sandbox_settings
         self._prompts = PromptBuilder(agent_settings, sandbox_settings)
+        self._pictures = PromptPictures(agent_settings)
+        self._contexts = contexts or ModelContexts(agent_settings)
         self._redact = redact
 
     def is_last(self, number: int) -> bool:
@@ -178,6 +223,8 @@ class RoundRunner:
             llm=self._llm,
             sandbox=self._sandbox,
             prompts=self._prompts,
+            pictures=self._pictures,
+            contexts=self._contexts,
             redact=self._redact,
             limits=self._limits,
             agent=self._agent,
@@ -197,6 +244,8 @@ class RoundRunner:
             return await attempt.carry_out()
         except _OutOfTimeError:
             return verdict.time_used_up(self._agent.turn_seconds)
+        except BudgetExceededError as exc:
+            return verdict.budget_used_up(str(exc))
 
 
 class _Round:
@@ -209,6 +258,8 @@ class _Round:
         llm: LLMClient,
         sandbox: Sandbox,
         prompts: PromptBuilder,
+        pictures: PromptPictures,
+        contexts: ModelContexts,
         redact: Callable[[str], str],
         limits: SandboxSettings,
         agent: AgentSettings,
@@ -218,6 +269,8 @@ class _Round:
         self._llm = llm
         self._sandbox = sandbox
         self._prompts = prompts
+        self._pictures = pictures
+        self._contexts = contexts
         self._redact = redact
         self._limits = limits
         self._agent = agent
@@ -236,8 +289,7 @@ class _Round:
         if self._seconds_to_ask() <= 0:
             raise _OutOfTimeError
         async with self._sandbox_prepared():
-            request = await self._request()
-            answer = await self._ask(request)
+            answer = await self._answered()
             reply = self._read(answer)
         self._answer, self._reply = answer, reply
         decided = judge_reply(
@@ -290,32 +342,78 @@ class _Round:
             run=self._result,
         )
 
-    async def _request(self) -> LLMRequest:
-        given = self._input
-        injected = await collect_injected(given.plugins, redact=self._redact)
-        recent: Sequence[str] = ()
-        if given.recent is not None and self._prompts.shortens(given.plugins):
-            recent = await given.recent()
-        messages = self._prompts.build(
-            PromptRequest(
-                chat=given.chat,
-                plugins=given.plugins,
-                injected=injected,
-                history=given.history,
-                previous=given.previous,
-                observations=given.observations,
-                number=given.number,
-                check_word=self._check_word,
-                now=self._asked_at,
-                persona=given.persona,
-                recent=recent,
+    async def _answered(self) -> LLMAnswer:
+        """Ask the model; once more with a shorter prompt if an endpoint calls this one too long."""
+        group = self._input.model_group
+        injected = await collect_injected(self._input.plugins, redact=self._redact)
+        room = await self._contexts.room(group)
+        messages = await self._messages(injected, room)
+        await self._reserve(room.tokens_of(messages))
+        try:
+            return await self._ask(self._request(messages))
+        except LLMError as exc:
+            if not exc.is_too_long:
+                raise
+            tokens = room.tokens_of(messages)
+            self._contexts.learn(group, tokens=tokens, said=str(exc))
+            room = await self._contexts.room(group)
+            messages = await self._messages(injected, room)
+            if room.tokens_of(messages) >= tokens:
+                raise
+            tries = exc.tries
+        answer = await self._ask(self._request(messages))
+        return replace(answer, tries=tries + answer.tries)
+
+    async def _reserve(self, prompt_tokens: int) -> None:
+        if self._input.budget is not None:
+            await self._input.budget.reserve(
+                prompt_tokens=prompt_tokens,
+                answer_tokens=self._agent.answer_tokens,
+                sandbox_seconds=self._limits.wall_seconds,
             )
+
+    async def _messages(
+        self, injected: Sequence[InjectedPrompt], room: PromptRoom
+    ) -> tuple[PromptMessage, ...]:
+        given = self._input
+        recent: Sequence[str] = ()
+        if given.recent is not None and self._prompts.shortens(given.plugins, room):
+            recent = await given.recent()
+        request = PromptRequest(
+            chat=given.chat,
+            plugins=given.plugins,
+            injected=injected,
+            history=given.history,
+            previous=given.previous,
+            observations=given.observations,
+            number=given.number,
+            check_word=self._check_word,
+            now=self._asked_at,
+            persona=given.persona,
+            recent=recent,
+            summary=given.summary,
+            variables=_names(given.variables),
+            room=room,
         )
+        # A tokenizer takes long; estimates are bounded by the limits and take less than the templates.
+        if room.counter.is_exact:
+            messages = await asyncio.to_thread(self._prompts.build, request)
+        else:
+            messages = self._prompts.build(request)
+        vision = given.vision
+        return await self._pictures.fit(
+            messages, sees=vision.sees, detail=vision.detail, most_tokens=room.limits.images
+        )
+
+    def _request(self, messages: tuple[PromptMessage, ...]) -> LLMRequest:
+        given = self._input
         request = LLMRequest(
             messages=messages,
             round_id=given.round_id,
             chat_key=given.chat.chat_key,
+            group=given.model_group,
             on_delta=given.on_delta,
+            on_spent=None if given.budget is None else given.budget.spent,
         )
         self._prompt_chars = request.chars
         return request
@@ -325,15 +423,7 @@ class _Round:
             self._input.on_request(self._prompt_chars)
         try:
             async with asyncio.timeout(self._seconds_to_ask()) as limit:
-                with span("llm.request", {"round_id": request.round_id}, kind="client") as part:
-                    answer = await self._llm.complete(request)
-                    part.tell(
-                        model=answer.model,
-                        tries=answer.tries,
-                        prompt_tokens=answer.prompt_tokens,
-                        answer_tokens=answer.answer_tokens,
-                    )
-                    return answer
+                return await self._llm.complete(request)
         except TimeoutError as exc:
             if not limit.expired():
                 raise
@@ -356,6 +446,8 @@ class _Round:
             methods=self._input.methods,
             dispatch=self._dispatch,
             wall_seconds=wall_seconds,
+            keep_bytes=self._limits.keep_variables_bytes if self._limits.keep_variables else 0,
+            variables={} if self._input.variables is None else self._input.variables.values,
             on_output=self._input.on_output,
         )
         with span("sandbox.run", {"run_id": request.run_id}) as part:
@@ -402,3 +494,9 @@ class _Round:
     def _seconds_to_ask(self) -> float:
         """Time limit of the model's answer that leaves time for its program to run."""
         return self._seconds_left() - _LEAST_RUN_SECONDS
+
+
+def _names(variables: KeptVariables | None) -> KeptNames | None:
+    if variables is None:
+        return None
+    return KeptNames(kept=tuple(variables.values), not_kept=variables.not_kept)

@@ -17,6 +17,7 @@ __all__ = ["TAGS", "attribute", "clean", "cut_middle", "neutralise"]
 TAGS: Final = (
     "agent_result",
     "chat_history",
+    "chat_summary",
     "methods",
     "message",
     "new_messages",

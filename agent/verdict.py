@@ -8,6 +8,7 @@ from typing import Final
 
 from agent.loops import MOST_REPEATS
 from agent.text import attribute
+from nekro_agent.errors import BudgetExceededError
 from sandbox.models import Limit, RunResult, StopType
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Verdict",
     "answer_cut",
     "answer_without_program",
+    "budget_used_up",
     "empty_answer",
     "error_repeated",
     "judge",
@@ -37,6 +39,7 @@ __all__ = [
 TURN_LIMIT: Final = "turn_limit"
 _TURN_LOOP: Final = "turn_loop"
 _NO_ANSWER: Final = "no_answer"
+_BUDGET: Final = BudgetExceededError.code
 #: Ends a message that was cut off.
 _CUT_MARK: Final = "[This answer was cut off at the limit of its length.]"
 _GO_ON: Final = "Send another message if I shall go on."
@@ -142,7 +145,8 @@ def words_cut(words: str, *, is_last: bool) -> Verdict:
     if is_last:
         return said(f"{words}\n\n{_CUT_MARK}")
     reason = "Your answer was cut off at the limit of its length and was not sent. Write a shorter one."
-    return Verdict(stop_type=StopType.ERROR, reason=reason, wants_more=True)
+    unusable = "my answer was cut off at the limit of its length"
+    return Verdict(stop_type=StopType.ERROR, reason=reason, wants_more=True, unusable=unusable)
 
 
 def words_too_long(most_bytes: int) -> Verdict:
@@ -248,6 +252,13 @@ def time_used_up(seconds: float, *, stop_type: StopType | None = None, reason: s
         f"{_GO_ON}"
     )
     return Verdict(stop_type=stop_type, reason=reason, wants_more=False, notice=notice)
+
+
+def budget_used_up(why: str) -> Verdict:
+    """Decide on a turn for which a budget is used up; the model is not asked."""
+    return Verdict(
+        stop_type=None, reason="", wants_more=False, notice=f"I stopped here: {why}.", code=_BUDGET
+    )
 
 
 def _calls_used_up(stop: StopType, max_calls: int) -> Verdict:

@@ -4,17 +4,20 @@ The client for endpoints is in ``agent.llm.openai_client``; ``create_client`` im
 needed.
 """
 
-from agent.llm.factory import create_client
+from agent.llm.factory import create_client, create_models
 from agent.llm.missing_client import MissingClient
-from agent.llm.port import LLMAnswer, LLMClient, LLMRequest
+from agent.llm.port import FailedGroup, LLMAnswer, LLMClient, LLMRequest, ModelSpent
 from agent.llm.scripted_client import ScriptedAnswer, ScriptedClient
 
 __all__ = [
+    "FailedGroup",
     "LLMAnswer",
     "LLMClient",
     "LLMRequest",
     "MissingClient",
+    "ModelSpent",
     "ScriptedAnswer",
     "ScriptedClient",
     "create_client",
+    "create_models",
 ]

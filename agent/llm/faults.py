@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import openai
 
-from agent.llm.retry import Fault, parse_retry_after
+from agent.llm.retry import NOT_CONNECTED, Fault, parse_retry_after
 from nekro_agent.errors import (
     LLMAccessError,
     LLMBusyError,
@@ -22,6 +22,7 @@ from nekro_agent.errors import (
     LLMUnavailableError,
     LLMUnreadableError,
 )
+from nekro_agent.policies import group_variable
 
 __all__ = ["ENDPOINT_ERRORS", "fault_of", "hint_of"]
 
@@ -72,7 +73,7 @@ def fault_of(exc: Exception, words: Callable[[BaseException], str]) -> Fault:
         cause = exc.__cause__ or exc
         is_late = isinstance(exc, openai.APITimeoutError)
         return Fault(
-            what=f"connection failed: {type(cause).__name__}: {words(cause)}",
+            what=f"{NOT_CONNECTED}: {type(cause).__name__}: {words(cause)}",
             error=LLMTimeoutError if is_late else LLMUnavailableError,
         )
     if isinstance(exc, openai.APIError) and isinstance(exc.body, dict | str):
@@ -80,20 +81,21 @@ def fault_of(exc: Exception, words: Callable[[BaseException], str]) -> Fault:
     return Fault(what=f"unreadable answer: {words(exc)}", error=LLMUnreadableError)
 
 
-def hint_of(fault: Fault) -> str:
-    """Return what an operator can check, in parentheses; "" if nothing is known."""
+def hint_of(fault: Fault, group: str) -> str:
+    """Return what an operator can check for a group, in parentheses; "" if nothing is known."""
+    key, url, model = (group_variable(group, value) for value in ("API_KEY", "BASE_URL", "MODEL"))
     if fault.retry_after_seconds is not None:
         return f" (it asks to wait {fault.retry_after_seconds:g} s)"
     if fault.error is LLMAccessError:
-        return " (check NEKRO_LLM__API_KEY and the account)"
+        return f" (check {key} and the account)"
     if fault.error is LLMNotFoundError:
-        return " (check NEKRO_LLM__BASE_URL, which ends before /chat/completions, and NEKRO_LLM__MODEL)"
+        return f" (check {url}, which ends before /chat/completions, and {model})"
     if fault.error is LLMUnreadableError:
-        return " (check NEKRO_LLM__BASE_URL, which ends before /chat/completions, and NEKRO_LLM__STREAM)"
+        return f" (check {url}, which ends before /chat/completions, and NEKRO_LLM__STREAM)"
     if fault.error is LLMContextError:
-        return " (lower NEKRO_AGENT__HISTORY_CHARS, or use a model with a longer context)"
-    if fault.status is None and fault.what.startswith("connection failed"):
-        return " (check NEKRO_LLM__BASE_URL and the network)"
+        return " (set NEKRO_LLM__CONTEXT_TOKENS or CONTEXT_TOKENS of its group to the context of the model)"
+    if fault.status is None and fault.what.startswith(NOT_CONNECTED):
+        return f" (check {url} and the network)"
     return ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
@@ -16,11 +17,16 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletio
 from openai.types.chat.chat_completion_chunk import ChoiceDelta
 
 from agent.llm.faults import ENDPOINT_ERRORS, fault_of, hint_of
-from agent.llm.port import LLMAnswer, LLMRequest
+from agent.llm.inference import Endpoint, Inference, inference
+from agent.llm.port import LLMAnswer, LLMRequest, ModelSpent
+from agent.llm.prices import cost_of
 from agent.llm.record import RequestRecord
 from agent.llm.retry import BACKOFF_SECONDS, Fault, RetryPolicy
 from agent.model import Part, PromptMessage, TextPart
 from agent.text import cut_middle
+from agent.tokens.estimate import estimate_tokens
+from agent.tokens.limits import tokens_of_prompt
+from broker_config.model_groups import DEFAULT_GROUP
 from broker_config.settings import LLMSettings
 from nekro_agent.errors import LLMError, LLMFilterError, LLMTimeoutError, LLMUnreadableError
 
@@ -58,7 +64,10 @@ class _Gathered:
     refusal: list[str] = field(default_factory=list)
     tools: list[str] = field(default_factory=list)
     finish_reason: str = ""
+    response_id: str = ""
     prompt_tokens: int | None = None
+    #: Those of the prompt that the endpoint had in its cache.
+    cached_tokens: int = 0
     answer_tokens: int | None = None
 
     def add(self, piece: object) -> None:
@@ -84,24 +93,38 @@ class _Gathered:
 class OpenAIClient:
     """A client of an OpenAI-compatible endpoint, with its own retries instead of the package's.
 
-    Three time limits apply to each attempt: connecting, the first token (of a streamed answer),
-    the whole answer. A stream that ends without a finish reason was cut off and is requested again
+    Four time limits apply to each attempt: connecting, the first token and each pause (of a streamed
+    answer), the whole answer. A stream that ends without a finish reason was cut off and is requested again
     from the start. The last attempt uses the fallback model. A request
     that the endpoint refuses permanently (4xx) is not repeated, except once with the fallback model
     where that may succeed.
     """
 
-    def __init__(self, settings: LLMSettings, *, backoff_seconds: float = BACKOFF_SECONDS) -> None:
+    def __init__(
+        self,
+        settings: LLMSettings,
+        *,
+        group: str = DEFAULT_GROUP,
+        backoff_seconds: float = BACKOFF_SECONDS,
+    ) -> None:
         if not settings.base_url or not settings.model:
             raise LLMError("NEKRO_LLM__BASE_URL and NEKRO_LLM__MODEL have to be set to ask an endpoint")
         self._settings = settings
+        self._group = group
+        self._parameters: dict[str, Any] = json.loads(settings.parameters or "{}")
         self._base_url = settings.base_url
         self._policy = RetryPolicy(
             tries=settings.tries,
             backoff_seconds=backoff_seconds,
             longest_seconds=settings.timeout_seconds,
         )
-        self._record = RequestRecord(settings.record, client="openai")
+        self._record = RequestRecord(settings.record, client="openai", group=group)
+        self._endpoint = Endpoint.of(
+            settings.base_url,
+            stream=settings.stream,
+            temperature=settings.temperature,
+            max_tokens=settings.max_output_tokens,
+        )
         self._key = settings.api_key.get_secret_value() if settings.api_key else ""
         self._client: openai.AsyncOpenAI | None = None
         self._asks_usage = True
@@ -145,11 +168,28 @@ class OpenAIClient:
         gathered = _Gathered(model=model)
         if request.on_delta is not None:
             gathered.on_piece = partial(request.on_delta, number)
+        is_refused = False
+        with inference(
+            request, self._endpoint, model=model, group=self._group, number=number, error_of=_error_type
+        ) as running:
+            try:
+                return await self._asked(request, gathered, running)
+            except _TryFailed as failed:
+                is_refused = failed.fault.is_refusal and not gathered.pieces
+                raise
+            finally:
+                self._note(gathered, running)
+                if request.on_spent is not None:
+                    request.on_spent(self._spent(request, gathered, model, is_refused=is_refused))
+
+    async def _asked(self, request: LLMRequest, gathered: _Gathered, running: Inference) -> _Gathered:
         with self._faults():
             try:
                 async with asyncio.timeout(self._settings.timeout_seconds):
-                    ask = self._ask_streaming if self._settings.stream else self._ask_whole
-                    await ask(request, gathered)
+                    if self._settings.stream:
+                        await self._ask_streaming(request, gathered, running)
+                    else:
+                        await self._ask_whole(request, gathered)
             except TimeoutError as exc:
                 what = f"no complete answer within {self._settings.timeout_seconds:g} s"
                 raise _TryFailed(Fault(what=what, error=LLMTimeoutError)) from exc
@@ -173,18 +213,24 @@ class OpenAIClient:
         gathered.finish_reason = choice.finish_reason or "stop"
         _note_usage(gathered, completion)
 
-    async def _ask_streaming(self, request: LLMRequest, gathered: _Gathered) -> None:
-        seconds = self._settings.first_token_timeout_seconds
+    async def _ask_streaming(self, request: LLMRequest, gathered: _Gathered, running: Inference) -> None:
+        first, idle = self._settings.first_token_timeout_seconds, self._settings.idle_timeout_seconds
+        clock = asyncio.get_running_loop().time
+        has_begun = False
         try:
             async with (
-                asyncio.timeout(seconds) as waiting,
+                asyncio.timeout(first) as waiting,
                 aclosing(self._chunks(request, gathered)) as chunks,
             ):
                 async for chunk in chunks:
-                    if _add_chunk(gathered, chunk):
-                        waiting.reschedule(None)
+                    if running.first_chunk_seconds is None:
+                        running.has_begun()
+                    has_begun = _add_chunk(gathered, chunk) or has_begun
+                    if has_begun:
+                        waiting.reschedule(clock() + idle)
         except TimeoutError as exc:
-            raise _TryFailed(Fault(what=f"no token within {seconds:g} s", error=LLMTimeoutError)) from exc
+            what = f"no further token within {idle:g} s" if has_begun else f"no token within {first:g} s"
+            raise _TryFailed(Fault(what=what, error=LLMTimeoutError)) from exc
 
     async def _chunks(
         self, request: LLMRequest, gathered: _Gathered
@@ -218,14 +264,14 @@ class OpenAIClient:
     def _connected(self) -> openai.AsyncOpenAI:
         if self._client is None:
             settings = self._settings
-            # A pause within a stream may be no longer than the time to its first token. A whole
-            # answer arrives in one piece, so only the limit of the whole attempt applies.
-            silence = settings.first_token_timeout_seconds if settings.stream else settings.timeout_seconds
+            # The limits of an attempt apply; that of the connection only has to be no shorter than they are.
+            silence = settings.timeout_seconds
             self._client = openai.AsyncOpenAI(
                 base_url=self._base_url,
                 api_key=self._key or _NO_KEY,
                 max_retries=0,
                 timeout=openai.Timeout(silence, connect=openai.DEFAULT_TIMEOUT.connect),
+                http_client=openai.DefaultAsyncHttpxClient(proxy=settings.proxy) if settings.proxy else None,
             )
         return self._client
 
@@ -235,7 +281,7 @@ class OpenAIClient:
             body["temperature"] = self._settings.temperature
         if self._settings.max_output_tokens is not None:
             body["max_tokens"] = self._settings.max_output_tokens
-        return body
+        return body | self._parameters
 
     @contextmanager
     def _faults(self) -> Iterator[None]:
@@ -256,14 +302,48 @@ class OpenAIClient:
         parts = urlsplit(self._base_url)
         endpoint = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
         count = "1 try" if tries == 1 else f"{tries} tries"
-        return fault.error(
-            f"no answer from model {model} at {endpoint} after {count}: {fault.what}{hint_of(fault)}"
+        error = fault.error(
+            f"no answer from model {model} at {endpoint} after {count}: "
+            f"{fault.what}{hint_of(fault, self._group)}"
+        )
+        error.tries = tries
+        return error
+
+    def _spent(self, request: LLMRequest, gathered: _Gathered, model: str, *, is_refused: bool) -> ModelSpent:
+        prompt, answer = gathered.prompt_tokens, gathered.answer_tokens
+        if is_refused:
+            prompt, answer = 0, 0
+        if prompt is None:
+            prompt = tokens_of_prompt(request.messages)
+        if answer is None:
+            answer = estimate_tokens(_joined([*gathered.pieces, *gathered.refusal]))
+        return ModelSpent(
+            group=self._group,
+            model=model,
+            prompt_tokens=prompt,
+            answer_tokens=answer,
+            cost=self._cost(prompt, answer, 0 if is_refused else gathered.cached_tokens),
         )
 
-    def _answer(self, gathered: _Gathered, tries: int) -> LLMAnswer:
+    def _cost(self, prompt_tokens: int | None, answer_tokens: int | None, cached_tokens: int) -> float:
         prices = self._settings
-        cost = (gathered.prompt_tokens or 0) * prices.input_price_per_million
-        cost += (gathered.answer_tokens or 0) * prices.output_price_per_million
+        return cost_of(
+            prompt_tokens or 0,
+            answer_tokens or 0,
+            cached_tokens,
+            input_price=prices.input_price_per_million,
+            output_price=prices.output_price_per_million,
+            cached_input_price=prices.cached_input_price_per_million,
+        )
+
+    def _note(self, gathered: _Gathered, running: Inference) -> None:
+        running.model, running.response_id = gathered.model, gathered.response_id
+        running.finish_reason = gathered.finish_reason
+        running.prompt_tokens, running.answer_tokens = gathered.prompt_tokens, gathered.answer_tokens
+        running.cost = self._cost(gathered.prompt_tokens, gathered.answer_tokens, gathered.cached_tokens)
+        running.text = lambda: _joined(gathered.pieces or gathered.refusal)
+
+    def _answer(self, gathered: _Gathered, tries: int) -> LLMAnswer:
         text = _joined(gathered.pieces)
         is_refusal = bool(gathered.refusal) and not text.strip()
         return LLMAnswer(
@@ -273,10 +353,14 @@ class OpenAIClient:
             answer_tokens=gathered.answer_tokens,
             finish_reason=gathered.finish_reason,
             tries=tries,
-            cost=cost / 1_000_000,
+            cost=self._cost(gathered.prompt_tokens, gathered.answer_tokens, gathered.cached_tokens),
             is_refusal=is_refusal,
             tool_calls=tuple(gathered.tools),
         )
+
+
+def _error_type(exc: BaseException) -> str:
+    return exc.fault.error.__name__ if isinstance(exc, _TryFailed) else type(exc).__name__
 
 
 def _add_chunk(gathered: _Gathered, chunk: ChatCompletionChunk) -> bool:
@@ -301,8 +385,11 @@ def _joined(pieces: Iterable[str]) -> str:
 
 def _note_usage(gathered: _Gathered, source: ChatCompletion | ChatCompletionChunk) -> None:
     gathered.model = source.model or gathered.model
+    gathered.response_id = source.id or gathered.response_id
     if source.usage is not None:
         gathered.prompt_tokens = source.usage.prompt_tokens
+        cached = getattr(source.usage.prompt_tokens_details, "cached_tokens", None)
+        gathered.cached_tokens = max(cached, 0) if isinstance(cached, int) else 0
         gathered.answer_tokens = source.usage.completion_tokens
 
 

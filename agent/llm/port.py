@@ -8,7 +8,21 @@ from typing import Protocol
 
 from agent.model import PromptMessage
 
-__all__ = ["LLMAnswer", "LLMClient", "LLMRequest"]
+__all__ = ["FailedGroup", "LLMAnswer", "LLMClient", "LLMRequest", "ModelSpent"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpent:
+    """What one request to an endpoint used, also one that failed.
+
+    ``model`` is the one that was asked for. Tokens are estimated where the endpoint reports none.
+    """
+
+    group: str
+    model: str
+    prompt_tokens: int
+    answer_tokens: int
+    cost: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,14 +32,28 @@ class LLMRequest:
     messages: tuple[PromptMessage, ...]
     round_id: str = ""
     chat_key: str = ""
+    #: The model group that the chat has chosen; None means ``default``.
+    group: str | None = None
     #: Called with the number of the try, from 1, and each piece of text as it arrives; must not block. A
     #: try that fails leaves a text that the next one does not continue.
     on_delta: Callable[[int, str], None] | None = field(default=None, compare=False, repr=False)
+    #: Called after each request that was sent, also one that failed or was cancelled; must not block.
+    on_spent: Callable[[ModelSpent], None] | None = field(default=None, compare=False, repr=False)
 
     @property
     def chars(self) -> int:
         """Characters of text in the prompt, without images."""
         return sum(len(message.text) for message in self.messages)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedGroup:
+    """A model group that was asked before the one that answered; ``code`` is that of its error."""
+
+    group: str
+    model: str
+    code: str
+    error: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +76,10 @@ class LLMAnswer:
     is_refusal: bool = False
     #: Names of the tools that the answer calls in the protocol's own way; no request offers any.
     tool_calls: tuple[str, ...] = ()
+    #: The model group that answered.
+    group: str = "default"
+    #: The groups that were asked before it, in order.
+    failed: tuple[FailedGroup, ...] = ()
 
     @property
     def was_cut(self) -> bool:

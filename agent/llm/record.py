@@ -21,13 +21,14 @@ __all__ = ["RequestRecord"]
 class RequestRecord:
     """Appends one JSON line for each request sent; without a path it does nothing.
 
-    A line holds ``at``, ``client``, ``model``, ``try``, ``round_id``, ``chat_key`` and
+    A line holds ``at``, ``client``, ``group``, ``model``, ``try``, ``round_id``, ``chat_key`` and
     ``messages``; images are shortened to type, length in bytes and SHA-256.
     """
 
-    def __init__(self, path: Path | None, *, client: str) -> None:
+    def __init__(self, path: Path | None, *, client: str, group: str = "default") -> None:
         self._path = path
         self._client = client
+        self._group = group
 
     async def add(self, request: LLMRequest, *, model: str, number: int) -> None:
         """Write the line of one request without blocking the event loop."""
@@ -38,6 +39,7 @@ class RequestRecord:
         line = {
             "at": datetime.now(UTC).isoformat(),
             "client": self._client,
+            "group": self._group,
             "model": model,
             "try": number,
             "round_id": request.round_id,

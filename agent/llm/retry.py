@@ -10,11 +10,13 @@ from typing import Final
 
 from nekro_agent.errors import LLMAccessError, LLMContextError, LLMError, LLMFilterError, LLMUnavailableError
 
-__all__ = ["BACKOFF_SECONDS", "Fault", "RetryPolicy", "parse_retry_after"]
+__all__ = ["BACKOFF_SECONDS", "NOT_CONNECTED", "Fault", "RetryPolicy", "parse_retry_after"]
 
 #: Pause before the second attempt: endpoints recover from an overload in seconds.
 BACKOFF_SECONDS: Final = 1.0
 
+#: Begins the description of a fault of the connection.
+NOT_CONNECTED: Final = "connection failed"
 #: Statuses below 500 that are temporary: request timeout, conflict, too early, too many requests.
 _TRANSIENT: Final = frozenset({408, 409, 425, 429})
 #: Faults that the same request meets again, whatever the status.
@@ -41,6 +43,13 @@ class Fault:
         if issubclass(self.error, _PERMANENT):
             return False
         return self.status is None or self.status >= 500 or self.status in _TRANSIENT
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the endpoint did no work for the request: it was refused, or did not arrive."""
+        if self.status is not None and self.status != 200:
+            return True
+        return self.what.startswith(NOT_CONNECTED) and self.error is LLMUnavailableError
 
     @property
     def is_of_the_model(self) -> bool:

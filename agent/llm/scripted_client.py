@@ -9,15 +9,19 @@ from typing import Final
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from agent.llm.port import LLMAnswer, LLMRequest
+from agent.llm.inference import Endpoint, inference
+from agent.llm.port import LLMAnswer, LLMRequest, ModelSpent
+from agent.llm.prices import cost_of
 from agent.llm.record import RequestRecord
 from agent.model import PromptMessage, Role
 from agent.text import cut_middle
+from broker_config.model_groups import DEFAULT_GROUP
 from nekro_agent.errors import LLMError
 
 __all__ = ["ScriptedAnswer", "ScriptedClient"]
 
 _MODEL: Final = "scripted"
+_ENDPOINT: Final = Endpoint(provider="nekro.scripted")
 _CHARS_PER_TOKEN: Final = 4
 _PLACEHOLDER: Final = re.compile(r"\$\{(\w+)\}")
 
@@ -44,7 +48,11 @@ class ScriptedClient:
     again.
     """
 
-    def __init__(self, script: Path, *, record: Path | None = None) -> None:
+    def __init__(
+        self, script: Path, *, record: Path | None = None, input_price: float = 0, output_price: float = 0
+    ) -> None:
+        """Read the script; the prices are per million tokens, so that budgets can be tried."""
+        self._prices = input_price, output_price
         self._path = script
         self._answers = _load(script)
         self._patterns = [_compile(script, number, entry) for number, entry in enumerate(self._answers, 1)]
@@ -57,17 +65,30 @@ class ScriptedClient:
             LLMError: no entry matches; the message quotes the prompt's last user message.
         """
         await self._record.add(request, model=_MODEL, number=1)
-        text = self._answer(request)
-        if request.on_delta is not None:
-            request.on_delta(1, text)
+        with inference(request, _ENDPOINT, model=_MODEL, group=DEFAULT_GROUP, number=1) as running:
+            text = self._answer(request)
+            if request.on_delta is not None:
+                request.on_delta(1, text)
+            spent = self._spent(request, text)
+            if request.on_spent is not None:
+                request.on_spent(spent)
+            running.finish_reason, running.text, running.cost = "stop", lambda: text, spent.cost
+            running.prompt_tokens, running.answer_tokens = spent.prompt_tokens, spent.answer_tokens
         return LLMAnswer(
             text=text,
             model=_MODEL,
-            prompt_tokens=request.chars // _CHARS_PER_TOKEN,
-            answer_tokens=len(text) // _CHARS_PER_TOKEN,
+            prompt_tokens=spent.prompt_tokens,
+            answer_tokens=spent.answer_tokens,
             finish_reason="stop",
             tries=1,
-            cost=0.0,
+            cost=spent.cost,
+        )
+
+    def _spent(self, request: LLMRequest, text: str) -> ModelSpent:
+        prompt, answer = request.chars // _CHARS_PER_TOKEN, len(text) // _CHARS_PER_TOKEN
+        cost = cost_of(prompt, answer, input_price=self._prices[0], output_price=self._prices[1])
+        return ModelSpent(
+            group=DEFAULT_GROUP, model=_MODEL, prompt_tokens=prompt, answer_tokens=answer, cost=cost
         )
 
     async def close(self) -> None:

@@ -7,7 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import cpu_limit
 
-from agent.extraction import ExtractedCode, extract_code, new_check_word, reveals_check_word
+from agent.extraction import (
+    ExtractedCode,
+    extract_code,
+    new_check_word,
+    reveals_check_word,
+    text_beside_code,
+)
 
 FENCE = "```"
 
@@ -188,3 +194,18 @@ def test_two_megabytes_of_any_pattern_are_parsed(unit: str) -> None:
     """Quadratic time exceeds the time limit."""
     with cpu_limit(20):
         extract_code(unit * (2_000_000 // len(unit)))
+
+
+@pytest.mark.parametrize(
+    ("answer", "beside"),
+    [
+        ("I look.\n```python\nprint(1)\n```\nDone.", "I look.\nDone."),
+        ("<think>easy</think>\nHere:\n```python\nprint(1)\n```", "easy\nHere:"),
+        ("```python\nprint(1)\n```", ""),
+        ("print(1)", ""),
+        ("<think>easy</think>print(1)", "easy"),
+        ("```text\nA\n```\nb\n```python\nprint(1)\n```", "b"),
+    ],
+)
+def test_the_text_beside_code_has_no_block(answer: str, beside: str) -> None:
+    assert text_beside_code(answer) == beside

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 from base64 import b64encode
@@ -29,7 +30,7 @@ from chat_server import (
 from pydantic import SecretStr
 from waiting import WAIT_SECONDS
 
-from agent.llm import LLMAnswer, LLMRequest, create_client
+from agent.llm import LLMAnswer, LLMRequest, ModelSpent, create_client
 from agent.llm.retry import Fault, RetryPolicy, parse_retry_after
 from agent.model import ImagePart, PromptMessage, Role, TextPart
 from broker_config.settings import LLMSettings
@@ -128,6 +129,25 @@ async def test_pieces_are_passed_on_with_the_number_of_their_try(streams: bool) 
         assert pieces == [(1, "print("), (2, "print"), (2, "(2)")]
     else:
         assert pieces == [(2, "print(2)")]
+
+
+@pytest.mark.parametrize(
+    ("price", "cached", "cost"),
+    [(None, 600, 0.004), (0.5, 600, 0.0031), (0.0, 2000, 0.002), (0.5, None, 0.004), (0.5, "x", 0.004)],
+)
+async def test_tokens_from_the_endpoints_cache_have_their_own_price(
+    price: float | None, cached: Any, cost: float
+) -> None:
+    details = {} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}}
+    body = {
+        "id": "c", "object": "chat.completion", "created": 1, "model": "m",
+        "choices": [
+            {"index": 0, "message": {"role": "assistant", "content": "x"}, "finish_reason": "stop"}
+        ],
+        "usage": {"prompt_tokens": 1000, "completion_tokens": 200, "total_tokens": 1200, **details},
+    }  # fmt: skip
+    answer, _ = await ask(respond(200, body), stream=False, cached_input_price_per_million=price)
+    assert answer.cost == pytest.approx(cost)
 
 
 async def test_a_truncated_answer_is_marked_as_cut() -> None:
@@ -486,3 +506,49 @@ def test_retry_after_is_read_as_seconds_or_date() -> None:
     assert parse_retry_after("Mon, 01 Jan 2024 00:00:00 GMT", now=now) == 0
     for nothing in (None, "", "soon", "inf", "nan"):
         assert parse_retry_after(nothing, now=now) is None
+
+
+async def spent_on(*behaviours: Behaviour, **overrides: Any) -> list[ModelSpent]:
+    """Send a request; returns what it reports as used, also if it fails."""
+    spent: list[ModelSpent] = []
+    async with ChatServer(list(behaviours)) as server:
+        client = client_of(settings_for(server.base_url, **overrides))
+        with contextlib.suppress(LLMError):
+            await client.complete(replace(REQUEST, on_spent=spent.append))
+        await client.close()
+    return spent
+
+
+async def test_each_request_reports_what_it_used() -> None:
+    # A refused request costs nothing; one that was cut off costs its prompt and what arrived, estimated.
+    behaviours = refuse(500), stream("print(1)\n" * 50, cut=True), stream("x")
+    refused, cut, answered = await spent_on(*behaviours, fallback_model="small")
+    assert (refused.prompt_tokens, refused.answer_tokens, refused.cost) == (0, 0, 0)
+    assert 0 < cut.prompt_tokens < 50 and 50 < cut.answer_tokens < 1000 and cut.cost > 0
+    assert answered == ModelSpent(
+        group="default", model="small", prompt_tokens=1000, answer_tokens=200, cost=pytest.approx(0.004)
+    )
+    assert refused.model == "big"
+
+
+async def test_a_cancelled_request_reports_what_it_sent() -> None:
+    spent: list[ModelSpent] = []
+    asked = asyncio.Event()
+
+    async def hang(_: asyncio.StreamWriter, __: SeenRequest) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    async with ChatServer([hang]) as server:
+        client = client_of(settings_for(server.base_url))
+        work = asyncio.create_task(client.complete(replace(REQUEST, on_spent=spent.append)))
+        await asked.wait()
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        await client.close()
+    assert [(one.prompt_tokens > 0, one.answer_tokens) for one in spent] == [(True, 0)]
+
+
+async def test_an_endpoint_without_usage_is_estimated() -> None:
+    (spent,) = await spent_on(stream("print(1)\n" * 50, usage=False))
+    assert spent.prompt_tokens > 0 and spent.answer_tokens > 50 and spent.cost > 0

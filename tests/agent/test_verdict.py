@@ -64,3 +64,12 @@ def test_exceeding_the_calls_of_a_round_ends_the_turn_with_an_explanation(stop: 
 def test_an_agent_result_does_not_stop_the_turn() -> None:
     judged = verdict.judge(result(StopType.AGENT, calls=201), wall_seconds=60, max_calls=200)
     assert (judged.wants_more, judged.notice) == (True, None)
+
+
+def test_answers_that_are_cut_three_times_are_no_error_of_a_program() -> None:
+    cut = verdict.words_cut("A long story", is_last=False)
+    assert cut.words is None and cut.wants_more
+    ended = verdict.error_repeated(cut, cut.reason)
+    assert ended.notice.startswith(
+        "I stopped here: 3 times my answer was cut off at the limit of its length."
+    )
