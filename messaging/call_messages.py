@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from codec.seal import Seal
 from codec.wire import Invocation, Signer
 from messaging.delivery.task_messages import TaskMessage, signed_message
+from messaging.tracing import trace_headers
 from nekro_agent.durations import GRACE_SECONDS
 from nekro_agent.errors import MessageRefusedError
 from nekro_agent.shared_clock import shared_time
@@ -31,15 +32,36 @@ class CallMessage:
     lane: str
     #: Id of the ``MethodCaller`` that waits for its result; None when none waits.
     reply_to: str | None
+    #: Headers of the trace in which it was made; empty while tracing is off.
+    trace: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, invocation: Invocation, *, signer: Signer, lane: str, reply_to: str | None) -> Self:
-        """Sign a call."""
-        return cls(invocation=invocation, body=signer.sign(invocation), lane=lane, reply_to=reply_to)
+    def of(
+        cls,
+        invocation: Invocation,
+        *,
+        signer: Signer,
+        lane: str,
+        reply_to: str | None,
+        trace: Mapping[str, str] | None = None,
+    ) -> Self:
+        """Sign a call.
+
+        Args:
+            trace: headers of an earlier trace that it continues; None: the current trace.
+        """
+        return cls(
+            invocation=invocation,
+            body=signer.sign(invocation),
+            lane=lane,
+            reply_to=reply_to,
+            trace=trace_headers() if trace is None else trace,
+        )
 
     def to_row(self) -> dict[str, Any]:
         """Return JSON data for the call's row."""
-        return {**self.body, "lane": self.lane, "reply_to": self.reply_to}
+        row = {**self.body, "lane": self.lane, "reply_to": self.reply_to}
+        return {**row, "trace": dict(self.trace)} if self.trace else row
 
     @classmethod
     def from_row(cls, stored: Mapping[str, Any], *, signer: Signer) -> Self:
@@ -52,7 +74,14 @@ class CallMessage:
         lane, reply_to = stored.get("lane"), stored.get("reply_to")
         if not isinstance(lane, str) or not isinstance(reply_to, str | None):
             raise MessageRefusedError("the call's row does not contain its message")
-        return cls(invocation=signer.verify(body), body=body, lane=lane, reply_to=reply_to)
+        trace = stored.get("trace")
+        return cls(
+            invocation=signer.verify(body),
+            body=body,
+            lane=lane,
+            reply_to=reply_to,
+            trace=trace if isinstance(trace, dict) else {},
+        )
 
     @classmethod
     def renewed(cls, invocation: Invocation, *, signer: Signer, lane: str, timeout_seconds: float) -> Self:
@@ -71,7 +100,7 @@ class CallMessage:
         It does not use Celery's ``expires``, because the worker's handler checks the signed deadline.
         """
         remaining = max(0.0, self.invocation.remaining_seconds())
-        return signed_message(
+        message = signed_message(
             seal,
             self.invocation.call_id,
             self.invocation.method,
@@ -81,3 +110,5 @@ class CallMessage:
             time_limit=remaining + GRACE_SECONDS,
             reply_to=self.reply_to,
         )
+        message.headers.update(self.trace)
+        return message

@@ -34,6 +34,7 @@
     │   ├── SandboxUnavailableError
     │   └── SandboxProtocolError
     ├── LLMError
+    │   ├── BudgetExceededError
     │   ├── LLMAccessError
     │   ├── LLMBusyError
     │   ├── LLMContextError
@@ -42,7 +43,8 @@
     │   ├── LLMRefusedError
     │   ├── LLMTimeoutError
     │   ├── LLMUnavailableError
-    │   └── LLMUnreadableError
+    │   ├── LLMUnreadableError
+    │   └── ModelGroupError
     ├── ServiceError
     ├── UsageError
     └── RuntimeNotBoundError
@@ -65,6 +67,7 @@ __all__ = [
     "ArgumentError",
     "BrokerError",
     "BrokerUnavailableError",
+    "BudgetExceededError",
     "CallCancelledError",
     "CallTimeoutError",
     "ConflictError",
@@ -87,6 +90,7 @@ __all__ = [
     "MethodDisabledError",
     "MethodFailedError",
     "MethodNotFoundError",
+    "ModelGroupError",
     "NekroError",
     "NotApprovedError",
     "NotFoundError",
@@ -371,6 +375,29 @@ class LLMError(NekroError):
     code = "llm"
     retryable = True
     for_people: ClassVar[str | None] = None
+    #: Requests that were sent.
+    tries: int = 0
+    #: Whether an endpoint that was asked says that the prompt is longer than its context.
+    is_too_long: bool = False
+
+
+class BudgetExceededError(LLMError):
+    """A budget of the settings, of a key or of a declaration is used up; the model is not asked.
+
+    It is a kind of ``LLMError``, so plugins that do without a model when it fails do so here too. The text
+    names the budget, what was used and when it renews, and is fit for people.
+    """
+
+    code = "budget_exceeded"
+    retryable = False
+
+
+class ModelGroupError(LLMError):
+    """A model group does not exist, or its model does not do what is asked of it."""
+
+    code = "model_group"
+    retryable = False
+    for_people = "the model that was chosen for this chat is not configured for it"
 
 
 class LLMAccessError(LLMError):
@@ -393,6 +420,7 @@ class LLMContextError(LLMError):
 
     code = "llm_context"
     retryable = False
+    is_too_long = True
     for_people = "this conversation has become too long for the model"
 
 

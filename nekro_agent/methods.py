@@ -133,5 +133,22 @@ Args:
     rounds (int): Further turns; at most 20 remain.""",
             type=SandboxMethodType.BEHAVIOR,
         ),
+        BuiltInMethod(
+            name="read_rest",
+            signature="(handle: str, start: int = 0, most: int = 1_000_000) -> str",
+            doc="""Read a text of this chat that the prompt shows cut.
+
+Args:
+    handle (str): As the gap in the text states it.
+    start (int): First character.
+    most (int): Most characters, at most 1,000,000.
+
+Returns:
+    str: The text from there; "" after its end.
+
+Example:
+    print(read_rest("call:1f0c", 9000, most=4000)); exit(9)""",
+            type=SandboxMethodType.TOOL,
+        ),
     )
 }

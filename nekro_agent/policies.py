@@ -97,7 +97,9 @@ def group_name(name: str) -> str:
 
 def group_variable(name: str, value: str) -> str:
     """Return the environment variable of one value of a model group."""
-    return f"NEKRO_MODEL_GROUPS__{group_name(name).upper().replace('-', '_')}__{value}"
+    if group_name(name) == "default":
+        return f"NEKRO_LLM__{value}"
+    return f"NEKRO_MODELS__{group_name(name).upper().replace('-', '_')}__{value}"
 
 
 class ModelGroups(Mapping[str, ModelConfigGroup]):
@@ -129,7 +131,7 @@ def _definition(name: str) -> str:
     if group_name(name) == "default":
         return "define it with NEKRO_LLM__BASE_URL and NEKRO_LLM__MODEL"
     if not group_name(name).replace("-", "").isalnum() or not name.isascii():
-        return f'define it in NEKRO_MODEL_GROUPS, as JSON: {{"{name}": {{"model": "…"}}}}'
+        return f'define it in NEKRO_MODELS, as JSON: {{"{name}": {{"model": "…"}}}}'
     return f"define it with {group_variable(name, 'MODEL')}, and {group_variable(name, 'BASE_URL')} if needed"
 
 

@@ -33,6 +33,9 @@ __all__ = [
     "KeyValueStore",
     "MessageKind",
     "Messages",
+    "ModelBudget",
+    "ModelCharge",
+    "ModelRequest",
     "OutgoingMessage",
     "SystemMessageHooks",
     "TimerInfo",
@@ -113,6 +116,8 @@ class ChatInfo:
     is_active: bool = True
     #: Whether the agent reads along without starting turns.
     observe_mode: bool = False
+    #: The model group that answers; None means ``default``.
+    model_group: str | None = None
     #: Counts changes and deletions of messages.
     history_revision: int = 0
 
@@ -193,6 +198,44 @@ class SystemMessageHooks(Protocol):
 
     async def on_system_message(self, chat_key: str, text: str) -> bool:
         """Run the hooks; True if one of them requests that the message be dropped."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRequest:
+    """A request of a plugin to a model that it is about to send."""
+
+    model: str
+    #: None: the default of the client.
+    base_url: str | None
+    #: An estimate.
+    prompt_tokens: int
+    #: Most tokens of the answer; None: no limit.
+    answer_tokens: int | None
+
+
+class ModelCharge(Protocol):
+    """What was counted for a request; without ``settle`` the estimate stays."""
+
+    async def settle(self, *, prompt_tokens: int, answer_tokens: int, cached_tokens: int = 0) -> None:
+        """Count what was used instead of the estimate; 0 if the model did not answer.
+
+        ``cached_tokens`` are those of the prompt that the endpoint had in its cache.
+        """
+        ...
+
+
+class ModelBudget(Protocol):
+    """Limits what plugins ask of the configured models."""
+
+    async def reserve(self, request: ModelRequest) -> ModelCharge | None:
+        """Count what a request is expected to use, on the account of the running code.
+
+        Returns None for a model that is not configured, which is neither limited nor counted.
+
+        Raises:
+            BudgetExceededError: a budget is used up; the request must not be sent.
+        """
         ...
 
 

@@ -24,6 +24,7 @@ from nekro_agent.ports import (
     Jobs,
     KeyValueStore,
     Messages,
+    ModelBudget,
     SystemMessageHooks,
     Timers,
 )
@@ -59,6 +60,8 @@ class Runtime:
     records: Records | None = None
     #: Receives messages from people that plugins pass on.
     intake: Intake | None = None
+    #: Counts and limits what plugins ask of models; None: nothing is counted.
+    model_budget: ModelBudget | None = None
     #: None: downloads to one target exclude each other only within this process.
     download_claims: Downloads | None = None
     #: Runs the plugins' ``on_system_message`` hooks; None where no plugins are loaded.

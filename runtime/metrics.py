@@ -24,6 +24,14 @@ _BUCKETS: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200,
 )  # fmt: skip
 
+#: Upper bounds that OpenTelemetry's conventions for generative AI give, in tokens and in seconds.
+_TOKEN_BUCKETS: Final = tuple(4**power for power in range(14))
+_OPERATION_BUCKETS: Final = tuple(0.01 * 2**power for power in range(14))
+_TURN_BUCKETS: Final = tuple(0.1 * 2**power for power in range(13))
+#: Labels of a model request; the model is that of the settings, because the endpoint's name for it is a text
+#: of others.
+_REQUEST_LABELS: Final = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
+
 
 class Metrics:
     """The metrics of one process; their help texts describe them."""
@@ -39,7 +47,7 @@ class Metrics:
             collector(registry=self.registry)
         counter = functools.partial(Counter, registry=self.registry)
         gauge = functools.partial(Gauge, registry=self.registry)
-        histogram = functools.partial(Histogram, registry=self.registry)
+        histogram = functools.partial(Histogram, registry=self.registry, buckets=_BUCKETS)
 
         self.worker = gauge("nekro_worker_info", "Always 1; the labels name the worker.", ["lane", "worker"])
         self.calls = counter(
@@ -82,6 +90,32 @@ class Metrics:
             "nekro_rounds_total", "Rounds that ended on this worker.", ["state", "stop_type"]
         )
         self.round_seconds = histogram("nekro_round_seconds", "Time from start to end of a round.")
+        self.model_requests = counter(
+            "nekro_model_requests_total",
+            "Requests of rounds and plugins to models, as this worker sent them.",
+            ["group", "model"],
+        )
+        self.model_tokens = counter(
+            "nekro_model_tokens_total",
+            "Tokens of those requests; kind: prompt or answer.",
+            ["group", "model", "kind"],
+        )
+        self.model_cost = counter(
+            "nekro_model_cost_total",
+            "Cost of those requests by the prices in the settings.",
+            ["group", "model"],
+        )
+        self.sandbox_seconds = counter("nekro_sandbox_seconds_total", "Time for which code ran in sandboxes.")
+        self.budget_refusals = counter(
+            "nekro_budget_refusals_total",
+            "Rounds, runs and requests that were refused because a budget was used up.",
+            ["scope", "measure"],
+        )
+        self.budget_warnings = counter(
+            "nekro_budget_warnings_total",
+            "Chats that were warned of a budget that is nearly used up.",
+            ["scope", "measure"],
+        )
         self.sandbox_starts = counter(
             "nekro_sandbox_starts_total",
             "Runs by the origin of their sandbox: warm (prepared) or cold (started for the run).",
@@ -93,6 +127,7 @@ class Metrics:
             ["start"],
         )
         self.sandbox_runs = counter("nekro_sandbox_runs_total", "Runs of code by stop type.", ["stop_type"])
+        self._add_gen_ai(histogram)
         self.http_requests = counter(
             "nekro_http_requests_total",
             "Requests that a gateway answered, by pattern of the route.",
@@ -133,6 +168,40 @@ class Metrics:
             "Attempts of this gateway to deliver an event to a webhook's URL; outcome: sent, failed (it will "
             "be repeated), dead (it will not).",
             ["outcome"],
+        )
+
+    def _add_gen_ai(self, histogram: Any) -> None:
+        """Add the metrics of OpenTelemetry's conventions for generative AI, in Prometheus' spelling."""
+        self.gen_ai_tokens = histogram(
+            "gen_ai_client_token_usage",
+            "Tokens of a model request; gen_ai_token_type: input or output.",
+            [*_REQUEST_LABELS, "gen_ai_token_type"],
+            buckets=_TOKEN_BUCKETS,
+        )
+        self.gen_ai_seconds = histogram(
+            "gen_ai_client_operation_duration_seconds",
+            'Time of a model request, one for each try; error_type: "" if it succeeded.',
+            [*_REQUEST_LABELS, "error_type"],
+            buckets=_OPERATION_BUCKETS,
+        )
+        self.gen_ai_first_chunk_seconds = histogram(
+            "gen_ai_client_operation_time_to_first_chunk_seconds",
+            "Time from a model request to the first piece of its streamed answer.",
+            _REQUEST_LABELS,
+            buckets=_OPERATION_BUCKETS,
+        )
+        self.gen_ai_tool_seconds = histogram(
+            "gen_ai_execute_tool_duration_seconds",
+            'Time from the request of a call to its answer, as its caller sees it; error_type: "" if it '
+            "succeeded.",
+            ["gen_ai_tool_name", "error_type"],
+            buckets=_OPERATION_BUCKETS,
+        )
+        self.gen_ai_turn_seconds = histogram(
+            "gen_ai_invoke_agent_duration_seconds",
+            'Time from the request of a turn to its end; error_type: "" if it did not fail.',
+            ["gen_ai_agent_name", "error_type"],
+            buckets=_TURN_BUCKETS,
         )
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from workers.approvals.decisions import ApprovalDecisions
     from workers.approvals.requests import ApprovalRequests
     from workers.approvals.seals import ApprovalSeal
+    from workers.budgets.spending import Spending
     from workers.calls.claims import CallClaims
     from workers.calls.commands import CommandDesk, CommandLines
     from workers.calls.detached import CallDetacher
@@ -649,9 +650,11 @@ class Parts:
     @cached_property
     def runs(self) -> CodeRuns:
         """Runs code that calls methods in sandboxes."""
+        from workers.budgets.run_meter import RunMeter
         from workers.rounds.runs import CodeRuns
 
-        return CodeRuns(self.dispatcher, self.registry, self.sandboxes)
+        meter = RunMeter(self.spending, wall_seconds=self.settings.sandbox.wall_seconds)
+        return CodeRuns(self.dispatcher, self.registry, self.sandboxes, meter)
 
     @cached_property
     def code_target(self) -> CodeTarget:
@@ -700,8 +703,16 @@ class Parts:
             self.publisher,
             self.settings.agent,
             max_attempts=self.settings.broker.max_deliveries,
+            keeps_variables=self.settings.sandbox.keep_variables,
             redact=self.redactor,
         )
+
+    @cached_property
+    def spending(self) -> Spending:
+        """Counts what is spent, and refuses what exceeds a budget."""
+        from workers.budgets.spending import Spending
+
+        return Spending(self.database, self.publisher, self.settings.budgets)
 
     @cached_property
     def stopper(self) -> RoundStopper:

@@ -84,7 +84,7 @@ def run_worker(
         cold_seconds=settings.workers.stop_seconds - settings.workers.drain_seconds,
     )
     with (
-        traced(settings.tracing, role=lane, node=node),
+        traced(settings.tracing, role=lane, node=node, redact=services.redactor),
         monitored(settings.metrics, health, lane=lane),
         observe_tasks(),
         printed_to_log(),

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
-from agent.llm import LLMClient, MissingClient, create_client
+from agent.llm import LLMClient, MissingClient, create_models
 from agent.rounds import RoundRunner
-from broker_config.settings import LLMSettings
+from agent.tokens import ModelContexts
+from broker_config.model_groups import group_or_default
+from broker_config.settings import Settings
 from nekro_agent.errors import LLMError
+from workers.budgets.round_meter import RoundBudgets
+from workers.budgets.summary_meter import SummaryMeter
+from workers.rounds.context.input import RoundInputs
+from workers.rounds.context.pictures import PictureLoader
+from workers.rounds.context.summaries import ChatSummaries
 from workers.rounds.drain import RoundDrain
-from workers.rounds.input import RoundInputs
-from workers.rounds.pictures import PictureLoader
 
 if TYPE_CHECKING:
     from workers.composition import Services
@@ -22,8 +28,9 @@ __all__ = ["RoundsService"]
 class RoundsService:
     """Exists as long as the worker's loop."""
 
-    def __init__(self, *, llm: LLMClient, drain: RoundDrain) -> None:
+    def __init__(self, *, llm: LLMClient, drain: RoundDrain, summaries: ChatSummaries) -> None:
         self._llm = llm
+        self._summaries = summaries
         self.drain = drain
 
     @classmethod
@@ -41,12 +48,24 @@ class RoundsService:
             SandboxUnavailableError: this host has no isolation that satisfies the settings.
         """
         settings = services.settings
-        llm = _client(settings.llm, needs_model=needs_model)
+        llm = _client(settings, needs_model=needs_model)
+        contexts = ModelContexts(settings.agent, partial(group_or_default, settings))
+        summaries = ChatSummaries(
+            services.database,
+            services.leases,
+            contexts,
+            # Its own client: a summary uses no connection that a round waits for.
+            partial(_client, settings, needs_model=True),
+            settings.agent,
+            meter=SummaryMeter(services.spending, settings),
+            owner=services.node,
+        )
         runner = RoundRunner(
             llm=llm,
             sandbox=await services.sandboxes(),
             agent_settings=settings.agent,
             sandbox_settings=settings.sandbox,
+            contexts=contexts,
             redact=services.redactor,
         )
         drain = RoundDrain(
@@ -62,24 +81,28 @@ class RoundsService:
                 services.host,
                 PictureLoader(services.settings, services.areas),
                 keep_awake=settings.plugins.keep_awake,
+                keeps_variables=settings.sandbox.keep_variables,
             ),
+            budgets=RoundBudgets(services.spending, settings),
             settings=settings.agent,
             owner=services.node,
             slots=slots,
             is_stopping=is_stopping,
             redact=services.redactor,
+            on_rest=summaries.chat_rested,
         )
-        return cls(llm=llm, drain=drain)
+        return cls(llm=llm, drain=drain, summaries=summaries)
 
     async def close(self) -> None:
-        """Cancel delayed announcements and close the model's connections."""
+        """Cancel delayed announcements and summaries, and close the model's connections."""
         await self.drain.close()
+        await self._summaries.close()
         await self._llm.close()
 
 
-def _client(settings: LLMSettings, *, needs_model: bool) -> LLMClient:
+def _client(settings: Settings, *, needs_model: bool) -> LLMClient:
     try:
-        return create_client(settings)
+        return create_models(settings)
     except LLMError as exc:
         if needs_model:
             raise

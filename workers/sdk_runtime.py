@@ -6,6 +6,7 @@ from nekro_agent import runtime
 from nekro_agent.policies import DownloadPolicy, StorePolicy, UploadPolicy
 from storage.kv import SqlKeyValueStore
 from storage.timer_services import SqlCronJobs, SqlTimers
+from workers.budgets.plugin_models import PluginModels
 from workers.chats.messages import SqlMessages
 from workers.chats.records import SqlRecords
 from workers.jobs.downloads import SqlDownloads
@@ -49,4 +50,5 @@ def runtime_of(parts: Parts) -> runtime.Runtime:
         packages=package_policy(settings.plugins),
         uploads=UploadPolicy(chat_bytes=settings.uploads.chat_bytes, chat_names=settings.uploads.chat_names),
         core=core_config(settings),
+        model_budget=PluginModels(parts.spending, settings),
     )

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
+from contextvars import Context
 from typing import Any, Final
 
 from loguru import logger
@@ -104,7 +105,9 @@ class Connection:
             raise ServerFault("its declaration has changed; call it again", is_unsent=True)
         if self._task is None or self._task.done():
             self._error = None
-            self._task = asyncio.create_task(self._keep(), name=f"mcp-{self._name}")
+            # Not in the caller's context: holders share the session, and its task belongs to none of them.
+            # The tasks that the init hook of a plugin leaves are cancelled with that plugin.
+            self._task = Context().run(asyncio.create_task, self._keep(), name=f"mcp-{self._name}")
 
     async def call(
         self, tool: str, arguments: dict[str, Any], *, exchange: Exchange, seconds: float | None
@@ -168,6 +171,12 @@ class Connection:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _keep(self) -> None:
+        try:
+            await self._reopen_until_closed()
+        finally:
+            self._changed.set()  # also if it is cancelled: callers then start it again
+
+    async def _reopen_until_closed(self) -> None:
         pause = 0.0
         while not self._is_closing.is_set():
             began, error = time.monotonic(), None
@@ -194,7 +203,6 @@ class Connection:
                 async with asyncio.timeout(pause):
                     await self._is_closing.wait()
             self._error = None
-        self._changed.set()
 
     async def _serve(self) -> None:
         """Open a session and keep it until it ends."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Protocol
 
 from mcp_types import (
@@ -28,6 +28,7 @@ from connectors.mcp.servers import McpServer
 from connectors.mcp.session import Exchange
 from connectors.mcp.texts import line
 from nekro_agent.errors import InvalidValueError, NekroError
+from nekro_agent.execution.payer import current_payer, payer_of, paying
 from nekro_agent.schemas.agent_ctx import AgentCtx
 
 __all__ = ["Completion", "Desk", "Prompt", "Question", "Reply", "exchange_of"]
@@ -118,6 +119,8 @@ def exchange_of(ctx: AgentCtx, *, server: McpServer, tool: str, desk: Desk | Non
         desk: None refuses every request of the server.
     """
     last, requests = 0.0, 0
+    # Read here, because requests of the server arrive in the task of its connection.
+    payer = current_payer() or payer_of(server.plugin_key, ctx)
 
     async def on_progress(progress: float, total: float | None, message: str | None) -> None:
         nonlocal last
@@ -135,7 +138,8 @@ def exchange_of(ctx: AgentCtx, *, server: McpServer, tool: str, desk: Desk | Non
         try:
             if desk is not None and limits is not None:
                 if isinstance(request, CreateMessageRequest) and limits.sampling is not None:
-                    return await _sampled(desk, request.params, server.name, limits.sampling)
+                    with paying(replace(payer, tokens_per_day=limits.sampling.tokens_per_day)):
+                        return await _sampled(desk, request.params, server.name, limits.sampling)
                 if isinstance(request, ElicitRequest) and limits.elicitation_seconds is not None:
                     question = _question(request.params, server=server.name, tool=tool, percent=last)
                     reply = await desk.ask(question, ctx, seconds=limits.elicitation_seconds)

@@ -81,7 +81,7 @@ class ServerHub:
     async def start(self, server: McpServer, *, holder: object) -> None:
         """Keep a session with a stdio server; see ``ToolCaller``. Returns at once."""
         own = self._own()
-        own.holders.setdefault(server.name, set()).add(id(holder))
+        own.holders.setdefault(server.name, set()).add(holder)
         async with own.lock(server.name):
             (await self._connection(own, server)).start()
 
@@ -89,7 +89,7 @@ class ServerHub:
         """See ``ToolCaller``."""
         own = self._own()
         holders = own.holders.get(server.name, set())
-        holders.discard(id(holder))
+        holders.discard(holder)
         if not holders:
             async with own.lock(server.name):
                 await own.close(server.name)
@@ -340,7 +340,7 @@ class _Loop:
     def __init__(self) -> None:
         #: Server name → digest of its declaration, connection.
         self.connections: dict[str, tuple[str, Connection]] = {}
-        self.holders: dict[str, set[int]] = {}
+        self.holders: dict[str, set[object]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
     def lock(self, name: str) -> asyncio.Lock:

@@ -14,6 +14,7 @@ from nekro_agent.commands.schemas import CommandExecutionContext, CommandRespons
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.execution.invoke import run_callable
+from nekro_agent.execution.payer import Payer, paying
 from nekro_agent.execution.uses import using
 from nekro_agent.plugin import NekroPlugin
 
@@ -95,7 +96,8 @@ class CommandTable:
             return
         try:
             with using(entry.plugin):
-                async for response in _responses(entry, context, arguments):
+                payer = _payer(entry.plugin.key, context)
+                async for response in _paid(payer, _responses(entry, context, arguments)):
                     yield response
                     if response.is_final:
                         return
@@ -104,6 +106,26 @@ class CommandTable:
             yield CmdCtl.failed(f"{type(exc).__name__}: {exc}".rstrip(": "))
             return
         yield CmdCtl.success()
+
+
+def _payer(plugin_key: str, context: CommandExecutionContext) -> Payer:
+    return Payer(
+        plugin_key=plugin_key,
+        chat_key=context.chat_key or None,
+        user_id=context.user_id or None,
+        adapter_key=context.adapter_key or None,
+    )
+
+
+async def _paid(payer: Payer, responses: AsyncIterator[CommandResponse]) -> AsyncIterator[CommandResponse]:
+    """Let each step ask models on an account; between the steps the reader's account is in force."""
+    while True:
+        with paying(payer):
+            try:
+                response = await anext(responses)
+            except StopAsyncIteration:
+                return
+        yield response
 
 
 async def _responses(

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["CurrentCall", "current_call", "serving"]
+__all__ = ["CurrentCall", "cause_turn_id", "current_call", "serving", "working_for"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +22,8 @@ class CurrentCall:
     turn_id: str | None
 
 
+#: The chat and the turn that started the job whose code runs.
+_cause: Final[ContextVar[tuple[str, str] | None]] = ContextVar("nekro_cause_turn", default=None)
 _current: Final[ContextVar[CurrentCall | None]] = ContextVar("nekro_current_call", default=None)
 
 
@@ -33,6 +35,24 @@ def serving(call: CurrentCall) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+@contextmanager
+def working_for(chat_key: str, turn_id: str | None) -> Iterator[None]:
+    """Let turns that the code of the block begins in a chat be caused by an earlier turn; None: by none."""
+    token = _cause.set(None if turn_id is None else (chat_key, turn_id))
+    try:
+        yield
+    finally:
+        _cause.reset(token)
+
+
+def cause_turn_id(chat_key: str) -> str | None:
+    """Return the turn on whose behalf the running code works; None if there is none, or of another chat."""
+    call, cause = current_call(chat_key), _cause.get()
+    if call is not None:
+        return call.turn_id
+    return cause[1] if cause is not None and cause[0] == chat_key else None
 
 
 def current_call(chat_key: str) -> CurrentCall | None:

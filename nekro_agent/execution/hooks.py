@@ -13,6 +13,7 @@ from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.execution.invoke import run_callable
 from nekro_agent.execution.left_tasks import watched_tasks
+from nekro_agent.execution.payer import payer_of, paying
 from nekro_agent.execution.uses import using
 from nekro_agent.files import staging
 from nekro_agent.plugin import NekroPlugin
@@ -273,7 +274,7 @@ class PluginHost:
         try:
             files = next((argument.fs for argument in args if isinstance(argument, AgentCtx)), None)
             async with staging.call_scope(files), asyncio.timeout(seconds):
-                with using(plugin):
+                with using(plugin), paying(payer_of(plugin.key, *args)):
                     return await run_callable(func, *args), None
         except TimeoutError as exc:
             error = str(exc) or f"did not end within {seconds:g} s"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +30,22 @@ from test_mcp_servers import node_server
 from broker_config.settings import DatabaseSettings, Settings
 from connectors.mcp.declarations import Sampling
 from connectors.mcp.exchanges import Completion, Prompt, Question, Reply
-from nekro_agent.errors import InvalidValueError, LLMError, MethodFailedError
+from nekro_agent import runtime
+from nekro_agent.errors import BudgetExceededError, InvalidValueError, LLMError, MethodFailedError
+from nekro_agent.execution.payer import Payer, paying
 from nekro_agent.schemas.agent_ctx import AgentCtx
+from nekro_agent.testing import InMemoryRuntime
+from storage.access.spendings import ScopeKey
 from storage.engine import Database
+from storage.states import BudgetScope
+from workers.budgets.limits import day_of
+from workers.budgets.plugin_models import PluginModels
+from workers.budgets.spending import Spending
+from workers.composition import CALLER, Services
 from workers.mcp.answers import content_of, question_id
 from workers.mcp.desk import ServerDesk
 from workers.mcp.forms import answer_of, shown_question
+from workers.plugins.policies import core_config
 
 ALLOWED = {"sampling": {"max_tokens": 50}, "elicitation_seconds": 30}
 
@@ -201,21 +214,43 @@ async def test_a_model_answers_within_the_budget_of_a_day(settings: Settings, da
     sampling = Sampling(tokens_per_day=1_300)
     async with ChatServer([complete("yes"), refuse(400), complete("yes")]) as server:
         llm = settings.llm.model_copy(update={"base_url": server.base_url, "model": "m"})
-        desk = ServerDesk(settings.model_copy(update={"llm": llm}), database)
-        assert (await desk.complete(prompt(), server="odd", sampling=sampling)).text == "yes"
-        # What was reserved is given back when the model fails.
-        with pytest.raises(LLMError, match=r"^the model did not answer$"):
-            await desk.complete(prompt(20), server="odd", sampling=sampling)
-        with pytest.raises(LLMError, match="about 1003 tokens, more than are left of the 1300"):
-            await desk.complete(prompt(1_000), server="odd", sampling=sampling)
-        answers = await asyncio.gather(
-            *(desk.complete(prompt(), server="odd", sampling=sampling) for _ in range(8)),
-            return_exceptions=True,
-        )
-        assert 1 <= sum(isinstance(one, Completion) for one in answers) <= 7
-        assert server.seen[0].body["max_tokens"] == 10
-        with pytest.raises(LLMError, match="unknown group of models"):
-            await desk.complete(prompt(1), server="odd", sampling=Sampling(group="none"))
+        settings = settings.model_copy(update={"llm": llm})
+        desk = ServerDesk(settings, database)
+        with on_account(settings, database, sampling):
+            assert (await desk.complete(prompt(), server="odd", sampling=sampling)).text == "yes"
+            # What was reserved is given back when the model fails.
+            with pytest.raises(LLMError, match=r"^the model did not answer$"):
+                await desk.complete(prompt(20), server="odd", sampling=sampling)
+            with pytest.raises(
+                BudgetExceededError, match="about 1003 tokens, more than are left of the 1300"
+            ):
+                await desk.complete(prompt(1_000), server="odd", sampling=sampling)
+            answers = await asyncio.gather(
+                *(desk.complete(prompt(), server="odd", sampling=sampling) for _ in range(8)),
+                return_exceptions=True,
+            )
+            assert 1 <= sum(isinstance(one, Completion) for one in answers) <= 7
+            assert server.seen[0].body["max_tokens"] == 10
+            with pytest.raises(LLMError, match="unknown group of models"):
+                await desk.complete(prompt(1), server="odd", sampling=Sampling(group="none"))
+    key = ScopeKey.of(BudgetScope.PLUGIN, "mcp.odd", day=day_of(datetime.now(UTC)))
+    async with database.read() as transaction:
+        (total,) = await transaction.spendings.totals([key])
+    assert total.tokens == 1_200 * (len(server.seen) - 1)
+
+
+@contextlib.contextmanager
+def on_account(settings: Settings, database: Database, sampling: Sampling) -> Iterator[None]:
+    """Ask models as the exchange of a server's call does."""
+    spending = Spending(database, Services.load(settings, role=CALLER).publisher, settings.budgets)
+    bound = dataclasses.replace(
+        InMemoryRuntime(data_dir=settings.data_dir).runtime,
+        core=core_config(settings),
+        model_budget=PluginModels(spending, settings),
+    )
+    payer = Payer(plugin_key="mcp.odd", tokens_per_day=sampling.tokens_per_day)
+    with runtime.bound(bound), paying(payer):
+        yield
 
 
 # -- forms ------------------------------------------------------------------------------------------

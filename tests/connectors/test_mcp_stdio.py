@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mcp_world import odd_entry, opened
+from mcp_world import World, odd_entry, opened
 from waiting import eventually
 
 from broker_config.settings import McpSettings, Settings
 from connectors.mcp.session import ServerFault
 from connectors.mcp.stdio import LineSplitter, TooLong
 from nekro_agent.errors import CallTimeoutError, MethodFailedError, OutcomeUnknownError
+from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.execution.signatures import describe
 from sandbox.drivers.bwrap_tools import find_tools
 
@@ -218,6 +219,23 @@ async def test_a_server_that_was_killed_between_calls_is_started_again(settings:
         os.kill(before.confinement.process, signal.SIGKILL)
         await eventually(lambda: before.ended is not None and before.ended.is_set(), what="the end")
         assert await world.call("echo", "again") == "again"
+
+
+async def test_a_server_keeps_running_when_a_reload_replaces_its_plugin(settings: Settings) -> None:
+    world = World(settings, odd_entry())
+    host = PluginHost([])
+    before, after = world.plugin, world.plugin
+    try:
+        await host.start_plugin(before)
+        session = await world.hub.listing(world.server)
+        await host.start_plugin(after)
+        await host.stop_plugin(before)
+        assert await world.call("echo", "still here") == "still here"
+        assert await world.hub.listing(world.server) is session
+        await host.stop_plugin(after)
+        assert session.ended is not None and session.ended.is_set()
+    finally:
+        await world.hub.close()
 
 
 async def test_a_server_ends_with_its_connection(settings: Settings) -> None:

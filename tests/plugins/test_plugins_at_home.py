@@ -64,16 +64,15 @@ def models() -> Iterator[ModelServer]:
 
 @pytest.fixture(scope="module")
 def home_system(start_system: Callable[..., QueueSystem], models: ModelServer) -> Iterator[QueueSystem]:
-    groups = "NEKRO_MODEL_GROUPS__"
+    groups = "NEKRO_MODELS__"
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {
             f"{groups}TEXT_EMBEDDING__MODEL": "small",
-            f"{groups}TEXT_EMBEDDING__TYPE": "embedding",
+            f"{groups}TEXT_EMBEDDING__EMBEDDING": "true",
             f"{groups}DEFAULT_DRAW_CHAT__MODEL": "painter",
             f"{groups}DEFAULT_DRAW_CHAT__BASE_URL": models.server.base_url,
             f"{groups}DEFAULT_DRAW_CHAT__API_KEY": KEY,
-            f"{groups}DEFAULT_DRAW_CHAT__TEMPERATURE": "0.5",
-            f"{groups}DEFAULT_DRAW_CHAT__EXTRA_BODY": '{"style": "ink"}',
+            f"{groups}DEFAULT_DRAW_CHAT__PARAMETERS": '{"temperature": 0.5, "style": "ink"}',
             f"{groups}BROKEN__MODEL": "refused",
             f"{groups}BROKEN__BASE_URL": models.server.base_url,
             f"{groups}BROKEN__API_KEY": KEY,
@@ -152,7 +151,7 @@ async def test_models_are_asked_for_by_the_names_of_their_groups(
 
 
 async def test_a_missing_model_group_names_its_variable(world: QueueWorld) -> None:
-    with pytest.raises(NekroError, match="NEKRO_MODEL_GROUPS__DEFAULT_CHAT__MODEL"):
+    with pytest.raises(NekroError, match="NEKRO_MODELS__DEFAULT_CHAT__MODEL"):
         await world.call("ask", "default-chat", "hello")
 
 

@@ -20,11 +20,12 @@ from sandbox.manager import SandboxManager
 from storage.repositories.messages import Message
 from storage.repositories.rounds import Round
 from storage.states import FINAL_ROUND_STATES
+from workers.budgets.round_meter import RoundBudgets
 from workers.catalogue.built_in import BUILT_IN_TASKS
 from workers.composition import Services
+from workers.rounds.context.input import RoundInputs
+from workers.rounds.context.pictures import PictureLoader
 from workers.rounds.drain import RoundDrain
-from workers.rounds.input import RoundInputs
-from workers.rounds.pictures import PictureLoader
 
 Answer = str | Callable[[LLMRequest], Awaitable[str]]
 
@@ -122,6 +123,7 @@ class Bench:
         settings: Settings | None = None,
         slots: int = 1,
         is_stopping: Callable[[], bool] = lambda: False,
+        on_rest: Callable[[str], object] = lambda chat_key: None,
     ) -> RoundDrain:
         """Build what a rounds worker drains with; with one slot it releases its chat after each round."""
         settings = settings or self.settings
@@ -144,11 +146,14 @@ class Bench:
                 services.host,
                 PictureLoader(services.settings, services.areas),
                 keep_awake=settings.plugins.keep_awake,
+                keeps_variables=settings.sandbox.keep_variables,
             ),
+            budgets=RoundBudgets(services.spending, settings),
             settings=settings.agent,
             owner=owner,
             slots=slots,
             is_stopping=is_stopping,
+            on_rest=on_rest,
         )
 
     async def say(self, chat_key: str, text: str, *, user_id: str = "u1") -> str | None:

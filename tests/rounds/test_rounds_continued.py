@@ -16,7 +16,7 @@ from storage.engine import Database
 from storage.repositories.rounds import ClaimedRound, RoundReport
 from storage.states import TriggerKind
 from storage.transaction import Transaction
-from workers.rounds.chat_view import ChatView, RoundPast
+from workers.rounds.context.chat_view import ChatView, RoundPast
 from workers.rounds.turns import Turn
 
 OpenBench = Callable[..., Awaitable[Bench]]

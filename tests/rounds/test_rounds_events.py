@@ -12,8 +12,8 @@ from round_bench import Bench, Model, invocation, states
 from waiting import eventually
 
 from agent.llm import LLMRequest
-from gateway.streams.turn_tree import read_turn
-from nekro_agent.errors import LLMError, StorageUnavailableError
+from gateway.streams.turn_tree import read_call, read_turn
+from nekro_agent.errors import LLMError, NotFoundError, StorageUnavailableError
 from nekro_client import models
 from storage.engine import Database
 from storage.repositories.events import ChatEvent
@@ -109,11 +109,53 @@ async def test_the_tree_of_a_turn_has_everything(bench: Bench) -> None:
         second.id,
     )
     assert (tick.arguments, tick.value, tick.state) == ([["one"], {}], "one", "done")
+    assert (tick.line, turn.rounds[1].calls[1].line, tick.round_attempt) == (1, 2, 1)
+    assert [(one.number, one.outcome) for one in turn.rounds[0].attempts] == [(1, "ended")]
+    assert turn.rounds[0].prompted_at is not None and turn.rounds[0].model_tries == 1
+    bare = await read_turn(bench.services, first.id, with_values=False)
+    assert [call.arguments for item in bare.rounds for call in item.calls] == [None] * 3
+    assert await read_call(bench.services, first.id, tick.id) == tick
+    for turn_id, call_id in ((first.id, "none"), ("none", tick.id)):
+        with pytest.raises(NotFoundError):
+            await read_call(bench.services, turn_id, call_id)
     assert [(item.kind, item.text) for item in turn.messages] == [
         ("user", "hello"),
         ("system", "seen: tea"),
         ("assistant", "done"),
     ]
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgres"])
+async def test_a_turn_may_keep_no_tool_calls(
+    database: str, open_bench: Callable[..., Awaitable[Bench]]
+) -> None:
+    bench = await open_bench(database, agent={"lease_seconds": 30, "tool_call_share": 0})
+    await bench.say(CHAT, "hello")
+    model = Model(f'print(tick("one"))\n{SAY}\nhold("it")', 'look("tea")', SAY)
+    work = asyncio.create_task(bench.drain(model).drain(CHAT))
+
+    async def sent() -> bool:
+        return "message.sent" in [event.type for event in await events_of(bench)]
+
+    await eventually(sent, what="the message of a call that is not kept, while its round runs")
+    (running,) = await bench.rounds(CHAT)
+    await bench.services.stopper.stop(CHAT, reason="enough", wait_seconds=30)
+    await work
+    tree = (await read_turn(bench.services, running.id)).rounds[0]
+    assert tree.tool_calls_kept is False
+    assert {call.method.rpartition(".")[2]: call.arguments for call in tree.calls}["tick"] is None
+    await bench.say(CHAT, "and now?")
+    await bench.play(CHAT, bench.drain(model, slots=2))
+    kept = {event.data["method"] for event in await events_of(bench) if event.type == "call.started"}
+    assert "tests.scene.look" in kept and "tests.scene.tick" not in kept
+
+
+def test_the_same_turns_are_chosen_by_every_worker() -> None:
+    ids = [f"{number:032x}" for number in range(2000)]
+    chosen = [module._is_chosen(turn_id, 0.25) for turn_id in ids]
+    assert 400 < sum(chosen) < 600 and chosen == [module._is_chosen(turn_id, 0.25) for turn_id in ids]
+    assert all(module._is_chosen(turn_id, 1) for turn_id in ids)
+    assert not any(module._is_chosen(turn_id, 0) for turn_id in ids)
 
 
 async def test_merged_turns_end_with_the_round_that_took_them(bench: Bench) -> None:
@@ -216,6 +258,12 @@ async def test_a_round_of_a_dead_worker_ends_its_turn_once(bench: Bench) -> None
     started = [event for event in found if event.type == "round.started"]
     assert [event.data["attempt"] for event in started] == list(range(1, attempts + 1))
     assert [event.type for event in found].count("round.ended") == 1
+    tree = (await read_turn(bench.services, rounds[0].id)).rounds[0]
+    assert [(one.number, one.worker, one.outcome) for one in tree.attempts] == [
+        (number, f"w{number - 1}", "lost" if number < attempts else "ended")
+        for number in range(1, attempts + 1)
+    ]
+    assert tree.attempts[-1].ended_at is not None and tree.attempts[0].last_event_at is not None
 
 
 async def test_a_result_after_the_end_of_its_turn_begins_another_turn(bench: Bench) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from round_bench import Bench, Model
 
 from agent.llm import LLMAnswer, LLMRequest
 from agent.model import ImagePart, TextPart
+from agent.multimodal import image_data
 from nekro_agent.errors import InvalidValueError, UploadQuotaError
 from workers.chats.attachments import Attachment, attachments_of
 
@@ -78,8 +81,9 @@ async def test_a_picture_and_a_file_reach_hooks_prompt_and_sandbox(kind: str, op
     assert seen == [["text", "What is this?"], ["image", "cat.png", len(PIXEL)], ["file", "table.csv", 8]]
     ((label, url),) = model.images()
     assert label == "[image: /app/uploads/cat.png]"
-    assert url == "data:image/png;base64," + base64.b64encode(PIXEL).decode()
-    assert "[file: /app/uploads/table.csv]" in model.prompts[0]
+    assert url.startswith("data:image/png;base64,")
+    assert f"[image: /app/uploads/cat.png (image/png, {len(PIXEL)} bytes)]" in model.prompts[0]
+    assert "[file: /app/uploads/table.csv (text/csv, 8 bytes)]" in model.prompts[0]
     question, answer, sent = await bench.messages(CHAT)
     assert attachments_of(question.data) == [picture, table]
     assert answer.text == "a,b\n1,2\n"
@@ -98,23 +102,33 @@ async def test_a_prompt_shows_the_newest_pictures_only(kind: str, open_bench: Op
         "[image: /app/uploads/1.png]",
         "[image: /app/uploads/2.png]",
     ]
-    assert "[image: /app/uploads/0.png]" in model.prompts[0]
+    assert (
+        "[image: /app/uploads/0.png (image/png, 70 bytes); not shown: only the newest 2 are]"
+        in model.prompts[0]
+    )
 
 
-@pytest.mark.parametrize("groups", [{"llm": {"vision": False}}, {"agent": {"history_images": 0}}])
+@pytest.mark.parametrize(
+    ("groups", "reason"),
+    [
+        ({"llm": {"vision": False}}, "this model sees no images"),
+        ({"agent": {"history_images": 0}}, "only the newest 0 are"),
+    ],
+)
 async def test_a_model_without_vision_gets_the_names_of_pictures(
-    open_bench: OpenBench, groups: dict[str, dict[str, object]]
+    open_bench: OpenBench, groups: dict[str, dict[str, object]], reason: str
 ) -> None:
     bench = await open_bench("sqlite", plugins=PLUGINS, **groups)
     await post(bench, "", await store(bench, "cat.png", PIXEL))
     model = SeeingModel("print(1)")
     await bench.play(CHAT, bench.drain(model))
     assert model.images() == []
-    assert "[image: /app/uploads/cat.png]" in model.prompts[0]
+    named = f"[image: /app/uploads/cat.png (image/png, {len(PIXEL)} bytes); not shown: {reason}]"
+    assert named in model.prompts[0]
 
 
 async def test_a_picture_that_cannot_be_shown_does_not_fail_the_round(open_bench: OpenBench) -> None:
-    bench = await open_bench("sqlite", plugins=PLUGINS, agent={"image_bytes": 1024})
+    bench = await open_bench("sqlite", plugins=PLUGINS, agent={"image_file_bytes": 1024})
     large, gone = await store(bench, "large.png", PIXEL + bytes(2000)), await store(bench, "gone.png", PIXEL)
     (bench.services.areas.uploads_dir(CHAT) / "gone.png").unlink()
     await post(bench, "look", large, gone)
@@ -123,6 +137,18 @@ async def test_a_picture_that_cannot_be_shown_does_not_fail_the_round(open_bench
     assert model.images() == []
     assert "larger than 1024 bytes" in model.prompts[0] and "no longer exists" in model.prompts[0]
     assert [message.text for message in await bench.messages(CHAT)] == ["look", "ok"]
+
+
+async def test_a_picture_that_a_method_returns_is_made_small_too(open_bench: OpenBench) -> None:
+    bench = await open_bench("sqlite", plugins=PLUGINS, agent={"image_side": 100, "prompt_images": 1})
+    await post(bench, "look", await store(bench, "cat.png", PIXEL))
+    model = SeeingModel("enlarge()", 'send_msg_text(_ck, "ok")')
+    await bench.play(CHAT, bench.drain(model))
+    (image,) = [part for message in model.requests[-1].messages for part in message.images]
+    decoded = image_data(image.url)
+    assert decoded is not None and Image.open(io.BytesIO(decoded[1])).size == (100, 50)
+    assert "[shown: at 100 x 50 of 600 x 300 pixels]" in model.prompts[-1]
+    assert "[left out: an image; newer ones use up the number of images of a prompt]" in model.prompts[-1]
 
 
 async def test_a_stored_file_replaces_no_other_file(open_bench: OpenBench) -> None:

@@ -12,7 +12,7 @@ from nekro_agent.ports import MessageKind
 from storage.engine import Database
 from storage.repositories.messages import NewMessage
 from storage.transaction import Transaction
-from workers.rounds.chat_history import ChatHistory
+from workers.rounds.context.chat_history import ChatHistory
 
 MOST = 5
 

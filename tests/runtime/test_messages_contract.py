@@ -16,7 +16,7 @@ from nekro_agent.testing import InMemoryRuntime
 from storage.engine import Database
 from workers.chats.messages import SqlMessages
 from workers.chats.records import SqlRecords
-from workers.rounds.chat_history import ChatHistory
+from workers.rounds.context.chat_history import ChatHistory
 
 
 @dataclass

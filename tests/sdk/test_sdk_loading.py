@@ -337,10 +337,10 @@ def test_packages_of_the_extra_are_here_and_their_absence_names_the_extra(load: 
     )
     (folder / "all.py").write_text(source("all") + "".join(f"import {name}\n" for name in modules.split()))
     (folder / "lacks.py").write_text(
-        "def missing():\n    raise ModuleNotFoundError(\"No module named 'PIL'\", name='PIL')\n"
+        "def missing():\n    raise ModuleNotFoundError(\"No module named 'openpyxl'\", name='openpyxl')\n"
         "missing()\nplugin = 1\n"
     )
     everything, lacks = load().records
     assert everything.error is None
     assert f"{sys.executable} -m pip install 'nekro-workers[plugins]'; or let" in str(lacks.error)
-    assert "dynamic_import_pkg('Pillow')" in str(lacks.error)
+    assert "dynamic_import_pkg('openpyxl')" in str(lacks.error)

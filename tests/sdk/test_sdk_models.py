@@ -358,9 +358,7 @@ async def test_a_plugin_calls_a_model(plugin: NekroPlugin, file_server: FileServ
         assert (response.response_content, response.token_consumption) == ("hi", 3)
         vector = await gen_openai_embeddings(model="m", input="x", base_url=found.BASE_URL, dimensions=2)
         assert vector == [0.5, 0.25]
-        with pytest.raises(
-            KeyError, match=r"no model group 'a_b'; .*NEKRO_MODEL_GROUPS__A_B__MODEL.*: default"
-        ):
+        with pytest.raises(KeyError, match=r"no model group 'a_b'; .*NEKRO_MODELS__A_B__MODEL.*: default"):
             config.get_model_group_info("a_b")
         with pytest.raises(AttributeError, match=r"core\.config has no REDIS_URL: this system"):
             _ = config.REDIS_URL  # type: ignore[attr-defined]

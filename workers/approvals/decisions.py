@@ -242,7 +242,8 @@ class ApprovalDecisions:
     def _approved_message(self, row: Approval, call: Call | None) -> CallMessage:
         if call is None:
             raise MessageRefusedError(f"call {row.call_id} of approval {row.id} is not recorded")
-        asked = CallMessage.from_row(call.invocation or {}, signer=self._signer).invocation
+        stored = CallMessage.from_row(call.invocation or {}, signer=self._signer)
+        asked = stored.invocation
         found = (asked.call_id, asked.chat_key, asked.turn_id, asked.method, asked.args)
         if found != (row.call_id, row.chat_key, row.turn_id, row.method, row.arguments):
             raise MessageRefusedError(
@@ -260,7 +261,7 @@ class ApprovalDecisions:
                 "deadline": now + timedelta(seconds=self._lane_seconds(row.lane)),
             }
         )
-        return CallMessage.of(approved, signer=self._signer, lane=row.lane, reply_to=None)
+        return CallMessage.of(approved, signer=self._signer, lane=row.lane, reply_to=None, trace=stored.trace)
 
     async def _refuse(self, transaction: Transaction, row: Approval, why: str, *, is_new_work: bool) -> None:
         """End the call of a request that was not approved, and tell its chat.

@@ -19,7 +19,7 @@ from broker_config.settings import WorkerSettings
 from codec.values import arguments_text
 from codec.wire import Envelope, Invocation, new_id
 from messaging.calls import MethodCaller
-from messaging.tracing import Span, span
+from messaging.tracing.tool_span import ToolSpan, tool_span
 from nekro_agent.errors import (
     ArgumentError,
     BrokerError,
@@ -330,8 +330,7 @@ class Dispatcher:
         scope = CallScope(chat=chat, user_id=user_id, wakes_agent=False)
         deadline = shared_time() + timedelta(seconds=seconds)
         call_id, lane = call_id or new_id(), self.lane_of(entry)
-        ids = {"call_id": call_id, "method": entry.task, "type": entry.type.value, "lane": lane}
-        with span(f"call {entry.task}", ids, kind="client"):
+        with tool_span(entry.task, kind=entry.type.value, call_id=call_id, lane=lane):
             invocation = invocation_of(entry, arguments, scope, call_id=call_id, deadline=deadline)
             if entry.requires_approval and approver is not None:
                 await self._approvals().permit(invocation, lane=lane, by=approver)
@@ -386,11 +385,11 @@ class RunCalls:
         entry = self._entries[call.token]
         await self._dispatcher.refresh()
         lane = self._dispatcher.lane_of(entry)
-        ids = {"call_id": call.call_id, "method": entry.task, "type": entry.type.value, "lane": lane}
-        with span(f"call {entry.task}", ids, kind="client") as part:
+        with tool_span(entry.task, kind=entry.type.value, call_id=call.call_id, lane=lane) as part:
+            part.arguments(call.arguments)
             return await self._carry(entry, call, lane, part)
 
-    async def _carry(self, entry: MethodEntry, call: StubCall, lane: str, part: Span) -> StubResult:
+    async def _carry(self, entry: MethodEntry, call: StubCall, lane: str, part: ToolSpan) -> StubResult:
         record = self._recorder(entry, call.call_id, lane)
         if self._observer is not None:
             self._observer.call_started(entry, call, lane=lane)
@@ -416,6 +415,7 @@ class RunCalls:
             record(is_detached=True)
             return still_running(entry, call.call_id)
         part.tell(follow_up_round_id=envelope.round_id)
+        part.result(envelope)
         record(
             envelope,
             started_at=envelope.started_at,

@@ -9,6 +9,7 @@ from codec.wire import Invocation
 from nekro_agent.execution.author_frames import AuthorFrame
 from nekro_agent.execution.current_call import CurrentCall, serving
 from nekro_agent.execution.invoke import Outcome, call_method
+from nekro_agent.execution.payer import Payer, paying
 from nekro_agent.execution.uses import using
 from runtime.redaction import Redactor
 from workers.calls.failures import explained, places_in_plugin
@@ -69,6 +70,7 @@ class _Method(CallTarget):
         with (
             using(loaded.plugin),
             serving(_ids(invocation)),
+            paying(_payer(invocation, entry.plugin_key)),
             self._targets.reports.following(entry, invocation) as on_progress,
         ):
             ctx = context_of_call(
@@ -90,6 +92,16 @@ class _Method(CallTarget):
 
     def places(self, error: Exception, redactor: Redactor) -> tuple[AuthorFrame, ...]:
         return places_in_plugin(error, self._loaded.method.func, redactor)
+
+
+def _payer(invocation: Invocation, plugin_key: str) -> Payer:
+    return Payer(
+        plugin_key=plugin_key,
+        chat_key=invocation.chat_key,
+        user_id=invocation.user_id,
+        adapter_key=invocation.adapter_key,
+        turn_id=invocation.turn_id,
+    )
 
 
 def _ids(invocation: Invocation) -> CurrentCall:

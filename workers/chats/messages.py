@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codec.wire import new_id
-from nekro_agent.execution.current_call import current_call
+from nekro_agent.execution.current_call import cause_turn_id, current_call
 from nekro_agent.ports import MessageKind, OutgoingMessage
 from storage.engine import Database
 from storage.repositories.messages import Message, NewMessage
@@ -94,6 +94,7 @@ class SqlMessages:
             trigger_kind=kind,
             trigger_id=trigger_id,
             turn_id=cause.turn_id if cause else None,
+            cause_turn_id=(message.turn_id if message else None) or cause_turn_id(chat_key),
             number=cause.number + 1 if cause else 1,
             user_id=cause.user_id if cause else None,
             delay_seconds=self._debounce_seconds,

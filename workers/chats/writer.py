@@ -6,12 +6,14 @@ announces due rounds again.
 
 from __future__ import annotations
 
+from messaging.tracing import begin_turn, is_tracing
 from storage.repositories.messages import Message, NewMessage
 from storage.repositories.rounds import Round, RoundRequest
 from storage.transaction import Transaction
 from workers.chats.adapters import queue_send
 from workers.chats.events import message_event, record, record_caused, turn_started
 from workers.chats.publisher import EventPublisher
+from workers.chats.turn_traces import trace_of
 
 __all__ = ["append_message", "request_round"]
 
@@ -61,6 +63,19 @@ async def request_round(
             await transaction.messages.name_turn(message.id, round_.turn_id)
             transaction.events.name_turn(round_.chat_key, message_id=message.id, turn_id=round_.turn_id)
         if round_.turn_id == round_.id:
+            if request.cause_turn_id is not None:
+                # The key that started the turn of the cause pays for this one too.
+                await transaction.keys.pass_on(request.cause_turn_id, round_.turn_id)
             record(transaction, publisher, round_.chat_key, turn_started(round_), later=later)
+            _trace_after_commit(transaction, round_)
     transaction.after_commit(lambda: publisher.round_requested(request.chat_key, later=later))
     return round_
+
+
+def _trace_after_commit(transaction: Transaction, first: Round) -> None:
+    if is_tracing():
+
+        async def trace() -> None:
+            begin_turn(trace_of(first))
+
+        transaction.after_commit(trace)

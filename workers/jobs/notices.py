@@ -26,5 +26,7 @@ async def tell_chat(transaction: Transaction, publisher: EventPublisher, job: Jo
         once_key=f"job:{job.id}",
     )
     row = await append_message(transaction, publisher, message)
-    request = RoundRequest(chat_key=job.chat_key, trigger_kind=TriggerKind.JOB, trigger_id=job.id)
+    request = RoundRequest(
+        chat_key=job.chat_key, trigger_kind=TriggerKind.JOB, trigger_id=job.id, cause_turn_id=job.turn_id
+    )
     await request_round(transaction, publisher, request, message=row)

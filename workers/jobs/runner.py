@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from loguru import logger
 
+from messaging.tracing import TurnTrace, is_tracing, span
 from nekro_agent.durations import RETRY_SECONDS
 from nekro_agent.errors import (
     ArgumentError,
@@ -20,6 +21,8 @@ from nekro_agent.errors import (
     NekroError,
     StorageUnavailableError,
 )
+from nekro_agent.execution.current_call import working_for
+from nekro_agent.execution.payer import Payer, paying
 from nekro_agent.execution.uses import using
 from nekro_agent.jobs import AsyncTaskHandle, TaskCtl, TaskSignal, drive
 from nekro_agent.plugin import NekroPlugin
@@ -30,6 +33,7 @@ from storage.states import EventType
 from workers.calls.claims import DuplicateDelivery
 from workers.chats.events import record_job
 from workers.chats.publisher import EventPublisher
+from workers.chats.turn_traces import trace_of
 from workers.jobs.data import plain_data, unpack
 from workers.jobs.notices import tell_chat
 from workers.jobs.running import RunningJob, RunningJobs
@@ -99,7 +103,12 @@ class JobRunner:
             MethodFailedError: the job failed, which is recorded.
         """
         job = await self._claim(job_id)
-        with logger.contextualize(job_id=job.id, job_type=job.type, chat_key=job.chat_key):
+        trace = await self._trace_of(job)
+        ids = {"job_id": job.id, "turn_id": job.turn_id, "call_id": job.call_id, "attempt": job.attempt}
+        with (
+            logger.contextualize(job_id=job.id, job_type=job.type, chat_key=job.chat_key),
+            span(f"job {job.plugin_key}.{job.type}", ids, kind="consumer", headers={}, turn=trace) as part,
+        ):
             try:
                 last, is_told = await self._carry_out(job)
             except FencedError as exc:
@@ -109,11 +118,22 @@ class JobRunner:
                 await self._leave(job, interruption())
                 raise
             ended = await self._finish(job, last, is_told=is_told)
+            part.tell(state=ended.state.value)
+            if ended.state is JobState.FAILED:
+                part.fail("JobFailed")
         logger.bind(job_id=job.id, state=ended.state.value, attempt=job.attempt).info("job_ended")
         if ended.state is JobState.FAILED:
             error_type = type(last.data).__name__ if isinstance(last.data, BaseException) else "JobFailed"
             raise MethodFailedError(error_type, ended.message)
         return JobResult(job_id=job.id, state=ended.state, message=ended.message)
+
+    async def _trace_of(self, job: Job) -> TurnTrace | None:
+        """Return the trace of the turn that started a job; None: there is none, or tracing is off."""
+        if job.turn_id is None or not is_tracing():
+            return None
+        async with self._database.read() as transaction:
+            first = await transaction.rounds.find(job.turn_id)
+        return None if first is None else trace_of(first)
 
     async def _claim(self, job_id: str) -> Job:
         async with self._database.autocommit() as transaction:
@@ -146,7 +166,9 @@ class JobRunner:
                 work.cancel()
 
         stop = on_this_loop(cancel)
-        with using(plugin), self._running.follow(job, stop=stop) as running:
+        payer = Payer(plugin_key=plugin.key, chat_key=job.chat_key or None, turn_id=job.turn_id)
+        working = working_for(job.chat_key, job.turn_id)
+        with using(plugin), paying(payer), working, self._running.follow(job, stop=stop) as running:
             work = asyncio.ensure_future(_contained(drive(func, handle, args, kwargs, report=running.report)))
             try:
                 await asyncio.wait([work])

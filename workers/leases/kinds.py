@@ -15,7 +15,19 @@ from storage.repositories.jobs import JOB_CLAIMS
 from storage.repositories.leases import NAMED_LEASES, LeaseRepository, LeaseTable
 from storage.transaction import Transaction
 
-__all__ = ["CALL", "CHAT", "DOWNLOAD", "INIT", "JOB", "PINNED", "SERVING", "SWEEP", "WORKER", "LeaseKind"]
+__all__ = [
+    "CALL",
+    "CHAT",
+    "DOWNLOAD",
+    "INIT",
+    "JOB",
+    "PINNED",
+    "SERVING",
+    "SUMMARY",
+    "SWEEP",
+    "WORKER",
+    "LeaseKind",
+]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,6 +63,8 @@ INIT: Final = _named_kind(name="init", is_lost_with_time=True)
 SERVING: Final = _named_kind(name="serving", is_lost_with_time=False)
 #: A plugin whose state is in one process.
 PINNED: Final = _named_kind(name="pinned", is_lost_with_time=True)
+#: The summaries of a chat. A second writer costs a request; the row of a version is written once.
+SUMMARY: Final = _named_kind(name="summary", is_lost_with_time=False)
 #: The sweep; overlapping sweeps are harmless, because each takes rows exclusively.
 SWEEP: Final = _named_kind(name="sweep", is_lost_with_time=False)
 #: A worker in the catalogue. One that was suspended or cut off renews it afterwards, or enters again.

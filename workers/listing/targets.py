@@ -22,6 +22,7 @@ from workers.catalogue.entries import MethodEntry
 from workers.catalogue.registry import Registry
 from workers.listing.answers import help_text, plugin_text, search, similar
 from workers.listing.chat_plugins import ChatPlugin, plugins_of_chat
+from workers.listing.rest import MOST_CHARS, rest_of
 from workers.listing.sleep import MOST_TURNS, may_sleep, wake
 
 __all__ = ["BuiltInTargets"]
@@ -67,6 +68,7 @@ class BuiltInTargets:
             "search_tools": self._search_tools,
             "activate_plugin": self._activate_plugin,
             "extend_plugin_activation": self._extend_plugin_activation,
+            "read_rest": self._read_rest,
         }
         return _BuiltIn(entry, methods[entry.name])
 
@@ -99,6 +101,12 @@ class BuiltInTargets:
             return refusal
         left = await self._wake(invocation, plugin, turns, adds=True)
         return f"Plugin {module_name} stays awake {_for_turns(left)}."
+
+    async def _read_rest(
+        self, _: AgentCtx, invocation: Invocation, handle: str, start: int = 0, most: int = MOST_CHARS
+    ) -> str:
+        async with self._database.read() as transaction:
+            return await rest_of(transaction, invocation.chat_key, handle, start=start, most=most)
 
     async def _wake(self, call: Invocation, plugin: ChatPlugin, turns: int, *, adds: bool) -> int | None:
         async with self._database.begin() as transaction:

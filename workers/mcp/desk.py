@@ -20,11 +20,10 @@ from codec.wire import new_id
 from connectors.mcp.declarations import Sampling
 from connectors.mcp.exchanges import Completion, Prompt, Question, Reply
 from nekro_agent.durations import FRESH_SECONDS, GRACE_SECONDS, POLL_SECONDS
-from nekro_agent.errors import ConflictError, InvalidValueError, LLMError
+from nekro_agent.errors import BudgetExceededError, ConflictError, InvalidValueError, LLMError
 from nekro_agent.policies import ModelConfigGroup
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.services.agent.openai import OpenAIResponse, gen_openai_chat_response
-from nekro_agent.shared_clock import shared_time
 from runtime.completion import complete
 from storage.engine import Database
 from storage.repositories.job_signals import WaitState
@@ -43,30 +42,20 @@ class ServerDesk:
         self._settings, self._database = settings, database
 
     async def complete(self, prompt: Prompt, *, server: str, sampling: Sampling) -> Completion:
-        """See ``Desk``. The tokens are reserved before, so the budget holds for all workers together."""
+        """See ``Desk``; it counts as a request of the server's plugin, with the declaration's limit."""
         group = self._group(sampling)
-        day = shared_time().date().isoformat()
-        reserved = prompt.tokens + prompt.max_tokens
-        async with self._database.autocommit() as transaction:
-            may_ask = await transaction.mcp_servers.reserve_tokens(
-                server, tokens=reserved, limit=sampling.tokens_per_day, day=day
-            )
-        if not may_ask:
-            raise LLMError(
-                f"the request needs about {reserved} tokens, more than are left of the "
-                f"{sampling.tokens_per_day} that its declaration allows per day"
-            )
         try:
             answer = await self._asked(prompt, group)
+        except BudgetExceededError as exc:
+            logger.bind(server=server, error=str(exc)).warning("mcp_budget_exceeded")
+            raise
         except LLMError as exc:
-            await self._settle(server, -reserved, day)
             # The server gets no details: they name the endpoint.
             logger.bind(server=server, error=str(exc)).warning("mcp_model_failed")
             raise LLMError("the model did not answer") from None
-        # After a cancellation or a crash the reserved tokens count as used.
-        used = answer.token_consumption or reserved
-        await self._settle(server, used - reserved, day)
-        logger.bind(server=server, model=answer.use_model, tokens=used).info("mcp_model_answered")
+        logger.bind(server=server, model=answer.use_model, tokens=answer.token_consumption).info(
+            "mcp_model_answered"
+        )
         return Completion(text=answer.response_content, model=answer.use_model)
 
     def _group(self, sampling: Sampling) -> ModelConfigGroup:
@@ -92,10 +81,6 @@ class ServerDesk:
             proxy_url=group.CHAT_PROXY or None,
             max_wait_time=self._settings.llm.timeout_seconds,
         )
-
-    async def _settle(self, server: str, tokens: int, day: str) -> None:
-        async with self._database.autocommit() as transaction:
-            await transaction.mcp_servers.count_tokens(server, tokens=tokens, day=day)
 
     async def ask(self, question: Question, ctx: AgentCtx, *, seconds: float) -> Reply:
         """See ``Desk``; after ``seconds`` without an answer the reply is ``cancel``."""

@@ -16,11 +16,18 @@ from broker_config.app import create_app
 from broker_config.settings import Settings
 from messaging.queue_figures import lane_workers, read_dead, read_queues
 from nekro_agent.errors import NekroError
+from nekro_agent.shared_clock import shared_time
 from storage.database_clock import follow_database_clock
 from storage.engine import Database
 from storage.repositories.overview import OpenDeliveries, OpenWork, OverviewRepository
+from storage.states import BudgetScope
+from workers.budgets.limits import day_of
+from workers.budgets.report import count_exhausted
 
 __all__ = ["FLEET_METRICS", "FleetFigures"]
+
+#: Open work, deliveries, and used up budgets.
+_Figures = tuple[dict[str, OpenWork], OpenDeliveries, dict[BudgetScope, int]]
 
 #: How long the answer is cached, since the question costs every worker a message.
 _WORKERS_SECONDS: Final = 15.0
@@ -46,6 +53,10 @@ FLEET_METRICS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "nekro_webhook_overdue_seconds": ("How long the oldest due delivery has waited for a gateway.", ()),
     "nekro_approvals_pending": ("Calls that wait for the approval of a person.", ()),
     "nekro_approvals_oldest_seconds": ("Age of the oldest request for approval that is pending.", ()),
+    "nekro_budgets_exhausted": (
+        "Chats, users and keys whose budget of today is used up; scope day: the whole system.",
+        ("scope",),
+    ),
 }
 
 
@@ -88,13 +99,15 @@ class FleetFigures:
             if value is not None:
                 families[name].add_metric(labels, value)
 
-        work, deliveries = self._open_work() or (None, None)
+        work, deliveries, exhausted = self._read_database() or (None, None, {})
         add("nekro_up", work is not None, "database")
         if deliveries is not None:
             add("nekro_webhook_deliveries_waiting", deliveries.waiting)
             add("nekro_webhook_deliveries_dead", deliveries.dead)
             add("nekro_webhook_oldest_seconds", deliveries.oldest_seconds)
             add("nekro_webhook_overdue_seconds", deliveries.overdue_seconds)
+        for scope, count in exhausted.items():
+            add("nekro_budgets_exhausted", count, scope.value)
         oldest: dict[str, float] = {}
         if work is not None:
             for kind, lane in (("rounds", "rounds"), ("jobs", "long")):
@@ -128,14 +141,14 @@ class FleetFigures:
             self._workers_until = time.monotonic() + _WORKERS_SECONDS
         return self._workers
 
-    def _open_work(self) -> tuple[dict[str, OpenWork], OpenDeliveries] | None:
+    def _read_database(self) -> _Figures | None:
         try:
             return asyncio.run(self._ask_database())
         except NekroError as exc:
             logger.bind(error=str(exc)).warning("database_not_readable")
             return None
 
-    async def _ask_database(self) -> tuple[dict[str, OpenWork], OpenDeliveries]:
+    async def _ask_database(self) -> _Figures:
         database = Database(self._settings.database, self._settings.data_dir)
         try:
             await follow_database_clock(database)
@@ -146,6 +159,9 @@ class FleetFigures:
                     "jobs": await overview.jobs(),
                     "approvals": await overview.approvals(),
                 }
-                return work, await overview.deliveries()
+                exhausted = await count_exhausted(
+                    transaction, self._settings.budgets, day=day_of(shared_time())
+                )
+                return work, await overview.deliveries(), exhausted
         finally:
             await database.dispose()

@@ -71,6 +71,9 @@ class PinnedOwner:
         self._consume = consume
         self._tell_start = tell_start
         self._held: dict[str, HeldLease] = {}
+        #: Keys of the plugins whose init and ``on_enabled`` have run here. Until then nothing else of this
+        #: process may run hooks of them.
+        self._adopted: set[str] = set()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -78,15 +81,15 @@ class PinnedOwner:
         self._task = asyncio.create_task(self._compete_forever(), name="nekro-pinned")
 
     def holds(self, plugin_key: str) -> bool:
-        """Whether this process owns a plugin."""
-        return f"{_OWNER_LEASE}{plugin_key}" in self._held
+        """Whether this process owns a plugin and has started it."""
+        return plugin_key in self._adopted
 
     async def close(self) -> None:
         """Run the plugins' cleanups, then release the leases."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await self._host.stop([plugin for plugin in self._host.plugins if self.holds(plugin.key)])
+        await self._host.stop([plugin for plugin in self._host.plugins if self._has_lease(plugin)])
         for lease in self._held.values():
             await lease.release()
         self._held.clear()
@@ -110,7 +113,7 @@ class PinnedOwner:
         pinned = [
             plugin
             for plugin in self._host.plugins
-            if self._lanes.is_pinned(plugin.key) and not self.holds(plugin.key)
+            if self._lanes.is_pinned(plugin.key) and not self._has_lease(plugin)
         ]
         for plugin in pinned:
             # The plugin may have been started here before it was pinned; otherwise this is a no-op.
@@ -120,6 +123,9 @@ class PinnedOwner:
         for plugin in pinned:
             if plugin.is_enabled and await self._acquire(f"{_OWNER_LEASE}{plugin.key}"):
                 await self._adopt(plugin)
+
+    def _has_lease(self, plugin: NekroPlugin) -> bool:
+        return f"{_OWNER_LEASE}{plugin.key}" in self._held
 
     async def _may_compete(self) -> bool:
         if self._is_fallback:
@@ -146,6 +152,9 @@ class PinnedOwner:
         for failure in [*await self._host.start_plugin(plugin), *await self._tell_start(plugin)]:
             # It keeps its methods, like a plugin that is not pinned.
             logger.bind(plugin=plugin.key, error=failure.error).error("pinned_plugin_init_failed")
+        self._adopted.add(plugin.key)
+        if not plugin.is_enabled:  # it was disabled meanwhile, when it was not yet here
+            await self._host.stop_plugin(plugin)
         self._consume(str(lane_queue(Lane.METHODS, plugin.key).name))
         logger.bind(plugin=plugin.key, owner=self._owner).info("pinned_plugin_owned")
 

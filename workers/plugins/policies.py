@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 from pydantic import SecretStr
 
-from broker_config.model_groups import ModelGroupSettings
-from broker_config.settings import LLMSettings, PluginSettings, Settings
+from broker_config.model_groups import ModelGroup, model_groups
+from broker_config.settings import PluginSettings, Settings
 from nekro_agent.policies import CoreConfig, ModelConfigGroup, PackagePolicy
 
 __all__ = ["core_config", "package_policy"]
 
-_GROUP = "default"
 #: Prompts show messages of any age that are not deleted; plugins want a number.
 _EVER_DAYS = 3650
 
@@ -23,8 +24,11 @@ def package_policy(settings: PluginSettings) -> PackagePolicy:
 def core_config(settings: Settings) -> CoreConfig:
     """Return what plugins read as ``core.config``; the agent's model is group ``default``."""
     llm, agent = settings.llm, settings.agent
-    groups = {_GROUP: _default_group(llm)} if llm.base_url and llm.model else {}
-    groups |= {name: _model_group(name, group, llm) for name, group in settings.model_groups.items()}
+    groups = {
+        name: _plugin_group(group)
+        for name, group in model_groups(settings).items()
+        if group.base_url and group.model
+    }
     kept_days = settings.retention.messages_days or _EVER_DAYS
     return CoreConfig(
         MODEL_GROUPS=groups,
@@ -40,31 +44,20 @@ def core_config(settings: Settings) -> CoreConfig:
     )
 
 
-def _default_group(llm: LLMSettings) -> ModelConfigGroup:
+def _plugin_group(group: ModelGroup) -> ModelConfigGroup:
+    further = dict(group.parameters)
+    temperature, top_p = further.pop("temperature", None), further.pop("top_p", None)
     return ModelConfigGroup(
-        GROUP_NAME=_GROUP,
-        CHAT_MODEL=llm.model,
-        BASE_URL=llm.base_url or "",
-        API_KEY=_plain(llm.api_key),
-        ENABLE_VISION=llm.vision,
-        TEMPERATURE=llm.temperature,
-    )
-
-
-def _model_group(name: str, group: ModelGroupSettings, llm: LLMSettings) -> ModelConfigGroup:
-    # The agent's key goes to the agent's endpoint only.
-    key = group.api_key if group.base_url else group.api_key or llm.api_key
-    return ModelConfigGroup(
-        GROUP_NAME=name,
+        GROUP_NAME=group.name,
         CHAT_MODEL=group.model,
         CHAT_PROXY=group.proxy or "",
-        BASE_URL=group.base_url or llm.base_url or "",
-        API_KEY=_plain(key),
-        MODEL_TYPE=group.type,
+        BASE_URL=group.base_url or "",
+        API_KEY=_plain(group.api_key),
+        MODEL_TYPE="embedding" if group.embedding else "draw" if group.draw else "chat",
         ENABLE_VISION=group.vision,
-        TEMPERATURE=group.temperature,
-        TOP_P=group.top_p,
-        EXTRA_BODY=group.extra_body,
+        TEMPERATURE=temperature,
+        TOP_P=top_p,
+        EXTRA_BODY=json.dumps(further) if further else None,
     )
 
 

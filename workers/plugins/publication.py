@@ -15,6 +15,7 @@ from codec.wire import new_id
 from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import StorageError
 from nekro_agent.shared_clock import elapsed_seconds
+from runtime.release import release
 from storage.caller_reads import Snapshot
 from storage.engine import Database
 from storage.publications import NewWorker
@@ -64,7 +65,12 @@ class CataloguePublisher:
         self._lease_seconds = lease_seconds
         self._sites = sites
         self._worker = NewWorker(
-            id=new_id(), name=name, lane=lane, host=socket.gethostname(), pid=os.getpid()
+            id=new_id(),
+            name=name,
+            lane=lane,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            release=release(),
         )
         self._lease: HeldLease | None = None
         self._published: object = None

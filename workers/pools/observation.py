@@ -46,7 +46,8 @@ class Observation:
         self._name = name
         self._is_round = name == DRAIN_TASK
         self._fields = begin_fields(fields)
-        self._span = None if self._is_round else span(f"run {name}", fields, kind="consumer", headers=headers)
+        has_own = name in (DRAIN_TASK, JOB_TASK)  # spans, in the traces of their turns
+        self._span = None if has_own else span(f"run {name}", fields, kind="consumer", headers=headers)
         if self._span is not None:
             self._span.__enter__()
         self._begin = time.monotonic()

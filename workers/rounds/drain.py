@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loguru import logger
 
@@ -24,13 +24,15 @@ from messaging.tracing import span
 from nekro_agent.errors import FencedError, NekroError, StorageUnavailableError
 from storage.engine import Database
 from storage.repositories.rounds import ClaimedRound
+from workers.budgets.round_meter import RoundBudgets, RoundMeter
 from workers.calls.dispatch import CallRecord
 from workers.chats.publisher import EventPublisher
+from workers.chats.turn_traces import trace_of
 from workers.leases.keeper import HeldLease, LeaseKeeper, on_this_loop
 from workers.leases.kinds import CHAT
-from workers.rounds.chat_view import ChatView
+from workers.rounds.context.chat_view import ChatView
+from workers.rounds.context.input import RoundInputs
 from workers.rounds.events import RoundEvents
-from workers.rounds.input import RoundInputs
 from workers.rounds.ledger import RoundLedger
 from workers.rounds.stop_requests import StopRequests
 
@@ -49,11 +51,13 @@ class RoundDrain:
         ledger: RoundLedger,
         runner: RoundRunner,
         inputs: RoundInputs,
+        budgets: RoundBudgets,
         settings: AgentSettings,
         owner: str,
         slots: int = 1,
         is_stopping: Callable[[], bool] = lambda: False,
         redact: Callable[[str], str] = str,
+        on_rest: Callable[[str], object] = lambda chat_key: None,
     ) -> None:
         """Create the drain.
 
@@ -62,6 +66,7 @@ class RoundDrain:
                 slot releases its chat after each round.
             is_stopping: whether this process is stopping; then every drain releases its chat.
             redact: removes secrets and host paths from arguments and results in events.
+            on_rest: called with a chat that was released; must not block or raise.
         """
         self._database = database
         self._leases = leases
@@ -69,11 +74,13 @@ class RoundDrain:
         self._ledger = ledger
         self._runner = runner
         self._inputs = inputs
+        self._budgets = budgets
         self._settings = settings
         self._owner = owner
         self._slots = slots
         self._is_stopping = is_stopping
         self._redact = redact
+        self._on_rest = on_rest
         self._stop_requests = StopRequests(database)
         self._running = 0
         #: Chats whose lease this process holds.
@@ -117,6 +124,7 @@ class RoundDrain:
             logger.bind(chat_key=chat_key, error=str(exc)).warning("round_interrupted")
         finally:
             self._held.discard(chat_key)
+        self._on_rest(chat_key)
         # Also after a lost lease: a trigger that was rejected meanwhile may have requested a round.
         seconds = await self._ledger.announce_due(chat_key)
         if seconds is not None and chat_key not in self._delayed:
@@ -139,13 +147,22 @@ class RoundDrain:
 
     async def _run_rounds(self, lease: HeldLease, lost: asyncio.Event) -> None:
         claimed = await self._ledger.start_next(lease.key, fence=lease.fence, worker=self._owner)
-        view = ChatView(lease.key, most_messages=self._settings.history_messages)
+        view = ChatView(
+            lease.key,
+            most_messages=self._settings.history_messages,
+            shows_summary=self._settings.summary_group is not None,
+        )
         left = self._settings.rounds_per_turn
         while claimed is not None:
             left -= 1
             await lease.ensure()
             events = RoundEvents(
-                self._database, self._publisher, claimed.round, fence=lease.fence, redact=self._redact
+                self._database,
+                self._publisher,
+                claimed.round,
+                fence=lease.fence,
+                tool_call_share=self._settings.tool_call_share,
+                redact=self._redact,
             )
             attempt = _Attempt(
                 claimed=claimed, lease=lease, lost=lost, view=view, is_last=left <= 0, events=events
@@ -163,8 +180,14 @@ class RoundDrain:
             "turn_id": found.turn_id,
             "chat_key": found.chat_key,
             "number": found.number,
+            "attempt": found.attempt,
         }
-        with logger.contextualize(round_id=found.id), span("round", ids):
+        others = {item.turn_id: item for item in attempt.claimed.merged if item.turn_id != found.turn_id}
+        links = [trace_of(item) for item in others.values()]
+        with (
+            logger.contextualize(round_id=found.id),
+            span("round", ids, turn=trace_of(found), links=links),
+        ):
             return await self._carry_out(attempt)
 
     async def _carry_out(self, attempt: _Attempt) -> ClaimedRound | None:
@@ -185,24 +208,32 @@ class RoundDrain:
         if attempt.lease.is_lost:
             raise FencedError(f"chat {claimed.round.chat_key!r} passed to another worker")
         if work.cancelled() and attempt.is_stopped:
-            await self._ledger.stop(claimed, calls, attempt.events, fence=fence)
+            await self._ledger.stop(claimed, calls, attempt.events, fence=fence, meter=attempt.meter)
             return None
         error = asyncio.CancelledError() if work.cancelled() else work.exception()
         if error is None:
             worker = self._owner if self._goes_on(attempt) else None
             ended, following = await self._ledger.finish(
-                claimed, work.result(), calls, attempt.events, fence=fence, next_worker=worker
+                claimed,
+                work.result(),
+                calls,
+                attempt.events,
+                fence=fence,
+                next_worker=worker,
+                meter=attempt.meter,
             )
             attempt.view.round_ended(ended, calls)
             return following
         if isinstance(error, FencedError | StorageUnavailableError):
             raise error
         if isinstance(error, NekroError):
-            await self._ledger.fail(claimed, error, calls, attempt.events, fence=fence)
+            await self._ledger.fail(claimed, error, calls, attempt.events, fence=fence, meter=attempt.meter)
         else:
             logger.opt(exception=error).error("round_failed_unexpectedly")
             internal = NekroError(f"internal error ({type(error).__name__}); see the worker's log")
-            await self._ledger.fail(claimed, internal, calls, attempt.events, fence=fence)
+            await self._ledger.fail(
+                claimed, internal, calls, attempt.events, fence=fence, meter=attempt.meter
+            )
         return None
 
     def _goes_on(self, attempt: _Attempt) -> bool:
@@ -213,7 +244,9 @@ class RoundDrain:
         claimed = attempt.claimed
 
         async def on_answer(answer: RoundAnswer) -> None:
-            await self._ledger.answered(claimed, answer, attempt.events, fence=attempt.lease.fence)
+            await self._ledger.answered(
+                claimed, answer, attempt.events, fence=attempt.lease.fence, meter=attempt.meter
+            )
 
         prepared = await self._inputs.build(
             claimed,
@@ -224,7 +257,8 @@ class RoundDrain:
             events=attempt.events,
         )
         attempt.calls = prepared.calls
-        return await self._runner.run(prepared.input)
+        attempt.meter = self._budgets.meter(claimed, prepared.chat)
+        return await self._runner.run(replace(prepared.input, budget=attempt.meter))
 
     async def _wait_for_stop(self, attempt: _Attempt) -> None:
         """Return when the lease is lost or the round was asked to stop."""
@@ -253,3 +287,5 @@ class _Attempt:
     #: Whether a stop was requested or the lease was lost.
     is_stopped: bool = False
     calls: Sequence[CallRecord] = ()
+    #: What it spends; None before it has its input.
+    meter: RoundMeter | None = None

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import cached_property, partial
+from hashlib import sha256
 from typing import Any, Final
 
 from loguru import logger
@@ -21,10 +22,11 @@ from agent.rounds import RoundAnswer
 from codec.wire import Envelope
 from nekro_agent.durations import POLL_SECONDS, REFRESH_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import FencedError, StorageError
+from nekro_agent.methods import SandboxMethodType
 from nekro_agent.shared_clock import shared_time
 from sandbox.models import StubCall
 from storage.engine import Database
-from storage.repositories.events import NewEvent
+from storage.repositories.events import TOOLS_NOT_KEPT, NewEvent
 from storage.repositories.rounds import Round
 from storage.states import EventType
 from storage.transaction import Transaction
@@ -72,18 +74,21 @@ class RoundEvents:
         round_: Round,
         *,
         fence: int,
+        tool_call_share: float = 1,
         redact: Callable[[str], str] = str,
     ) -> None:
         """Create it for a round that was just started.
 
         Args:
             fence: fencing token of the chat's lease.
+            tool_call_share: share of turns whose TOOL calls are kept, 0 to 1.
             redact: removes secrets and host paths from arguments and results.
         """
         self._database = database
         self._publisher = publisher
         self._round = round_
         self._fence = fence
+        self._keeps_tools = _is_chosen(round_.turn_id, tool_call_share)
         self._redact = redact
         self._waiting: list[_Waiting] = []
         #: Whether a commit failed whose outcome is unknown.
@@ -115,8 +120,14 @@ class RoundEvents:
         self._answer.flush()
         llm = answer.llm
         data = {
+            # First, where the database finds it.
+            **({} if self._keeps_tools else TOOLS_NOT_KEPT),
             "code": answer.code,
             "model": llm.model,
+            "group": llm.group,
+            "failed_groups": [
+                {"group": one.group, "model": one.model, "code": one.code} for one in llm.failed
+            ],
             "tries": llm.tries,
             "prompt_tokens": llm.prompt_tokens,
             "completion_tokens": llm.answer_tokens,
@@ -130,12 +141,18 @@ class RoundEvents:
 
     def call_started(self, entry: MethodEntry, call: StubCall, *, lane: str) -> None:
         """A call is about to be sent."""
-        data = {"method": entry.task, "type": entry.type.value, "lane": lane}
+        if not self._keeps(entry.type):
+            return
+        data: dict[str, Any] = {"method": entry.task, "type": entry.type.value, "lane": lane}
+        if call.line is not None:
+            data["line"] = call.line
         values = {"arguments": call.arguments}
         self._add(EventType.CALL_STARTED, call_id=call.call_id, data=data, values=values)
 
     def call_ended(self, call: CallRecord, envelope: Envelope | None) -> None:
         """A call has ended, or its caller waits no longer."""
+        if not self._keeps(call.type):
+            return
         data: dict[str, Any] = {
             "method": call.method,
             "type": call.type.value,
@@ -151,6 +168,9 @@ class RoundEvents:
         elif envelope is not None and envelope.text is not None:
             data["value"] = self._redact(envelope.text[:_MOST_BYTES])
         self._add(EventType.CALL_ENDED, call_id=call.call_id, data=data, values=values)
+
+    def _keeps(self, kind: SandboxMethodType) -> bool:
+        return self._keeps_tools or kind is not SandboxMethodType.TOOL
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
@@ -256,6 +276,11 @@ class RoundEvents:
                 "data": data,
             },
         )
+
+
+def _is_chosen(turn_id: str, share: float) -> bool:
+    """Whether a turn is among a share of all: always the same turns, so that its rounds agree."""
+    return share >= 1 or int.from_bytes(sha256(turn_id.encode()).digest()[:4]) < share * 2**32
 
 
 def _state_of(call: CallRecord) -> str:

@@ -16,27 +16,31 @@ from loguru import logger
 from agent import verdict
 from agent.rounds import RoundAnswer, RoundOutcome
 from broker_config.settings import AgentSettings
+from messaging.tracing import is_tracing
 from nekro_agent.durations import RETRY_SECONDS
 from nekro_agent.errors import LLMError, NekroError, StorageUnavailableError
 from nekro_agent.ports import JobState, MessageKind
-from runtime.metrics import metrics
+from runtime.metrics import is_counting, metrics
 from sandbox.models import STOPS, StopType
 from storage.engine import Database
+from storage.memory.variables import TurnVariables
 from storage.repositories.messages import NewMessage
 from storage.repositories.rounds import ClaimedRound, Round, RoundReport, RoundRequest
 from storage.states import RoundState, TriggerKind
 from storage.transaction import Transaction
 from workers.approvals.decisions import cancel_pending
+from workers.budgets.round_meter import RoundMeter
 from workers.calls.detached import end_job
 from workers.calls.dispatch import CallRecord
 from workers.calls.story import call_json, told_calls
 from workers.chats.events import record, round_ended, round_started
 from workers.chats.publisher import EventPublisher
 from workers.chats.writer import append_message
-from workers.rounds.chat_history import ANSWER_KEY
+from workers.rounds.context.chat_history import ANSWER_KEY
 from workers.rounds.events import RoundEvents
 from workers.rounds.interruption import interruption_of, woken_by
 from workers.rounds.turn_ends import Fault, turn_ends
+from workers.rounds.turn_spans import record_turn_spans
 
 __all__ = ["RoundLedger"]
 
@@ -56,18 +60,21 @@ class RoundLedger:
         settings: AgentSettings,
         *,
         max_attempts: int,
+        keeps_variables: bool = False,
         redact: Callable[[str], str] = str,
     ) -> None:
         """Create the ledger.
 
         Args:
             max_attempts: how often a round is started whose worker dies before the LLM answers.
+            keeps_variables: whether open turns may have variables of their programs.
             redact: removes secrets and host paths from errors that are reported to the chat.
         """
         self._database = database
         self._publisher = publisher
         self._settings = settings
         self._max_attempts = max_attempts
+        self._keeps_variables = keeps_variables
         self._redact = redact
 
     async def start_next(self, chat_key: str, *, fence: int, worker: str) -> ClaimedRound | None:
@@ -103,9 +110,18 @@ class RoundLedger:
         return seconds
 
     async def answered(
-        self, claimed: ClaimedRound, answer: RoundAnswer, events: RoundEvents, *, fence: int
+        self,
+        claimed: ClaimedRound,
+        answer: RoundAnswer,
+        events: RoundEvents,
+        *,
+        fence: int,
+        meter: RoundMeter | None = None,
     ) -> None:
         """Record the model's answer before its code runs.
+
+        Args:
+            meter: settles what the model used; None: nothing is counted.
 
         Raises:
             FencedError: the lease was lost; the code must not run.
@@ -123,6 +139,8 @@ class RoundLedger:
         async with events.held(), self._database.begin() as transaction:
             await transaction.rounds.record(claimed.round.id, fence=fence, report=report)
             await events.take(transaction, later=True)
+            if meter is not None:
+                await meter.answered(transaction, answer)
 
     async def finish(
         self,
@@ -133,6 +151,7 @@ class RoundLedger:
         *,
         fence: int,
         next_worker: str | None = None,
+        meter: RoundMeter | None = None,
     ) -> tuple[Round, ClaimedRound | None]:
         """Record the end of a round with its consequences; returns it, and the next round if started.
 
@@ -142,6 +161,7 @@ class RoundLedger:
         Args:
             next_worker: worker that runs the chat's next round, if one is due: it is started in the
                 same transaction. None: the next holder of the chat starts it.
+            meter: settles what the round used; None: nothing is counted.
 
         Raises:
             FencedError: the lease was lost.
@@ -161,8 +181,16 @@ class RoundLedger:
                 words=outcome.words,
                 later=later,
             )
+            if meter is not None:
+                await meter.ended(
+                    transaction,
+                    llm=outcome.llm,
+                    run=outcome.run,
+                    turn_goes_on=outcome.needs_follow_up and ended.state is not RoundState.CANCELLED,
+                )
             if ended.state is not RoundState.CANCELLED:
                 await self._request_consequences(transaction, ended, claimed, outcome)
+                await _keep_variables(transaction, ended, outcome)
             fault = None
             if outcome.notice is not None:
                 fault = Fault(code=outcome.notice_code or verdict.TURN_LIMIT, text=outcome.notice)
@@ -199,8 +227,12 @@ class RoundLedger:
         events: RoundEvents,
         *,
         fence: int,
+        meter: RoundMeter | None = None,
     ) -> None:
         """Record that a round failed, and report the reason to the chat.
+
+        Args:
+            meter: as in ``finish``.
 
         Raises:
             FencedError: the lease was lost.
@@ -211,6 +243,8 @@ class RoundLedger:
             ended = await self._end(
                 transaction, claimed, report, events, fence=fence, state=RoundState.FAILED
             )
+            if meter is not None:
+                await meter.ended(transaction)
             if ended.state is RoundState.FAILED:
                 said = error.for_people if isinstance(error, LLMError) else None
                 await self._explain_failure(transaction, ended, said)
@@ -221,9 +255,18 @@ class RoundLedger:
         logger.bind(error=report.error, error_type=type(error).__name__).error("round_failed")
 
     async def stop(
-        self, claimed: ClaimedRound, calls: Sequence[CallRecord], events: RoundEvents, *, fence: int
+        self,
+        claimed: ClaimedRound,
+        calls: Sequence[CallRecord],
+        events: RoundEvents,
+        *,
+        fence: int,
+        meter: RoundMeter | None = None,
     ) -> None:
         """Record that a round was stopped on request, and cancel its open calls.
+
+        Args:
+            meter: as in ``finish``.
 
         Raises:
             FencedError: the lease was lost.
@@ -234,6 +277,8 @@ class RoundLedger:
             ended = await self._end(
                 transaction, claimed, report, events, fence=fence, state=RoundState.CANCELLED
             )
+            if meter is not None:
+                await meter.ended(transaction)
             await self._end_turns(transaction, ended)
             return ended
 
@@ -320,6 +365,10 @@ class RoundLedger:
         ends = await turn_ends(transaction, ended, merged=merged, fault=fault)
         if ends:
             record(transaction, self._publisher, ended[0].chat_key, *ends)
+            if self._keeps_variables:
+                await transaction.variables.drop(*(end.turn_id for end in ends if end.turn_id))
+            if is_tracing() or is_counting():
+                transaction.after_commit(lambda: record_turn_spans(self._database, ends))
 
     async def _split(self, transaction: Transaction, cancelled: Round) -> None:
         """Request what a cancelled round had merged again: other turns are not cancelled with it."""
@@ -446,6 +495,22 @@ class RoundLedger:
             once_key=f"notice:{ended.id}",
         )
         await append_message(transaction, self._publisher, message)
+
+
+async def _keep_variables(transaction: Transaction, ended: Round, outcome: RoundOutcome) -> None:
+    """Store what the round's program left for the next round, if there is one."""
+    kept = None if outcome.run is None else outcome.run.kept
+    if kept is None or not outcome.needs_follow_up or outcome.stop_type is StopType.SECURITY:
+        return
+    await transaction.variables.replace(
+        TurnVariables(
+            turn_id=ended.turn_id,
+            chat_key=ended.chat_key,
+            round_id=ended.id,
+            kept=dict(kept.values),
+            not_kept=list(kept.not_kept),
+        )
+    )
 
 
 def _count_after_commit(transaction: Transaction, ended: Round) -> None:

@@ -70,7 +70,7 @@ class RemoteRuns:
                 wait for a free worker, that of a call.
 
         Raises:
-            SandboxUnavailableError, SandboxError: the code did not run.
+            SandboxUnavailableError, SandboxError, BudgetExceededError: the code did not run.
             ArgumentError: the code is too long or not valid Unicode.
             The errors of ``MethodCaller.call``.
         """
@@ -112,6 +112,7 @@ class CodeTarget(CallTarget):
                 chat=_chat_of(invocation),
                 user_id=invocation.user_id,
                 wakes_agent=invocation.wakes_agent,
+                run_id=invocation.call_id,
                 wall_seconds=min(self._wall_seconds, max(left - _REPORT_SECONDS, left / 2)),
                 on_output=output.add,
             )

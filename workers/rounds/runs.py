@@ -12,6 +12,7 @@ from nekro_agent.errors import ResultError
 from nekro_agent.ports import ChatInfo
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from sandbox.models import RunRequest, StopType
+from workers.budgets.run_meter import RunMeter
 from workers.calls.dispatch import CallScope, Dispatcher
 from workers.calls.story import call_json
 from workers.catalogue.registry import Registry
@@ -63,10 +64,12 @@ class CodeRuns:
         dispatcher: Dispatcher,
         registry: Registry,
         sandboxes: Callable[[], Awaitable[SandboxManager]],
+        meter: RunMeter,
     ) -> None:
         self._dispatcher = dispatcher
         self._registry = registry
         self._sandboxes = sandboxes
+        self._meter = meter
 
     async def run(
         self,
@@ -75,6 +78,7 @@ class CodeRuns:
         chat: ChatInfo,
         user_id: str | None,
         wakes_agent: bool,
+        run_id: str | None = None,
         wall_seconds: float | None = None,
         on_output: Callable[[str], None] | None = None,
     ) -> CodeReport:
@@ -82,9 +86,11 @@ class CodeRuns:
 
         Args:
             wakes_agent: whether an AGENT result requests a round.
+            run_id: under which a key of the API pays for it; None makes a new one.
             wall_seconds, on_output: as in ``RunRequest``.
 
         Raises:
+            BudgetExceededError: a budget is used up; the code did not run.
             SandboxUnavailableError, SandboxError: the code did not run.
         """
         manager = await self._sandboxes()
@@ -92,8 +98,9 @@ class CodeRuns:
         scope = CallScope(chat=chat, user_id=user_id, wakes_agent=wakes_agent)
         await self._dispatcher.refresh()
         calls = self._dispatcher.for_run(scope, entries)
+        run_id = run_id or new_id()
         request = RunRequest(
-            run_id=new_id(),
+            run_id=run_id,
             chat_key=chat.chat_key,
             container_key=chat.container_key,
             code=code,
@@ -102,9 +109,11 @@ class CodeRuns:
             wall_seconds=wall_seconds,
             on_output=on_output,
         )
-        with span("sandbox.run", {"run_id": request.run_id}) as part:
-            result = await manager.run(request)
-            part.tell(stop_type=result.stop_type.name)
+        async with self._meter.running(run_id, chat=chat, user_id=user_id) as measured:
+            with span("sandbox.run", {"run_id": request.run_id}) as part:
+                result = await manager.run(request)
+                part.tell(stop_type=result.stop_type.name)
+            measured.seconds = result.duration_seconds
         return CodeReport(
             stop_type=result.stop_type,
             output=result.output,

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from codec.http_signature import PROOF_HEADER, SIGNATURE_HEADER, HttpVerifier
 from nekro_agent.errors import InvalidValueError, MessageRefusedError
+from nekro_agent.execution.payer import payer_of, paying
 from nekro_agent.execution.uses import using
 from nekro_agent.plugin import NekroPlugin
 
@@ -93,7 +94,7 @@ class PluginSite:
             await refusal(scope, receive, prove)
             return
         self._plugin.refresh_config()
-        with using(self._plugin):
+        with using(self._plugin), paying(payer_of(self._plugin.key)):
             await self._app(_as_asked(scope, headers), receive, prove)
 
 

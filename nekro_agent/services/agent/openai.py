@@ -6,14 +6,22 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 from pydantic import BaseModel
 
+from nekro_agent import runtime
 from nekro_agent.errors import InvalidValueError, LLMError
+from nekro_agent.ports import ModelRequest
 from nekro_agent.services.agent.creator import OpenAIChatMessage
 
 __all__ = ["OpenAIResponse", "gen_openai_chat_response", "gen_openai_embeddings"]
+
+
+#: Characters per token, and tokens of a picture, in estimates.
+_TOKEN_CHARS: Final = 3
+_PICTURE_TOKENS: Final = 1_000
 
 
 class OpenAIResponse(BaseModel):
@@ -62,6 +70,7 @@ async def gen_openai_chat_response(
 
     Raises:
         LLMError: the endpoint refused or did not answer.
+        BudgetExceededError: a budget is used up; it is an ``LLMError`` too.
         InvalidValueError: ``extra_body`` is not a JSON object.
     """
     plain = [m.to_dict() if isinstance(m, OpenAIChatMessage) else dict(m) for m in messages]
@@ -77,10 +86,15 @@ async def gen_openai_chat_response(
     }
     given = {name: value for name, value in options.items() if value is not None}
     started = time.monotonic()
-    async with _asked(model, api_key, base_url, proxy_url, max_wait_time) as client:
+    asked = ModelRequest(
+        model=model, base_url=base_url, prompt_tokens=_tokens_of(plain), answer_tokens=max_tokens
+    )
+    async with _charged(asked) as used, _asked(model, api_key, base_url, proxy_url, max_wait_time) as client:
         answer = await client.chat.completions.create(model=model, messages=plain, **given)
-    message = answer.choices[0].message
-    usage = answer.usage
+        usage, message = answer.usage, answer.choices[0].message
+        used.answer_tokens = usage.completion_tokens if usage else _tokens_of(message.content or "")
+        used.prompt_tokens = usage.prompt_tokens if usage else asked.prompt_tokens
+        used.cached_tokens = _cached_tokens(usage)
     return OpenAIResponse(
         response_content=message.content or "",
         thought_chain=str(getattr(message, "reasoning_content", None) or ""),
@@ -114,13 +128,16 @@ async def gen_openai_embeddings(
 
     Raises:
         LLMError: the endpoint refused or did not answer.
+        BudgetExceededError: a budget is used up; it is an ``LLMError`` too.
         InvalidValueError: ``endpoint`` is another path.
     """
     if endpoint.strip("/") != "embeddings":
         raise InvalidValueError(f"gen_openai_embeddings: endpoint {endpoint!r} is not supported")
     given = {"dimensions": dimensions} if dimensions is not None else {}
-    async with _asked(model, api_key, base_url, proxy_url, timeout) as client:
+    asked = ModelRequest(model=model, base_url=base_url, prompt_tokens=_tokens_of(input), answer_tokens=0)
+    async with _charged(asked) as used, _asked(model, api_key, base_url, proxy_url, timeout) as client:
         answer = await client.embeddings.create(model=model, input=input, **given)
+        used.prompt_tokens = answer.usage.prompt_tokens if answer.usage else asked.prompt_tokens
     return list(answer.data[0].embedding)
 
 
@@ -132,6 +149,50 @@ def _extra_body(given: Mapping[str, Any] | str | None) -> dict[str, Any]:
         raise ValueError(f"it is a {type(parsed).__name__}")
     except ValueError as exc:
         raise InvalidValueError(f"extra_body must be a JSON object: {exc}") from exc
+
+
+@dataclass(kw_only=True)
+class _Used:
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@contextlib.asynccontextmanager
+async def _charged(request: ModelRequest) -> AsyncIterator[_Used]:
+    """Count a request on the budgets; after a cancellation or a crash the estimate counts as used."""
+    budget = runtime.current().model_budget if runtime.is_bound() else None
+    charge = None if budget is None else await budget.reserve(request)
+    used = _Used()
+    try:
+        yield used
+    except LLMError:
+        if charge is not None:
+            await charge.settle(prompt_tokens=0, answer_tokens=0)
+        raise
+    if charge is not None:
+        await charge.settle(
+            prompt_tokens=used.prompt_tokens,
+            answer_tokens=used.answer_tokens,
+            cached_tokens=used.cached_tokens,
+        )
+
+
+def _cached_tokens(usage: Any) -> int:
+    """Return the tokens of the prompt that the endpoint had in its cache; 0 if it does not say."""
+    cached = getattr(getattr(usage, "prompt_tokens_details", None), "cached_tokens", None)
+    return cached if isinstance(cached, int) else 0
+
+
+def _tokens_of(value: object) -> int:
+    """Estimate the tokens of messages, texts and their parts; a picture counts as a fixed number."""
+    if isinstance(value, str):
+        return len(value) // _TOKEN_CHARS + 1
+    if isinstance(value, Mapping):
+        if "image_url" in value:
+            return _PICTURE_TOKENS
+        return sum(_tokens_of(value.get(name)) for name in ("content", "text"))
+    return sum(map(_tokens_of, value)) if isinstance(value, list | tuple) else 0
 
 
 @contextlib.asynccontextmanager

@@ -12,7 +12,7 @@ from agent.rounds import RoundAnswer, RoundInput
 from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.ports import ChatInfo
 from nekro_agent.schemas.agent_ctx import AgentCtx
-from sandbox.models import Dispatch, StubCall, StubResult
+from sandbox.models import Dispatch, KeptVariables, StubCall, StubResult
 from storage.engine import Database
 from storage.repositories.rounds import ClaimedRound
 from workers.calls.dispatch import CallRecord, CallScope, Dispatcher
@@ -21,9 +21,9 @@ from workers.catalogue.registry import Registry
 from workers.leases.keeper import HeldLease
 from workers.listing.chat_plugins import method_brief, names_of
 from workers.listing.sleep import awake_plugins, brief_of, may_sleep
-from workers.rounds.chat_view import ChatView
+from workers.rounds.context.chat_view import ChatView
+from workers.rounds.context.pictures import PictureLoader
 from workers.rounds.events import RoundEvents
-from workers.rounds.pictures import PictureLoader
 from workers.rounds.runs import context_of
 
 __all__ = ["PreparedRound", "RoundInputs"]
@@ -37,6 +37,7 @@ class PreparedRound:
     """A round that is ready to run; ``calls`` grows while it runs."""
 
     input: RoundInput
+    chat: ChatInfo
     calls: Sequence[CallRecord]
 
 
@@ -52,11 +53,13 @@ class RoundInputs:
         pictures: PictureLoader,
         *,
         keep_awake: Sequence[str] = (),
+        keeps_variables: bool = False,
     ) -> None:
         """Create it.
 
         Args:
             keep_awake: patterns of plugin keys that never sleep.
+            keeps_variables: whether programs begin with the variables of those before them.
         """
         self._database = database
         self._registry = registry
@@ -64,6 +67,7 @@ class RoundInputs:
         self._host = host
         self._pictures = pictures
         self._keep_awake = keep_awake
+        self._keeps_variables = keeps_variables
 
     async def build(
         self,
@@ -99,25 +103,30 @@ class RoundInputs:
         )
         await self._dispatcher.refresh()
         calls = self._dispatcher.for_run(scope, entries, observer=events)
+        vision = self._pictures.vision(chat.model_group)
         round_input = RoundInput(
             round_id=round_.id,
             chat=_chat_brief(chat),
             persona=past.persona,
+            model_group=chat.model_group,
             number=round_.number,
             turn_started_at=turn.started_at,
-            history=await self._pictures.load(chat.chat_key, past.messages),
+            vision=vision,
+            summary=past.summary,
+            history=await self._pictures.load(chat.chat_key, past.messages, sees=vision.sees),
             plugins=self._plugin_briefs(entries, ctx, awake),
             methods=calls.stubs,
             dispatch=_guarded(calls.dispatch, lease),
             previous=turn.previous,
             observations=turn.loose,
+            variables=await self._variables(round_.turn_id),
             recent=partial(self._recent, chat.chat_key, entries, first_round=turn.first_sequence),
             on_request=events.model_requested,
             on_delta=events.model_delta,
             on_answer=on_answer,
             on_output=events.output,
         )
-        return PreparedRound(input=round_input, calls=calls.records)
+        return PreparedRound(input=round_input, chat=chat, calls=calls.records)
 
     async def _awake(self, chat_key: str, *, first_round: int) -> Mapping[str, int | None]:
         """Return the plugins that were woken, as ``awake_plugins``; reads nothing if none may sleep."""
@@ -125,6 +134,13 @@ class RoundInputs:
             return {}
         async with self._database.read() as transaction:
             return await awake_plugins(transaction, chat_key, first_round=first_round)
+
+    async def _variables(self, turn_id: str) -> KeptVariables | None:
+        if not self._keeps_variables:
+            return None
+        async with self._database.read() as transaction:
+            found = await transaction.variables.find(turn_id)
+        return None if found is None else KeptVariables(values=found.kept, not_kept=tuple(found.not_kept))
 
     async def _recent(self, chat_key: str, entries: Sequence[MethodEntry], *, first_round: int) -> list[str]:
         """Return the names of the methods that the chat used before a turn, the last used first."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent.model import HistoryMessage
+from agent.model import HistoryMessage, HistorySummary
 from nekro_agent.ports import ChatInfo
 from storage.engine import Database
 from storage.repositories.rounds import ClaimedRound, Round
 from storage.transaction import Transaction
 from workers.calls.dispatch import CallRecord
-from workers.rounds.chat_history import ChatHistory
+from workers.rounds.context.chat_history import ChatHistory
+from workers.rounds.context.summaries import summary_before
 from workers.rounds.turns import Turn
 
 __all__ = ["ChatView", "RoundPast"]
@@ -29,20 +30,24 @@ class RoundPast:
     #: The persona that is chosen for the chat; None means that of the settings.
     persona: str | None
     messages: Sequence[HistoryMessage]
+    #: Covers older messages; the same one in all rounds of a turn, unless the history is changed.
+    summary: HistorySummary | None
     turn: Turn
 
 
 class ChatView:
     """The view of one drain, under one lease."""
 
-    def __init__(self, chat_key: str, *, most_messages: int) -> None:
+    def __init__(self, chat_key: str, *, most_messages: int, shows_summary: bool = False) -> None:
         """Start without data.
 
         Args:
             most_messages: as in ``ChatHistory``.
+            shows_summary: whether the settings ask for summaries.
         """
         self._chat_key = chat_key
         self._history = ChatHistory(chat_key, most=most_messages)
+        self._shows_summary = shows_summary
         self._turn: Turn | None = None
         self._last: tuple[Round, Sequence[CallRecord]] | None = None
 
@@ -58,8 +63,11 @@ class ChatView:
             messages = await self._history.read(transaction, revision=chat.history_revision)
             turn = turn or await Turn.read(transaction, claimed)
             persona = await _persona(transaction, chat)
+            summary = None
+            if self._shows_summary:
+                summary = await summary_before(transaction, self._chat_key, turn.started_at)
         self._turn, self._last = turn, None
-        return RoundPast(chat=chat, persona=persona, messages=messages, turn=turn)
+        return RoundPast(chat=chat, persona=persona, messages=messages, summary=summary, turn=turn)
 
 
 async def _persona(transaction: Transaction, chat: ChatInfo) -> str | None:

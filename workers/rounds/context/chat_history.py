@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-from agent.model import HistoryImage, HistoryMessage
+from agent.model import HistoryFile, HistoryImage, HistoryMessage
 from nekro_agent.ports import MessageKind
 from storage.repositories.messages import Message
 from storage.transaction import Transaction
-from workers.chats.attachments import attachments_of
+from workers.chats.attachments import Attachment, attachments_of
 
-__all__ = ["ANSWER_KEY", "ChatHistory"]
+__all__ = ["ANSWER_KEY", "ChatHistory", "shown_message"]
 
 #: Begins the ``once_key`` of a round's answer in words, before the id of the round.
 ANSWER_KEY: Final = "answer"
@@ -48,18 +48,17 @@ class ChatHistory:
             self._known.clear()
             if len(rows) < self._most:
                 rows = await transaction.messages.newest(self._chat_key, limit=self._most)
-        self._known |= {row.sequence: _shown(row) for row in rows}
+        self._known |= {row.sequence: shown_message(row) for row in rows}
         for sequence in list(self._known)[: -self._most]:
             del self._known[sequence]
         return [message for message in self._known.values() if message is not None]
 
 
-def _shown(message: Message) -> HistoryMessage | None:
-    """Return what the model sees of a message; None for a recalled one and one with ``record=False``."""
-    data = message.data or {}
-    if data.get("hidden") or data.get("is_recalled"):
+def shown_message(message: Message) -> HistoryMessage | None:
+    """Return what the model sees of a message; None for one that is not shown."""
+    if message.is_hidden:
         return None
-    attachments = attachments_of(data)
+    attachments = attachments_of(message.data or {})
     # The agent made its own pictures; it is told their names.
     pictures = [a for a in attachments if a.kind == "image" and message.kind is MessageKind.USER]
     return HistoryMessage(
@@ -67,13 +66,23 @@ def _shown(message: Message) -> HistoryMessage | None:
         kind=message.kind,
         text=message.text,
         sent_at=message.created_at,
+        sequence=message.sequence,
         sender_name=message.sender_name or "",
         sender_id=message.sender_id or "",
-        attachments=tuple(a.path for a in attachments if a not in pictures),
-        images=tuple(HistoryImage(path=a.path) for a in pictures),
+        attachments=tuple(HistoryFile(**_facts(a)) for a in attachments if a not in pictures),
+        images=tuple(HistoryImage(**_facts(a)) for a in pictures),
         observation_of=_source(message, "observation"),
         answer_of=_source(message, ANSWER_KEY),
     )
+
+
+def _facts(attachment: Attachment) -> dict[str, Any]:
+    return {
+        "path": attachment.path,
+        "name": attachment.name,
+        "media_type": attachment.media_type,
+        "size_bytes": attachment.size_bytes,
+    }
 
 
 def _source(message: Message, kind: str) -> str | None:

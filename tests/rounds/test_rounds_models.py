@@ -1,0 +1,38 @@
+"""The model group of a chat, in its rounds and their events."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from round_bench import Bench, Model, states
+
+from agent.llm import FailedGroup, LLMAnswer, LLMRequest
+
+OpenBench = Callable[..., Awaitable[Bench]]
+
+
+class Grouped(Model):
+    """Answers as the group that the request names, after another one failed."""
+
+    async def complete(self, request: LLMRequest) -> LLMAnswer:
+        """Answer."""
+        answer = await super().complete(request)
+        failed = FailedGroup(group="main", model="large", code="llm_busy", error="no")
+        return replace(answer, group=request.group or "default", failed=(failed,))
+
+
+async def test_rounds_ask_the_group_of_their_chat_and_events_name_it(open_bench: OpenBench) -> None:
+    bench = await open_bench("sqlite")
+    model = Grouped("print(1)", "print(2)")
+    await bench.say("chat", "hello")
+    assert states(await bench.play("chat", bench.drain(model)))[0] == "done"
+    async with bench.services.database.begin() as transaction:
+        await transaction.chats.use_model_group("chat", "cheap")
+    await bench.say("chat", "again")
+    await bench.play("chat", bench.drain(model))
+    async with bench.services.database.read() as transaction:
+        events = await transaction.events.after("chat", number=0, limit=100)
+    ready = [event.data for event in events if event.type == "code.ready"]
+    assert [data["group"] for data in ready] == ["default", "cheap"]
+    assert ready[0]["failed_groups"] == [{"group": "main", "model": "large", "code": "llm_busy"}]

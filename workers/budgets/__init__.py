@@ -1,0 +1,1 @@
+"""Budgets: what rounds, runs of code and plugins' requests to models may spend."""

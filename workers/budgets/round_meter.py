@@ -1,0 +1,131 @@
+"""What one attempt at a round spends: reserved before the model is asked, settled with the round's row."""
+
+from __future__ import annotations
+
+import time
+
+from agent.llm import LLMAnswer, ModelSpent
+from agent.rounds import RoundAnswer
+from broker_config.model_groups import DEFAULT_GROUP, ModelGroup, model_groups
+from broker_config.settings import Settings
+from nekro_agent.ports import ChatInfo
+from nekro_agent.shared_clock import shared_time
+from sandbox.models import RunResult
+from storage.access.spendings import ModelUse, NewSpending, user_scope
+from storage.repositories.rounds import ClaimedRound
+from storage.states import TriggerKind
+from storage.transaction import Transaction
+from workers.budgets.limits import day_of
+from workers.budgets.model_uses import ModelUses, price_of
+from workers.budgets.spending import Reservation, Spending
+
+__all__ = ["RoundBudgets", "RoundMeter"]
+
+
+class RoundBudgets:
+    """Makes the meters of attempts; one instance per rounds worker."""
+
+    def __init__(self, spending: Spending, settings: Settings) -> None:
+        self._spending = spending
+        self._groups = model_groups(settings)
+
+    def meter(self, claimed: ClaimedRound, chat: ChatInfo) -> RoundMeter:
+        """Return the meter of an attempt that was just started."""
+        default = self._groups[DEFAULT_GROUP]  # answers if the chosen group is unknown
+        group = self._groups.get(chat.model_group or DEFAULT_GROUP, default)
+        return RoundMeter(self._spending, claimed, chat, group)
+
+
+class RoundMeter:
+    """Implements ``agent.rounds.RoundBudget`` for one attempt."""
+
+    def __init__(
+        self,
+        spending: Spending,
+        claimed: ClaimedRound,
+        chat: ChatInfo,
+        group: ModelGroup,
+    ) -> None:
+        """Create it.
+
+        Args:
+            group: the model group that is asked first, whose prices the estimate uses.
+        """
+        self._spending = spending
+        self._claimed = claimed
+        self._chat = chat
+        self._group = group
+        self._reservation: Reservation | None = None
+        self._uses = ModelUses()
+        #: When its code began to run, by ``time.monotonic``.
+        self._ran_at: float | None = None
+
+    async def reserve(self, *, prompt_tokens: int, answer_tokens: int, sandbox_seconds: float) -> None:
+        """See ``RoundBudget``."""
+        round_ = self._claimed.round
+        entry = NewSpending(
+            # A recovered attempt is an entry of its own: what the one before asked for was spent too.
+            id=f"{round_.id}:{round_.attempt}",
+            day=day_of(shared_time()),
+            chat_key=round_.chat_key,
+            user_id=user_scope(self._chat.adapter_key, self._claimed.user_id),
+            turn_id=round_.turn_id,
+            rounds=1,
+            sandbox_seconds=sandbox_seconds,
+            use=ModelUse(
+                group=self._group.name,
+                model=self._group.model,
+                prompt_tokens=prompt_tokens,
+                completion_tokens=answer_tokens,
+                cost=price_of(self._group, prompt_tokens, answer_tokens),
+            ),
+        )
+        turns = list(dict.fromkeys(trigger.turn_id for trigger in self._claimed.triggers))
+        waking_call = round_.trigger_id if round_.trigger_kind is TriggerKind.CALL else None
+        self._reservation = await self._spending.reserve(entry, turn_ids=turns, waking_call=waking_call)
+
+    def spent(self, spent: ModelSpent) -> None:
+        """See ``RoundBudget``."""
+        self._uses.add(spent)
+
+    async def answered(self, transaction: Transaction, answer: RoundAnswer) -> None:
+        """Settle what the model used, before the code runs; the estimate of its time stays."""
+        self._ran_at = time.monotonic()
+        self._uses.complete(answer.llm)
+        await self._settle(transaction, None, is_last=False)
+
+    async def ended(
+        self,
+        transaction: Transaction,
+        *,
+        llm: LLMAnswer | None = None,
+        run: RunResult | None = None,
+        turn_goes_on: bool = False,
+    ) -> None:
+        """Settle everything, in the transaction that ends the attempt."""
+        if llm is not None:
+            self._uses.complete(llm)
+        seconds = 0.0
+        if run is not None:
+            seconds = run.duration_seconds
+        elif self._ran_at is not None:  # it was stopped while its code ran
+            seconds = time.monotonic() - self._ran_at
+        await self._settle(transaction, seconds, is_last=True, turn_goes_on=turn_goes_on)
+
+    async def _settle(
+        self,
+        transaction: Transaction,
+        seconds: float | None,
+        *,
+        is_last: bool,
+        turn_goes_on: bool = False,
+    ) -> None:
+        if self._reservation is not None:
+            await self._spending.settle(
+                transaction,
+                self._reservation,
+                self._uses.all,
+                sandbox_seconds=seconds,
+                is_last=is_last,
+                turn_goes_on=turn_goes_on,
+            )

@@ -1,0 +1,1 @@
+"""What a round reads for its prompt: input, history with its summary, pictures."""
