@@ -25,7 +25,7 @@ def setting_value(settings: Settings, group: str, variable: str) -> object:
 def setting_text(value: object) -> str:
     """Format a value for an environment variable: lists as ``a,b``, secrets in plain text, None as "".
 
-    Model groups are JSON.
+    Limits are ``a=1,b=2``, model groups JSON.
     """
     if value is None:
         return ""
@@ -37,6 +37,8 @@ def setting_text(value: object) -> str:
         return ",".join(setting_text(item) for item in value)
     if isinstance(value, Path):
         return str(value.expanduser().absolute())
+    if isinstance(value, Mapping) and all(isinstance(item, float) for item in value.values()):
+        return ",".join(f"{name}={limit!r}" for name, limit in value.items())
     if isinstance(value, Mapping):
         return json.dumps({name: _plain(group) for name, group in value.items()}) if value else ""
     if isinstance(value, BaseModel):

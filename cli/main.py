@@ -73,6 +73,7 @@ COMMANDS: Final = (
     Command(name="send", summary="send one message into a chat, as a user"),
     Command(name="history", summary="show the messages and the rounds of a chat"),
     Command(name="tail", summary="show the events of a chat as they happen"),
+    Command(name="trace", summary="show one turn: rounds, model, code, calls, output"),
     Command(name="cancel", summary="stop what the agent is doing in a chat"),
     Command(name="reset", summary="reset a chat: start a new history, run the plugins' reset hooks"),
     Command(
@@ -84,7 +85,10 @@ COMMANDS: Final = (
     Command(name="timers", summary="list, pause, resume and delete timers"),
     Command(name="methods", summary="list the methods that code may call"),
     Command(name="plugins", summary="list plugins and their errors; create a new one; purge data"),
+    Command(name="models", summary="list and test model groups; choose that of a chat; write its summary"),
+    Command(name="costs", summary="show what was spent, and what is left of budgets"),
     Command(name="mcp", summary="declare MCP servers, whose tools are methods; serve an MCP host"),
+    Command(name="sandbox", summary="list, build, add and remove the packages that sandboxes can import"),
     Command(name="doctor", summary="check settings, Redis, database, sandbox and plugins"),
     Command(name="dead", summary="list, show, retry or drop dead letters"),
     Command(name="db", summary="migrate the database"),
@@ -97,8 +101,9 @@ COMMANDS: Final = (
 #: Commands with a module in ``cli.remote`` too.
 OVER_GATEWAY: Final = frozenset(
     {
-        "approvals", "call", "cancel", "chat", "command", "dead", "doctor", "exec", "files", "history",
-        "jobs", "keys", "mcp", "methods", "plugins", "reset", "send", "tail", "timers",
+        "approvals", "call", "cancel", "chat", "command", "costs", "dead", "doctor", "exec", "files",
+        "history", "jobs", "keys", "mcp", "methods", "plugins", "reset", "send", "tail", "timers",
+        "trace",
     }
 )  # fmt: skip
 #: Commands that need no system.

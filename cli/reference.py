@@ -151,11 +151,11 @@ def _settings_page() -> str:
         shown = "data" if variable == "NEKRO_DATA_DIR" else setting_text(default)
         value = f"`{shown}`" if shown else "unset"
         parts.append(f"| `{variable}` | {value} | {field.description} |")
-    parts += ["", "## model_groups", "", "The values of each model group (`NEKRO_MODEL_GROUPS`).", ""]
+    parts += ["", "## models", "", "The values of each model group (`NEKRO_MODELS`).", ""]
     parts += ["| variable | default | meaning |", "|---|---|---|"]
     for leaf, field in ModelGroupSettings.model_fields.items():
         default = "required" if field.is_required() else setting_text(field.default) or "unset"
-        parts.append(f"| `NEKRO_MODEL_GROUPS__NAME__{leaf.upper()}` | {default} | {field.description} |")
+        parts.append(f"| `NEKRO_MODELS__NAME__{leaf.upper()}` | {default} | {field.description} |")
     return "\n".join(parts) + "\n"
 
 

@@ -19,7 +19,9 @@ from gateway.access.rates import Rates
 from gateway.access.streams import OpenStreams
 from gateway.adapters import questions, sse
 from gateway.adapters.sse import SseAdapter
-from gateway.api import ROUTERS, links, probes
+from gateway.api import ROUTERS, links
+from gateway.api.fleet import probes
+from gateway.console import pages, session
 from gateway.dependencies import identity_of
 from gateway.mcp import endpoint as mcp_endpoint
 from gateway.mcp.endpoint import McpEndpoint
@@ -109,6 +111,9 @@ def _routes() -> tuple[BaseRoute, ...]:
     app.include_router(api)
     app.include_router(openai_router)
     app.include_router(links.router)
+    # The session before the files, whose pattern matches every path below /console/.
+    app.include_router(session.router)
+    app.include_router(pages.router)
     app.include_router(mcp_endpoint.router)
     # Nekro Agent's paths; each of these routes admits requests itself.
     app.include_router(webhooks.router)

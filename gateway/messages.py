@@ -45,7 +45,7 @@ async def post_message(
         NekroError: the message was not recorded.
     """
     identity.require(Scope.POST, chat_key=message.chat_key)
-    await require_budget(services.database, identity)
+    await require_budget(services, identity)
     receipt = await services.intake.accept(
         message,
         once_key=None if once is None else f"post:{once}",

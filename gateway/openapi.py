@@ -32,8 +32,10 @@ _OPENAI_ERROR: Final = {
     "content": {"application/json": {"schema": {"type": "object", "required": ["error"]}}},
 }
 #: POST operations without idempotency keys: those in the form of Nekro Agent's, whose clients send none, and
-#: one that stores nothing.
-_NOT_ONCE: Final = ("/api/adapters/sse/connect", "/api/webhook/{endpoint}", "/api/v1/stream-tickets")
+#: two that store nothing.
+_NOT_ONCE: Final = (
+    "/api/adapters/sse/connect", "/api/webhook/{endpoint}", "/api/v1/stream-tickets", "/console/session",
+)  # fmt: skip
 
 
 def document() -> str:
@@ -53,6 +55,7 @@ def _completed(app: FastAPI) -> dict[str, Any]:
     api["security"] = [{"key": []}]
     for probe in ("/healthz", "/readyz"):
         api["paths"][probe]["get"]["security"] = []
+    api["paths"]["/console/session"]["post"]["security"] = []
     for path, operations in api["paths"].items():
         for method, operation in operations.items():
             operation["responses"].pop("422", None)

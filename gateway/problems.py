@@ -20,6 +20,7 @@ from nekro_agent.errors import (
     AlreadyDecidedError,
     ArgumentError,
     BrokerUnavailableError,
+    BudgetExceededError,
     CallCancelledError,
     CallTimeoutError,
     ConflictError,
@@ -78,6 +79,7 @@ _STATUS: Final[tuple[tuple[type[NekroError], HTTPStatus], ...]] = (
     (FencedError, HTTPStatus.CONFLICT),
     (StorageUnavailableError, HTTPStatus.SERVICE_UNAVAILABLE),
     (SandboxError, HTTPStatus.SERVICE_UNAVAILABLE),
+    (BudgetExceededError, HTTPStatus.TOO_MANY_REQUESTS),
     (LLMError, HTTPStatus.SERVICE_UNAVAILABLE),
 )
 

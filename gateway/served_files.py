@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 
 from workers.chats.attachments import IMAGE_TYPES
 
-__all__ = ["etag_of", "file_response"]
+__all__ = ["etag_of", "file_response", "has_etag"]
 
 _CHUNK_BYTES: Final = 256 << 10
 _RANGE: Final = re.compile(r"bytes=(?:(\d{1,18})-(\d{0,18})|-(\d{1,18}))")
@@ -61,7 +61,7 @@ def file_response(
         "Content-Disposition": f"{disposition}; filename*=UTF-8''{quote(name, safe='', errors='replace')}",
         **headers,
     }
-    if _names(request.headers.get("if-none-match"), etag):
+    if has_etag(request.headers.get("if-none-match"), etag):
         opened.close()
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=answer)
     wanted = _range(request, size, etag)
@@ -106,6 +106,7 @@ def _range(request: Request, size: int, etag: str) -> tuple[int, int, bool] | No
     return (start, end, True) if start < size else None
 
 
-def _names(header: str | None, etag: str) -> bool:
+def has_etag(header: str | None, etag: str) -> bool:
+    """Whether a header `If-None-Match` names a validator."""
     tags = [tag.strip().removeprefix("W/") for tag in (header or "").split(",")]
     return etag in tags or "*" in tags

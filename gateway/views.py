@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.parts import message_parts
@@ -15,13 +15,16 @@ if TYPE_CHECKING:
     from storage.access.approvals import Approval
     from storage.access.audit import RecordedAct
     from storage.access.keys import Key
+    from storage.access.spending_reports import CostSum
     from storage.caller_reads import LaneOverride
     from storage.repositories.calls import Call
     from storage.repositories.jobs import Job
     from storage.repositories.messages import Message
     from storage.repositories.rounds import Round
     from storage.repositories.timers import RecordedTimer
+    from workers.budgets.limits import Budget
     from workers.catalogue.entries import MethodEntry, PluginEntry
+    from workers.catalogue.fleet import ServedVersion
     from workers.chats.file_ids import FileIds
     from workers.rounds.runs import CodeReport
 
@@ -29,7 +32,9 @@ __all__ = [
     "act_answer",
     "approval_answer",
     "awaiting_call",
+    "budget_answer",
     "call_of_report",
+    "cost_answer",
     "dead_letter_answer",
     "finished_call",
     "job_answer",
@@ -92,6 +97,29 @@ def job_answer(row: Job) -> models.Job:
     )
 
 
+def cost_answer(sums: CostSum) -> models.Cost:
+    """Return what one group used."""
+    return models.Cost(**vars(sums))
+
+
+def budget_answer(budget: Budget, *, warn_at: float) -> models.BudgetUse:
+    """Return how much of a budget is used.
+
+    Args:
+        warn_at: share at which its state is ``warned``.
+    """
+    return models.BudgetUse(
+        scope=budget.scope,
+        id=budget.id,
+        measure=budget.measure,
+        period=budget.period or "turn",
+        limit=budget.limit,
+        used=budget.used,
+        renews_at=budget.renews_at,
+        state=budget.state(warn_at),
+    )
+
+
 def timer_answer(timer: RecordedTimer | CronJob) -> models.Timer:
     """Return a timer of either kind."""
     if isinstance(timer, CronJob):
@@ -139,9 +167,26 @@ def method_answer(entry: MethodEntry, *, lane: str, overrides: Mapping[str, Lane
     )
 
 
-def plugin_answer(entry: PluginEntry) -> models.Plugin:
-    """Return a plugin of the catalogue; where it is on its hosts is not shown."""
+def plugin_answer(entry: PluginEntry, versions: Sequence[ServedVersion]) -> models.Plugin:
+    """Return a plugin of the catalogue; where it is on its hosts is not shown.
+
+    Args:
+        versions: what workers serve of it, the one that callers see first.
+    """
     return models.Plugin(
+        is_enabled=entry.enabled,
+        versions=[
+            models.PluginVersion(
+                version=one.entry.version,
+                status=one.entry.status.value,
+                error=one.entry.error,
+                digest=one.entry.digest,
+                methods=len(one.entry.methods),
+                published_at=one.published_at,
+                workers=list(one.workers),
+            )
+            for one in versions
+        ],
         key=entry.key,
         status=entry.status.value,
         name=entry.name,

@@ -15,11 +15,14 @@ from nekro_client.connections import AsyncConnection
 from nekro_client.models import (
     ApiKey,
     Approval,
+    Call,
     CreatedKey,
     DeadLetter,
     DecisionBody,
     Job,
     Page,
+    ReplayedTurn,
+    ReplayTurnBody,
     RetryBody,
     SignalBody,
     Timer,
@@ -38,9 +41,33 @@ class AsyncTurns:
         """Take the connection."""
         self._connection = connection
 
-    async def get(self, turn_id: str) -> Turn:
-        """Return a turn with its rounds, calls, messages and jobs."""
-        return await self._connection.send(endpoints.get_turn(turn_id))
+    async def get(self, turn_id: str, *, with_values: bool = True) -> Turn:
+        """Return a turn with its rounds, calls, messages and jobs.
+
+        Args:
+            with_values: False leaves out arguments and results of calls; ``call`` returns them for one.
+        """
+        return await self._connection.send(endpoints.get_turn(turn_id, with_values=with_values))
+
+    async def call(self, turn_id: str, call_id: str) -> Call:
+        """Return a call of a turn, with its arguments and its result."""
+        return await self._connection.send(endpoints.get_turn_call(turn_id, call_id))
+
+    async def replay(
+        self, turn_id: str, *, chat_key: str | None = None, idempotency_key: str | None = None
+    ) -> ReplayedTurn:
+        """Run a turn again in a new chat with the turn's history; the old chat stays as it is.
+
+        Args:
+            chat_key: a chat that does not exist; None lets the gateway name one.
+
+        Raises:
+            ConflictError: the chat exists, or no person's message caused the turn.
+        """
+        body = ReplayTurnBody(chat_key=chat_key)
+        return await self._connection.send(
+            endpoints.replay_turn(turn_id, body, idempotency_key=idempotency_key)
+        )
 
     async def cancel(self, turn_id: str) -> Turn:
         """Stop a turn; returns it as it is then, which may be still running."""

@@ -25,6 +25,7 @@ from nekro_client.models import (
     Reset,
     Round,
     StreamTicket,
+    TurnSummary,
 )
 from nekro_client.operations import Backoff, segment, unreachable
 from nekro_client.streams import STREAM_TIMEOUT, EventCursor
@@ -85,6 +86,10 @@ class Chat:
         return self._connection.send(
             endpoints.list_messages(self.key, cursor=cursor, limit=limit, with_past=with_past)
         )
+
+    def turns(self, *, cursor: str | None = None, limit: int | None = None) -> Page[TurnSummary]:
+        """Return a page of turns, the newest first."""
+        return self._connection.send(endpoints.list_turns(self.key, cursor=cursor, limit=limit))
 
     def rounds(self, *, cursor: str | None = None, limit: int | None = None) -> Page[Round]:
         """Return a page of the chat's rounds, the newest first; ``turns.get`` has more of their calls."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import date, datetime
 from types import TracebackType
 
 import httpx
@@ -22,15 +23,20 @@ from nekro_client.bodies import call_body, run_body
 from nekro_client.chats import Chat
 from nekro_client.connections import AsyncConnection, Connection
 from nekro_client.models import (
+    Act,
     Call,
+    ChatSummary,
     Command,
     CommandBody,
     CommandResult,
+    CostGroup,
+    Costs,
     Level,
     McpServer,
     McpServerBody,
     McpTrial,
     Method,
+    Page,
     Plugin,
     PluginConfig,
     PluginState,
@@ -100,6 +106,42 @@ class Client:
             ValueError: it cannot be a chat key.
         """
         return Chat(self._connection, key)
+
+    def chats(
+        self,
+        text: str = "",
+        *,
+        failures_since: datetime | None = None,
+        cursor: str | None = None,
+        limit: int | None = None,
+    ) -> Page[ChatSummary]:
+        """Return a page of chats, the one with the newest activity first.
+
+        Args:
+            text: only chats whose key or name contains it; "" means all.
+            failures_since: also count the turns that have failed since then.
+        """
+        return self._connection.send(
+            endpoints.list_chats(text=text, failures_since=failures_since, cursor=cursor, limit=limit)
+        )
+
+    def audit(
+        self,
+        *,
+        action: str | None = None,
+        subject: str | None = None,
+        cursor: str | None = None,
+        limit: int | None = None,
+    ) -> Page[Act]:
+        """Return a page of administrative acts, the newest first.
+
+        Args:
+            action: only acts that begin with it, such as ``dead_letter.``; None means all.
+            subject: only acts on this; None means all.
+        """
+        return self._connection.send(
+            endpoints.list_acts(action=action, subject=subject, cursor=cursor, limit=limit)
+        )
 
     def run(
         self,
@@ -232,6 +274,23 @@ class Client:
         """Return the workers that are alive."""
         return self._connection.send(endpoints.list_workers()).items
 
+    def costs(
+        self,
+        *,
+        by: CostGroup = "day",
+        since: date | None = None,
+        until: date | None = None,
+        cursor: str | None = None,
+        limit: int | None = None,
+    ) -> Costs:
+        """Return a page of what was spent; the first page has the budgets of today too.
+
+        Args:
+            since, until: days (UTC), both included; None does not limit.
+        """
+        request = endpoints.get_costs(by=by, since=since, until=until, cursor=cursor, limit=limit)
+        return self._connection.send(request)
+
     def queues(self) -> Queues:
         """Return what waits and runs in the queues, as rounds and as jobs."""
         return self._connection.send(endpoints.get_queues())
@@ -288,6 +347,42 @@ class AsyncClient:
             ValueError: it cannot be a chat key.
         """
         return AsyncChat(self._connection, key)
+
+    async def chats(
+        self,
+        text: str = "",
+        *,
+        failures_since: datetime | None = None,
+        cursor: str | None = None,
+        limit: int | None = None,
+    ) -> Page[ChatSummary]:
+        """Return a page of chats, the one with the newest activity first.
+
+        Args:
+            text: only chats whose key or name contains it; "" means all.
+            failures_since: also count the turns that have failed since then.
+        """
+        return await self._connection.send(
+            endpoints.list_chats(text=text, failures_since=failures_since, cursor=cursor, limit=limit)
+        )
+
+    async def audit(
+        self,
+        *,
+        action: str | None = None,
+        subject: str | None = None,
+        cursor: str | None = None,
+        limit: int | None = None,
+    ) -> Page[Act]:
+        """Return a page of administrative acts, the newest first.
+
+        Args:
+            action: only acts that begin with it, such as ``dead_letter.``; None means all.
+            subject: only acts on this; None means all.
+        """
+        return await self._connection.send(
+            endpoints.list_acts(action=action, subject=subject, cursor=cursor, limit=limit)
+        )
 
     async def run(
         self,
@@ -423,6 +518,23 @@ class AsyncClient:
     async def workers(self) -> list[Worker]:
         """Return the workers that are alive."""
         return (await self._connection.send(endpoints.list_workers())).items
+
+    async def costs(
+        self,
+        *,
+        by: CostGroup = "day",
+        since: date | None = None,
+        until: date | None = None,
+        cursor: str | None = None,
+        limit: int | None = None,
+    ) -> Costs:
+        """Return a page of what was spent; the first page has the budgets of today too.
+
+        Args:
+            since, until: days (UTC), both included; None does not limit.
+        """
+        request = endpoints.get_costs(by=by, since=since, until=until, cursor=cursor, limit=limit)
+        return await self._connection.send(request)
 
     async def queues(self) -> Queues:
         """Return what waits and runs in the queues, as rounds and as jobs."""

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import date, datetime
 
 from pydantic import JsonValue
 
 from nekro_client.models import (
+    Act,
     ApiKey,
     Approval,
     Call,
     CallBody,
+    ChatSummary,
     Command,
     CommandBody,
     CommandResult,
+    CostGroup,
+    Costs,
     CreatedKey,
     DeadLetter,
     DecisionBody,
@@ -32,6 +37,8 @@ from nekro_client.models import (
     PluginState,
     PostedMessage,
     Queues,
+    ReplayedTurn,
+    ReplayTurnBody,
     Reset,
     RetryBody,
     Round,
@@ -43,6 +50,7 @@ from nekro_client.models import (
     Timer,
     TimerBody,
     Turn,
+    TurnSummary,
     Worker,
 )
 from nekro_client.operations import API, Operation, operation, segment
@@ -99,9 +107,46 @@ def stream_ticket(chat_key: str) -> Operation[StreamTicket]:
     return operation("POST", "/stream-tickets", StreamTicket, body=StreamTicketBody(chat_key=chat_key))
 
 
-def get_turn(turn_id: str) -> Operation[Turn]:
+def list_chats(
+    *, text: str, failures_since: datetime | None, cursor: str | None, limit: int | None
+) -> Operation[Page[ChatSummary]]:
+    """``GET /chats``."""
+    since = None if failures_since is None else failures_since.isoformat()
+    params = {"q": text or None, "failures_since": since, "cursor": cursor, "limit": limit}
+    return operation("GET", "/chats", Page[ChatSummary], params=params)
+
+
+def list_turns(chat_key: str, *, cursor: str | None, limit: int | None) -> Operation[Page[TurnSummary]]:
+    """``GET /chats/{key}/turns``."""
+    params = {"cursor": cursor, "limit": limit}
+    return operation("GET", f"/chats/{segment(chat_key)}/turns", Page[TurnSummary], params=params)
+
+
+def get_turn(turn_id: str, *, with_values: bool) -> Operation[Turn]:
     """``GET /turns/{id}``."""
-    return operation("GET", f"/turns/{segment(turn_id)}", Turn)
+    params = {"values": None if with_values else False}
+    return operation("GET", f"/turns/{segment(turn_id)}", Turn, params=params)
+
+
+def get_turn_call(turn_id: str, call_id: str) -> Operation[Call]:
+    """``GET /turns/{id}/calls/{call}``."""
+    return operation("GET", f"/turns/{segment(turn_id)}/calls/{segment(call_id)}", Call)
+
+
+def replay_turn(
+    turn_id: str, body: ReplayTurnBody, *, idempotency_key: str | None
+) -> Operation[ReplayedTurn]:
+    """``POST /turns/{id}/replay``."""
+    path = f"/turns/{segment(turn_id)}/replay"
+    return operation("POST", path, ReplayedTurn, body=body, idempotency_key=idempotency_key)
+
+
+def list_acts(
+    *, action: str | None, subject: str | None, cursor: str | None, limit: int | None
+) -> Operation[Page[Act]]:
+    """``GET /audit``."""
+    params = {"action": action, "subject": subject, "cursor": cursor, "limit": limit}
+    return operation("GET", "/audit", Page[Act], params=params)
 
 
 def cancel_turn(turn_id: str) -> Operation[Turn]:
@@ -224,6 +269,20 @@ def decide_approval(approval_id: str, body: DecisionBody) -> Operation[Approval]
 def revoke_approval(approval_id: str) -> Operation[Approval]:
     """``POST /approvals/{id}/revoke``."""
     return operation("POST", f"/approvals/{segment(approval_id)}/revoke", Approval)
+
+
+def get_costs(
+    *, by: CostGroup, since: date | None, until: date | None, cursor: str | None, limit: int | None
+) -> Operation[Costs]:
+    """``GET /costs``."""
+    params = {
+        "by": by,
+        "since": None if since is None else since.isoformat(),
+        "until": None if until is None else until.isoformat(),
+        "cursor": cursor,
+        "limit": limit,
+    }
+    return operation("GET", "/costs", Costs, params=params)
 
 
 def list_timers(*, chat_key: str | None, cursor: str | None, limit: int | None) -> Operation[Page[Timer]]:

@@ -25,6 +25,9 @@ __all__ = [
     "Call",
     "CallBody",
     "ChatKey",
+    "ChatSummary",
+    "ConsoleLogin",
+    "ConsoleSession",
     "CreatedKey",
     "DeadLetter",
     "DecisionBody",
@@ -41,6 +44,7 @@ __all__ = [
     "McpTrial",
     "Message",
     "MessageBody",
+    "MessageSnippet",
     "Method",
     "NewFilePart",
     "NewImagePart",
@@ -53,15 +57,19 @@ __all__ = [
     "PluginConfig",
     "PluginConfigBody",
     "PluginState",
+    "PluginVersion",
     "PostedMessage",
     "Problem",
     "Queue",
     "Queues",
     "ReplayBody",
+    "ReplayTurnBody",
     "Replayed",
+    "ReplayedTurn",
     "Reset",
     "RetryBody",
     "Round",
+    "RoundAttempt",
     "Run",
     "RunBody",
     "RunEventType",
@@ -76,6 +84,7 @@ __all__ = [
     "TurnCause",
     "TurnError",
     "TurnState",
+    "TurnSummary",
     "Webhook",
     "WebhookBody",
     "WebhookChange",
@@ -267,6 +276,40 @@ class Message(Answer):
     created_at: datetime
 
 
+class MessageSnippet(Answer):
+    """The beginning of a message."""
+
+    id: str
+    #: ``user`` or ``assistant``.
+    kind: str
+    sender_name: str | None = None
+    #: At most 200 characters.
+    text: str
+    created_at: datetime
+
+
+class ChatSummary(Answer):
+    """A chat in a list."""
+
+    chat_key: str
+    #: The adapter of the chat's platform; None for a chat without one.
+    adapter: str | None = None
+    name: str | None = None
+    #: ``group`` or ``private``; None if it is not known.
+    type: str | None = None
+    created_at: datetime
+    #: When something last happened in it.
+    active_at: datetime
+    #: Number of its newest event, for `?after=` of its stream; 0 without one.
+    last_event: int
+    #: The newest one that people see; None without one.
+    last_message: MessageSnippet | None = None
+    #: Rounds that wait or run.
+    open_rounds: int = 0
+    #: Turns that have failed since `failures_since`; None without it.
+    failures: int | None = None
+
+
 # Turns
 
 
@@ -288,6 +331,8 @@ class TurnCause(Answer):
     #: ``message``, ``call``, ``timer``, ``round``, ``job`` or ``manual``.
     kind: str
     id: str
+    #: The turn in which that happened, of a call or job of another turn; known in a turn's tree only.
+    turn_id: str | None = None
 
 
 class TurnError(Answer):
@@ -314,6 +359,10 @@ class Call(Answer):
     duration_ms: float | None = None
     #: How often workers started it; None if that is not recorded.
     attempts: int | None = None
+    #: The line of the round's code that made it, from 1, as the code itself said; None if it did not.
+    line: int | None = None
+    #: The attempt at the round that made it, from 1; None if that is not recorded.
+    round_attempt: int | None = None
     #: Its arguments as JSON, without secrets; None if they are not recorded.
     arguments: JsonValue = None
     #: What it returned as JSON; bytes are ``{"base64": …}``.
@@ -323,6 +372,21 @@ class Call(Answer):
     follow_up: str | None = None
     #: The request for approval for which it waits.
     approval_id: str | None = None
+
+
+class RoundAttempt(Answer):
+    """One attempt at a round: a second one follows if the worker of the first died."""
+
+    #: From 1.
+    number: int
+    worker: str | None = None
+    started_at: datetime
+    #: None while it runs, and of a lost one: no row records when its worker died.
+    ended_at: datetime | None = None
+    #: The newest event that is recorded of it.
+    last_event_at: datetime | None = None
+    #: ``running``, ``ended``, or ``lost``: its worker died or lost the chat.
+    outcome: str
 
 
 class Round(Answer):
@@ -336,6 +400,8 @@ class Round(Answer):
     state: str
     cause: TurnCause
     attempt: int = 0
+    #: All attempts, as far as they are recorded; in a turn's tree only.
+    attempts: list[RoundAttempt] = []
     worker: str | None = None
     #: The user who began the turn; None if no user did.
     user_id: str | None = None
@@ -343,6 +409,8 @@ class Round(Answer):
     merged_into: str | None = None
     requested_at: datetime
     started_at: datetime | None = None
+    #: When the newest attempt asked the model; in a turn's tree only.
+    prompted_at: datetime | None = None
     #: When the model had answered.
     answered_at: datetime | None = None
     finished_at: datetime | None = None
@@ -352,6 +420,12 @@ class Round(Answer):
     #: The part of the result that caused it which the model sees.
     observation: str | None = None
     model: str | None = None
+    #: The group of the model, and how many requests its answer took; in a turn's tree only.
+    model_group: str | None = None
+    model_tries: int | None = None
+    #: Whether calls of `tool` methods are kept as events; otherwise they are known at the round's end only,
+    #: without arguments and results.
+    tool_calls_kept: bool = True
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     #: In the currency of the settings; None if prices are not set.
@@ -399,6 +473,10 @@ class Turn(Answer):
     cause: TurnCause
     #: The turn that answered it, if its first round was merged into a round of another turn.
     merged_into: str | None = None
+    #: Its OpenTelemetry trace, in hexadecimal, and where that can be seen; None if it is not traced, or no
+    #: place is configured.
+    trace_id: str | None = None
+    trace_url: str | None = None
     requested_at: datetime
     started_at: datetime | None = None
     finished_at: datetime | None = None
@@ -407,6 +485,37 @@ class Turn(Answer):
     rounds: list[Round] = []
     messages: list[Message] = []
     jobs: list[Job] = []
+    #: Later turns that its calls or jobs began: approved calls, calls that ended after its end, jobs.
+    following: list[str] = []
+
+
+class TurnSummary(Answer):
+    """A turn in a list."""
+
+    id: str
+    chat_key: str
+    state: TurnState
+    cause: TurnCause
+    #: The turn that answered it, if its first round was merged into a round of another turn.
+    merged_into: str | None = None
+    #: The beginning of the message that caused it; None if none did.
+    text: str | None = None
+    user_id: str | None = None
+    requested_at: datetime
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    #: Only of a failed turn.
+    error: TurnError | None = None
+    #: Number of its rounds.
+    rounds: int
+    #: Whether a round was started again because its worker died.
+    has_retries: bool = False
+    #: Models that answered.
+    models: list[str] = []
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    #: In the currency of the settings; None if prices are not set.
+    cost: float | None = None
 
 
 class PostedMessage(Answer):
@@ -417,6 +526,23 @@ class PostedMessage(Answer):
     turn_id: str | None
     #: With ``?wait=``: the turn, if it ended in time.
     turn: Turn | None = None
+
+
+class ReplayTurnBody(Body):
+    """Where a turn runs again."""
+
+    #: A chat that does not exist; None: one whose key begins with that of the turn's chat.
+    chat_key: ChatKey | None = None
+
+
+class ReplayedTurn(Answer):
+    """A turn that runs again in a new chat."""
+
+    chat_key: str
+    #: None if a plugin blocked the message.
+    message: Message | None
+    #: None when the message starts no turn.
+    turn_id: str | None
 
 
 # Events
@@ -650,6 +776,23 @@ class Method(Answer):
     requires_approval: bool = False
 
 
+class PluginVersion(Answer):
+    """What some workers serve of a plugin."""
+
+    version: str = ""
+    #: ``ok``, ``degraded``, ``failed`` or ``disabled``.
+    status: str
+    error: str | None = None
+    #: Identifies its files; "" if that is not known.
+    digest: str = ""
+    #: Number of its methods.
+    methods: int = 0
+    #: When a worker served it first.
+    published_at: datetime
+    #: Names of the workers, the one that started first at the beginning.
+    workers: list[str]
+
+
 class Plugin(Answer):
     """A plugin of the catalogue."""
 
@@ -662,6 +805,10 @@ class Plugin(Answer):
     author: str = ""
     error: str | None = None
     placeholders: list[str] = []
+    #: Whether its methods may be called.
+    is_enabled: bool = True
+    #: What workers serve of it, the version that callers see first.
+    versions: list[PluginVersion] = []
 
 
 class PluginConfig(Answer):
@@ -785,6 +932,29 @@ class StreamTicket(Answer):
     expires_at: datetime
 
 
+class ConsoleLogin(Body):
+    """The key with which a browser logs in to the console."""
+
+    key: str = Field(min_length=1, max_length=200, repr=False)
+
+
+class ConsoleSession(Answer):
+    """Who uses the console, and what it may do."""
+
+    #: None on a gateway without keys.
+    key_id: str | None
+    name: str | None
+    scopes: list[str]
+    #: Pattern of the chat keys.
+    chats: str
+    #: The only user for whom the key acts; None: each request names one.
+    user_id: str | None
+    #: What the header `X-Nekro-CSRF` of each POST, PUT, PATCH and DELETE has; None on a gateway without keys.
+    csrf_token: str | None
+    #: When the browser has to log in again; None on a gateway without keys.
+    expires_at: AwareDatetime | None
+
+
 class SignalBody(Body):
     """A signal to a job that waits for it."""
 
@@ -810,6 +980,51 @@ class Timer(Answer):
     workday_mode: str | None = None
     title: str | None = None
     last_fired_at: datetime | None = None
+
+
+#: What ``GET /costs`` can group by.
+CostGroup = Literal["day", "chat", "user", "key", "plugin", "model"]
+
+
+class Cost(Answer):
+    """What one group used."""
+
+    #: Day (UTC), chat, user (``adapter:id``), id of the key, plugin or model; "" for what belongs to none.
+    key: str
+    rounds: int
+    #: Requests that were sent to models, also failed ones.
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
+    #: By the prices in the settings.
+    cost: float
+    sandbox_seconds: float
+
+
+class BudgetUse(Answer):
+    """How much of one limit is used, estimates of running work included."""
+
+    #: ``turn``, ``chat``, ``user``, ``key`` or ``day`` (the whole system).
+    scope: str
+    #: "" for the whole system.
+    id: str
+    #: ``tokens``, ``cost``, ``rounds`` or ``sandbox_seconds``.
+    measure: str
+    #: ``turn``, or the day (UTC).
+    period: str
+    limit: float
+    used: float
+    #: When it begins anew; None for a turn.
+    renews_at: datetime | None
+    #: ``ok``, ``warned`` or ``exhausted``.
+    state: str
+
+
+class Costs(Page[Cost]):
+    """One page of sums, and the budgets that were used today."""
+
+    #: On the first page only.
+    budgets: list[BudgetUse] = []
 
 
 class TimerBody(Body):
@@ -853,6 +1068,14 @@ class Worker(Answer):
     started_at: datetime
     #: Whether it renews its lease.
     is_live: bool
+    #: Version of nekro-workers that it runs; None if it does not say.
+    release: str | None = None
+    #: When it counts as dead unless it renews its lease before; None: it has stopped.
+    lease_until: datetime | None = None
+    #: Recorded calls that it runs. Calls of `tool` methods are not recorded, so they are not counted.
+    running_calls: int = 0
+    running_rounds: int = 0
+    running_jobs: int = 0
 
 
 class Queue(Answer):

@@ -15,6 +15,7 @@ from cli.command import Deps, add_json, add_supervisor_fd, port_or_any
 from cli.exit_codes import ExitCode
 from cli.running import run_async
 from cli.services.probes import Probe
+from cli.services.process import addresses
 from nekro_agent.durations import PROGRAM_SECONDS
 from nekro_agent.errors import ServiceError
 
@@ -126,11 +127,11 @@ def _serve(settings: Settings, args: Args, deps: Deps) -> None:
     passed = args.listen_fd is not None
     opened = socket.socket(fileno=args.listen_fd) if passed else listen(settings.gateway)
     with traced(settings.tracing, role="gateway", node=node), opened as listener:
-        serving = serve(create_app(settings), listener, on_ready=lambda url: _tell(url, args, deps))
+        serving = serve(create_app(settings), listener, on_ready=lambda url: _tell(url, settings, args, deps))
         run_async(serving, loop_factory=uvloop.new_event_loop)
 
 
-def _tell(url: str, args: Args, deps: Deps) -> None:
+def _tell(url: str, settings: Settings, args: Args, deps: Deps) -> None:
     if args.supervisor_fd is not None:
         from cli.services.process import attach_to_supervisor
 
@@ -138,7 +139,7 @@ def _tell(url: str, args: Args, deps: Deps) -> None:
     elif args.json:
         deps.output.json_line({"url": url, "pid": os.getpid()})
     else:
-        deps.output.words(f"HTTP API on {url}; Ctrl-C stops")
+        deps.output.words(f"{addresses(url, settings.gateway)}; Ctrl-C stops")
 
 
 def _check(probe: Probe, gateway: GatewaySettings, args: Args, deps: Deps) -> int:

@@ -1,8 +1,9 @@
-"""`nekro history`: print a chat's messages and, with ``--trace``, its rounds."""
+"""`nekro history`: print a chat's messages and, with ``--trace``, its rounds; or its summary."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,21 +19,26 @@ from nekro_agent.errors import NotFoundError
 from nekro_agent.tools.visible_text import visible_lines
 
 if TYPE_CHECKING:
+    from storage.memory.summaries import Summary
     from storage.repositories.messages import Message
     from storage.repositories.rounds import Round
 
-__all__ = ["Args", "describe_message", "register", "run", "show"]
+__all__ = ["Args", "describe_message", "describe_summary", "register", "run", "show"]
 
 _EPILOG = """\
 examples:
   nekro history cli
   nekro history cli --trace
   nekro history cli --limit 5 --json
+  nekro history cli --summary
 
 `--json` prints a list of messages {id, at, kind, sender, text, data, call_id, plugin}; with --trace an
 object {messages, rounds}, each round with its trigger, prompt size, model, tokens, cost, code, calls
 {id, method, type, lane, worker, requested_at, started_at, finished_at, duration_ms, error, follow_up},
 output and stop type. Messages from before a reset are shown with --all only.
+--summary prints what prompts show in the place of older messages; with --json all kept versions, the newest
+first: {chat_key, version, up_to, oldest_at, newest_at, text, group, model, prompt_tokens, answer_tokens,
+cost, created_at}. `nekro models summarise` writes it again.
 """
 
 
@@ -44,6 +50,7 @@ class Args:
     trace: bool
     limit: int
     all: bool
+    summary: bool
     json: bool
 
 
@@ -62,15 +69,50 @@ def register(parser: argparse.ArgumentParser) -> None:
         help="newest messages shown (default: %(default)s)",
     )
     parser.add_argument("--all", action="store_true", help="also messages from before the last reset")
+    parser.add_argument(
+        "--summary", action="store_true", help="instead: the summary of older messages, if there is one"
+    )
     add_json(parser)
 
 
 def run(args: Args, deps: Deps) -> int:
     """Print the chat."""
+    if args.summary:
+        return _show_summary(args, deps)
     messages, rounds, calls = run_async(_read(args, deps.load_settings()))
     listed = [describe_message(message) for message in messages]
     show(listed, [describe_round(entry, calls[entry.id]) for entry in rounds], args, deps)
     return 0
+
+
+def _show_summary(args: Args, deps: Deps) -> int:
+    versions = run_async(_read_summaries(args.chat_key, deps.load_settings()))
+    if args.json:
+        deps.output.json([describe_summary(version) for version in versions])
+        return 0
+    if not versions:
+        deps.output.report(f"chat {args.chat_key} has no summary")
+        return 0
+    newest = versions[0]
+    deps.output.report(
+        f"version {newest.version}, {newest.created_at:%Y-%m-%d %H:%M:%S}, of messages up to "
+        f"{newest.newest_at:%Y-%m-%d %H:%M:%S}, by {one_line(newest.model)} (group {newest.group_name})"
+    )
+    deps.output.report("\n    ".join(["", *visible_lines(newest.text)]).lstrip("\n"))
+    return 0
+
+
+async def _read_summaries(chat_key: str, settings: Settings) -> list[Summary]:
+    async with open_database(settings) as database, database.read() as transaction:
+        await transaction.chats.get(chat_key)
+        return await transaction.summaries.versions(chat_key)
+
+
+def describe_summary(summary: Summary) -> dict[str, Any]:
+    """Return one summary as ``--json`` prints it."""
+    shown = dataclasses.asdict(summary)
+    shown["group"] = shown.pop("group_name")
+    return shown
 
 
 def show(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
+from broker_config.topology import LIVE_EVENT
 from cli.command import Deps, chat_key, positive_int, positive_seconds
 from cli.output import one_line
 from cli.running import run_async
@@ -18,13 +20,14 @@ from cli.services.ownership import require_running
 from cli.services.presence import require_broker
 from nekro_agent.durations import FRESH_SECONDS, POLL_SECONDS, PROGRAM_SECONDS
 from nekro_agent.errors import BrokerUnavailableError
+from nekro_agent.tools.visible_text import visible_lines
 
 if TYPE_CHECKING:
     from messaging.event_watch import EventWatcher, WatchedEvent
     from storage.engine import Database
     from storage.repositories.events import ChatEvent
 
-__all__ = ["Args", "register", "run", "show"]
+__all__ = ["Args", "register", "run", "show", "show_output"]
 
 _EPILOG = """\
 examples:
@@ -32,13 +35,16 @@ examples:
   nekro tail group_1 --json --count 3
   nekro tail group_1 --seconds 60
 
-Prints messages, turns, rounds, calls and jobs of the chat as they are recorded. Past events are not shown
+Prints messages, turns, rounds, calls and jobs of the chat as they are recorded, with the code of rounds, what
+it prints while it runs, and the arguments and results of calls. Past events are not shown
 (`nekro history` shows the past). They are read from the database; the queue that this command binds to the
 exchange `agent.events` only announces new rows.
 Ctrl-C, --count and --seconds end it with exit code 0. `--json` prints one object per line: {number, type, at,
 chat_key, turn_id, round_id, call_id, message_id, data}.
 """
 _TEXT_COLUMNS: Final = 100
+#: Lines of a round's code that are shown.
+_CODE_LINES: Final = 40
 #: Events of one reading.
 _PAGE: Final = 200
 #: Data of rounds, calls and jobs that a line shows.
@@ -89,7 +95,9 @@ async def _tail(args: Args, settings: Settings, deps: Deps) -> None:
         with EventWatcher(create_app(settings), settings.broker, chat_key=args.chat_key) as watcher:
             last = await _newest(database, args.chat_key)
             deps.output.words(f"watching chat {args.chat_key}; Ctrl-C ends")
-            async for _ in _wakings(watcher, seconds=args.seconds):
+            async for live in _wakings(watcher, seconds=args.seconds):
+                for chunk in live:
+                    show_output(chunk, args, deps)
                 for event in await _read(database, args.chat_key, after=last):
                     last = event.number
                     show(_values(event), args, deps)
@@ -110,22 +118,22 @@ async def _read(database: Database, chat_key: str, *, after: int) -> list[ChatEv
         return await transaction.events.after(chat_key, number=after, limit=_PAGE)
 
 
-async def _wakings(watcher: EventWatcher, *, seconds: float | None) -> AsyncIterator[None]:
-    """Yield when the chat may have new events, for ``seconds``; None: without end."""
+async def _wakings(watcher: EventWatcher, *, seconds: float | None) -> AsyncIterator[list[Mapping[str, Any]]]:
+    """Yield the live events that came when the chat may have new ones, for ``seconds``; None: without end."""
     end = time.monotonic() + seconds if seconds is not None else float("inf")
     answered_at, woken_at = time.monotonic(), 0.0
     while time.monotonic() < end:
-        is_announced = False
+        came: list[WatchedEvent] = []
         try:
-            is_announced = bool(await _polled(watcher))
+            came = await _polled(watcher)
             answered_at = time.monotonic()
         except BrokerUnavailableError:
             if time.monotonic() - answered_at > PROGRAM_SECONDS:
                 raise
         # Also without an announcement, which may be lost.
-        if is_announced or time.monotonic() - woken_at > FRESH_SECONDS:
+        if came or time.monotonic() - woken_at > FRESH_SECONDS:
             woken_at = time.monotonic()
-            yield
+            yield [event.body for event in came if event.name == LIVE_EVENT]
         await asyncio.sleep(POLL_SECONDS)
 
 
@@ -160,8 +168,20 @@ def show(event: Mapping[str, Any], args: Args, deps: Deps) -> None:
     if args.json:
         deps.output.json_line(event)
         return
-    words = one_line(_words(event["type"], event["data"]), limit=_TEXT_COLUMNS)
+    data = event["data"]
+    words = one_line(_words(event["type"], data), limit=_TEXT_COLUMNS)
     deps.output.report(f"{event['at']:%H:%M:%S}  {event['type']:<16}  {words}".rstrip())
+    for line in _details(data):
+        deps.output.report(f"{'':10}{one_line(line, limit=_TEXT_COLUMNS)}".rstrip())
+
+
+def show_output(event: Mapping[str, Any], args: Args, deps: Deps) -> None:
+    """Print what a program has just written, from its live event; ``--json`` prints kept events only."""
+    data = event.get("data")
+    if args.json or event.get("type") != "output.chunk" or not isinstance(data, Mapping):
+        return
+    for line in visible_lines(str(data.get("text", "")).rstrip("\n")):
+        deps.output.report(f"{'':10}| {one_line(line, limit=_TEXT_COLUMNS)}".rstrip())
 
 
 def _words(kind: str, data: dict[str, Any]) -> str:
@@ -174,6 +194,23 @@ def _words(kind: str, data: dict[str, Any]) -> str:
         parts.insert(0, f"round {data['number']}")
     if data.get("worker"):
         parts.append(f"on {data['worker']}")
-    if isinstance(data.get("error"), dict):
-        parts.append(data["error"].get("text"))
+    error = data.get("error")
+    parts.append(error.get("text") if isinstance(error, dict) else error)
     return "  ".join(str(part) for part in parts if part not in (None, ""))
+
+
+def _details(data: Mapping[str, Any]) -> list[str]:
+    """Return the lines below an event: the code of a round, the arguments and the result of a call."""
+    if isinstance(data.get("code"), str):
+        lines: list[str] = data["code"].rstrip("\n").split("\n")
+        rest = len(lines) - _CODE_LINES
+        return lines if rest <= 0 else [*lines[:_CODE_LINES], f"({rest} more lines)"]
+    return [line for name in ("arguments", "value") if (line := _kept_value(name, data))]
+
+
+def _kept_value(name: str, data: Mapping[str, Any]) -> str:
+    """Return a kept value as JSON, or the length of one that was too long to be kept; else ``""``."""
+    if name in data:
+        return f"{name}: {json.dumps(data[name], ensure_ascii=False)}"
+    size = data.get(f"{name}_bytes")
+    return "" if size is None else f"{name}: {size} bytes, not kept"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from cli.demo.task_log import TaskRecord
 from cli.views.turns import newest_messages, newest_rounds
+from sandbox.packages.base import named_packages
 from storage.repositories.messages import Message
 from storage.repositories.rounds import Round
 
@@ -55,8 +58,14 @@ class Evidence:
     pids: dict[str, int]
     #: Names of the files in the chat's ``/app/shared``.
     shared_files: frozenset[str]
+    #: SHA-256 of each picture in the chat's uploads, as prompts show it: smaller, without metadata.
+    pictures_shown: frozenset[str]
     model_sha256: str
     model_requests: int
+    #: Width and height by name of each picture in ``/app/shared`` that the end of a run saved.
+    figures: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    #: Packages that code can import besides the standard library; "" for none.
+    packages: str = ""
 
     def tasks_of(self, function: str) -> list[TaskRecord]:
         """Tasks of one method, by its function name, oldest first."""
@@ -89,15 +98,19 @@ async def gather(stage: Stage, chat_key: str) -> Evidence:
     """Collect the records of one chat."""
     database = stage.services.database
     record = stage.settings.llm.record
+    shared = await _shared_dir(stage, chat_key)
     return Evidence(
         messages=await newest_messages(database, chat_key, limit=_LIMIT),
         rounds=await newest_rounds(database, chat_key, limit=_LIMIT),
         requests=_requests(record, chat_key) if record is not None else [],
         tasks=sorted(stage.tasks.records.values(), key=lambda task: task.received_at),
         pids=dict(stage.pids),
-        shared_files=frozenset(path.name for path in await _shared_dir(stage, chat_key)),
+        shared_files=frozenset(path.name for path in shared),
+        pictures_shown=frozenset(await _pictures_shown(stage, chat_key)),
         model_sha256=stage.models.sha256,
         model_requests=stage.models.requests,
+        figures={path.name: _png_size(path) for path in shared if path.name.startswith("figure-")},
+        packages=named_packages(stage.settings.sandbox),
     )
 
 
@@ -108,6 +121,28 @@ async def _shared_dir(stage: Stage, chat_key: str) -> list[Path]:
     async with stage.services.database.read() as transaction:
         chat = await ChatRepository(transaction.connection).get(chat_key)
     return list(DataAreas(stage.settings.data_dir).shared_dir(chat.container_key).iterdir())
+
+
+async def _pictures_shown(stage: Stage, chat_key: str) -> list[str]:
+    from agent.pictures.decoder import ShownPicture
+    from agent.pictures.fit import PromptPictures
+
+    pictures = PromptPictures(stage.settings.agent)
+    found = []
+    for path in stage.services.areas.uploads_dir(chat_key).glob("*.png"):
+        shown = await pictures.decoder.decode(path.read_bytes(), pictures.limits(None))
+        if isinstance(shown, ShownPicture):
+            found.append(hashlib.sha256(shown.content).hexdigest())
+    return found
+
+
+def _png_size(path: Path) -> tuple[int, int]:
+    """Return width and height in pixels; zeros for a file that is no PNG."""
+    head = path.read_bytes()[:24]
+    if not head.startswith(b"\x89PNG\r\n\x1a\n") or len(head) < 24:
+        return 0, 0
+    width, height = struct.unpack(">II", head[16:])
+    return width, height
 
 
 def _requests(record: Path, chat_key: str) -> list[LLMRequestRecord]:

@@ -12,8 +12,11 @@ from nekro_agent.ports import MessageKind
 from sandbox.models import StopType
 from storage.repositories.rounds import Round
 
-__all__ = ["Point", "check"]
+__all__ = ["NO_PACKAGES", "Point", "check"]
 
+NO_PACKAGES: Final = (
+    "pandas and matplotlib are missing in the sandbox; `nekro sandbox packages build` installs them"
+)
 _PLAN_WORDS: Final = len(scenes.PLAN.split())
 _PNG_SHA_WORDS: Final = "SHA-256 "
 
@@ -26,6 +29,8 @@ class Point:
     ok: bool
     #: The evidence, or what is missing.
     detail: str
+    #: Whether it was not tried, as this machine lacks what it needs; it is not ``ok`` then.
+    is_left_out: bool = False
 
 
 def check(evidence: Evidence) -> list[Point]:
@@ -35,6 +40,8 @@ def check(evidence: Evidence) -> list[Point]:
         try:
             detail = test(evidence)
             points.append(Point(name=name, ok=True, detail=detail))
+        except _LeftOutError as exc:
+            points.append(Point(name=name, ok=False, detail=str(exc), is_left_out=True))
         except _NotShownError as exc:
             points.append(Point(name=name, ok=False, detail=str(exc)))
     return points
@@ -42,6 +49,10 @@ def check(evidence: Evidence) -> list[Point]:
 
 class _NotShownError(Exception):
     """A point was not proven; the message names what is missing. Caught by ``check``."""
+
+
+class _LeftOutError(Exception):
+    """A point was not tried; the message says why. Caught by ``check``."""
 
 
 def _need(condition: object, missing: str) -> None:
@@ -124,9 +135,8 @@ def _multimodal(evidence: Evidence) -> str:
     images = request.images if request is not None else []
     _need(len(images) == 1, f"the follow-up request carries {len(images)} images")
     digest = str(images[0].get("sha256"))
-    # The same topic gives the same picture, and the code hashed that one in the sandbox.
-    said = evidence.said("The picture I saw is ")
-    _need(digest in said, f"the image's digest {digest} is not the drawn picture's")
+    # The same topic gives the same picture, and the code sent that one to the chat.
+    _need(digest in evidence.pictures_shown, f"the image's digest {digest} is not the drawn picture's")
     return (
         f"one {images[0]['media_type']} of {images[0]['bytes']} bytes in the request, SHA-256 {digest[:12]}…"
     )
@@ -168,6 +178,19 @@ def _download(evidence: Evidence) -> str:
     return f"fetched on {where} as a job, the chat was notified, and the sandbox found SHA-256 {digest}"
 
 
+def _chart(evidence: Evidence) -> str:
+    if not evidence.packages:
+        raise _LeftOutError(NO_PACKAGES)
+    _need(evidence.said(scenes.BEST_STALL), f"the chat does not hold {scenes.BEST_STALL!r}")
+    _need(evidence.figures, "the shared area holds no figure")
+    name, (width, height) = next(iter(evidence.figures.items()))
+    _need(width and height, f"{name} is no PNG")
+    # A file that is sent is kept in the uploads.
+    sent = [file_of(message) for message in evidence.messages]
+    _need(f"/app/uploads/{name}" in sent, f"{name} was not sent to the chat")
+    return f"the code read the CSV and drew {name}, {width} x {height}, which the chat got"
+
+
 _POINTS: Final[Sequence[tuple[str, Callable[[Evidence], str]]]] = (
     ("a TOOL value is used by the code", _tool_value),
     ("a file of the sandbox is read by a plugin", _file_out),
@@ -180,4 +203,5 @@ _POINTS: Final[Sequence[tuple[str, Callable[[Evidence], str]]]] = (
     ("a file of a plugin is read in the sandbox", _file_in),
     ("a model download runs in lane long", _download),
     ("a stored value outlives the process that stored it", _stored_value),
+    ("a chart of an uploaded CSV is sent to the chat", _chart),
 )

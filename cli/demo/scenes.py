@@ -11,10 +11,12 @@ from nekro_agent.files.private_files import write_private
 
 __all__ = [
     "ADA",
+    "ASK_CHART",
     "ASK_DRAW",
     "ASK_FETCH",
     "ASK_GREET",
     "ASK_PLAN",
+    "BEST_STALL",
     "GREETING",
     "MODEL_NAME",
     "NEVER_FILE",
@@ -22,6 +24,7 @@ __all__ = [
     "NOTE_TEXTS",
     "PLAN",
     "PLAN_READ",
+    "TAKINGS",
     "write_script",
 ]
 
@@ -34,6 +37,10 @@ ASK_PLAN: Final = "Please file our plan for the fair and read it once more."
 ASK_DRAW: Final = "Draw the fair for me."
 ASK_FETCH: Final = "Fetch the model at {url} please, its SHA-256 is {sha256}."
 ASK_GREET: Final = "Is the model there? And greet me the way I like."
+ASK_CHART: Final = "Please chart the takings in {path}."
+#: The file that Ada uploads with it.
+TAKINGS: Final = "屋台,売上\n焼きそば,182\n金魚すくい,240\nりんご飴,131\n"
+BEST_STALL: Final = "金魚すくい took the most: 240."
 
 NOTE_TEXTS: Final = tuple(f"Note 'Plan of the fair' {done} as 'fair'." for done in ("saved", "replaced"))
 PLAN_READ: Final = "I have read the plan once more."
@@ -77,9 +84,22 @@ greeting = get_preference("greeting")
 send_msg_text(_ck, f"{{greeting}}! The model has {{model['size_bytes']}} bytes, SHA-256 {{digest}}.")
 """
 
+#: The figure stays open at the end, so it is sent to the chat.
+_CHART_CODE: Final = """\
+import matplotlib.pyplot as plt
+import pandas as pd
+
+takings = pd.read_csv("${path}")
+best = takings.loc[takings["売上"].idxmax()]
+send_msg_text(_ck, f"{best['屋台']} took the most: {best['売上']}.")
+takings.plot.bar(x="屋台", y="売上", title="Takings of the fair / 売上", rot=0)
+plt.tight_layout()
+"""
+
 #: First match answers. A prompt contains the earlier scenes as history, so the latest scenes come first.
 #: Without code the words are the answer, which is sent to the chat.
 _SCRIPT: Final[tuple[tuple[str, int, str, str | None], ...]] = (
+    (r"chart the takings in (?P<path>/app/uploads/[^\s<]+\.csv)", 0, "I chart it.", _CHART_CODE),
     (r'<agent_result method="[^"]*view_str_content', 0, PLAN_READ, None),
     (r'<agent_result method="[^"]*draw_picture', 1, "I see the picture.", _DRAWN_CODE),
     (r"Is the model there\?", 0, "I look it up.", _GREET_CODE),

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from cli.demo import scenes
 from cli.demo.evidence import Evidence, gather
+from cli.demo.points import NO_PACKAGES
 from cli.demo.stage import Stage
 from cli.services.process import START_SECONDS
 from cli.views.turns import newest_rounds, wait_for_jobs, wait_for_quiet
+from sandbox.packages.base import named_packages
+
+if TYPE_CHECKING:
+    from workers.chats.attachments import Attachment
 
 __all__ = ["play"]
 
@@ -34,6 +39,10 @@ async def play(stage: Stage, *, say: Callable[[str], None]) -> Evidence:
     await stage.replace("methods-1", "methods-2")
     await _scene(stage, chat_key, scenes.ASK_GREET, say)
     await asyncio.to_thread(stage.tasks.wait_for, "get_preference", seconds=START_SECONDS)
+    if named_packages(stage.settings.sandbox):
+        await _chart(stage, chat_key, say)
+    else:
+        say(f"(no chart: {NO_PACKAGES})")
     return await gather(stage, chat_key)
 
 
@@ -52,7 +61,15 @@ async def _plan(stage: Stage, say: Callable[[str], None]) -> str:
     return chat_key
 
 
-async def _scene(stage: Stage, chat_key: str, text: str, say: Callable[[str], None]) -> None:
+async def _chart(stage: Stage, chat_key: str, say: Callable[[str], None]) -> None:
+    files = stage.services.files_of(await stage.services.chat(chat_key))
+    table = await asyncio.to_thread(files.add, "takings.csv", scenes.TAKINGS.encode())
+    await _scene(stage, chat_key, scenes.ASK_CHART.format(path=table.path), say, files=(table,))
+
+
+async def _scene(
+    stage: Stage, chat_key: str, text: str, say: Callable[[str], None], *, files: Sequence[Attachment] = ()
+) -> None:
     say(f"Ada: {text}")
-    await stage.services.receive_message(chat_key, text, user_id=scenes.ADA, user_name="Ada")
+    await stage.services.receive_message(chat_key, text, user_id=scenes.ADA, user_name="Ada", files=files)
     await wait_for_quiet(stage.services.database, chat_key, seconds=START_SECONDS)

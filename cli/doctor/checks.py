@@ -44,6 +44,7 @@ async def run_checks(settings: Settings) -> list[Check]:
     checks.append(await _database(settings))
     checks += await clock_checks(settings)
     checks += await _sandbox(settings)
+    checks.append(_sandbox_packages(settings))
     checks.append(await asyncio.to_thread(_plugins, settings))
     checks.append(await asyncio.to_thread(_workers, settings, broken=_is_broken(checks, ExitCode.BROKER)))
     checks += await asyncio.to_thread(_local_workers)
@@ -227,6 +228,25 @@ async def _sandbox(settings: Settings) -> list[Check]:
         name="sandbox", verdict=verdict, detail=f"driver {capability.driver} {ran}", code=ExitCode.SANDBOX
     )
     return [summary, *lines]
+
+
+def _sandbox_packages(settings: Settings) -> Check:
+    from sandbox.packages.base import base_root, named_packages
+
+    name = "sandbox packages"
+    if settings.sandbox.python is not None:
+        detail = f"those of {settings.sandbox.python}"
+    else:
+        detail = named_packages(settings.sandbox)
+    if detail:
+        return Check(name=name, verdict=Verdict.OK, detail=detail)
+    return Check(
+        name=name,
+        verdict=Verdict.WARNING,
+        detail=f"none for this Python in {base_root(settings.sandbox)}: code of the model has the standard "
+        "library only",
+        fix="nekro sandbox packages build",
+    )
 
 
 def _sandbox_limit(limit: Enforcement) -> Check:

@@ -6,12 +6,19 @@ from cli.command import Deps
 from cli.commands.history import Args, show
 from cli.remote.messages import describe_message, describe_round
 from cli.remote.target import newest, open_client
+from nekro_agent.errors import UsageError
 
 __all__ = ["run"]
 
 
 def run(args: Args, deps: Deps) -> int:
-    """Print the chat."""
+    """Print the chat.
+
+    Raises:
+        UsageError: the summary is asked for, which is in the database only.
+    """
+    if args.summary:
+        raise UsageError("`--summary` reads the database; unset NEKRO_URL, and run it on a host of the fleet")
     with open_client() as client:
         chat = client.chat(args.chat_key)
         messages = newest(

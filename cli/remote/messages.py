@@ -10,6 +10,11 @@ from nekro_client.models import Call, Message, Round, Turn, TurnError, TurnState
 __all__ = ["describe_call", "describe_message", "describe_round", "failure_of"]
 
 _TIMES: Final = ("requested_at", "started_at", "finished_at")
+#: What only the tree of a turn has.
+_OF_TREE: Final = ("attempts", "prompted_at", "model_group", "model_tries", "tool_calls_kept")
+_OF_TREE_CALLS: Final = {
+    "error", "state", "attempts", "arguments", "value", "line", "round_attempt"
+}  # fmt: skip
 
 
 def describe_message(message: Message) -> dict[str, Any]:
@@ -28,7 +33,7 @@ def describe_message(message: Message) -> dict[str, Any]:
 
 def describe_call(call: Call) -> dict[str, Any]:
     """Return one call of a round or run as commands print it."""
-    known = call.model_dump(exclude={"error", "state", "attempts", "arguments", "value"})
+    known = call.model_dump(exclude=_OF_TREE_CALLS)
     times = {name: known[name] and known[name].isoformat() for name in _TIMES}
     return (
         known
@@ -43,7 +48,7 @@ def describe_call(call: Call) -> dict[str, Any]:
 
 def describe_round(entry: Round) -> dict[str, Any]:
     """Return one round as ``nekro history --trace --json`` prints it."""
-    known = entry.model_dump(exclude={"cause", "calls", "error", "turn_id", "user_id"})
+    known = entry.model_dump(exclude={"cause", "calls", "error", "turn_id", "user_id", *_OF_TREE})
     return known | {
         "turn": entry.turn_id,
         "user": entry.user_id,

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 
 from cli.command import Deps
-from cli.commands.tail import Args, show
+from cli.commands.tail import Args, show, show_output
 from cli.remote.target import open_client
 from cli.running import run_async
 from nekro_client import AsyncClient
@@ -30,6 +30,7 @@ async def _tail(args: Args, deps: Deps, last: int) -> None:
             async with asyncio.timeout(args.seconds), client.chat(args.chat_key).events(after=last) as events:
                 async for event in events:
                     if event.number is None:
+                        show_output(event.model_dump(), args, deps)
                         continue
                     show(event.model_dump(), args, deps)
                     shown += 1

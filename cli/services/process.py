@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+from broker_config.settings import GatewaySettings
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import ServiceError
 from nekro_agent.tools.visible_text import visible
@@ -29,6 +30,7 @@ __all__ = [
     "ChildProcess",
     "ChildSpec",
     "LineSink",
+    "addresses",
     "attach_to_supervisor",
     "describe_exit",
     "flower_spec",
@@ -236,6 +238,12 @@ class ChildProcess:
             return f"{self.spec.name} {what}: {self._tail[-1].removeprefix(_ERROR)}"
         said = "\n".join(f"    {line}" for line in self._tail)
         return f"{self.spec.name} {what}" + (f"; its last output:\n{said}" if said else "")
+
+
+def addresses(url: str, settings: GatewaySettings) -> str:
+    """Describe where a gateway serves; the console needs a URL that browsers open."""
+    api = f"HTTP API on {url}"
+    return f"{api}; console on {url}/console" if settings.console and url.startswith("http") else api
 
 
 def describe_exit(code: int) -> str:

@@ -16,7 +16,7 @@ from cli.environment import environment_of
 from cli.output import Output
 from cli.services.dead_workers import release_calls
 from cli.services.ownership import Ownership
-from cli.services.process import GATEWAY, ChildProcess, ChildSpec, describe_exit
+from cli.services.process import GATEWAY, ChildProcess, ChildSpec, addresses, describe_exit
 from cli.services.system import entries, stop_seconds
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.errors import BrokerError, NekroError, ServiceError
@@ -107,7 +107,8 @@ class Supervisor:
 
     def _ready(self) -> str:
         names = ", ".join(spec.name for spec in self._specs if spec.name != GATEWAY)
-        return "; ".join(part for part in (names, self._api_url and f"HTTP API on {self._api_url}") if part)
+        served = self._api_url and addresses(self._api_url, self._settings.gateway)
+        return "; ".join(part for part in (names, served) if part)
 
     async def _until_stopped(self, work: Coroutine[Any, Any, None]) -> None:
         """Await ``work``, cancelled when a stop is requested; raises the errors of ``work``."""

@@ -90,7 +90,7 @@ async def open_services(
     ) as system:
         services = Services.load(system.settings, role=CALLER)
         await system.ready()
-        with traced(system.settings.tracing, role=command, node=services.node):
+        with traced(system.settings.tracing, role=command, node=services.node, redact=services.redactor):
             try:
                 await services.start()
                 if needs_workers:

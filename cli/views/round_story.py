@@ -7,6 +7,7 @@ from datetime import datetime
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
+from agent.extraction import text_beside_code
 from cli.output import one_line
 from nekro_agent.tools.visible_text import visible_lines
 
@@ -87,6 +88,8 @@ def tell_round(entry: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {one_line(entry['error'], limit=_TEXT_COLUMNS)}"
     if entry["code"] is None and entry["answer"]:
         yield "  answered in words, which were sent"
+    elif entry["answer"]:
+        yield from _block("beside the code", text_beside_code(entry["answer"]))
     yield from _block("code", entry["code"])
     for call in entry["calls"]:
         yield f"  call {one_line(_call(call))}"

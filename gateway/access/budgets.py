@@ -1,38 +1,41 @@
-"""Budgets of keys: what the turns that a key started today (UTC) may use."""
+"""Budgets of keys: what the turns that a key started may use in a day (UTC).
+
+A round checks all budgets before it asks the model, so that the chat reads why it does not. A key whose own
+budget is used up gets that as the answer to its request instead, and nothing is recorded.
+"""
 
 from __future__ import annotations
 
 import math
-from datetime import datetime, timedelta
 from http import HTTPStatus
 
 from gateway.identity import Identity
 from gateway.problems import ProblemError
 from nekro_agent.shared_clock import shared_time
-from storage.engine import Database
+from storage.access.spendings import PayingKey
+from workers.budgets.limits import day_of
+from workers.composition import Services
 
 __all__ = ["require_budget"]
 
 
-async def require_budget(database: Database, identity: Identity) -> None:
-    """Return if the key may start a turn. A turn that has begun is not stopped, so it may exceed the budget.
+async def require_budget(services: Services, identity: Identity) -> None:
+    """Return if the key may start a turn.
 
     Raises:
-        ProblemError: 429, the budget of the day is used up.
+        ProblemError: 429, a budget of the day is used up.
     """
-    if identity.key_id is None or (identity.cost_per_day is None and identity.tokens_per_day is None):
+    if identity.key_id is None:
         return
+    key = PayingKey(
+        id=identity.key_id, cost_per_day=identity.cost_per_day, tokens_per_day=identity.tokens_per_day
+    )
     now = shared_time()
-    today = datetime(now.year, now.month, now.day, tzinfo=now.tzinfo)
-    async with database.read() as transaction:
-        spent = await transaction.keys.spent(identity.key_id, since=today)
-    limits = ((spent.cost, identity.cost_per_day, "cost"), (spent.tokens, identity.tokens_per_day, "tokens"))
-    for used, limit, what in limits:
-        if limit is not None and used >= limit:
-            wait = (today + timedelta(days=1) - now).total_seconds()
+    for budget in await services.spending.key_budgets(key, day=day_of(now)):
+        if budget.is_exhausted and budget.renews_at is not None:
             raise ProblemError(
                 HTTPStatus.TOO_MANY_REQUESTS,
                 "budget_exceeded",
-                f"the key's {what} of the day, {limit:g}, is used up ({used:g})",
-                headers={"Retry-After": str(math.ceil(wait))},
+                budget.used_up,
+                headers={"Retry-After": str(math.ceil((budget.renews_at - now).total_seconds()))},
             )

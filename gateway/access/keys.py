@@ -19,6 +19,7 @@ from typing import Final
 
 from fastapi import Request
 
+from gateway.access.sessions import require_own_page, session_of, takes_session
 from gateway.access.tickets import opened_ticket
 from gateway.identity import LOCAL, Identity, Scope
 from gateway.problems import ProblemError
@@ -32,12 +33,14 @@ from workers.ops.host_header import is_loopback
 __all__ = [
     "create_key",
     "identify",
+    "identity_of_key",
     "is_local",
     "is_secret_of",
     "key_text",
     "new_key",
     "require_key",
     "revoke_key",
+    "valid_key",
 ]
 
 _KEY: Final = re.compile(r"nk_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
@@ -159,7 +162,8 @@ async def identify(request: Request) -> Identity:
     """Return the identity of a request: its key's, or that of this machine while there are no keys.
 
     Raises:
-        ProblemError: 401, the key or ticket is missing, malformed, unknown, revoked or expired.
+        ProblemError: 401, the key, ticket or session is missing, malformed, unknown, revoked or expired; 403,
+            the session's request does not come from a page of the console.
     """
     services: Services = request.app.state.services
     given = request.headers.getlist("authorization")
@@ -170,17 +174,48 @@ async def identify(request: Request) -> Identity:
     if not given and await _may_be_local(request, services):
         return LOCAL
     if not given:
-        raise _refused("key_missing", "send a key: `Authorization: Bearer nk_…`")
+        by_session = await _identify_session(request, services)
+        if by_session is None:
+            raise _refused("key_missing", "send a key: `Authorization: Bearer nk_…`")
+        return by_session
     scheme, _, text = given[0].partition(" ")
-    match = _KEY.fullmatch(text.strip(" "))
-    if len(given) > 1 or scheme.lower() != "bearer" or match is None:
+    text = text.strip(" ")
+    if len(given) > 1 or scheme.lower() != "bearer" or _KEY.fullmatch(text) is None:
         raise _refused("key_invalid", "the Authorization header is not one `Bearer nk_…`")
-    async with services.database.read() as transaction:
-        key = await transaction.keys.find_valid(match[1])
-    digest = hashlib.sha256(match[2].encode()).digest()
-    if not hmac.compare_digest(digest, _NO_DIGEST if key is None else key.digest) or key is None:
+    return identity_of_key(await valid_key(services.database, text))
+
+
+async def valid_key(database: Database, text: str) -> Key:
+    """Return the key that a client sent.
+
+    Raises:
+        ProblemError: 401, it is malformed, unknown, revoked or expired.
+    """
+    match = _KEY.fullmatch(text)
+    key = None
+    if match is not None:
+        async with database.read() as transaction:
+            key = await transaction.keys.find_valid(match[1])
+    digest = hashlib.sha256(match[2].encode() if match is not None else b"").digest()
+    is_right = hmac.compare_digest(digest, _NO_DIGEST if key is None else key.digest)
+    if key is None or not is_right:
         raise _refused("key_invalid", "the key is unknown, revoked or expired")
-    return _identity_of(key)
+    return key
+
+
+async def _identify_session(request: Request, services: Services) -> Identity | None:
+    """Return the identity of a request of the console; None if it has no session."""
+    if not takes_session(request):
+        return None
+    session = session_of(services.settings, request)
+    if session is None:
+        return None
+    require_own_page(request, session)
+    async with services.database.read() as transaction:
+        key = await transaction.keys.find_valid(session.key_id)
+    if key is None:
+        raise _refused("session_invalid", "the session's key is revoked or expired; log in again")
+    return identity_of_key(key)
 
 
 async def _identify_ticket(request: Request, services: Services, chat_key: str, ticket: str) -> Identity:
@@ -192,7 +227,7 @@ async def _identify_ticket(request: Request, services: Services, chat_key: str, 
     elif opened is not None:
         async with services.database.read() as transaction:
             key = await transaction.keys.find_valid(str(opened[0]))
-        owner = None if key is None else _identity_of(key)
+        owner = None if key is None else identity_of_key(key)
     if owner is None:
         raise _refused("ticket_invalid", "the ticket is for another chat, expired, or its key is not valid")
     return replace(owner, scopes=owner.scopes & {Scope.READ})
@@ -208,7 +243,8 @@ async def _may_be_local(request: Request, services: Services) -> bool:
         return not await transaction.keys.any()
 
 
-def _identity_of(key: Key) -> Identity:
+def identity_of_key(key: Key) -> Identity:
+    """Return what the holder of a valid key may do."""
     return Identity(
         key_id=key.id,
         # A scope of a newer release means nothing here.

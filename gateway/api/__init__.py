@@ -6,21 +6,8 @@ from typing import Final
 
 from fastapi import APIRouter
 
-from gateway.api import (
-    approvals,
-    calls,
-    catalogue,
-    events,
-    files,
-    keys,
-    mcp,
-    messages,
-    operations,
-    runs,
-    tickets,
-    turns,
-    work,
-)
+from gateway.api import approvals, calls, chats, events, files, keys, messages, runs, tickets, turns
+from gateway.api.fleet import catalogue, costs, mcp, operations, work
 
 __all__ = ["ROUTERS"]
 
@@ -28,6 +15,7 @@ __all__ = ["ROUTERS"]
 ROUTERS: Final[tuple[APIRouter, ...]] = tuple(
     module.router
     for module in (
+        chats,
         messages,
         files,
         events,
@@ -39,6 +27,7 @@ ROUTERS: Final[tuple[APIRouter, ...]] = tuple(
         catalogue,
         work,
         operations,
+        costs,
         keys,
         mcp,
     )

@@ -6,8 +6,9 @@ import hmac
 import json
 import secrets
 from http import HTTPStatus
+from typing import Annotated
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 
 from broker_config.embedded import resolve_signing_key
@@ -105,12 +106,19 @@ async def revoke(
 
 @router.get("/audit")
 async def audit(
-    services: ServicesDep, identity: IdentityDep, limit: Limit = 50, cursor: Cursor = None
+    services: ServicesDep,
+    identity: IdentityDep,
+    action: Annotated[
+        str | None, Query(max_length=100, description="Only actions that begin with it: `dead_letter.`")
+    ] = None,
+    subject: Annotated[str | None, Query(max_length=2000, description="Only acts on this.")] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
 ) -> Page[Act]:
-    """List administrative acts, the newest first."""
+    """List administrative acts, the newest first: who did what to what."""
     identity.require_all(Scope.ADMIN)
     before = None if cursor is None else number_of(cursor)
     async with services.database.read() as transaction:
-        acts = await transaction.audit.newest(limit=limit, before=before)
+        acts = await transaction.audit.newest(limit=limit, before=before, action=action, subject=subject)
     more = cursor_of(acts[-1].sequence) if len(acts) == limit else None
     return Page(items=[act_answer(act) for act in acts], next_cursor=more)

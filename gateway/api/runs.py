@@ -129,9 +129,12 @@ class _Execution:
         body, services, identity = self._body, self.services, self._identity
         if body.follow_up:
             identity.require(Scope.POST, chat_key=body.chat_key)
-            await require_budget(services.database, identity)
+        await require_budget(services, identity)
         await require_rounds_worker(services)
         chat = await services.chat(body.chat_key)
+        if identity.key_id is not None:
+            async with services.database.begin() as transaction:
+                await transaction.keys.add_turn(identity.key_id, self.id)  # pays for the run
         self.begun.set()
         report = await services.remote_runs.run(
             body.code,

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
 
 from gateway.dependencies import ChatKey, IdentityDep, PathText, ServicesDep
 from gateway.idempotency import OnceDep
 from gateway.identity import Identity, Scope
-from gateway.streams.turn_tree import read_rounds, read_turn
+from gateway.replays import replay_turn
+from gateway.streams.turn_tree import read_call, read_rounds, read_turn
 from gateway.web.paging import Cursor, Limit, cursor_of, number_of
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import NotFoundError
-from nekro_client.models import Page, Round, Turn
+from nekro_client.models import Call, Page, ReplayedTurn, ReplayTurnBody, Round, Turn
 from storage.repositories.rounds import Round as RoundRow
 from workers.composition import Services
 
@@ -21,10 +25,26 @@ router = APIRouter(tags=["turns"])
 
 
 @router.get("/turns/{turn_id}")
-async def get_turn(turn_id: PathText, services: ServicesDep, identity: IdentityDep) -> Turn:
+async def get_turn(
+    turn_id: PathText,
+    services: ServicesDep,
+    identity: IdentityDep,
+    values: Annotated[
+        bool, Query(description="Whether calls have their arguments and results; they may be large.")
+    ] = True,
+) -> Turn:
     """Return a turn: rounds with requests, code, output and calls; messages; jobs."""
     await _first_round(services, identity, turn_id, Scope.READ)
-    return await read_turn(services, turn_id)
+    return await read_turn(services, turn_id, with_values=values)
+
+
+@router.get("/turns/{turn_id}/calls/{call_id}")
+async def get_call(
+    turn_id: PathText, call_id: PathText, services: ServicesDep, identity: IdentityDep
+) -> Call:
+    """Return a call of a turn, with its arguments and its result."""
+    await _first_round(services, identity, turn_id, Scope.READ)
+    return await read_call(services, turn_id, call_id)
 
 
 @router.get("/chats/{chat_key}/rounds")
@@ -68,6 +88,32 @@ async def cancel_turn(
         return await read_turn(services, turn_id)
 
     return await once.run(work)
+
+
+@router.post("/turns/{turn_id}/replay", status_code=HTTPStatus.CREATED, response_model=ReplayedTurn)
+async def replay(
+    turn_id: PathText, body: ReplayTurnBody, services: ServicesDep, identity: IdentityDep, once: OnceDep
+) -> Response:
+    """Run a turn again in a new chat, which gets the history up to the message that caused the turn.
+
+    The old chat stays as it is. Messages, their files, persona and model group are copied; what plugins keep
+    for the chat, and `/app/shared`, are not. Methods run as always, also those with effects elsewhere.
+    """
+    first = await _first_round(services, identity, turn_id, Scope.READ)
+    chat_key = body.chat_key or f"{first.chat_key}-replay-{once.id[:8]}"
+    identity.require(Scope.POST, chat_key=chat_key)
+
+    async def work() -> ReplayedTurn:
+        return await replay_turn(
+            services,
+            identity,
+            first,
+            chat_key=chat_key,
+            once=once.name,
+            is_again=once.is_repetition,
+        )
+
+    return await once.run(work, status=HTTPStatus.CREATED)
 
 
 async def _first_round(services: Services, identity: Identity, turn_id: str, scope: Scope) -> RoundRow:

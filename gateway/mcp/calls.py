@@ -17,7 +17,7 @@ from gateway.mcp.progress import Report, reported
 from gateway.mcp.results import data_result, method_result
 from gateway.mcp.schemas import arguments_of
 from gateway.streams.hub import EventHub
-from messaging.tracing import span
+from messaging.tracing.tool_span import tool_span
 from workers.calls.dispatch import CallScope
 from workers.catalogue.arguments import refuse_unfit
 from workers.catalogue.entries import MethodEntry
@@ -66,8 +66,7 @@ async def call_method(
         approval_id = await _admit(services, caller, entry, arguments, scope, call_id=call_id, lane=lane)
         if approval_id is not None:
             return awaiting(approval_id, call_id, entry.name)
-    ids = {"call_id": call_id, "method": entry.task, "type": entry.type.value, "lane": lane}
-    with span(f"call {entry.task}", ids, kind="client"):
+    with tool_span(entry.task, kind=entry.type.value, call_id=call_id, lane=lane):
         async with reported(hub, caller.chat_key, call_id, report):
             envelope = await services.dispatcher.invoke_patiently(
                 entry, arguments, scope, call_id=call_id, lane=lane

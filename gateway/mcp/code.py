@@ -47,6 +47,10 @@ def on_workers(services: Services) -> CodeRun:
     async def run(caller: Caller, code: str, run_id: str) -> CodeReport:
         await require_rounds_worker(services)
         chat = await services.chat(caller.chat_key)
+        key_id = caller.identity.key_id
+        if key_id is not None:
+            async with services.database.begin() as transaction:
+                await transaction.keys.add_turn(key_id, run_id)  # pays for the run
         return await services.remote_runs.run(
             code, run_id=run_id, chat=chat, user_id=caller.user_id, wakes_agent=False
         )

@@ -18,7 +18,7 @@ from gateway.openai.chats import MODEL, Posted, chosen_chat, once_for, post, req
 from gateway.openai.errors import NO_RETRY, APIError, OpenAIRoute, error_body
 from gateway.streams.hub import SlowReaderError
 from gateway.web.responses import EventStream
-from nekro_agent.errors import NekroError
+from nekro_agent.errors import BudgetExceededError, NekroError
 
 __all__ = ["router"]
 
@@ -28,6 +28,10 @@ router = APIRouter(route_class=OpenAIRoute, tags=["openai"])
 _MARGIN_SECONDS: Final = 60
 #: Between two messages of an answer.
 _BETWEEN: Final = "\n\n"
+_STATUSES: Final = {
+    "turn_timeout": HTTPStatus.GATEWAY_TIMEOUT,
+    BudgetExceededError.code: HTTPStatus.TOO_MANY_REQUESTS,
+}
 
 
 @router.get("/v1/models")
@@ -169,12 +173,16 @@ class _Completion:
         return {"data": json.dumps(chunk)}
 
     def _error(self, code: str, message: str) -> APIError:
-        status = HTTPStatus.GATEWAY_TIMEOUT if code == "turn_timeout" else HTTPStatus.BAD_GATEWAY
-        return APIError(status, code, message, headers=NO_RETRY)
+        return APIError(_status_of(code), code, message, headers=NO_RETRY)
 
 
 def _failure(code: str, message: str) -> dict[str, str]:
-    return {"data": json.dumps(error_body(HTTPStatus.BAD_GATEWAY, code, message))}
+    return {"data": json.dumps(error_body(_status_of(code), code, message))}
+
+
+def _status_of(code: str) -> HTTPStatus:
+    """Return the status of a turn that ended with a code."""
+    return _STATUSES.get(code, HTTPStatus.BAD_GATEWAY)
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.openai.answers import AnswerEnd, AnswerReader, Piece, Usage
+from nekro_agent.errors import BudgetExceededError
 from storage.access.openai_responses import OpenAIResponse
 
 __all__ = ["ResponseView", "item_of"]
@@ -40,9 +41,7 @@ class ResponseView:
             "status": self.status,
             "background": row.is_background,
             "completed_at": self._completed_at(),
-            "error": None
-            if error is None
-            else {"code": "server_error", "message": f"{error[0]}: {error[1]}"},
+            "error": None if error is None else _error(*error),
             "incomplete_details": None,
             "instructions": None,
             "metadata": row.stated.get("metadata") or {},
@@ -96,7 +95,8 @@ class ResponseView:
     def _add(self, part: Piece | AnswerEnd) -> dict[str, Any] | None:
         """Take one more part; returns the output item of a message."""
         if isinstance(part, AnswerEnd):
-            self.end, self.status = part, _STATUS.get(part.state, "completed")
+            self.end = part
+            self.status = "failed" if part.error is not None else _STATUS.get(part.state, "completed")
             return None
         item = item_of(part)
         self.output.append(item)
@@ -105,6 +105,12 @@ class ResponseView:
     def _completed_at(self) -> int | None:
         is_complete = self.end is not None and self.status == "completed" and self.end.at is not None
         return int(self.end.at.timestamp()) if is_complete and self.end and self.end.at else None
+
+
+def _error(code: str, text: str) -> dict[str, str]:
+    """Return an error with one of the codes that the protocol has."""
+    known = "rate_limit_exceeded" if code == BudgetExceededError.code else "server_error"
+    return {"code": known, "message": f"{code}: {text}"}
 
 
 def item_of(piece: Piece) -> dict[str, Any]:

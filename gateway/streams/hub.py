@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Final, TypeVar
 
 from loguru import logger
@@ -60,7 +60,11 @@ class EventHub:
         """Open nothing; ``start`` does."""
         self._database = services.database
         self._publisher = services.publisher
-        self._watch = EventWatch(services, on_added=self.announced, on_live=self._live)
+        #: Set when announcements begin to be received: those before were missed.
+        self._begun = asyncio.Event()
+        self._watch = EventWatch(
+            services, on_added=self.announced, on_live=self._live, on_begun=self._begun.set
+        )
         self._channels: dict[str, Channel] = {}
         self._readers = 0
         self._readings = asyncio.Semaphore(_READINGS)
@@ -307,9 +311,16 @@ class EventHub:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _check_repeatedly(self) -> None:
-        """Find events whose announcement was lost, and chats whose events the database has lost."""
+        """Find events whose announcement was lost, and chats whose events the database has lost.
+
+        Also as soon as announcements are received: a turn may be over before the subscription of its only
+        reader is there.
+        """
         while True:
-            await asyncio.sleep(FRESH_SECONDS)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FRESH_SECONDS):
+                    await self._begun.wait()
+            self._begun.clear()
             keys = list(self._channels)
             for begin in range(0, len(keys), _CHECKED):
                 with survived("events_not_checked"):

@@ -2,72 +2,115 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
+from broker_config.settings import Settings
+from gateway.streams.round_events import RoundEvents, by_round
+from gateway.streams.turn_states import TurnEnd, turn_cause
 from gateway.views import job_answer, message_answer
+from messaging.tracing import recorded_trace_id
+from nekro_agent.errors import NotFoundError
 from nekro_agent.methods import SandboxMethodType
 from nekro_client import models
-from nekro_client.models import TurnCause, TurnError, TurnState
+from nekro_client.models import TurnError
 from sandbox.models import StopType
+from storage.engine import Database
 from storage.repositories.calls import Call
 from storage.repositories.events import ChatEvent
+from storage.repositories.jobs import Job
 from storage.repositories.rounds import Round
-from storage.states import EventType, RoundState
+from storage.states import EventType, TriggerKind
 from storage.transaction import Transaction
 from workers.calls.story import told_calls
+from workers.chats.file_ids import FileIds
+from workers.chats.turn_traces import trace_of
 from workers.composition import Services
 
-__all__ = ["read_rounds", "read_turn"]
+__all__ = ["TurnSource", "read_call", "read_rounds", "read_turn"]
 
-_TURN_STATES = {
-    RoundState.DONE: TurnState.DONE,
-    RoundState.FAILED: TurnState.FAILED,
-    RoundState.CANCELLED: TurnState.CANCELLED,
-}
-#: Code of a failed turn whose end was not recorded as an event, or whose events have expired.
-_UNKNOWN = "round_failed"
+#: A call of ``workers.calls.story``, and its row; None for a call without one, such as of a TOOL.
+_ToldCall: TypeAlias = tuple[dict[str, Any], Call | None]
 
 
-async def read_turn(services: Services, turn_id: str) -> models.Turn:
+class TurnSource(Protocol):
+    """Where turns are read: the services of a gateway, or the database of a command."""
+
+    @property
+    def database(self) -> Database: ...
+    @property
+    def file_ids(self) -> FileIds: ...
+
+    @property
+    def settings(self) -> Settings: ...
+
+
+async def read_turn(services: TurnSource, turn_id: str, *, with_values: bool = True) -> models.Turn:
     """Return a turn with everything that is recorded of it.
 
     The rounds are its own, and the ones of other turns into which its rounds were merged.
+
+    Args:
+        with_values: False leaves out the arguments and results of calls, of which a turn may have thousands.
 
     Raises:
         NotFoundError: there is no such turn.
     """
     async with services.database.read() as transaction:
         first = await transaction.rounds.get(turn_id)
-        rounds = [
-            item for item in await transaction.rounds.rounds_of_turns(turn_id) if item.turn_id == turn_id
-        ]
-        takers = [await transaction.rounds.get(item.merged_into) for item in rounds if item.merged_into]
+        rounds, takers = await _rounds(transaction, turn_id)
         events = await transaction.events.of_turn(turn_id)
-        for taker in takers:
-            events += await transaction.events.of_turn(taker.turn_id)
+        for other in {taker.turn_id for taker in takers} - {turn_id}:
+            events += await transaction.events.of_turn(other)
         messages = await transaction.messages.of_turn(turn_id)
         jobs = await transaction.jobs.of_turn(turn_id)
-        shown = sorted(
-            {item.id: item for item in (*rounds, *takers)}.values(), key=lambda item: item.sequence
-        )
-        details = [_round(item, await _calls(transaction, item), events) for item in shown]
-    end = next((item for item in events if _is_end(item, turn_id)), None)
+        shown = {item.id: item for item in (*rounds, *takers)}
+        ordered = sorted(shown.values(), key=lambda item: item.sequence)
+        calls = {item.id: await _calls(transaction, item) for item in ordered}
+        cause = await _cause(transaction, first)
+        following = await _following(transaction, turn_id, calls.values(), jobs)
+    of_round = by_round(events)
+    turn = TurnEnd(rounds, takers, next((item for item in events if _is_end(item, turn_id)), None))
+    trace_id = recorded_trace_id(trace_of(first))
     return models.Turn(
         id=turn_id,
         chat_key=first.chat_key,
-        state=_state(rounds, takers, end),
-        cause=_cause(first),
+        state=turn.state,
+        cause=cause,
         merged_into=next((taker.turn_id for taker in takers), None),
+        trace_id=trace_id,
+        trace_url=None if trace_id is None else services.settings.tracing.url_of(trace_id),
         requested_at=first.requested_at,
-        started_at=min((item.started_at for item in shown if item.started_at), default=None),
-        finished_at=_finished_at(rounds, takers, end),
-        error=_error(rounds, takers, end),
-        rounds=details,
+        started_at=turn.started_at,
+        finished_at=turn.finished_at,
+        error=turn.error,
+        rounds=[
+            _round(item, calls[item.id], RoundEvents(of_round.get(item.id, ())), with_values=with_values)
+            for item in ordered
+        ],
         messages=[message_answer(item, services.file_ids) for item in messages],
         jobs=[job_answer(item) for item in jobs],
+        following=following,
     )
+
+
+async def read_call(services: TurnSource, turn_id: str, call_id: str) -> models.Call:
+    """Return a call of a turn, with its arguments and its result.
+
+    Raises:
+        NotFoundError: the turn has no such call.
+    """
+    async with services.database.read() as transaction:
+        rounds, takers = await _rounds(transaction, turn_id)
+        for item in (*rounds, *takers):
+            events = await transaction.events.of_turn(item.turn_id, call_id=call_id)
+            events += await transaction.events.of_turn(item.turn_id, types=(EventType.ROUND_STARTED,))
+            events.sort(key=lambda event: event.number)
+            own = RoundEvents([event for event in events if event.round_id == item.id])
+            known = _known(await _calls(transaction, item, call_id=call_id), own)
+            if call_id in known:
+                return _call(*known[call_id], item, own, with_values=True)
+    raise NotFoundError(f"turn {turn_id!r} has no call {call_id!r}")
 
 
 async def read_rounds(
@@ -82,7 +125,10 @@ async def read_rounds(
     """
     async with services.database.read() as transaction:
         rows = await transaction.rounds.newest(chat_key, limit=limit, before=before)
-        found = [(row.sequence, _round(row, await _calls(transaction, row), ())) for row in rows]
+        found = [
+            (row.sequence, _round(row, await _calls(transaction, row), RoundEvents(()), with_values=False))
+            for row in rows
+        ]
     return found[::-1]
 
 
@@ -90,78 +136,97 @@ def _is_end(event: ChatEvent, turn_id: str) -> bool:
     return event.type == EventType.TURN_ENDED and event.turn_id == turn_id
 
 
-def _cause(item: Round) -> TurnCause:
-    return TurnCause(kind=item.trigger_kind.value, id=item.trigger_id)
+async def _rounds(transaction: Transaction, turn_id: str) -> tuple[list[Round], list[Round]]:
+    """Return the rounds of a turn, and the rounds into which some of them were merged."""
+    rounds = [item for item in await transaction.rounds.rounds_of_turns(turn_id) if item.turn_id == turn_id]
+    return rounds, [await transaction.rounds.get(item.merged_into) for item in rounds if item.merged_into]
 
 
-def _open(rounds: Sequence[Round], takers: Sequence[Round]) -> list[Round]:
-    return [item for item in (*rounds, *takers) if item.state in (RoundState.REQUESTED, RoundState.RUNNING)]
+async def _cause(transaction: Transaction, first: Round) -> models.TurnCause:
+    """Return what caused a turn, with the turn in which that happened."""
+    turn_id: str | None = None
+    if first.trigger_kind is TriggerKind.CALL:
+        call = await transaction.calls.find(first.trigger_id)
+        before = (
+            None if call is None or call.round_id is None else await transaction.rounds.find(call.round_id)
+        )
+        turn_id = None if before is None else before.turn_id
+    elif first.trigger_kind is TriggerKind.JOB:
+        job = await transaction.jobs.find(first.trigger_id)
+        turn_id = None if job is None else job.turn_id
+    return turn_cause(first).model_copy(update={"turn_id": turn_id})
 
 
-def _last(rounds: Sequence[Round], takers: Sequence[Round]) -> Round:
-    """Return the round that ended last, or the newest one."""
-    ended = [item for item in (*rounds, *takers) if item.state is not RoundState.MERGED]
-    return max(ended or rounds, key=lambda item: (item.finished_at or item.requested_at, item.sequence))
+async def _following(
+    transaction: Transaction, turn_id: str, calls: Iterable[Sequence[_ToldCall]], jobs: Sequence[Job]
+) -> list[str]:
+    """Return the turns that began with an approved or detached call, or a job, of a turn."""
+    late = [
+        row.id
+        for of_round in calls
+        for call, row in of_round
+        if row is not None and (row.detached_at is not None or call.get("approval_id") is not None)
+    ]
+    listing = transaction.turn_listing
+    found = await listing.caused(TriggerKind.CALL, late)
+    found += await listing.caused(TriggerKind.JOB, [job.id for job in jobs])
+    return sorted({item.turn_id for item in found} - {turn_id})
 
 
-def _state(rounds: Sequence[Round], takers: Sequence[Round], end: ChatEvent | None) -> TurnState:
-    if end is not None:
-        return TurnState(end.data["state"])
-    if not _open(rounds, takers):
-        return _TURN_STATES[_last(rounds, takers).state]
-    has_started = any(item.started_at is not None for item in (*rounds, *takers))
-    return TurnState.RUNNING if has_started else TurnState.WAITING
+async def _calls(transaction: Transaction, item: Round, *, call_id: str | None = None) -> list[_ToldCall]:
+    """Return the calls of a round, and their rows where they have some.
 
-
-def _finished_at(rounds: Sequence[Round], takers: Sequence[Round], end: ChatEvent | None) -> datetime | None:
-    if end is not None:
-        return end.created_at
-    return None if _open(rounds, takers) else _last(rounds, takers).finished_at
-
-
-def _error(rounds: Sequence[Round], takers: Sequence[Round], end: ChatEvent | None) -> TurnError | None:
-    if _state(rounds, takers, end) is not TurnState.FAILED:
-        return None
-    if end is not None and "error" in end.data:
-        return TurnError(code=end.data["error"]["code"], text=end.data["error"]["text"])
-    return TurnError(code=_UNKNOWN, text=_last(rounds, takers).error or "")
-
-
-async def _calls(transaction: Transaction, item: Round) -> list[tuple[dict[str, Any], Call | None]]:
-    """Return the calls of a round, and their rows where they have some."""
+    Args:
+        call_id: only this one; None: all.
+    """
     rows = await transaction.calls.of_round(item.id)
+    listed = item.calls or []
+    if call_id is not None:
+        rows = [row for row in rows if row.id == call_id]
+        listed = [call for call in listed if call["id"] == call_id]
     by_id = {row.id: row for row in rows}
     approvals = await transaction.approvals.of_calls(rows)
-    return [(call, by_id.get(call["id"])) for call in told_calls(item.calls or [], rows, approvals)]
+    return [(call, by_id.get(call["id"])) for call in told_calls(listed, rows, approvals)]
+
+
+def _known(calls: Sequence[_ToldCall], events: RoundEvents) -> dict[str, _ToldCall]:
+    known = {call["id"]: (call, row) for call, row in calls}
+    # While the round runs its row has no calls yet, but the events have them.
+    for call_id, own in events.of_calls.items():
+        began = own.get(EventType.CALL_STARTED)
+        if began is not None:
+            known.setdefault(call_id, ({"id": call_id, **began.data}, None))
+    return known
 
 
 def _round(
-    item: Round, calls: Sequence[tuple[dict[str, Any], Call | None]], events: Sequence[ChatEvent]
+    item: Round, calls: Sequence[_ToldCall], events: RoundEvents, *, with_values: bool
 ) -> models.Round:
-    own = [event for event in events if event.round_id == item.id]
-    known = {call["id"]: (call, row) for call, row in calls}
-    # While the round runs its row has no calls yet, but the events have them.
-    for event in own:
-        if event.call_id is not None and event.type == EventType.CALL_STARTED:
-            known.setdefault(event.call_id, ({"id": event.call_id, **event.data}, None))
+    answered = {} if events.answered is None else events.answered.data
+    known = _known(calls, events)
     return models.Round(
         id=item.id,
         turn_id=item.turn_id,
         number=item.number,
         state=item.state.value,
-        cause=_cause(item),
+        cause=turn_cause(item),
         attempt=item.attempt,
+        attempts=events.attempts(item),
         worker=item.worker,
         user_id=item.user_id,
         merged_into=item.merged_into,
         requested_at=item.requested_at,
         started_at=item.started_at,
+        prompted_at=events.prompted_at,
         answered_at=item.answered_at,
         finished_at=item.finished_at,
         cancel_requested_at=item.cancel_requested_at,
         prompt_chars=item.prompt_chars,
         observation=item.observation,
         model=item.model,
+        model_group=answered.get("group"),
+        model_tries=answered.get("tries"),
+        tool_calls_kept=answered.get("tool_calls_kept", True),
         prompt_tokens=item.prompt_tokens,
         completion_tokens=item.completion_tokens,
         cost=item.cost,
@@ -170,7 +235,7 @@ def _round(
         output=item.output,
         stop_type=None if item.stop_type is None else StopType(item.stop_type).name,
         exit_code=item.exit_code,
-        calls=[_call(call, row, own) for call, row in known.values()],
+        calls=[_call(call, row, item, events, with_values=with_values) for call, row in known.values()],
         error=_round_error(item),
     )
 
@@ -179,26 +244,34 @@ def _round_error(item: Round) -> TurnError | None:
     return None if item.error is None else TurnError(code=item.state.value, text=item.error)
 
 
-def _call(call: Mapping[str, Any], row: Call | None, events: Sequence[ChatEvent]) -> models.Call:
-    own = {event.type: event for event in events if event.call_id == call["id"]}
+def _call(
+    call: Mapping[str, Any], row: Call | None, item: Round, events: RoundEvents, *, with_values: bool
+) -> models.Call:
+    own = events.of_calls.get(call["id"], {})
     began, ended = own.get(EventType.CALL_STARTED), own.get(EventType.CALL_ENDED)
-    value = ended.data.get("value") if ended is not None else None
-    if value is None and row is not None and row.outcome is not None:
+    value = None
+    if with_values and ended is not None:
+        value = ended.data.get("value")
+    if with_values and value is None and row is not None and row.outcome is not None:
         value = row.outcome.get("text")
     error = call.get("error") or (ended.data.get("error") if ended is not None else None)
+    attempt = events.attempt_of_call.get(call["id"])
+    is_over = item.finished_at is not None or (attempt is not None and attempt < item.attempt)
     return models.Call(
         id=call["id"],
         method=call["method"],
         type=SandboxMethodType(call["type"]).value,
-        state=_call_state(call, row, ended),
+        state=_call_state(call, row, ended, is_over=is_over),
         lane=call.get("lane"),
-        worker=call.get("worker") or None,
+        worker=call.get("worker") or (ended.data.get("worker") if ended is not None else None) or None,
         requested_at=call.get("requested_at") or (began.created_at if began is not None else None),
         started_at=call.get("started_at"),
-        finished_at=call.get("finished_at"),
-        duration_ms=call.get("duration_ms"),
+        finished_at=call.get("finished_at") or (ended.created_at if ended is not None else None),
+        duration_ms=call.get("duration_ms") or (ended.data.get("duration_ms") if ended is not None else None),
         attempts=None if row is None else row.fence,
-        arguments=None if began is None else began.data.get("arguments"),
+        line=None if began is None else began.data.get("line"),
+        round_attempt=attempt,
+        arguments=began.data.get("arguments") if with_values and began is not None else None,
         value=value,
         error=None if error is None else _call_error(error),
         follow_up=call.get("follow_up"),
@@ -206,13 +279,14 @@ def _call(call: Mapping[str, Any], row: Call | None, events: Sequence[ChatEvent]
     )
 
 
-def _call_state(call: Mapping[str, Any], row: Call | None, ended: ChatEvent | None) -> str:
+def _call_state(call: Mapping[str, Any], row: Call | None, ended: ChatEvent | None, *, is_over: bool) -> str:
     if row is not None:
         return row.state.value
     if ended is not None:
         return str(ended.data["state"])
     if "duration_ms" not in call:
-        return "running"
+        # The worker of its round died before it wrote how the call ended.
+        return "unknown" if is_over else "running"
     return "done" if call["error"] is None else "failed"
 
 

@@ -28,15 +28,18 @@ class EventWatch:
         *,
         on_added: Callable[[str, int], None],
         on_live: Callable[[str, StreamEvent], None],
+        on_begun: Callable[[], None],
     ) -> None:
         """Open nothing.
 
         Args:
             on_added: called on the loop with a chat and the number of its newest event.
             on_live: called on the loop with a chat and a live event.
+            on_begun: called on the loop when announcements are received from now on: earlier ones were not,
+                at the beginning and after each outage.
         """
         self._services = services
-        self._on_added, self._on_live = on_added, on_live
+        self._on_added, self._on_live, self._on_begun = on_added, on_live, on_begun
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="event-watch")
         self._needed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -98,7 +101,9 @@ class EventWatch:
             logger.exception("event_announcements_not_received")
             return RETRY_SECONDS
         self._is_up = True
-        self._listening.set()
+        if not self._listening.is_set():
+            self._listening.set()
+            self._on_begun()
         for event in events:
             self._pass_on(event)
         return 0 if events else DEFER_SECONDS

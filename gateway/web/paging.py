@@ -10,7 +10,7 @@ from fastapi import Query
 
 from gateway.problems import ProblemError
 
-__all__ = ["Cursor", "Limit", "cursor_of", "number_of", "text_of"]
+__all__ = ["Cursor", "Limit", "cursor_invalid", "cursor_of", "number_of", "text_of"]
 
 Limit = Annotated[int, Query(ge=1, le=200)]
 Cursor = Annotated[str | None, Query(max_length=2000)]
@@ -31,7 +31,7 @@ def text_of(cursor: str) -> str:
         padded = cursor.encode("ascii") + b"=" * (-len(cursor) % 4)
         return urlsafe_b64decode(padded).decode("utf-8", "surrogatepass")
     except (ValueError, UnicodeError):
-        raise _invalid() from None
+        raise cursor_invalid() from None
 
 
 def number_of(cursor: str) -> int:
@@ -42,11 +42,12 @@ def number_of(cursor: str) -> int:
     """
     text = text_of(cursor)
     if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise _invalid()
+        raise cursor_invalid()
     return int(text)
 
 
-def _invalid() -> ProblemError:
+def cursor_invalid() -> ProblemError:
+    """Return the error for a cursor that is none of a list's."""
     return ProblemError(
         HTTPStatus.UNPROCESSABLE_ENTITY, "cursor_invalid", "the cursor is not a next_cursor of this list"
     )

@@ -26,6 +26,7 @@ NOTHING = Evidence(
     tasks=(),
     pids={"long-1": 1},
     shared_files=frozenset(),
+    pictures_shown=frozenset(),
     model_sha256="0" * 64,
     model_requests=0,
 )
@@ -58,6 +59,14 @@ def test_no_point_passes_when_nothing_happened() -> None:
 def test_an_existing_file_alone_passes_no_point() -> None:
     evidence = dataclasses.replace(NOTHING, shared_files=frozenset({"plan.txt"}), model_requests=1)
     assert [point.name for point in points.check(evidence) if point.ok] == []
+
+
+def test_a_chart_is_left_out_by_name_where_the_sandbox_has_no_packages() -> None:
+    (left_out,) = [point for point in points.check(NOTHING) if point.is_left_out]
+    assert left_out.detail == points.NO_PACKAGES
+    evidence = dataclasses.replace(NOTHING, packages="pandas 3", figures={"figure-1.png": (0, 0)})
+    (chart,) = [point for point in points.check(evidence) if point.name == left_out.name]
+    assert not chart.ok and not chart.is_left_out
 
 
 def test_the_model_server_serves_whole_files_and_ranges() -> None:

@@ -26,6 +26,7 @@ FAILING: dict[str, tuple[list[str], int, str]] = {
     "send": (["send", "group_1", " ", "--json"], ExitCode.USAGE, "UsageError"),
     "history": (["history", "nobody", "--json"], ExitCode.STORAGE, "StorageUnavailableError"),
     "tail": (["tail", "group_1", "--json"], ExitCode.USAGE, "UsageError"),
+    "trace": (["trace", "nobody", "--json"], ExitCode.STORAGE, "StorageUnavailableError"),
     "cancel": (["cancel", "group_1", "--json"], ExitCode.STORAGE, "StorageUnavailableError"),
     "jobs": (["jobs", "show", "--json"], ExitCode.USAGE, "UsageError"),
     "files": (["files", "get", "group_1", "--json"], ExitCode.USAGE, "UsageError"),
@@ -34,9 +35,12 @@ FAILING: dict[str, tuple[list[str], int, str]] = {
     "plugins": (["plugins", "purge", "--json"], ExitCode.USAGE, "UsageError"),
     "mcp": (["mcp", "add", "--json"], ExitCode.USAGE, "UsageError"),
     "approvals": (["approvals", "show", "--json"], ExitCode.USAGE, "UsageError"),
+    "sandbox": (["sandbox", "packages", "add", "--json"], ExitCode.USAGE, "UsageError"),
     "doctor": (["doctor", "--settings", "--json"], ExitCode.USAGE, "SettingsError"),
     "gateway": (["gateway", "--check", "--port", "1", "--json"], ExitCode.SERVICE, "ServiceError"),
+    "models": (["models", "use", "--json"], ExitCode.USAGE, "UsageError"),
     "keys": (["keys", "create", "--json"], ExitCode.USAGE, "UsageError"),
+    "costs": (["costs", "--json"], ExitCode.STORAGE, "StorageUnavailableError"),
     "dead": (["dead", "show", "--json"], ExitCode.USAGE, "UsageError"),
 }
 
@@ -116,9 +120,12 @@ def test_a_wrong_setting_is_an_object(
         "dead": [],
         "gateway": [],
         "keys": [],
+        "costs": [],
+        "models": [],
         "mcp": [],
         "approvals": [],
         "demo": [],
+        "sandbox": ["packages"],
     }
     Path("code.py").write_text("pass", "utf-8")
     monkeypatch.setenv("NEKRO_BROKER__ULR", "x")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from worker_fleet import Fleet
 from cli.exit_codes import ExitCode
 from cli.main import ANYWHERE, COMMANDS, OVER_GATEWAY
 from cli.remote import target
-from nekro_client import Client
+from nekro_client import AsyncClient, Client, ConflictError
 
 Command = Callable[..., tuple[int, str, str]]
 ROOT = Path(__file__).parent.parent.parent
@@ -178,6 +180,57 @@ def test_the_history_is_the_same_with_its_rounds(beside: Command, over_gateway: 
     assert newest["rounds"] == told["rounds"][-1:]
 
 
+def test_a_turn_is_traced(beside: Command, over_gateway: Command) -> None:
+    assert over_gateway("send", "traced", "trace all", "--user-id", "ada", "--wait")[0] == 0
+    turn_id = same(beside, over_gateway, "history", "traced", "--trace")["rounds"][0]["turn"]
+    turn = same(beside, over_gateway, "trace", turn_id)
+    assert (turn["id"], turn["state"]) == (turn_id, "done")
+    assert [call["line"] for call in turn["rounds"][0]["calls"]] == sorted(
+        call["line"] for call in turn["rounds"][0]["calls"]
+    )
+    for nekro, given in ((beside, turn_id[:12]), (over_gateway, turn_id)):
+        code, out, err = nekro("trace", given)
+        assert code == 0, err
+        assert nekro("trace", given, "--follow")[1] == out
+        lines = out.split("\n")
+        assert lines[0].startswith(f"turn {turn_id}  chat traced  caused by message ")
+        assert any(line.strip().startswith("1 | ") for line in lines), "code has line numbers"
+        (failed,) = [line for line in lines if ".fail  line" in line]
+        assert "failed  took " in failed
+        assert any(".say  line" in line and "  waited " in line and "  ran " in line for line in lines)
+        assert any(line.startswith("done after ") and "2 rounds" in line for line in lines), out
+    for nekro in (beside, over_gateway):
+        code, out, _ = nekro("trace", "nothing", "--json")
+        assert code != 0 and json.loads(out)["error"]["type"] == "NotFoundError"
+    assert beside("trace", "")[0] != 0
+
+
+def test_the_client_lists_chats_and_turns_and_replays_one(gateway_url: str, over_gateway: Command) -> None:
+    assert over_gateway("send", "played", "trace all", "--user-id", "ada", "--wait")[0] == 0
+    since = datetime(2020, 1, 1, tzinfo=UTC)
+    with Client(gateway_url, key="") as client:
+        (chat,) = client.chats("PLAYED", failures_since=since).items
+        assert (chat.chat_key, chat.failures) == ("played", 0)
+        (turn,) = client.chat("played").turns().items
+        call = client.turns.get(turn.id, with_values=False).rounds[0].calls[0]
+        assert call.arguments is None and client.turns.call(turn.id, call.id).arguments is not None
+        again = client.turns.replay(turn.id, chat_key="played again")
+        assert again.chat_key == "played again" and again.turn_id is not None
+        assert client.turns.wait(again.turn_id, timeout_seconds=60).state == "done"
+        assert client.audit(action="nothing.").items == []
+
+    async def same_with_asyncio() -> None:
+        async with AsyncClient(gateway_url, key="") as other:
+            assert [one.chat_key for one in (await other.chats("played")).items] == ["played again", "played"]
+            assert (await other.chat("played").turns(limit=1)).items == [turn]
+            assert (await other.turns.call(turn.id, call.id)).id == call.id
+            with pytest.raises(ConflictError):
+                await other.turns.replay(turn.id, chat_key="played")
+            assert (await other.audit(subject="nothing")).items == []
+
+    asyncio.run(same_with_asyncio())
+
+
 def test_a_message_is_sent_and_answered(nekro: Command, request: pytest.FixtureRequest) -> None:
     chat = f"talk-{request.node.callspec.id}"
     code, out, err = nekro("send", chat, "say hello", "--user-id", "ada", "--wait", "--json")
@@ -291,7 +344,8 @@ def test_a_command_of_this_host_says_so(tmp_path: Path) -> None:
     for command in COMMANDS:
         if command.name in OVER_GATEWAY | ANYWHERE:
             continue
-        arguments = {"worker": ["--lane", "methods"], "db": ["upgrade"]}.get(command.name, [])
+        needed = {"worker": ["--lane", "methods"], "db": ["upgrade"], "sandbox": ["packages"]}
+        arguments = needed.get(command.name, [])
         code, _, err = run_inside(command.name, *arguments, directory=tmp_path, environment=environ)
         assert code == ExitCode.USAGE, (command.name, err)
         assert f"`nekro {command.name}` works on this host only" in err and "NEKRO_URL" in err

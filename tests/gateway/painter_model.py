@@ -18,6 +18,14 @@ PIXEL = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
 )
 _SCENE = re.compile(r"scene:(\w+)")
+#: The path of a file in a prompt: as it is, or as a Python literal.
+_FILE = re.compile(r"\[(?:file|image): ('[^']*'|/[^\]]*?)(?: \([^()]*\))?(?:; not shown[^\]]*)?\]\n")
+#: Opens each file by the path that the prompt names.
+_OPEN = """\
+import ast
+paths = [ast.literal_eval(mark) if mark[0] == "'" else mark for mark in {marks!r}]
+send_msg_text(_ck, repr([(path, len(open(path, 'rb').read())) for path in paths]))
+"""
 _SCENES = {
     "hello": 'send_msg_text(_ck, "Hello!")\nsend_msg_text(_ck, "How are you?")',
     "draw": (
@@ -78,6 +86,9 @@ class PainterModel:
             urls = [part["image_url"]["url"] for message in messages for part in _images(message["content"])]
             seen = [url.partition(",")[0] for url in urls]
             code = f'send_msg_text(_ck, "I see {len(seen)}: {" ".join(seen)}")'
+        elif scene == "files":
+            prompt = "\n".join(_text(message["content"]) for message in messages)
+            code = _OPEN.format(marks=_FILE.findall(prompt))
         else:
             code = _SCENES[scene]
         await complete(f"```python\n{code}\n```")(writer, request)

@@ -113,7 +113,7 @@ FAULTS: dict[str, tuple[Behaviour, str, str, str]] = {
         refuse(400, "too long", "context_length_exceeded"),
         "llm_context",
         "too long for the model",
-        "NEKRO_AGENT__HISTORY_CHARS",
+        "CONTEXT_TOKENS",
     ),
     "context-text": (
         refuse(400, "This model's maximum context length is 4096 tokens."),

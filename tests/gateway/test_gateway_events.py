@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -12,7 +13,7 @@ import httpx
 import pytest
 from event_reader import Frame, frames
 from gateway_server import served
-from waiting import eventually
+from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet
 
 from gateway.app import create_app
@@ -176,6 +177,27 @@ async def test_live_events_of_other_releases_are_ignored(
     await add(services, chat)
     await reader
     assert [event.data for event in got] in ([{"n": 0}], [{"n": 1}, {"n": 0}])
+
+
+async def test_the_first_reader_gets_what_came_before_its_subscription(
+    services: Services, chat: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn in words may be over before the subscription of the only reader is there."""
+    monkeypatch.setattr(hubs, "FRESH_SECONDS", 3600)  # the check that would find the event all the same
+    hub = EventHub(services)
+    hub.start()
+    may_subscribe = threading.Event()
+    hub._watch._thread.submit(may_subscribe.wait)
+    try:
+        reading = asyncio.ensure_future(anext(hub.stream(chat)))
+        await eventually(lambda: hub.readers == 1, what="the reader")
+        async with services.database.begin() as tx:
+            await tx.events.append(chat, [NewEvent(type="call.ended", turn_id="t", data={"n": 7})])
+        may_subscribe.set()
+        assert (await asyncio.wait_for(reading, WAIT_SECONDS)).event.data == {"n": 7}
+    finally:
+        may_subscribe.set()
+        await hub.close()
 
 
 async def test_a_reader_catches_up_with_more_than_the_ring_holds(

@@ -37,6 +37,7 @@ BODIES: Final[Mapping[str, Bodies]] = {
     f"{_CHAT}/cancel": NONE,
     f"{_CHAT}/files": (("a.txt", b"one"), ("a.txt", b"two")),
     "/api/v1/turns/{turn}/cancel": NONE,
+    "/api/v1/turns/{asked}/replay": ({}, {"chat_key": "elsewhere"}),
     "/api/v1/runs": ({"code": "print(1)", "chat_key": "once"}, {"code": "print(2)", "chat_key": "once"}),
     "/api/v1/calls": (
         {"method": "count", "chat_key": "once"},
@@ -136,7 +137,7 @@ def named(answer: Any) -> Any:
     """What an answer names, which a repetition after a crash finds again."""
     if not isinstance(answer, dict):
         return answer
-    return {name: answer.get(name) for name in ("id", "turn_id", "key", "secret")}
+    return {name: answer.get(name) for name in ("id", "turn_id", "key", "secret", "chat_key")}
 
 
 async def named_things(client: httpx.AsyncClient, services: Services) -> dict[str, str]:
@@ -146,6 +147,8 @@ async def named_things(client: httpx.AsyncClient, services: Services) -> dict[st
         turn, _ = await transaction.rounds.request(
             RoundRequest(chat_key="other", trigger_kind=TriggerKind.MANUAL, trigger_id="x")
         )
+    message = {"text": "hello", "user_id": "u1"}
+    asked = (await client.post("/api/v1/chats/asked/messages", json=message)).json()
     begun = await client.post("/api/v1/calls", json={"method": "begin", "args": ["job"], "chat_key": "once"})
     assert begun.status_code == 200, begun.text
     (job,) = (await client.get("/api/v1/jobs?open=true")).json()["items"]
@@ -156,7 +159,8 @@ async def named_things(client: httpx.AsyncClient, services: Services) -> dict[st
     declared = {"declaration": {"url": "http://127.0.0.1:9/mcp"}}
     server = (await client.put("/api/v1/mcp/servers/nowhere", json=declared)).json()
     return {
-        "chat": "once", "turn": turn.turn_id, "job": job["id"], "letter": dead_letter(services),
+        "chat": "once", "turn": turn.turn_id, "asked": asked["turn_id"], "job": job["id"],
+        "letter": dead_letter(services),
         "webhook": webhook["id"], "response": response["id"], "approval": approval.id,
         "server": server["name"],
     }  # fmt: skip
@@ -215,7 +219,10 @@ def test_the_table_has_every_post() -> None:
         if any(one["name"] == "Idempotency-Key" for one in operations.get("post", {}).get("parameters", ()))
     }
     without = {path for path, operations in paths.items() if "post" in operations} - taking
-    assert without == {"/api/v1/stream-tickets", "/api/adapters/sse/connect", "/api/webhook/{endpoint}"}
+    assert without == {
+        *("/api/v1/stream-tickets", "/api/adapters/sse/connect", "/api/webhook/{endpoint}"),
+        "/console/session",
+    }
     tested = {re.sub(r"\{\w+\}|Ada.speaker", "{}", path) for path in (*BODIES, *ELSEWHERE)}
     assert {re.sub(r"\{\w+\}", "{}", path) for path in taking} == tested
 

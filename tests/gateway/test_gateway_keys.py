@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,13 @@ from gateway.identity import Scope
 from nekro_agent.errors import UsageError
 from nekro_agent.shared_clock import shared_time
 from storage.access.keys import KeyRepository
+from storage.access.spendings import ModelUse, NewSpending
 from storage.engine import Database
+from storage.repositories.base import new_id
 from storage.repositories.rounds import RoundRequest
 from storage.states import TriggerKind
+from workers.budgets.limits import day_of
+from workers.chats.writer import request_round
 
 ALL = tuple(Scope)
 
@@ -95,6 +99,23 @@ async def test_a_rate_is_shared_by_gateways(gateway: Any) -> None:
     assert 1 <= int(answers[7].headers["retry-after"]) <= 60
 
 
+async def spend(database: Database, turn_id: str, **use: float) -> None:
+    """Record what a round of a turn used, as rounds workers do."""
+    async with database.begin() as transaction:
+        key = await transaction.spendings.paying_key([turn_id])
+        assert key is not None
+        await transaction.spendings.add(
+            NewSpending(
+                id=new_id(),
+                day=day_of(datetime.now(UTC)),
+                chat_key="budget",
+                key_id=key.id,
+                turn_id=turn_id,
+                use=ModelUse(**use),  # type: ignore[arg-type]
+            )
+        )
+
+
 async def test_a_used_up_budget_refuses_posts(gateway: Any) -> None:
     fleet, client = gateway
     headers = await key_of(fleet, Scope.POST, Scope.READ, tokens_per_day=100)
@@ -102,23 +123,24 @@ async def test_a_used_up_budget_refuses_posts(gateway: Any) -> None:
         "/api/v1/chats/budget/messages", json={"text": "hello", "user_id": "ada"}, headers=headers
     )
     assert posted.status_code == 202
-    turn_id = posted.json()["turn_id"]
-    database = Database(fleet.settings.database, fleet.settings.data_dir)
-    async with database.begin() as transaction:
-        # What the turn's rounds use counts: also that of follow-up rounds, which no request names.
-        await transaction.rounds.request(
-            RoundRequest(
-                chat_key="budget", trigger_kind=TriggerKind.CALL, trigger_id="c", turn_id=turn_id, number=2
-            )
+    services = fleet.services()
+    async with services.database.begin() as transaction:
+        # A turn that follows from a call of the key's turn is on its budget too.
+        request = RoundRequest(
+            chat_key="budget",
+            trigger_kind=TriggerKind.CALL,
+            trigger_id="c",
+            cause_turn_id=posted.json()["turn_id"],
         )
-        await transaction.connection.exec_driver_sql(
-            "UPDATE rounds SET prompt_tokens = 60, completion_tokens = 1 WHERE chat_key = 'budget'"
-        )
-    await database.dispose()
+        follows = await request_round(transaction, services.publisher, request)
+    assert follows is not None and follows.turn_id != posted.json()["turn_id"]
+    await spend(services.database, follows.turn_id, prompt_tokens=60, completion_tokens=61)
+    await services.close()
     refused = await client.post(
         "/api/v1/chats/budget/messages", json={"text": "again", "user_id": "ada"}, headers=headers
     )
     assert (refused.status_code, refused.json()["code"]) == (429, "budget_exceeded")
+    assert "121 of 100 tokens" in refused.json()["detail"] and "renews at" in refused.json()["detail"]
     assert (await client.get("/api/v1/chats/budget/messages", headers=headers)).status_code == 200
 
 
@@ -127,15 +149,13 @@ async def test_a_used_up_cost_refuses_everything_that_starts_turns(gateway: Any)
     headers = await key_of(fleet, *ALL, cost_per_day=0.5)
     url = "/api/v1/chats/budget/messages"
     body = {"text": "hello", "user_id": "ada"}
-    assert (await client.post(url, json=body, headers=headers)).status_code == 202
+    first = await client.post(url, json=body, headers=headers)
+    assert first.status_code == 202
     services = fleet.services()
-    async with services.database.begin() as transaction:
-        execute = transaction.connection.exec_driver_sql
-        await execute("UPDATE rounds SET cost = 0.4 WHERE chat_key = 'budget'")
-    assert (await client.post(url, json=body, headers=headers)).status_code == 202
-    async with services.database.begin() as transaction:
-        execute = transaction.connection.exec_driver_sql
-        await execute("UPDATE rounds SET cost = 0.25 WHERE chat_key = 'budget'")
+    await spend(services.database, first.json()["turn_id"], cost=0.4)
+    second = await client.post(url, json=body, headers=headers)
+    assert second.status_code == 202
+    await spend(services.database, second.json()["turn_id"], cost=0.1)
     completion = {"model": "nekro", "messages": [{"role": "user", "content": "hello"}]}
     run = {"code": "1", "chat_key": "budget", "follow_up": True}
     response = {"model": "nekro", "input": "hello"}
@@ -148,10 +168,9 @@ async def test_a_used_up_cost_refuses_everything_that_starts_turns(gateway: Any)
         refused = await client.post(path, json=content, headers=headers)
         assert refused.status_code == 429 and "budget_exceeded" in refused.text, (path, refused.text)
         assert 1 <= int(refused.headers["retry-after"]) <= 86_400
-    # The turns of the day before do not count.
+    # What was spent the day before does not count.
     async with services.database.begin() as transaction:
-        execute = transaction.connection.exec_driver_sql
-        await execute("UPDATE key_turns SET created_at = '2020-01-01 00:00:00.000000'")
+        await transaction.connection.exec_driver_sql("UPDATE spending_totals SET period = '2020-01-01'")
     await services.close()
     assert (await client.post(url, json=body, headers=headers)).status_code == 202
 

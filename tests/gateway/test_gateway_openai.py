@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import base64
+import io
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
@@ -16,6 +18,8 @@ from key_ring import make_key
 from openai.types.chat import ChatCompletionUserMessageParam
 from openai.types.responses import ResponseStreamEvent
 from painter_model import PIXEL, PainterModel
+from picture_files import bomb, noise, saved
+from PIL import Image
 from waiting import WAIT_SECONDS
 from worker_fleet import Fleet
 
@@ -52,6 +56,21 @@ def agents(make_fleet: Callable[..., Fleet], model: PainterModel) -> Fleet:
 def key(agents: Fleet) -> str:
     """A key for the fleet that answers."""
     return make_key(agents.settings)
+
+
+@pytest.fixture(scope="module")
+def poor(make_fleet: Callable[..., Fleet], model: PainterModel) -> Fleet:
+    """A fleet that answers each person once."""
+    llm = {"base_url": model.start(), "model": "tests-1", "stream": False, "tries": 1}
+    fleet = make_fleet(llm=llm, budgets={"user": "rounds=1", "warn_at": 1})
+    fleet.start("methods", "rounds")
+    return fleet
+
+
+@pytest.fixture(scope="module")
+def poor_key(poor: Fleet) -> str:
+    """A key for the fleet that answers once."""
+    return make_key(poor.settings)
 
 
 @asynccontextmanager
@@ -114,6 +133,46 @@ async def test_pictures_reach_the_model_and_files_return_as_links(agents: Fleet,
             assert picture.headers["cross-origin-resource-policy"] == "cross-origin"
             token = url.rsplit("/", 2)[1]
             assert (await browser.get(url.replace(token, token[:-3] + "AAA"))).status_code == 404
+
+
+async def test_pictures_are_made_small_and_code_opens_every_named_file(
+    agents: Fleet, key: str, model: PainterModel
+) -> None:
+    files = {
+        "wide.png": saved(noise(3000, 40)),
+        "bomb.png": bomb(50_000),
+        "live.heic": b"\x00\x00\x00\x18ftypheic" + bytes(40),
+        "voice (1).ogg": b"OggS" + bytes(60),
+        "clip.mp4": bytes(70),
+        "日本 <b>] 'x' .txt": b"text",
+    }
+    headers = {"Authorization": f"Bearer {key}"}
+    async with client_of(agents, key) as client:
+        posted = await client._client.post(
+            str(client.base_url).replace("/v1/", "/api/v1/chats/pictures-1/messages"),
+            data={"text": "Look", "user_id": "painter", "to_agent": "false"},
+            files=[("file", (name, content)) for name, content in files.items()],
+            headers=headers,
+        )
+        assert posted.status_code == 202, posted.text
+        done = await client.chat.completions.create(
+            model="nekro",
+            user="painter",
+            messages=[{"role": "user", "content": "scene:files"}],
+            extra_headers={"X-Nekro-Chat": "pictures-1"},
+        )
+    opened = ast.literal_eval(done.choices[0].message.content or "")
+    stored = [part["file"]["path"] for part in posted.json()["message"]["parts"] if part["type"] != "text"]
+    assert dict(opened) == dict(zip(stored, map(len, files.values()), strict=True))
+    (asked,) = [body for body in model.seen if "scene:files" in str(body)]
+    contents = [message["content"] for message in asked["messages"]]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    (url,) = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
+    content = base64.b64decode(url.partition(",")[2])
+    assert Image.open(io.BytesIO(content)).size == (2048, 27) and len(content) <= 1 << 20
+    prompt = "\n".join(part["text"] for part in parts if part["type"] == "text")
+    assert "because it has 50000 x 50000 pixels, more than 40000000]" in prompt
+    assert f"[file: {stored[3]} (audio/ogg, 64 bytes)]" in prompt
 
 
 def test_everything_since_the_last_answer_is_posted() -> None:
@@ -217,6 +276,43 @@ async def test_a_failed_turn_is_an_error_that_is_not_repeated(
         response = await client.responses.create(model="nekro", user="eve", input="scene:fail")
         assert response.status == "failed"
         assert response.error is not None and "the model refuses" in response.error.message
+
+
+async def test_a_used_up_budget_is_an_error_with_a_code(
+    poor: Fleet, poor_key: str, model: PainterModel
+) -> None:
+    question: ChatCompletionUserMessageParam = {"role": "user", "content": "scene:hello"}
+    async with (
+        served(create_app(poor.settings)) as http,
+        # With the repetitions that the client makes by itself.
+        openai.AsyncOpenAI(
+            base_url=f"{http.base_url}/v1", api_key=poor_key, default_headers={"X-Nekro-Chat": "poor-1"}
+        ) as client,
+    ):
+        await client.chat.completions.create(model="nekro", user="ivy", messages=[question])
+        asked = len(model.seen)
+        with pytest.raises(openai.RateLimitError, match=r"1 of 1 rounds.*renews at") as refused:
+            await client.chat.completions.create(model="nekro", user="ivy", messages=[question])
+        assert (refused.value.code, refused.value.type) == ("budget_exceeded", "rate_limit_error")
+        stream = await client.chat.completions.create(
+            model="nekro", user="ivy", messages=[question], stream=True
+        )
+        with pytest.raises(openai.APIError, match="1 of 1 rounds") as cut:
+            async for _ in stream:
+                pass
+        assert cut.value.code == "budget_exceeded"
+        response = await client.responses.create(model="nekro", user="ivy", input="scene:hello")
+        assert response.status == "failed" and response.error is not None
+        assert response.error.code == "rate_limit_exceeded"
+        assert response.error.message.startswith("budget_exceeded: ")
+        events = await client.responses.create(model="nekro", user="ivy", input="scene:hello", stream=True)
+        assert [event.type async for event in events][-1] == "response.failed"
+        answer = await http.get(
+            "/api/v1/chats/poor-1/messages", headers={"Authorization": f"Bearer {poor_key}"}
+        )
+    kinds = [item["kind"] for item in answer.json()["items"]]
+    assert kinds.count("user") == 5, "a request was repeated"
+    assert len(model.seen) == asked
 
 
 async def test_models_are_listed(agents: Fleet, key: str) -> None:

@@ -20,6 +20,7 @@ from gateway.app import create_app
 from nekro_agent.ports import CronJob, WorkdayMode
 from nekro_agent.shared_clock import shared_time
 from nekro_client import AsyncClient, Client, ConflictError
+from runtime.release import release
 from storage.engine import Database
 
 CHAT = {"chat_key": "group_1"}
@@ -100,9 +101,14 @@ async def test_the_catalogue_is_listed(api: httpx.AsyncClient) -> None:
     methods = (await api.get("methods", params={"text": "Ada.operated"})).json()["items"]
     assert {method["name"] for method in methods} >= {"echo", "count", "begin"}
     (plugin,) = [one for one in (await api.get("plugins")).json()["items"] if one["key"] == "Ada.operated"]
-    assert (plugin["status"], plugin["version"]) == ("ok", "1.0.0")
+    assert (plugin["status"], plugin["version"], plugin["is_enabled"]) == ("ok", "1.0.0", True)
     workers = (await api.get("workers")).json()["items"]
     assert sorted(worker["lane"] for worker in workers if worker["is_live"]) == ["long", "methods", "methods"]
+    (version,) = plugin["versions"]
+    assert set(version["workers"]) >= {worker["name"] for worker in workers if worker["is_live"]}
+    assert version["status"] == "ok" and version["digest"] and version["methods"] >= 3
+    assert {(worker["release"], worker["running_calls"]) for worker in workers} == {(release(), 0)}
+    assert all(worker["lease_until"] > worker["started_at"] for worker in workers if worker["is_live"])
     queues = (await api.get("queues")).json()
     assert {queue["lane"] for queue in queues["queues"]} >= {"methods", "long", "rounds"}
 
@@ -132,6 +138,13 @@ async def test_a_configuration_is_changed_on_all_workers_and_its_secrets_stay(ap
     assert (await api.get("plugins/Ada.nothing/config")).status_code == 404
     acts = (await api.get("audit")).json()["items"]
     assert acts[0]["action"] == "plugin.configure" and "s3cret" not in str(acts)
+    for params, count in (
+        ({"action": "plugin."}, True),
+        ({"action": "key."}, False),
+        ({"subject": "Ada.operated"}, True),
+        ({"subject": "Ada"}, False),
+    ):
+        assert bool((await api.get("audit", params=params)).json()["items"]) is count, params
 
 
 async def test_a_plugin_is_disabled_and_enabled(api: httpx.AsyncClient) -> None:

@@ -30,9 +30,12 @@ def running_up(fleet: Fleet, *, workers: str = "methods-1") -> Iterator[tuple[Fo
                 assert line, lines
                 lines.append(line)
             found = re.search(
-                rf"ready: {workers}; HTTP API on (http://127\.0\.0\.1:[0-9]+); Ctrl-C stops", lines[-1]
+                rf"ready: {workers}; HTTP API on (http://127\.0\.0\.1:[0-9]+); console on (\S+); Ctrl-C",
+                lines[-1],
             )
             assert found is not None, lines[-1]
+            assert found[2] == f"{found[1]}/console"
+            assert httpx.get(found[2], follow_redirects=True, timeout=WAIT_SECONDS).is_success
             yield up, found[1]
         finally:
             if up.poll() is None:

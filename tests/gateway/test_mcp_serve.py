@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -19,6 +18,7 @@ from key_ring import make_key
 from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.shared.exceptions import MCPError
+from redis_process import free_port
 from worker_fleet import Fleet
 
 from cli.environment import environment_of
@@ -126,10 +126,9 @@ async def test_lines_that_are_no_messages_are_answered_and_sigterm_ends_it(fleet
 async def test_a_relay_says_why_the_gateway_refuses_or_does_not_answer(fleet: Fleet, key: str) -> None:
     assert key  # with a key in the database, a gateway requires one
     ping = json.dumps({"jsonrpc": "2.0", "id": "a", "method": "ping"}).encode()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
+    unused = f"http://127.0.0.1:{free_port()}"
     async with served(create_app(fleet.settings)) as client:
-        for url, text in ((str(client.base_url), "key_invalid"), (nobody, f"{nobody}/mcp does not answer")):
+        for url, text in ((str(client.base_url), "key_invalid"), (unused, f"{unused}/mcp does not answer")):
             async with started(BASE | {"NEKRO_URL": url, "NEKRO_KEY": "nk_0"}) as process:
                 answer = await exchange(process, ping)
                 assert answer["id"] == "a" and text in answer["error"]["message"], answer

@@ -114,25 +114,27 @@ async def test_unknown_things_and_things_of_other_chats_do_not_exist(
 
 
 async def test_progress_and_output_are_reported(gateway: httpx.AsyncClient, key: str) -> None:
-    told: list[tuple[float, float | None]] = []
+    # The SDK logs what a callback raises and does not wait for callbacks when it closes, so they only keep
+    # what they are given.
+    Update = tuple[float, float | None, str | None]
+    progress: asyncio.Queue[Update] = asyncio.Queue()
+    output: asyncio.Queue[Update] = asyncio.Queue()
+
+    async def on_progress(*update: Any) -> None:
+        progress.put_nowait(update)
+
+    async def on_output(*update: Any) -> None:
+        output.put_nowait(update)
+
     async with connected(gateway, key) as client, connected(gateway, key) as other:
-
-        async def on_progress(progress: float, total: float | None, message: str | None) -> None:
-            told.append((progress, total))
-            assert message == f"{progress:.0f} of 100"
-            await other.call_tool("seen", {"percent": int(progress)})
-
-        done = await client.call_tool("test_tool_with_progress", progress_callback=on_progress)
-        assert done.structured_content == {"result": "done"}
-        assert told == [(0, 100), (50, 100), (100, 100)]
-
-        pieces: list[str] = []
-
-        async def on_output(progress: float, total: float | None, message: str | None) -> None:
-            # Where the text is cut is not promised.
-            pieces.append(message or "")
-            assert (progress, total) == (len("".join(pieces)), None)
-            await other.call_tool("hold", {"name": "printed", "seconds": 0})
+        calling = asyncio.create_task(
+            client.call_tool("test_tool_with_progress", progress_callback=on_progress)
+        )
+        for percent in (0, 50, 100):
+            assert await progress.get() == (percent, 100, f"{percent} of 100")
+            await other.call_tool("seen", {"percent": percent})
+        assert (await calling).structured_content == {"result": "done"}
+        assert progress.empty()
 
         code = """
 import time
@@ -140,8 +142,14 @@ print("begun", flush=True)
 while held("printed") is None:
     time.sleep(0.05)
 """
-        ran = await client.call_tool("run_code", {"code": code}, progress_callback=on_output)
-        assert "begun\n".startswith("".join(pieces)) and pieces[0]
+        running = asyncio.create_task(
+            client.call_tool("run_code", {"code": code}, progress_callback=on_output)
+        )
+        length, total, piece = await output.get()
+        # Where the text is cut is not promised.
+        assert piece and "begun\n".startswith(piece) and (length, total) == (len(piece), None)
+        await other.call_tool("hold", {"name": "printed", "seconds": 0})
+        ran = await running
         assert ran.content[0].text == "begun\n" and ran.structured_content["stop_type"] == "NORMAL"
 
 

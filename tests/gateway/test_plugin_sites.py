@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 import httpx
 import pytest
 from gateway_server import served
+from redis_process import free_port
 from worker_fleet import Fleet
 
 from gateway.access.keys import create_key, new_key
@@ -81,10 +82,7 @@ async def test_the_answer_of_another_program_is_not_passed_on(
 async def test_a_worker_that_accepts_no_connection_is_passed_over(
     fleet: Fleet, client: httpx.AsyncClient
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        free = listener.getsockname()[1]
-    here = socket.gethostname()
-    await publish(fleet, (here, f"127.0.0.1:{free}"))
+    await publish(fleet, (socket.gethostname(), f"127.0.0.1:{free_port()}"))
     answer = await client.get(f"/plugins/{KEY}/")
     assert (answer.status_code, answer.json()["code"]) == (502, "plugin_failed")
 

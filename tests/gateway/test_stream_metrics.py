@@ -28,12 +28,18 @@ PATH = f"/api/v1/chats/{CHAT}/events"
 ROUTE = "/api/v1/chats/{chat_key}/events"
 
 
-def peers_of(client: socket.socket) -> list[str]:
-    """The kernel's entries of the server's end of a connection."""
-    host, port = client.getsockname()
-    at = f"{int.from_bytes(socket.inet_aton(host), 'little'):08X}:{port:04X}"
+def peers_of(server: tuple[str, int], client: tuple[str, int]) -> list[str]:
+    """The kernel's entries of the server's end of a connection; empty when that is closed.
+
+    Connections to other servers may have the same port at the client's end.
+    """
+    at = [address_of(*end) for end in (server, client)]
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
-    return [row[3] for row in rows if row[2] == at]
+    return [row[3] for row in rows if row[1:3] == at]
+
+
+def address_of(host: str, port: int) -> str:
+    return f"{int.from_bytes(socket.inet_aton(host), 'little'):08X}:{port:04X}"
 
 
 @contextmanager
@@ -84,14 +90,16 @@ async def test_streams_are_counted_while_they_are_open_and_by_how_they_end(
             socket.create_connection((http.base_url.host, http.base_url.port or 80)) as silent,
             logged() as lines,
         ):
+            ends = silent.getpeername(), silent.getsockname()
             silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             silent.sendall(f"GET {PATH}?types=call.ended HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
             await eventually(lambda: has_grown(open=1), what="the silent reader")
+            assert peers_of(*ends)
             for _ in range(20):
                 await add(services, 10, chars=100_000)
             await eventually(lambda: has_grown(open=0, slow=1, left=2), what="the end of the slow reader")
             # Nothing waits for the client any more: its connection is gone, whatever it takes.
-            await eventually(lambda: not peers_of(silent), what="the end of its connection")
+            await eventually(lambda: not peers_of(*ends), what="the end of its connection")
         (ended,) = [line for line in lines if line["message"] != "request"]
         assert (ended["message"], ended["level"].name, ended["exception"]) == (
             "event_stream_ended",

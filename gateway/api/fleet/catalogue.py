@@ -48,7 +48,9 @@ async def plugins(services: ServicesDep, identity: IdentityDep) -> Page[Plugin]:
     """List the plugins that the workers serve, all on one page."""
     _require_any(identity, Scope.CALL, Scope.RUN, Scope.ADMIN)
     catalogue = await services.read_catalogue()
-    return Page(items=[plugin_answer(entry) for entry in catalogue.plugins])
+    return Page(
+        items=[plugin_answer(entry, catalogue.versions.get(entry.key, ())) for entry in catalogue.plugins]
+    )
 
 
 @router.get("/plugins/{plugin_key}/config")

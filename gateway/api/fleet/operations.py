@@ -34,6 +34,9 @@ async def workers(services: ServicesDep, identity: IdentityDep) -> Page[Worker]:
     """List the workers that published what they serve, the one that started last at the end."""
     identity.require_all(Scope.ADMIN)
     catalogue = await services.read_catalogue()
+    async with services.database.read() as transaction:
+        rows = await transaction.worker_listing.by_id([one.id for one in catalogue.workers])
+        calls, rounds, jobs = await transaction.worker_listing.running()
     return Page(
         items=[
             Worker(
@@ -44,6 +47,11 @@ async def workers(services: ServicesDep, identity: IdentityDep) -> Page[Worker]:
                 pid=one.pid,
                 started_at=one.started_at,
                 is_live=one.is_live,
+                release=rows[one.id].release if one.id in rows else None,
+                lease_until=rows[one.id].lease_until if one.id in rows else None,
+                running_calls=calls[one.name],
+                running_rounds=rounds[one.name],
+                running_jobs=jobs[one.name],
             )
             for one in catalogue.workers
         ]

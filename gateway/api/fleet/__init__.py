@@ -1,0 +1,1 @@
+"""What operators see and change: plugins, MCP servers, work, workers, queues, costs, probes."""

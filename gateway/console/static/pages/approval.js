@@ -1,0 +1,27 @@
+/** One request for approval: exactly what would run, and the decision. */
+
+import { get, path } from "../lib/api.js";
+import { fill } from "../lib/dom.js";
+import { href } from "../lib/router.js";
+import { every, loading, pageHead } from "../lib/widgets.js";
+import { approvalCard } from "./talk/approval_card.js";
+
+export const title = "Approval";
+const REFRESH_SECONDS = 2;
+
+export async function show(place, { params, signal, setTitle }) {
+  fill(place, loading());
+  let item = await get(path("/approvals", params.approval), {}, signal);
+  setTitle(`Approve ${item.method}`);
+  const draw = () => fill(place,
+    pageHead({ title: item.method, crumbs: [["Approvals", href("/approvals")]] }),
+    approvalCard(item, { onDecided: (decided) => { item = decided; draw(); place.querySelector("h1").focus(); } }));
+  draw();
+  every(REFRESH_SECONDS, async () => {
+    if (item.state !== "pending" && !["queued", "running", "awaiting"].includes(item.call_state)) return;
+    const newer = await get(path("/approvals", item.id), {}, signal).catch(() => item);
+    if (signal.aborted || newer.state === item.state && newer.call_state === item.call_state) return;
+    item = newer;
+    draw();
+  }, signal);
+}

@@ -1,0 +1,100 @@
+"""The state of a turn, from its rounds and the event of its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Protocol
+
+from nekro_client.models import TurnCause, TurnError, TurnState
+from storage.repositories.events import ChatEvent
+from storage.states import RoundState, TriggerKind
+
+__all__ = ["TurnEnd", "turn_cause"]
+
+_TURN_STATES: Mapping[RoundState, TurnState] = {
+    RoundState.DONE: TurnState.DONE,
+    RoundState.FAILED: TurnState.FAILED,
+    RoundState.CANCELLED: TurnState.CANCELLED,
+}
+#: Code of a failed turn whose end was not recorded as an event, or whose events have expired.
+_UNKNOWN = "round_failed"
+
+
+class _Round(Protocol):
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def state(self) -> RoundState: ...
+    @property
+    def trigger_kind(self) -> TriggerKind: ...
+    @property
+    def trigger_id(self) -> str: ...
+    @property
+    def requested_at(self) -> datetime: ...
+    @property
+    def started_at(self) -> datetime | None: ...
+    @property
+    def finished_at(self) -> datetime | None: ...
+    @property
+    def error(self) -> str | None: ...
+
+
+class TurnEnd:
+    """How a turn stands."""
+
+    def __init__(self, rounds: Sequence[_Round], takers: Sequence[_Round], end: ChatEvent | None) -> None:
+        """Take what is known.
+
+        Args:
+            rounds: rounds of the turn, at least one.
+            takers: rounds of other turns into which some of them were merged.
+            end: its event ``turn.ended``; None while it is open, or if the event has expired.
+        """
+        self._rounds, self._all, self._end = rounds, (*rounds, *takers), end
+
+    @property
+    def state(self) -> TurnState:
+        """Its state."""
+        if self._end is not None:
+            return TurnState(self._end.data["state"])
+        if not self._open():
+            return _TURN_STATES[self._last().state]
+        has_started = any(item.started_at is not None for item in self._all)
+        return TurnState.RUNNING if has_started else TurnState.WAITING
+
+    @property
+    def started_at(self) -> datetime | None:
+        """When its first round started."""
+        return min((item.started_at for item in self._all if item.started_at), default=None)
+
+    @property
+    def finished_at(self) -> datetime | None:
+        """When it ended; None while it is open."""
+        if self._end is not None:
+            return self._end.created_at
+        return None if self._open() else self._last().finished_at
+
+    @property
+    def error(self) -> TurnError | None:
+        """Why it failed; None if it did not."""
+        if self.state is not TurnState.FAILED:
+            return None
+        if self._end is not None and "error" in self._end.data:
+            return TurnError(code=self._end.data["error"]["code"], text=self._end.data["error"]["text"])
+        return TurnError(code=_UNKNOWN, text=self._last().error or "")
+
+    def _open(self) -> bool:
+        return any(item.state in (RoundState.REQUESTED, RoundState.RUNNING) for item in self._all)
+
+    def _last(self) -> _Round:
+        """Return the round that ended last, or the newest one."""
+        ended = [item for item in self._all if item.state is not RoundState.MERGED]
+        return max(
+            ended or self._rounds, key=lambda item: (item.finished_at or item.requested_at, item.sequence)
+        )
+
+
+def turn_cause(item: _Round) -> TurnCause:
+    """Return what caused a round."""
+    return TurnCause(kind=item.trigger_kind.value, id=item.trigger_id)

@@ -1,0 +1,64 @@
+"""What `nekro tail` prints of code and calls."""
+
+from __future__ import annotations
+
+import io
+from datetime import UTC, datetime
+from typing import Any
+
+from broker_config.settings import Settings
+from cli.command import Deps
+from cli.commands.tail import Args, show, show_output
+from cli.output import Output
+
+
+def _shown(kind: str, data: dict[str, Any]) -> list[str]:
+    stdout = io.StringIO()
+    deps = Deps(output=Output(stdout=stdout), data_dir=None, load_settings=Settings.load)
+    args = Args(chat_key="c", count=None, seconds=None, json=False)
+    show({"type": kind, "at": datetime(2026, 1, 1, tzinfo=UTC), "data": data}, args, deps)
+    return stdout.getvalue().splitlines()
+
+
+def test_shows_the_code_of_a_round_below_its_event() -> None:
+    lines = _shown("code.ready", {"model": "m", "code": "x = 1\nif x:\n    send()"})
+    assert [line[10:] for line in lines[1:]] == ["x = 1", "if x:", "    send()"]
+
+
+def test_says_how_many_lines_of_long_code_are_left_out() -> None:
+    lines = _shown("code.ready", {"code": "\n".join(f"x{n} = 1" for n in range(50))})
+    assert len(lines) == 42
+    assert lines[-1].strip() == "(10 more lines)"
+
+
+def test_shows_arguments_result_and_error_of_calls() -> None:
+    assert _shown("call.started", {"method": "a.b", "arguments": {"city": "東京"}})[1].strip() == (
+        'arguments: {"city": "東京"}'
+    )
+    assert _shown("call.ended", {"method": "a.b", "value": [1, None]})[1].strip() == "value: [1, null]"
+    assert _shown("call.ended", {"value_bytes": 9000})[1].strip() == "value: 9000 bytes, not kept"
+    assert _shown("call.ended", {"method": "a.b", "error": "ValueError: no"})[0].endswith("ValueError: no")
+
+
+def test_escapes_control_sequences_in_code_and_values() -> None:
+    shown = [
+        *_shown("code.ready", {"code": "print('\x1b]0;title\x07\x1b[2J')"}),
+        *_shown("call.ended", {"value": "\x9b31m", "error": "E: \x1b[31m"}),
+    ]
+    assert all(line.isprintable() for line in shown)
+
+
+def test_shows_what_a_program_prints_while_it_runs() -> None:
+    stdout = io.StringIO()
+    deps = Deps(output=Output(stdout=stdout), data_dir=None, load_settings=Settings.load)
+    args = Args(chat_key="c", count=None, seconds=None, json=False)
+    for event in (
+        {"type": "output.chunk", "data": {"offset": 0, "text": "one\n\x1b[2Jtwo\n"}},
+        {"type": "model.delta", "data": {"text": "thought"}},
+        {"type": "output.chunk", "data": "x"},
+        {},
+    ):
+        show_output(event, args, deps)
+    lines = stdout.getvalue().split("\n")
+    assert [line[:12] for line in lines] == [" " * 10 + "| ", " " * 10 + "| ", ""]
+    assert lines[0][12:] == "one" and lines[1].isprintable() and lines[1].endswith("two")

@@ -1,0 +1,221 @@
+"""The console while things happen: calls, output, approvals, configuration, chats, as a person uses them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from console_world import PHONE, Console
+from waiting import wait_until
+
+LANES = ("methods", "methods", "long", "rounds")
+#: Whether a picture of the plugin is drawn.
+PICTURE = "() => [...document.querySelectorAll('.picture img')].some(one => one.naturalWidth === 480)"
+SLOW = """
+for number in range(600):
+    print("soup", number)
+    simmer(1, name="slow soup")
+"""
+
+
+def test_a_call_is_seen_before_it_ends_with_the_line_that_makes_it(console: Console) -> None:
+    with console.window() as window:
+        turn = console.say("live", "Cook.", SLOW)
+        page = window.go(f"#/turns/{turn}")
+        row = page.locator(".call", has_text="simmer")
+        row.wait_for()
+        page.locator(".call[data-tone='busy']", has_text="slow soup: step").wait_for()
+        line = page.locator(".code-line.runs")
+        line.wait_for()
+        assert (line.get_attribute("data-line"), line.inner_text().strip()) == (
+            "3",
+            'simmer(1, name="slow soup")',
+        )
+        page.locator("pre.output", has_text="soup 2").wait_for()
+        assert console.turn(turn)["state"] == "running"
+        page.get_by_role("button", name="Cancel").click()
+        page.get_by_role("button", name="Cancel the turn").click()
+        page.locator(".turn-status", has_text="Cancelled").wait_for()
+        assert console.ended(turn)["state"] == "cancelled"
+        assert page.locator(".code-line.runs").count() == 0
+        window.check()
+
+
+def test_a_turn_that_is_open_grows_by_its_follow_up_round_its_files_and_its_job(console: Console) -> None:
+    with console.window() as window:
+        turn = console.say(
+            "growing",
+            "Make a stew.",
+            "for step in range(3):\n    simmer(0.5)\nphoto('stew.png')\ntaste('stew')",
+            "try:\n    burn('too hot')\nexcept Exception as error:\n    print(error)\nbake('rolls')\n"
+            "send_msg_text(_ck, 'Ready.')",
+        )
+        page = window.go(f"#/turns/{turn}")
+        page.locator(".turn-status", has_text="Done").wait_for()
+        rounds = page.locator(".round")
+        rounds.nth(1).wait_for()
+        assert "stew: needs salt" in rounds.nth(1).locator(".round-cause").inner_text()
+        failed = rounds.nth(1).locator(".call[data-tone='bad']")
+        failed.wait_for()
+        failed.locator("summary").click()
+        failed.locator(".call-body", has_text="RuntimeError: too hot").wait_for()
+        page.locator(".from-agent", has_text="Ready.").wait_for()
+        page.wait_for_function(
+            "() => [...document.querySelectorAll('.picture img')].some(i => i.naturalWidth === 480)"
+        )
+        job = page.locator(".job", has_text="rolls")
+        job.get_by_role("progressbar").wait_for()
+        page.locator(".facts", has_text="cost 0.0072").first.wait_for()
+        job.get_by_role("button", name="Cancel").click()
+        page.get_by_role("button", name="Cancel the job").click()
+        page.locator(".job", has_text=re.compile("Cancelled|Failed")).wait_for()
+        window.check()
+
+
+def test_a_person_talks_with_files_and_sees_the_answer_without_reloading(
+    console: Console, tmp_path: Path
+) -> None:
+    (tmp_path / "shopping list.txt").write_text("carrots")
+    with console.window() as window:
+        page = window.go("#/chats/talk%2F1")
+        page.get_by_label("Message", exact=True).fill(
+            "Here is the list.\n```python\nsend_msg_text(_ck, 'I read it.')\nphoto('dish.png')\n```"
+        )
+        page.locator("input[type=file]").set_input_files(str(tmp_path / "shopping list.txt"))
+        page.get_by_role("button", name="Send").click()
+        page.locator(".from-person .file", has_text="shopping list.txt").wait_for()
+        page.locator(".from-agent", has_text="I read it.").wait_for()
+        page.wait_for_function(
+            "() => [...document.querySelectorAll('.picture img')].some(i => i.naturalWidth === 480)"
+        )
+        page.locator(".working").wait_for(state="hidden")
+        page.get_by_role("link", name="How this answer came about").first.click()
+        page.locator(".turn-status", has_text="Done").wait_for()
+        window.check()
+
+
+def test_an_approval_is_decided_on_a_phone_and_the_call_runs_once(console: Console) -> None:
+    with console.window(size=PHONE, has_touch=True, is_mobile=True) as window:
+        page = window.go("#/approvals")
+        page.get_by_text("Nothing waits for you").wait_for()
+        console.say("shop", "Order carrots.", "order('carrots', amount=3)")
+        page.get_by_role("link", name="Ada.kitchen.order").tap()  # it appears without reloading
+        card = page.locator(".approval")
+        card.locator(".code", has_text="amount=3").wait_for()
+        page.get_by_text("Change the arguments").tap()
+        page.get_by_label("Arguments").fill('{"args": ["carrots"], "kwargs": {"amount": 2}}')
+        page.get_by_label("Reason").fill("three are too many")
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+        page.get_by_role("button", name="Approve").tap()
+        page.locator(".badge", has_text="Approved").wait_for()
+        card.get_by_text("three are too many").wait_for()
+        card.locator("dd .badge", has_text="Done").wait_for()
+        (decided,) = console.http.get("approvals", params={"chat_key": "shop"}).json()["items"]
+        assert (decided["state"], decided["is_edited"]) == ("approved", True)
+        assert decided["decided_by"].startswith("key:")
+        page.get_by_role("button", name="Menu").tap()
+        page.locator(".sidebar.is-open").wait_for()
+        window.check()
+
+
+def test_a_denied_call_in_a_chat_does_not_run(console: Console) -> None:
+    with console.window() as window:
+        page = window.go("#/chats/denied")
+        console.say("denied", "Order salt.", "order('salt')")
+        page.locator(".approval").get_by_role("button", name="Deny").click()
+        page.locator(".approval").wait_for(state="detached")
+        (decided,) = console.http.get("approvals", params={"chat_key": "denied"}).json()["items"]
+        assert decided["state"] == "denied"
+        window.check()
+
+
+def test_an_edit_of_a_configuration_reaches_every_worker(console: Console) -> None:
+    with console.window() as window:
+        page = window.go("#/plugins/Ada.kitchen")
+        page.get_by_label("Most dishes").fill("7")
+        page.get_by_label("Shop token").fill("s3cret-token")
+        page.get_by_role("group", name="Oven").get_by_label("Password").fill("hunter2")
+        page.get_by_role("button", name="Save").click()
+        page.get_by_text("Every worker uses it").wait_for()
+        assert page.get_by_label("Shop token").input_value() == ""
+        assert page.get_by_label("Shop token").get_attribute("placeholder") == "Set; type to replace it"
+        assert "s3cret-token" not in page.content()
+        config = console.http.get("plugins/Ada.kitchen/config").json()
+        assert (config["values"]["LIMIT"], config["secrets"]) == (7, {"TOKEN": True, "OVEN.password": True})
+        assert config["values"]["OVEN"] == {"url": "http://oven.local"}
+        answered: set[str] = set()
+
+        def everywhere() -> bool:
+            call = console.call("Ada.kitchen.limit")
+            assert call["value"] == 7
+            answered.add(call["worker"])
+            return len(answered) == 2
+
+        wait_until(everywhere, what="an answer of both workers")
+        page.get_by_label("Most dishes").fill("11")
+        page.get_by_role("button", name="Save").click()
+        assert page.get_by_label("Most dishes").evaluate("one => !one.validity.valid")
+        window.check()
+
+
+def test_a_method_is_tried_with_a_form_from_its_signature(console: Console) -> None:
+    with console.window() as window:
+        page = window.go("#/plugins/Ada.kitchen")
+        method = page.locator(".method", has_text="recipe")
+        method.locator("summary").click()
+        method.get_by_label("name", exact=True).fill("soup")
+        method.get_by_label("portions").fill("3")
+        method.get_by_label("is_vegan").check()
+        method.get_by_role("button", name="Try it").click()
+        result = method.get_by_role("group", name="Result")
+        result.wait_for()
+        assert '"grams": 360' in result.inner_text() and '"is_vegan": true' in result.inner_text()
+        other = page.locator(".method", has_text="simmer")
+        other.locator("summary").click()
+        other.get_by_role("button", name="Try it").click()
+        other.get_by_text("seconds is missing").wait_for()
+        window.check()
+
+
+def test_a_plugin_is_disabled_and_enabled(console: Console) -> None:
+    with console.window() as window:
+        page = window.go("#/plugins/nekro.notes")
+        page.get_by_role("button", name="Disable").click()
+        page.locator("dialog").get_by_role("button", name="Disable").click()
+        page.get_by_role("button", name="Enable").click()
+        page.get_by_role("button", name="Disable").wait_for()
+        window.check()
+
+
+def test_a_key_is_shown_once_and_revoked(console: Console) -> None:
+    with console.window() as window:
+        page = window.go("#/keys")
+        page.get_by_role("button", name="New key").click()
+        page.get_by_label("Name").fill("for a site")
+        page.get_by_role("button", name="Create").click()
+        secret = page.get_by_label("Key", exact=True).input_value()
+        assert secret.startswith("nk_")
+        page.get_by_role("button", name="I have copied it").click()
+        row = page.get_by_role("row").filter(has_text="for a site")
+        row.wait_for()
+        assert secret not in page.content()
+        row.get_by_role("button", name="Revoke").click()
+        page.locator("dialog").get_by_role("button", name="Revoke").click()
+        row.get_by_text("Revoked").wait_for()
+        window.check()
+
+
+def test_a_turn_is_run_again_in_a_new_chat(console: Console) -> None:
+    first = console.say("first", "Say it.", "send_msg_text(_ck, 'said')", wait=60)
+    with console.window() as window:
+        page = window.go(f"#/turns/{first}")
+        page.get_by_role("button", name="Run again…").click()
+        page.locator("dialog").get_by_role("button", name="Run").click()
+        page.wait_for_function(
+            "old => location.hash.startsWith('#/turns/') && !location.hash.endsWith(old)", arg=first
+        )
+        page.locator(".turn-status", has_text="Done").wait_for()
+        page.locator(".from-agent", has_text="said").wait_for()
+        again = console.turn(page.evaluate("location.hash").removeprefix("#/turns/"))
+        assert again["chat_key"] != "first"
+        window.check()

@@ -1,0 +1,177 @@
+"""Every page of the console: it is accessible, fits a phone, and works by keyboard, in both themes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from console_world import PHONE, Console, Watched, axe_script, axe_violations
+
+#: Names of the pages, with their addresses; ``{turn}`` and ``{approval}`` are of the file's system.
+PAGES = {
+    "chats": "#/chats",
+    "talk": "#/chats/dinner",
+    "talk-approval": "#/chats/shop",
+    "turn": "#/turns/{turn}",
+    "jobs": "#/jobs?show=all",
+    "approvals": "#/approvals",
+    "approval": "#/approvals/{approval}",
+    "timers": "#/timers",
+    "plugins": "#/plugins",
+    "plugin": "#/plugins/Ada.kitchen",
+    "mcp": "#/mcp",
+    "operations": "#/operations",
+    "costs": "#/costs",
+    "keys": "#/keys",
+    "missing": "#/nowhere",
+}
+
+_OPEN = "() => document.querySelectorAll('main details').forEach(one => { one.open = true })"
+#: Whether all pictures are drawn, also those out of sight.
+_DRAWN = """
+() => [...document.querySelectorAll('main img')].every(one => { one.loading = 'eager'; return one.complete })
+"""
+
+
+@pytest.fixture(scope="module")
+def addresses(console: Console) -> dict[str, str]:
+    """The pages of a system in which something of each kind has happened."""
+    turn = console.say(
+        "dinner",
+        "Please plan tonight's dinner: find a vegan recipe for four, weigh the vegetables and send a photo.",
+        "best = recipe('lentil stew', 4, is_vegan=True)\nprint('Found', best['name'])\n"
+        "for vegetable in ['carrots', 'onions', 'celery']:\n"
+        "    grams = weigh({'name': vegetable, 'grams': 120})\n    print(vegetable, grams['grams'], 'g')\n"
+        "photo('stew.png')\nsend_msg_text(_ck, 'Here is the stew. I taste it first.')\ntaste('lentil stew')",
+        "try:\n    burn('the oven is too hot')\nexcept Exception as error:\n    print('failed:', error)\n"
+        "note('list.txt', 'carrots\\nonions\\nsalt\\n')\nremind('Look into the oven')\n"
+        "send_msg_text(_ck, 'It needs salt. The list is attached.')\nbake('rolls')",
+        wait=60,
+    )
+    console.ended(turn)
+    console.say("shop", "Order carrots.", "order('carrots', amount=3)", wait=60)
+    declared = console.http.put(
+        "mcp/servers/clock", json={"declaration": {"command": "no-such-program", "args": ["--utc"]}}
+    )
+    assert declared.is_success, declared.text
+    (approval,) = console.http.get("approvals", params={"chat_key": "shop"}).json()["items"]
+    return {name: page.format(turn=turn, approval=approval["id"]) for name, page in PAGES.items()}
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    return axe_script()
+
+
+def opened(window: Watched, address: str) -> None:
+    """Go to a page and open what is folded, so that it is checked too."""
+    window.go(address)
+    window.page.evaluate(_OPEN)
+    window.page.wait_for_function(_DRAWN)
+
+
+@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (1280, "dark"), (360, "light"), (360, "dark")])
+def test_the_checker_finds_no_fault_on_any_page_and_none_is_wider_than_its_window(
+    console: Console, addresses: dict[str, str], axe: str, artefacts: Path, width: int, theme: str
+) -> None:
+    size = PHONE if width == PHONE["width"] else {"width": width, "height": 860}
+    found: dict[str, list[str]] = {}
+    with console.window(size=size, theme=theme) as window:
+        for name, address in addresses.items():
+            opened(window, address)
+            window.page.screenshot(path=artefacts / f"{name}-{width}-{theme}.png", full_page=True)
+            faults = axe_violations(window, axe)
+            wide = window.page.evaluate("document.documentElement.scrollWidth")
+            found[name] = faults + ([f"it is {wide} px wide"] if wide > width else [])
+        window.check()
+    assert [f"{name}: {fault}" for name, faults in found.items() for fault in faults] == []
+
+
+def test_the_login_page_is_accessible_and_refuses_a_false_key(
+    console: Console, axe: str, artefacts: Path
+) -> None:
+    context = console.browser.new_context(viewport=PHONE)
+    try:
+        window = Watched(context.new_page(), console)
+        page = window.page
+        page.goto(f"{console.url}/console/#/jobs")
+        page.get_by_label("Key").fill("nk_0000000000000000_" + "a" * 43)
+        page.keyboard.press("Enter")
+        page.get_by_role("alert").filter(has_text="unknown, revoked or expired").wait_for()
+        assert axe_violations(window, axe) == []
+        page.screenshot(path=artefacts / "login-360-light.png", full_page=True)
+        page.get_by_label("Key").fill(console.key)
+        page.keyboard.press("Enter")
+        page.get_by_role("heading", name="Jobs").wait_for()  # the page that was asked for
+        assert console.key not in page.evaluate("document.cookie + JSON.stringify({...localStorage})")
+        page.set_viewport_size({"width": 1280, "height": 800})
+        page.get_by_role("button", name="Log out").click()
+        page.get_by_role("heading", name="Log in").wait_for()
+        page.goto(f"{console.url}/console/#/keys")
+        page.get_by_role("heading", name="Log in").wait_for()
+    finally:
+        context.close()
+
+
+def test_everything_is_reached_by_keyboard(console: Console, addresses: dict[str, str]) -> None:
+    with console.window() as window:
+        page = window.go(addresses["chats"])
+
+        def until(selector: str, key: str = "Tab") -> None:
+            for _ in range(80):
+                page.keyboard.press(key)
+                if page.evaluate("selector => document.activeElement.matches(selector)", selector):
+                    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+                    assert outline != "none", f"{selector} shows no focus"
+                    return
+            raise AssertionError(f"{selector} is not reached")
+
+        until(".skip")
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.tagName") == "H1"
+        page.keyboard.press("/")
+        page.keyboard.type("dinner")
+        page.wait_for_function("() => document.querySelectorAll('main .list-link').length === 1")
+        until("main .list-link")
+        page.keyboard.press("Enter")
+        page.locator(".talk-how").first.wait_for()
+        until(".talk-how")
+        page.keyboard.press("Enter")
+        page.locator(".turn-status", has_text="Done").wait_for()
+        until(".call > summary")
+        page.keyboard.press("Enter")
+        page.locator(".call[open] .call-body").wait_for()
+        page.keyboard.press("Escape")
+        page.keyboard.press("g")
+        page.keyboard.press("a")
+        page.get_by_role("heading", name="Approvals").wait_for()
+        until("main .list-link")
+        page.keyboard.press("Enter")
+        page.locator(".approval").wait_for()
+        until("input[type=radio]")
+        page.keyboard.press("ArrowDown")
+        assert page.evaluate("document.activeElement.value") == "turn"
+        until("[data-key=deny]")
+        page.keyboard.press("?")
+        page.locator("dialog[open]").wait_for()
+        page.keyboard.press("Escape")
+        page.locator("dialog").wait_for(state="detached")
+        window.check()
+
+
+def test_the_theme_follows_the_system_until_one_is_chosen(console: Console) -> None:
+    with console.window(theme="dark") as window:
+        page = window.go("#/chats")
+        background = "getComputedStyle(document.body).backgroundColor"
+        dark = page.evaluate(background)
+        page.emulate_media(color_scheme="light")
+        page.wait_for_function(f"dark => {background} !== dark", arg=dark)
+        light = page.evaluate(background)
+        page.get_by_role("button", name="Dark colours").click()
+        assert page.evaluate(background) == dark
+        page.reload()
+        window.shown()
+        assert page.evaluate(background) == dark
+        page.get_by_role("button", name="System colours").click()
+        assert page.evaluate(background) == light
+        window.check()

@@ -1,0 +1,217 @@
+"""Lists of chats and of their turns: order, pages, search, failures, and what a key sees."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import httpx
+import pytest
+from gateway_server import served
+from worker_fleet import Fleet
+
+from gateway.access.keys import create_key, new_key
+from gateway.api import chats as routes
+from gateway.app import create_app
+from gateway.identity import Scope
+from nekro_agent.ports import MessageKind
+from nekro_agent.shared_clock import shared_time
+from storage.repositories.messages import NewMessage
+from storage.repositories.rounds import Round, RoundReport, RoundRequest
+from storage.states import RoundState, TriggerKind
+from workers.chats.events import message_event, record, turn_started
+from workers.composition import Services
+from workers.rounds.turn_ends import Fault, turn_ends
+
+
+@pytest.fixture
+async def services(fresh_fleet: Fleet) -> AsyncIterator[Services]:
+    services = fresh_fleet.services()
+    await services.start()
+    yield services
+    await services.close()
+
+
+@pytest.fixture
+async def http(fresh_fleet: Fleet, services: Services) -> AsyncIterator[httpx.AsyncClient]:
+    async with served(create_app(fresh_fleet.settings)) as client:
+        yield client
+
+
+async def say(services: Services, chat_key: str, text: str, *, kind: MessageKind = MessageKind.USER) -> str:
+    """Add a message with its event; returns its id."""
+    async with services.database.begin() as tx:
+        await tx.chats.ensure(chat_key)
+        row, _ = await tx.messages.append(NewMessage(chat_key=chat_key, kind=kind, text=text))
+        record(tx, services.publisher, chat_key, message_event(row))
+    return row.id
+
+
+async def begin(services: Services, chat_key: str, text: str = "hello") -> Round:
+    """Begin a turn by a message; returns its first round, which waits."""
+    message_id = await say(services, chat_key, text)
+    request = RoundRequest(
+        chat_key=chat_key, trigger_kind=TriggerKind.MESSAGE, trigger_id=message_id, user_id="u1"
+    )
+    async with services.database.begin() as tx:
+        first, _ = await tx.rounds.request(request)
+        record(tx, services.publisher, chat_key, turn_started(first))
+    return first
+
+
+async def end(services: Services, chat_key: str, *, fault: Fault | None = None, cost: float = 0.5) -> Round:
+    """Run the oldest waiting round of a chat."""
+    async with services.database.begin() as tx:
+        fence = await tx.chats.acquire(chat_key, owner="w", lease_seconds=30)
+        assert fence is not None
+        claimed = await tx.rounds.claim_next(chat_key, fence=fence, worker="w")
+        assert claimed is not None
+        report = RoundReport(model="m1", prompt_tokens=10, completion_tokens=2, cost=cost)
+        ended = await tx.rounds.finish(claimed.round.id, fence=fence, state=RoundState.DONE, report=report)
+        events = await turn_ends(tx, [ended], merged=claimed.merged, fault=fault)
+        record(tx, services.publisher, chat_key, *events)
+        await tx.chats.release(chat_key, fence=fence)
+    return ended
+
+
+async def listed(http: httpx.AsyncClient, **params: Any) -> list[dict[str, Any]]:
+    headers = params.pop("headers", {})
+    answer = await http.get("/api/v1/chats", params=params, headers=headers)
+    assert answer.status_code == 200, answer.text
+    return list(answer.json()["items"])
+
+
+async def test_the_chat_with_the_newest_activity_comes_first(
+    http: httpx.AsyncClient, services: Services
+) -> None:
+    for chat_key in ("a", "b", "c"):
+        await say(services, chat_key, f"first of {chat_key}")
+    await say(services, "a", "x" * 500)
+    await say(services, "a", "for the agent", kind=MessageKind.SYSTEM)
+    await begin(services, "b", "how are you?")
+    found = await listed(http)
+    assert [chat["chat_key"] for chat in found] == ["b", "a", "c"]
+    first, second, _ = found
+    assert (first["open_rounds"], second["open_rounds"]) == (1, 0)
+    assert (first["last_message"]["text"], first["last_message"]["kind"]) == ("how are you?", "user")
+    assert second["last_message"]["text"] == "x" * 200 and second["last_event"] == 3
+    assert second["failures"] is None
+    pages: list[str] = []
+    cursor = None
+    while True:
+        page = (
+            await http.get("/api/v1/chats", params={"limit": 1} | ({"cursor": cursor} if cursor else {}))
+        ).json()
+        pages += [chat["chat_key"] for chat in page["items"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert pages == ["b", "a", "c"]
+    early = base64.urlsafe_b64encode(b"0001-01-01T00:00:00+14:00 a").decode().rstrip("=")
+    for wrong in ("x", "bm8gdGltZQ", "MjAyNi0wMS0wMSBh", early):
+        refused = await http.get("/api/v1/chats", params={"cursor": wrong})
+        assert (refused.status_code, refused.json()["code"]) == (422, "cursor_invalid"), wrong
+
+
+async def test_chats_are_found_by_a_part_of_key_or_name(http: httpx.AsyncClient, services: Services) -> None:
+    for chat_key, name in (("sse-Wx_42", "Garden"), ("web-100%_x", None), ("other", "Wild garden")):
+        async with services.database.begin() as tx:
+            await tx.chats.ensure(chat_key, channel_name=name)
+    for text, keys in (
+        ("GARDEN", {"sse-Wx_42", "other"}),
+        ("wx_", {"sse-Wx_42"}),
+        ("0%_", {"web-100%_x"}),
+        ("%", {"web-100%_x"}),
+        ("nothing", set()),
+        ("\0", set()),
+        ("", {"sse-Wx_42", "web-100%_x", "other"}),
+    ):
+        assert {chat["chat_key"] for chat in await listed(http, q=text)} == keys, text
+
+
+async def test_a_key_lists_its_chats_only(
+    http: httpx.AsyncClient, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "_BATCH", 2)
+    for number in range(5):
+        for name in ("shop-", "Shop-", "shop_"):
+            await say(services, f"{name}{number}", "x")
+
+    async def key(*scopes: Scope, chats: str) -> dict[str, str]:
+        new, text = new_key("test", scopes=scopes, chats=chats)
+        await create_key(services.database, new, by=None, request_id=None)
+        return {"Authorization": f"Bearer {text}"}
+
+    for pattern, keys in (
+        ("shop-*", [f"shop-{number}" for number in (4, 3, 2, 1, 0)]),
+        ("*[_-]3", ["shop_3", "Shop-3", "shop-3"]),
+        ("shop-1", ["shop-1"]),
+        ("none*", []),
+    ):
+        headers = await key(Scope.READ, chats=pattern)
+        found: list[str] = []
+        cursor: dict[str, str] = {}
+        while True:
+            answer = await http.get("/api/v1/chats", params={"limit": 2, **cursor}, headers=headers)
+            page = answer.json()
+            found += [chat["chat_key"] for chat in page["items"]]
+            if page["next_cursor"] is None:
+                break
+            cursor = {"cursor": page["next_cursor"]}
+        assert found == keys, pattern
+    monkeypatch.setattr(routes, "_MOST_LOOKED_AT", 4)
+    headers = await key(Scope.READ, chats="*-0")
+    page = (await http.get("/api/v1/chats", headers=headers)).json()
+    assert page["items"] == [] and page["next_cursor"]  # it says that it has not looked at all
+    for path in ("/api/v1/chats", "/api/v1/chats/shop-1/turns"):
+        poster = await key(Scope.POST, chats="*")
+        assert (await http.get(path, headers=poster)).status_code == 403
+    assert (await http.get("/api/v1/chats/other/turns", headers=headers)).status_code == 404
+
+
+async def test_failures_since_the_reader_looked_are_counted(
+    http: httpx.AsyncClient, services: Services
+) -> None:
+    before = shared_time() - timedelta(seconds=5)
+    await begin(services, "a")
+    await end(services, "a", fault=Fault(code="turn_limit", text='{"state": "done"'))
+    await begin(services, "a")
+    await end(services, "a")
+    await begin(services, "b", '{"state": "failed"')
+    await end(services, "b")
+
+    async def failures(since: Any) -> dict[str, int]:
+        found = await listed(http, failures_since=since.isoformat())
+        return {chat["chat_key"]: chat["failures"] for chat in found}
+
+    assert await failures(before) == {"a": 1, "b": 0}
+    assert await failures(shared_time() + timedelta(seconds=5)) == {"a": 0, "b": 0}
+    for wrong in ("2026-01-01T00:00:00", "0001-01-01T00:00:00+14:00", "x"):
+        assert (await http.get("/api/v1/chats", params={"failures_since": wrong})).status_code == 422, wrong
+
+
+async def test_turns_of_a_chat_are_listed_with_state_cost_and_cause(
+    http: httpx.AsyncClient, services: Services
+) -> None:
+    done = await begin(services, "a", "y" * 300)
+    await end(services, "a")
+    merging, merged = await begin(services, "a", "one"), await begin(services, "a", "two")
+    await end(services, "a", fault=Fault(code="no_answer", text="none"))
+    open_ = await begin(services, "a", "three")
+    answer = await http.get("/api/v1/chats/a/turns", params={"limit": 3})
+    page = answer.json()
+    assert answer.status_code == 200, answer.text
+    assert [turn["id"] for turn in page["items"]] == [open_.id, merged.id, merging.id]
+    rest = await http.get("/api/v1/chats/a/turns", params={"limit": 3, "cursor": page["next_cursor"]})
+    first = rest.json()["items"][0]
+    assert rest.json()["next_cursor"] is None and first["id"] == done.id
+    assert (first["state"], first["text"], first["user_id"]) == ("done", "y" * 200, "u1")
+    assert (first["rounds"], first["models"], first["cost"], first["prompt_tokens"]) == (1, ["m1"], 0.5, 10)
+    assert first["cause"]["kind"] == "message" and first["finished_at"] and not first["has_retries"]
+    waiting, taken, failed = page["items"]
+    assert (waiting["state"], waiting["finished_at"], waiting["cost"]) == ("waiting", None, None)
+    assert (taken["state"], taken["merged_into"]) == ("failed", merging.id)
+    assert failed["error"] == {"code": "no_answer", "text": "none"}
+    assert (await http.get("/api/v1/chats/none/turns")).status_code == 404
