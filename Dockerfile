@@ -29,6 +29,9 @@ COPY gateway gateway
 COPY cli cli
 RUN /opt/nekro/bin/pip install --no-cache-dir --disable-pip-version-check \
     --no-index --no-deps --no-build-isolation .
+# The packages that sandboxed code can import; a volume at NEKRO_SANDBOX__PACKAGES_DIR replaces them.
+RUN /opt/nekro/bin/nekro --data-dir /tmp/nekro sandbox packages build \
+    --pip-arguments="--no-cache-dir ${PIP_ARGUMENTS}"
 
 FROM ${BASE_IMAGE}
 # libmagic1 is for the package python-magic, which plugins import.

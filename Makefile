@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+LAYER := $(VENV)/.packages
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # For Python 3.11 and newer on all platforms, without registry addresses in the output.
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
@@ -22,7 +23,7 @@ FAST_ONLY := not postgres and not sandbox and not supply_chain and not sdk_typin
 	and not call_outcomes and not processes
 
 .DEFAULT_GOAL := help
-.PHONY: help install bubblewrap libmagic mcp-servers demo test test-fast test-slow chaos faults mcp-conformance lint format types bench bench-gateway goals scale bench-sandbox bench-start-up fuzz docs constraints wheel sbom sbom-image compose-test clean
+.PHONY: help install bubblewrap libmagic mcp-servers trace-viewer demo test test-fast test-slow chaos faults mcp-conformance axe console-pictures lint format types bench bench-gateway goals scale eval bench-sandbox bench-start-up fuzz docs constraints wheel sbom sbom-image compose-test clean
 
 help: ## List the tasks.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -36,10 +37,19 @@ $(STAMP): $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) install --no-index --no-deps --no-build-isolation -e .
 	@touch $@
 
-install: $(STAMP) bubblewrap libmagic ## Create .venv and install the project with its test tools.
+# A stamp of its own, so that a second `make install` starts nothing.
+$(LAYER): $(STAMP) sandbox/packages/default.txt sandbox/packages/base_build.py
+	@if $(BIN)/nekro sandbox packages build > /dev/null; then touch $@; else \
+	  echo 'Sandboxed code has the standard library only; `make install` tries again.'; fi
+
+install: $(STAMP) $(LAYER) bubblewrap libmagic ## Create .venv and install the project with its test tools.
 
 mcp-servers: $(STAMP) ## Install the published MCP servers that tests call into .mcp-servers.
 	@PYTHON=$(PYTHON) scripts/install-mcp-servers
+
+trace-viewer: $(STAMP) ## Install Phoenix, and show it the spans of a real turn (test_trace_viewer.py).
+	@PYTHON=$(PYTHON) scripts/install-trace-viewer
+	$(BIN)/python -m pytest -m slow tests/system/test_trace_viewer.py $(PYTEST_ARGS)
 
 bubblewrap:
 	@scripts/ensure-bubblewrap
@@ -51,7 +61,7 @@ demo: install ## Run the scripted tour: sandbox, plugins, queue, follow-up round
 	$(BIN)/nekro demo
 
 test: install mcp-servers ## Run the default test suite (SQLite and PostgreSQL, real Redis, real sandbox).
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m 'not slow' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart 1 -m 'not slow' $(PYTEST_ARGS)
 
 test-fast: install ## Run the tests of single components, for quick feedback: SQLite and Redis, no worker, no sandbox.
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m 'not slow' -k '$(FAST_ONLY)' $(FAST) $(PYTEST_ARGS)
@@ -68,6 +78,16 @@ faults: install ## Inject faults into a loaded fleet by a seed and check its gua
 mcp-conformance: install ## Install the conformance suite of MCP (npm, outside of the repository) and run it against /mcp.
 	@scripts/install-mcp-conformance >/dev/null
 	$(BIN)/python -m pytest tests/gateway/test_mcp_conformance.py $(PYTEST_ARGS)
+
+axe: ## Install the accessibility checker axe-core (npm, outside of the repository), which tests of the console use.
+	@scripts/install-axe >/dev/null
+
+# Pictures of each page, of both themes and widths; those of the documentation are taken and shrunk at the end.
+console-pictures: install axe ## Write screenshots of the console to artifacts/console, and those of docs/console.md.
+	NEKRO_TEST_ARTEFACTS=$(CURDIR)/artifacts/console $(BIN)/python -m pytest -m 'slow or not slow' \
+	  tests/console/test_console_pages.py tests/console/test_console_large.py tests/console/test_console_pictures.py $(PYTEST_ARGS)
+	$(BIN)/python scripts/shrink-pictures docs/images/console $(addprefix artifacts/console/,turn.png turn-dark.png turn-live.png \
+	  turn-phone.png talk-phone.png approval-phone.png chats.png plugin.png operations.png)
 
 lint: install ## Check style and format.
 	$(BIN)/ruff check .
@@ -93,6 +113,9 @@ goals: install ## Measure the costs of a call and compare them with their goals 
 scale: install ## Measure how calls scale here, and simulate larger fleets (SCALE_ARGS='--write docs/scaling.md').
 	$(BIN)/python -m benchmarks.scale $(SCALE_ARGS)
 
+eval: install ## Play 60 tasks through the system and by tool calling, and print their costs (EVAL_ARGS='--write docs/evaluation.md').
+	$(BIN)/python -m benchmarks.evaluation $(EVAL_ARGS)
+
 bench-sandbox: install ## Measure sandbox starts, cold and warm.
 	$(BIN)/python -m benchmarks.sandbox
 
@@ -108,8 +131,9 @@ docs: install ## Rewrite the generated reference pages.
 	$(BIN)/python -m cli.reference
 
 constraints: install ## Write constraints.txt and deploy/requirements.txt with hashes (UPGRADE=--upgrade for newer versions).
-	printf 'hatchling\neditables\n' | $(COMPILE) pyproject.toml - --extra test --extra flower --extra mcp --extra otel --extra plugins --extra bench --extra release -o constraints.txt
-	echo hatchling | $(COMPILE) pyproject.toml - --extra flower --extra mcp --extra otel --extra plugins -c constraints.txt -o deploy/requirements.txt
+	printf 'hatchling\neditables\n' | $(COMPILE) pyproject.toml - --extra test --extra flower --extra mcp --extra otel --extra plugins --extra tokens --extra bench --extra release -o constraints.txt
+	echo hatchling | $(COMPILE) pyproject.toml - --extra flower --extra mcp --extra otel --extra plugins --extra tokens -c constraints.txt -o deploy/requirements.txt
+	$(COMPILE) sandbox/packages/default.in -c constraints.txt -o sandbox/packages/default.txt
 
 wheel: install ## Build the wheels and the sdist into dist/, and try the wheel in a clean environment of each CPython here.
 	rm -f dist/*.whl dist/*.tar.gz

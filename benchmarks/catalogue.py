@@ -80,7 +80,7 @@ def measure(number: int, *, repetitions: int) -> Measured:
     others = [replace(plugin, name=f"Other {plugin.name}") for plugin in plugins]
     names = [method.name for plugin in plugins for method in plugin.methods]
     full, settings = _builder(0), AgentSettings()
-    short = _builder(settings.catalogue_chars)
+    short = _builder(settings.catalogue_tokens)
     by_turns, full_by_turns, unseen = cycle((others, plugins)), cycle((others, plugins)), count()
 
     def with_unseen() -> int:
@@ -89,11 +89,11 @@ def measure(number: int, *, repetitions: int) -> Measured:
 
     return Measured(
         methods=number,
-        list_chars=len(full._catalogue.write(plugins).text),
+        list_chars=len(full._catalogue.write(plugins, full._room).text),
         full_chars=_chars(full, plugins),
         short_chars=_chars(short, plugins),
         recent_chars=_chars(short, plugins, names[:_RECENT]),
-        form=short._catalogue.write(plugins).form.value,
+        form=short._catalogue.write(plugins, short._room).form.value,
         other_ms=_ms(lambda: _chars(short, next(by_turns)), repetitions),
         same_ms=_ms(lambda: _chars(short, plugins), repetitions),
         unseen_ms=_ms(with_unseen, repetitions),
@@ -101,8 +101,8 @@ def measure(number: int, *, repetitions: int) -> Measured:
     )
 
 
-def _builder(chars: int) -> PromptBuilder:
-    return PromptBuilder(AgentSettings(catalogue_chars=chars), SandboxSettings())
+def _builder(tokens: int) -> PromptBuilder:
+    return PromptBuilder(AgentSettings(catalogue_tokens=tokens, prompt_tokens=1_000_000), SandboxSettings())
 
 
 def _chars(builder: PromptBuilder, plugins: Sequence[PluginBrief], recent: Sequence[str] = ()) -> int:
@@ -137,8 +137,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print a Markdown table."""
     options = parse(argv)
     print(describe_machine("not used"), file=sys.stderr)
-    budget = AgentSettings().catalogue_chars
-    print(f"Budget: {budget} characters. Characters of the system prompt; p50 of CPU time in ms.\n")
+    budget = AgentSettings().catalogue_tokens
+    print(f"Budget: {budget} tokens. Characters of the system prompt; p50 of CPU time in ms.\n")
     heads = ("methods", "list", "no budget", "budget", "5 recent", "form")
     times_of = ("other list, no budget", "other list", "same list", "other recent")
     print(f"| {' | '.join((*heads, *times_of))} |")

@@ -28,7 +28,7 @@ from benchmarks.harness.processes import Child, free_port, interrupted_by_sigter
 from benchmarks.harness.redis_server import redis_server
 from nekro_client.sse import EventParser
 
-__all__ = ["main", "parse"]
+__all__ = ["main", "parse", "prepare"]
 
 _PLUGINS: Final = Path(__file__).parent / "plugins"
 _METHOD: Final = "bench.wait.wait"
@@ -142,8 +142,8 @@ def _report(runs: list[dict[str, Any]]) -> dict[str, list[float]]:
     return ratios
 
 
-def _prepare() -> None:
-    """Create the database before a worker is started."""
+def prepare() -> None:
+    """Create the database of the environment before a worker is started."""
     from broker_config.settings import Settings
     from storage.migrate import upgrade
 
@@ -174,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "NEKRO_LOG__LEVEL": "WARNING",
             "NEKRO_GATEWAY__REQUESTS_PER_MINUTE": "0",
         }
-        _prepare()
+        prepare()
         runs: list[dict[str, Any]] = []
         with _servers(Path(name), server.url) as (gateway, echo):
             for number in range(options.repetitions):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import re
 import resource
 import socket
@@ -25,7 +24,7 @@ from typing import Final
 
 from benchmarks.harness.figures import percentile
 from benchmarks.harness.machine import describe_machine
-from benchmarks.harness.processes import Child, interrupted_by_sigterm, peak_bytes
+from benchmarks.harness.processes import Child, cpu_seconds, interrupted_by_sigterm, peak_bytes
 from benchmarks.harness.redis_server import redis_server
 from broker_config.settings import Settings
 
@@ -87,7 +86,7 @@ async def measure(
         settings = _settings(directory, server.url, database_url)
         async with _gateway(settings, directory) as (port, child):
             found = await _read(settings, port, readers=readers, chats=chats, events=events, rate=per_second)
-            found["gateway_cpu_seconds"] = round(_cpu_seconds(child.pid), 1)
+            found["gateway_cpu_seconds"] = round(cpu_seconds(child.pid), 1)
             found["gateway_peak_mb"] = round((peak_bytes([child.pid]) or 0) / 1e6)
         found["machine"] = describe_machine(server.version)
         return found
@@ -181,11 +180,6 @@ async def _read(
         "deliveries_per_second": round(len(seconds) / taken),
         **{f"p{percent}_ms": round(percentile(seconds, percent) * 1e3, 2) for percent in (50, 95, 99)},
     }
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(") ")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _serve(settings: Path, port: int) -> None:

@@ -135,15 +135,20 @@ def refuse(status: int, message: str = "no", code: str | None = None, **headers:
     return respond(status, {"error": {"message": message, "type": "x", "code": code}}, **headers)
 
 
-def complete(text: str | None, finish_reason: str = "stop", **fields: Any) -> Behaviour:
-    """Answer at once, without streaming; ``fields`` are those of the message besides its text."""
+def complete(
+    text: str | None, finish_reason: str = "stop", *, usage: dict[str, Any] | None = None, **fields: Any
+) -> Behaviour:
+    """Answer at once, without streaming.
+
+    ``usage`` adds to the usage, and ``fields`` are those of the message besides its text.
+    """
 
     async def behave(writer: asyncio.StreamWriter, request: SeenRequest) -> None:
         message = {"role": "assistant", "content": text, **fields}
         body = {
             "id": "c1", "object": "chat.completion", "created": 1, "model": request.body["model"] + "-real",
             "choices": [{"index": 0, "message": message, "finish_reason": finish_reason}],
-            "usage": {"prompt_tokens": 1000, "completion_tokens": 200, "total_tokens": 1200},
+            "usage": {"prompt_tokens": 1000, "completion_tokens": 200, "total_tokens": 1200, **(usage or {})},
         }  # fmt: skip
         await respond(200, body)(writer, request)
 

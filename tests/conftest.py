@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import functools
 import gc
 import os
 import shutil
 import signal
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Collection allocates half a gigabyte that stays; the garbage collector need not scan it.
 gc.disable()
 
+#: Time that clean-up may take after a test's time limit.
+HANG_SECONDS = 240.0
+RUN_STDERR = pytest.StashKey[int]()
+
 #: Files that take longest, mostly by waiting, then directories whose files take long. They run first, so
 #: that no process is left alone with one of them at the end.
 LONG_FIRST = (
@@ -73,6 +78,31 @@ def pytest_collection_finish() -> None:
     """Exclude the objects of the collection from every later garbage collection."""
     gc.freeze()
     gc.enable()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Keep the standard error of the run, which is replaced while tests run."""
+    capture = session.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        session.config.stash[RUN_STDERR] = os.dup(2)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Bound a test whose time limit cannot end it.
+
+    The limit raises once, in the main thread. A test that hangs outside of Python code, or in the clean-up
+    after that, would keep the run open without a word. Its process ends instead, with the stack of each
+    thread on the standard error; the rest of its tests run in another process.
+    """
+    marker = item.get_closest_marker("timeout")
+    limit = marker.args[0] if marker is not None and marker.args else item.config.getini("timeout")
+    stderr = item.config.stash[RUN_STDERR]
+    faulthandler.dump_traceback_later(float(limit) + HANG_SECONDS, exit=True, file=stderr)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="session")

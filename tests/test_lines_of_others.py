@@ -19,6 +19,8 @@ ALLOWED: dict[str, str] = {}
 #: Text files that the host writes itself; everything else in ``sandbox`` is read as bytes.
 READ_AS_TEXT = {
     "sandbox/bundle.py": "our own source",
+    "sandbox/packages/base.py": "the layer's record, which the host writes",
+    "sandbox/packages/base_build.py": "our own source and lists; the pinned matplotlib's defaults",
     "sandbox/packages/builder.py": "our own source",
     "sandbox/packages/layers.py": "records that the service writes; RECORD of a wheel, by newline alone",
 }

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-__all__ = ["Child", "free_port", "interrupted_by_sigterm", "peak_bytes"]
+__all__ = ["Child", "cpu_seconds", "free_port", "interrupted_by_sigterm", "peak_bytes"]
 
 _STOP_SECONDS = 10.0
 _LOG_TAIL_BYTES = 2000
@@ -94,6 +94,12 @@ class Child:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the processor time of a process so far, user and system, without its children's."""
+    fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def peak_bytes(pids: Sequence[int]) -> int | None:

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
-if TYPE_CHECKING:
-    from workers.catalogue.entries import MethodEntry
-
-__all__ = ["tool_name", "tool_of"]
+__all__ = ["Described", "tool_name", "tool_of"]
 
 _TYPES: Final = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
 _BASES: Final = {"list": "array", "tuple": "array", "dict": "object"}
+
+
+class Described(Protocol):
+    """A method as the catalogue or the HTTP API describes it."""
+
+    @property
+    def task(self) -> str:
+        """Its full name."""
+
+    @property
+    def signature(self) -> str:
+        """Its parameters and result, as in source code."""
+
+    @property
+    def doc(self) -> str | None:
+        """Its documentation."""
 
 
 def tool_name(method: str) -> str:
@@ -19,7 +32,7 @@ def tool_name(method: str) -> str:
     return method.replace(".", "__")
 
 
-def tool_of(entry: MethodEntry) -> dict[str, Any]:
+def tool_of(entry: Described) -> dict[str, Any]:
     """Return the tool of a method."""
     parsed = ast.parse(f"def f{entry.signature}: ...").body[0]
     assert isinstance(parsed, ast.FunctionDef)

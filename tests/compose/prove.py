@@ -120,6 +120,9 @@ def make_wheels() -> None:
     asked.write_text(re.sub(r" ; python_full_version < '3\.11\.\d+'", "", text))
     run(sys.executable, "-m", "pip", "download", "-q", "-d", str(target), "--require-hashes",
         "-r", str(asked), cwd=ROOT)  # fmt: skip
+    # Of other versions, so apart: the packages that sandboxes can import.
+    run(sys.executable, "-m", "pip", "download", "-q", "-d", str(target), "--require-hashes",
+        "-r", str(ROOT / "sandbox" / "packages" / "default.txt"), cwd=ROOT)  # fmt: skip
 
 
 class System:

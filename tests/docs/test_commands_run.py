@@ -42,6 +42,7 @@ from benchmarks import (
     alternate,
     catalogue,
     code_or_tools,
+    console_load,
     downloads,
     follow_up,
     goals,
@@ -52,6 +53,7 @@ from benchmarks import (
     scale,
     waiting_calls,
 )
+from benchmarks.evaluation.__main__ import parse as parse_evaluation
 from broker_config.embedded import socket_path
 from broker_config.settings import BrokerSettings
 from cli.main import WrongUsage, build_parser
@@ -568,6 +570,13 @@ def ask_what_is_on(scene: Scene) -> Changes:
     return {}
 
 
+def a_turn(scene: Scene) -> Changes:
+    """Name the turn of a question that was answered."""
+    ask_what_is_on(scene)
+    rounds = json.loads(scene.nekro("history", "cli", "--trace", "--json"))["rounds"]
+    return {"4f1c2a": rounds[-1]["turn"]}
+
+
 def ask_for_an_umbrella(scene: Scene) -> Changes:
     scene.nekro("command", "group_1", "/umbrella")
     return {}
@@ -713,6 +722,13 @@ EXPECTED = {
         err="^HTTP API on http://127", beside=gateway_answers, stop=TERM
     ),
     "nekro gateway --check --port 8700": Expected(err="no gateway answers", code=13),
+    "nekro sandbox packages": Expected(out="^pandas +[0-9]"),
+    "nekro sandbox packages list --json": Expected(out='"python": "3'),
+    "nekro sandbox packages build": Expected(out="^pandas +[0-9]"),
+    "nekro sandbox packages add 'sympy>=1.14' --pip-arguments '--no-index --find-links ./wheels'": Expected(
+        code=6, err="No matching distribution found for sympy"
+    ),
+    "nekro sandbox packages remove sympy": Expected(code=6, err="sympy was not added"),
     "nekro keys": Expected(before=make_a_key, out="site .*read"),
     "nekro keys list --json": Expected(before=make_a_key, out='"chats": "site-'),
     "nekro keys create site --scope read --scope post --chats 'site-*'": Expected(
@@ -787,6 +803,7 @@ EXPECTED = {
     ),
     "nekro history cli --limit 5 --json": Expected(
         before=ask_what_is_on, out=r'"text": "What is on today\?"'),
+    "nekro history cli --summary": Expected(before=ask_what_is_on, out="^chat cli has no summary$"),
     "nekro tail group_1": Expected(
         err="watching chat group_1", beside=say_hello, out="message.received +cli-user: Hello", stop=CTRL_C
     ),
@@ -796,10 +813,23 @@ EXPECTED = {
     "nekro tail group_1 --seconds 60": Expected(
         before=lambda _: {"--seconds 60": "--seconds 2"}, err="watching chat group_1"
     ),
+    "nekro trace 4f1c2a": Expected(before=a_turn, out=r"^turn .*(?s:.*)What is on today(?s:.*)^done after"),
+    "nekro trace 4f1c2a --follow": Expected(before=a_turn, out="^done after .* tokens"),
+    "nekro trace 4f1c2a --json": Expected(before=a_turn, out='"state": "done"'),
     "nekro cancel group_1": Expected(before=hold_a_round, err="^stopped 1 running, cancelled 0 waiting$"),
     "nekro cancel group_1 --seconds 60 --json": Expected(
         before=hold_a_round, out=r'"stopped": \[\s*{\s*"id": "' + HEX
     ),
+    "nekro costs": Expected(out=r"^DAY +ROUNDS +REQUESTS +PROMPT TOKENS"),
+    "nekro costs --by chat --since 7d": Expected(out=r"^cli +\d+ +\d+ +[\d,]+ "),
+    "nekro costs --by model --since 2026-05-01 --until 2026-05-31 --json": Expected(out='"budgets": '),
+    "nekro models": Expected(out="^default "),
+    "nekro models test": Expected(code=12, err="no endpoint to test"),
+    "nekro models test cheap --json": Expected(code=12, out="there is no model group 'cheap'"),
+    "nekro models use group_1 cheap": Expected(code=12, err="there is no model group 'cheap'"),
+    "nekro models summarise": Expected(code=2, err="`nekro models summarise CHAT`"),
+    "nekro models summarise CHAT": Expected(code=2, err="NEKRO_AGENT__SUMMARY_GROUP names no model group"),
+    "nekro models summarise group_1": Expected(code=2, err="NEKRO_AGENT__SUMMARY_GROUP names no model group"),
     "nekro reset group_1": Expected(err="^chat group_1 was reset$"),
     "nekro jobs": Expected(before=begin_job, out=f"{JOB} .* running .*50% +half way"),
     "nekro jobs list --open --chat-key group_1 --json": Expected(before=begin_job, out=f'"id": "{JOB}"'),
@@ -1043,9 +1073,11 @@ def test_documented_options_of_benchmarks_exist() -> None:
         "alternate": alternate.parse,
         "catalogue": catalogue.parse,
         "code_or_tools": code_or_tools.parse,
+        "console_load": console_load.parse,
         "rpc": rpc.parse_options,
         "scale": scale.parse,
         "downloads": downloads.parse,
+        "evaluation": parse_evaluation,
         "follow_up": follow_up.parse,
         "goals": goals.parse,
         "heavy_arguments": heavy_arguments.parse,
@@ -1053,7 +1085,7 @@ def test_documented_options_of_benchmarks_exist() -> None:
         "redis_exchanges": redis_exchanges.parse,
         "waiting_calls": waiting_calls.parse,
     }
-    chores = {"bench": "rpc", "goals": "goals", "scale": "scale"}
+    chores = {"bench": "rpc", "eval": "evaluation", "goals": "goals", "scale": "scale"}
     for chore, module in chores.items():
         assert f"-m benchmarks.{module} $({chore.upper()}_ARGS)" in (ROOT / "Makefile").read_text()
     text = "\n".join(page.read_text("utf-8") for page in PAGES)

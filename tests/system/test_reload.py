@@ -251,6 +251,15 @@ async def count():
             note("cancelled")
     asyncio.create_task(tick())
 """
+#: Its hook takes longer than a worker leaves decisions unread.
+SLOWLY_ENABLED = """
+plugin.pinned = True
+
+@plugin.on_enabled()
+async def enabled_slowly():
+    note("enabled slowly")
+    await asyncio.sleep(2.5)
+"""
 JOBS = """
 from nekro_agent.api.plugin import TaskCtl, task
 
@@ -302,6 +311,18 @@ async def test_a_pinned_plugin_is_switched_in_its_owner(fleet: Fleet, todo: Todo
     journal = todo.journal()
     counts = {word: journal.count(f"old {word}") for word in ("init", "enabled", "disabled", "cancelled")}
     assert counts == {"init": 2, "enabled": 2, "disabled": 1, "cancelled": 1}
+
+
+async def test_hooks_of_a_decision_run_once_while_an_owner_starts_the_plugin(
+    fleet: Fleet, todo: Todo
+) -> None:
+    todo.write("old", SLOWLY_ENABLED)
+    run_command(fleet, "plugins", "disable", "Ada.todo")
+    fleet.start("methods")
+    run_command(fleet, "plugins", "enable", "Ada.todo")
+    async with opened(fleet) as services:
+        await until(services, "old old")
+    assert todo.journal().count("old enabled slowly") == 1
 
 
 async def test_a_running_job_ends_on_its_version_and_the_next_one_runs_on_the_new(

@@ -1,12 +1,12 @@
-"""One call is one trace: spans of two workers, received by a collector on loopback."""
+"""One turn is one trace: spans of several processes, received by a collector on loopback."""
 
 from __future__ import annotations
 
 import os
 import re
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,80 +14,28 @@ import httpx
 import pytest
 import yaml
 from gateway_process import GatewayProcess
+from prometheus_client.parser import text_string_to_metric_families
+from redis_process import free_port
+from trace_collector import Collector
 from waiting import WAIT_SECONDS, eventually
 
+from messaging.tracing import TurnTrace
+from storage.states import ApprovalState, TriggerKind
+from workers.composition import Services
+
+HERE = Path(__file__).parent
 SECRET = "open-sesame"
+TURN = "invoke_agent nekro"
+DONE = "```python\nsend_msg_text(_ck, 'done')\n```"
 SCRIPT = [
+    {"when": "parcel delivered|Background task|write_text \\(job", "answer": DONE},
     {"when": "fail please", "answer": f"```python\nfail_with('{SECRET}')\n```"},
     {"when": "add please", "answer": f"```python\nremember('{SECRET}')\nlook_up('{SECRET}')\n```"},
-    {"when": ".", "answer": "```python\nsend_msg_text(_ck, 'done')\n```"},
+    {"when": "ask please", "answer": "```python\nwrite_text('a.txt', 'b')\n```"},
+    {"when": "carry please", "answer": "```python\nsend_parcel('carry')\n```"},
+    {"when": "lose please", "answer": "```python\nsend_parcel('lose')\n```"},
+    {"when": ".", "answer": DONE},
 ]
-
-
-class Collector:
-    """Receives OTLP over HTTP, as an OpenTelemetry collector does."""
-
-    def __init__(self) -> None:
-        self.spans: list[dict[str, Any]] = []
-        self.raw: list[bytes] = []
-        collector = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                collector.take(self.path, self.rfile.read(int(self.headers["Content-Length"])))
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
-
-    def take(self, path: str, body: bytes) -> None:
-        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-
-        assert path == "/v1/traces"
-        self.raw.append(body)
-        for group in ExportTraceServiceRequest.FromString(body).resource_spans:
-            resource = {item.key: item.value.string_value for item in group.resource.attributes}
-            for span in (span for scope in group.scope_spans for span in scope.spans):
-                attributes = {item.key: item.value.string_value for item in span.attributes}
-                self.spans.append(
-                    {
-                        "name": span.name,
-                        "id": span.span_id,
-                        "parent": span.parent_span_id,
-                        "trace": span.trace_id,
-                        "failed": span.status.code == 2,
-                        "role": resource["nekro.role"],
-                        "service": resource["service.name"],
-                        **attributes,
-                    }
-                )
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    async def named(self, name: str, count: int = 1) -> list[dict[str, Any]]:
-        """Spans with a name, once there are enough."""
-
-        def enough() -> list[dict[str, Any]]:
-            found = [span for span in self.spans if span["name"] == name]
-            return found if len(found) >= count else []
-
-        found: list[dict[str, Any]] = await eventually(enough, what=f"{count} spans {name}")
-        return found
-
-    def road(self, span: dict[str, Any]) -> list[str]:
-        """Names from the root of a span's trace to the span."""
-        by_id = {other["id"]: other for other in self.spans}
-        parent = by_id.get(span["parent"])
-        return [*(self.road(parent) if parent else []), span["name"]]
 
 
 @pytest.fixture(scope="module")
@@ -104,52 +52,223 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture(scope="module")
+def metrics_port() -> int:
+    """The first of three, of the workers; the order in which they take them is not known."""
+    return free_port()
+
+
+@pytest.fixture(scope="module")
 def fleet(
-    make_fleet: Callable[..., Any], collector: Collector, tmp_path_factory: pytest.TempPathFactory
+    make_fleet: Callable[..., Any],
+    collector: Collector,
+    metrics_port: int,
+    fleet_plugins: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Any]:
     script: Path = tmp_path_factory.mktemp("llm") / "script.yaml"
     script.write_text(yaml.safe_dump(SCRIPT))
-    with pytest.MonkeyPatch.context() as patch:
+    # Short, as a socket's path must be; private, as other workers of this user may run here.
+    with tempfile.TemporaryDirectory(prefix="nk") as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", directory)
         patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
-        system = make_fleet(llm={"script": script}, tracing={"enabled": True}, agent={"debounce_seconds": 0})
-        system.start("methods", "rounds")
+        system = make_fleet(
+            llm={"script": script},
+            tracing={"enabled": True, "url_template": "https://traces.example/t/{trace_id}?tab=1"},
+            agent={"debounce_seconds": 0},
+            metrics={"port": metrics_port},
+            approval={"require": ("tests.probe.write_text",)},
+            plugins={"dirs": (fleet_plugins, HERE / "trace_plugins")},
+        )
+        system.start("methods", "long", "rounds")
         yield system
         system.stop()  # stops before the collector
 
 
-async def say(fleet: Any, chat_key: str, text: str) -> None:
+@asynccontextmanager
+async def services_of(fleet: Any) -> AsyncIterator[Services]:
     services = fleet.services()
     await services.start()
     try:
-        await services.receive_message(chat_key, text, user_id="u1", user_name="Ada")
+        yield services
     finally:
         await services.close()
 
 
-async def test_a_call_of_a_round_is_one_trace_from_the_round_to_the_worker(
+async def say(fleet: Any, chat_key: str, text: str) -> str:
+    """Write to a chat; returns the id of the turn."""
+    async with services_of(fleet) as services:
+        message_id = await services.receive_message(chat_key, text, user_id="u1", user_name="Ada")
+        async with services.database.read() as transaction:
+            first = await transaction.rounds.find_by_trigger(TriggerKind.MESSAGE, message_id)
+    assert first is not None
+    return first.turn_id
+
+
+def trace_of(turn_id: str) -> bytes:
+    return TurnTrace(turn_id=turn_id, root_turn_id=turn_id).trace_id.to_bytes(16)
+
+
+async def test_a_turn_of_two_rounds_is_one_trace_from_the_turn_to_the_workers_of_its_calls(
     fleet: Any, collector: Collector
 ) -> None:
-    await say(fleet, "traced", "add please")
+    turn_id = await say(fleet, "traced", "add please")
+    (turn,) = await collector.named(TURN, turn_id=turn_id)
     for method in ("remember", "look_up"):
         (ran,) = await collector.named(f"run tests.probe.{method}")
-        (called,) = await collector.named(f"call tests.probe.{method}")
-        await collector.named("round", 2)
-        assert collector.road(ran) == [
+        (called,) = await collector.named(f"execute_tool tests.probe.{method}")
+        assert collector.path(ran) == [
+            TURN,
             "round",
             "sandbox.run",
-            f"call tests.probe.{method}",
+            f"execute_tool tests.probe.{method}",
             "publish",
             f"run tests.probe.{method}",
         ]
-        assert ran["nekro.call_id"] == called["nekro.call_id"]
+        assert ran["nekro.call_id"] == called["nekro.call_id"] == called["gen_ai.tool.call.id"]
         assert ran["role"] == "methods" and called["role"] == "rounds"
         assert called["nekro.lane"] == ran["role"] and ran["nekro.outcome"] == "ok"
-    (first, second) = await collector.named("round", 2)
-    assert first["nekro.turn_id"] == second["nekro.turn_id"]
-    (asked, _) = await collector.named("llm.request", 2)
-    assert collector.road(asked) == ["round", "llm.request"] and asked["nekro.model"] == "scripted"
+    rounds = await collector.named("round", 2, turn_id=turn_id)
+    asked = [span for span in collector.of_trace(turn["trace"]) if span["name"] == "chat scripted"]
+    assert [collector.path(span) for span in asked] == [[TURN, "round", "chat scripted"]] * 2
+    assert {span["trace"] for span in (turn, *rounds, *asked)} == {trace_of(turn_id)}
+    assert turn["parent"] == b"" and turn["nekro.rounds"] == 2 and not turn["failed"]
+    assert turn["begin"] <= min(span["begin"] for span in rounds)
+    assert turn["nekro.prompt_tokens"] == sum(span["gen_ai.usage.input_tokens"] for span in asked)
     assert {span["service"] for span in collector.spans} == {"nekro-workers"}
+
+
+async def test_spans_have_the_attributes_of_the_conventions(fleet: Any, collector: Collector) -> None:
+    (turn,) = await collector.named(TURN, turn_id=await say(fleet, "conventional", "add please"))
+    spans = {span["name"]: span for span in collector.of_trace(turn["trace"])}
+    assert {name: value for name, value in turn.items() if name.startswith("gen_ai.")} == {
+        "gen_ai.operation.name": "invoke_agent",
+        "gen_ai.provider.name": "nekro",
+        "gen_ai.agent.name": "nekro",
+        "gen_ai.conversation.id": "conventional",
+    }
+    asked = spans["chat scripted"]
+    assert asked["kind"] == 3  # client
+    assert {name for name in asked if name.startswith("gen_ai.")} == {
+        "gen_ai.operation.name",
+        "gen_ai.provider.name",
+        "gen_ai.request.model",
+        "gen_ai.response.model",
+        "gen_ai.response.finish_reasons",
+        "gen_ai.conversation.id",
+        "gen_ai.usage.input_tokens",
+        "gen_ai.usage.output_tokens",
+    }
+    assert asked["gen_ai.response.finish_reasons"] == ["stop"]
+    tool = spans["execute_tool tests.probe.look_up"]
+    assert {name: value for name, value in tool.items() if name.startswith("gen_ai.")} == {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": "tests.probe.look_up",
+        "gen_ai.tool.type": "function",
+        "gen_ai.tool.call.id": tool["nekro.call_id"],
+    }
+
+
+async def test_workers_count_turns_model_requests_tokens_and_tools(
+    fleet: Any, collector: Collector, metrics_port: int
+) -> None:
+    await collector.named(TURN, turn_id=await say(fleet, "counted", "add please"))
+    found: dict[str, float] = {}
+    async with httpx.AsyncClient(timeout=WAIT_SECONDS) as client:
+        for port in range(metrics_port, metrics_port + 3):
+            text = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
+            for family in text_string_to_metric_families(text):
+                for sample in family.samples:
+                    name = sample.labels.get("gen_ai_tool_name") or sample.labels.get("gen_ai_token_type")
+                    key = f"{sample.name} {name or ''}".strip()
+                    found[key] = found.get(key, 0) + sample.value
+    tokens = "gen_ai_client_token_usage_sum"
+    assert found["gen_ai_invoke_agent_duration_seconds_count"] >= 1
+    assert found["gen_ai_client_operation_duration_seconds_count"] >= 2
+    assert found[f"{tokens} input"] > found[f"{tokens} output"] > 0
+    assert found["gen_ai_execute_tool_duration_seconds_count tests.probe.look_up"] >= 1
+
+
+async def test_a_call_that_is_approved_later_and_the_round_that_it_wakes_are_in_its_trace(
+    fleet: Any, collector: Collector
+) -> None:
+    turn_id = await say(fleet, "approving", "ask please")
+    await collector.named(TURN, turn_id=turn_id)
+    async with services_of(fleet) as services:
+        async with services.database.read() as transaction:
+            (asked,) = await transaction.approvals.newest(
+                limit=2, chat_key="approving", state=ApprovalState.PENDING
+            )
+        await services.approval_decisions.approve(asked.id, by="shell:root")
+    (woken,) = await collector.named(TURN, root_turn_id=turn_id)
+    (ran,) = await collector.named("run tests.probe.write_text")
+    assert collector.path(ran) == [
+        TURN, "round", "sandbox.run", "execute_tool tests.probe.write_text", "run tests.probe.write_text",
+    ]  # fmt: skip
+    assert woken["trace"] == ran["trace"] == trace_of(turn_id)
+    assert woken["nekro.turn_id"] != turn_id and collector.path(woken) == [TURN, TURN]
+    (later,) = await collector.named("round", turn_id=woken["nekro.turn_id"])
+    assert collector.path(later) == [TURN, TURN, "round"]
+
+
+@pytest.mark.parametrize("kind", ["carry", "lose"])
+async def test_a_job_and_the_round_that_it_wakes_are_in_the_trace_of_the_turn_that_started_it(
+    fleet: Any, collector: Collector, kind: str
+) -> None:
+    turn_id = await say(fleet, f"job-{kind}", f"{kind} please")
+    (woken,) = await collector.named(TURN, root_turn_id=turn_id)
+    (job,) = await collector.named(f"job tests.courier.{kind}")
+    assert collector.path(job) == [TURN, f"job tests.courier.{kind}"]
+    assert job["trace"] == woken["trace"] == trace_of(turn_id)
+    assert job["role"] == "long" and job["failed"] == (kind == "lose")
+    (later,) = await collector.named("round", turn_id=woken["nekro.turn_id"])
+    assert collector.path(later) == [TURN, TURN, "round"]
+
+
+async def test_a_merged_turn_and_the_turn_that_answers_it_are_linked(
+    fleet: Any, collector: Collector
+) -> None:
+    (rounds,) = [worker for worker in fleet.workers if worker.lane == "rounds"]
+    rounds.freeze()
+    try:
+        first, second = await say(fleet, "merging", "one"), await say(fleet, "merging", "two")
+    finally:
+        rounds.thaw()
+    (taker,), (merged,) = [await collector.named(TURN, turn_id=turn) for turn in (first, second)]
+    (answered,) = await collector.named("round", turn_id=first)
+    assert merged["trace"] == trace_of(second) and merged["nekro.merged_into"] == first
+    assert merged["links"] == [(taker["trace"], taker["id"])]
+    assert answered["links"] == [(merged["trace"], merged["id"])]
+
+
+async def test_a_posted_message_links_its_request_with_the_turn_which_names_its_trace(
+    fleet: Any, collector: Collector
+) -> None:
+    client_trace, parent = os.urandom(16).hex(), os.urandom(8).hex()
+    headers = {"traceparent": f"00-{client_trace}-{parent}-01"}
+    with GatewayProcess(fleet) as gateway:
+        async with httpx.AsyncClient(base_url=gateway.url, timeout=WAIT_SECONDS) as client:
+            posted = await client.post(
+                "/api/v1/chats/posted/messages?wait=60",
+                json={"text": "hello", "user_id": "u1"},
+                headers=headers,
+            )
+            assert posted.status_code == 200, posted.text
+            turn_id = posted.json()["turn_id"]
+            told = (await client.get(f"/api/v1/turns/{turn_id}")).json()
+    trace = trace_of(turn_id).hex()
+    assert told["trace_id"] == trace
+    assert told["trace_url"] == f"https://traces.example/t/{trace}?tab=1"
+    (turn,) = await collector.named(TURN, turn_id=turn_id)
+    (begun,) = await collector.named("turn.requested", turn_id=turn_id)
+
+    def of_client() -> list[dict[str, Any]]:
+        return collector.of_trace(bytes.fromhex(client_trace))
+
+    (request,) = await eventually(of_client, what="the request's span")
+    assert request["name"] == "http.request" and request["links"] == [(turn["trace"], turn["id"])]
+    assert collector.path(begun) == [TURN, "turn.requested"]
+    assert begun["links"] == [(request["trace"], request["id"])]
 
 
 async def test_a_request_continues_the_trace_of_its_client_into_worker_and_log(
@@ -177,7 +296,7 @@ async def test_a_request_continues_the_trace_of_its_client_into_worker_and_log(
     request = spans["http.request"]
     assert request["parent"].hex() == parent and request["nekro.request_id"] == f"r-{trace}"
     assert request["nekro.route"] == "/api/v1/calls"
-    assert collector.road(spans["run tests.probe.look_up"])[0] == "http.request"
+    assert collector.path(spans["run tests.probe.look_up"])[0] == "http.request"
     lines = gateway.log.read_text().splitlines()
     (line,) = [line for line in lines if "/api/v1/calls" in line]
     assert trace in line and f"r-{trace}" in line
@@ -186,12 +305,15 @@ async def test_a_request_continues_the_trace_of_its_client_into_worker_and_log(
     assert re.search("trace_id[^0-9a-f]+[0-9a-f]{32}", line) and "0" * 32 not in line
 
 
-async def test_failures_are_recorded_by_their_class_and_no_span_contains_arguments(
+async def test_failures_are_recorded_by_their_class_and_no_span_contains_a_text(
     fleet: Any, collector: Collector
 ) -> None:
-    await say(fleet, "failing", "fail please")
+    turn_id = await say(fleet, "failing", "fail please")
+    await collector.named(TURN, turn_id=turn_id)
     (ran,) = await collector.named("run tests.probe.fail_with")
-    (called,) = await collector.named("call tests.probe.fail_with")
+    (called,) = await collector.named("execute_tool tests.probe.fail_with")
     assert ran["failed"] and ran["nekro.outcome"] == "method_failed"
     assert called["failed"] and called["error.type"] == "MethodFailedError"
-    assert SECRET.encode() not in b"".join(collector.raw)
+    raw = b"".join(collector.raw)
+    # Arguments, messages of people, answers of the model.
+    assert not [text for text in (SECRET, "fail please", "_ck, 'done'") if text.encode() in raw]
