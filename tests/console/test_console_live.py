@@ -33,7 +33,8 @@ def test_a_call_is_seen_before_it_ends_with_the_line_that_makes_it(console: Cons
         )
         page.locator("pre.output", has_text="soup 2").wait_for()
         assert console.turn(turn)["state"] == "running"
-        page.get_by_role("button", name="Cancel").click()
+        # The row of a call that lasts has a button too, which names its job.
+        page.get_by_role("button", name="Cancel", exact=True).click()
         page.get_by_role("button", name="Cancel the turn").click()
         page.locator(".turn-status", has_text="Cancelled").wait_for()
         assert console.ended(turn)["state"] == "cancelled"
@@ -66,8 +67,8 @@ def test_a_turn_that_is_open_grows_by_its_follow_up_round_its_files_and_its_job(
         job = page.locator(".job", has_text="rolls")
         job.get_by_role("progressbar").wait_for()
         page.locator(".facts", has_text="cost 0.0072").first.wait_for()
-        job.get_by_role("button", name="Cancel").click()
-        page.get_by_role("button", name="Cancel the job").click()
+        job.get_by_role("button", name="Cancel the job “rolls”", exact=True).click()
+        page.locator("dialog").get_by_role("button", name="Cancel the job").click()
         page.locator(".job", has_text=re.compile("Cancelled|Failed")).wait_for()
         window.check()
 

@@ -38,7 +38,7 @@ export function jobRow(job, onChange) {
     await post(`${path("/jobs", job.id)}/cancel`);
     say("The job is asked to end.");
     onChange();
-  }), { kind: "small", data: { key: `cancel-${job.id}` } }) : null;
+  }), { kind: "small", label: `Cancel the job “${nameOf(job)}”`, data: { key: `cancel-${job.id}` } }) : null;
   const name = nameOf(job);
   return el("article.job", { data: { job: job.id } },
     el("div.job-main", {},

@@ -43,7 +43,7 @@ function columns(onChange) {
       if (!gone) return;
       say("Revoked.");
       onChange();
-    }), { kind: "small danger", data: { key: `revoke-${one.id}` } }) },
+    }), { kind: "small danger", label: `Revoke the key “${one.name}”`, data: { key: `revoke-${one.id}` } }) },
   ];
 }
 

@@ -39,18 +39,18 @@ function card(server, onChange) {
         fill(trial, el("p.quiet-text", {}, "Connecting…"));
         const found = await post(`${path("/mcp/servers", server.name)}/test`).finally(() => fill(trial));
         fill(trial, trialView(found));
-      }), { kind: "small", data: { key: `test-${server.name}` } }),
-      isOwn ? button("Edit", acting(() => declare(server, onChange)), { kind: "small", data: { key: `edit-${server.name}` } }) : null,
+      }), { kind: "small", label: `Test ${server.name}`, data: { key: `test-${server.name}` } }),
+      isOwn ? button("Edit", acting(() => declare(server, onChange)), { kind: "small", label: `Edit ${server.name}`, data: { key: `edit-${server.name}` } }) : null,
       isOwn ? button(server.status === "disabled" ? "Enable" : "Disable", acting(async () => {
         await put(path("/mcp/servers", server.name), { declaration: server.declaration, is_enabled: server.status === "disabled" });
         onChange();
-      }), { kind: "small", data: { key: `able-${server.name}` } }) : null,
+      }), { kind: "small", label: `${server.status === "disabled" ? "Enable" : "Disable"} ${server.name}`, data: { key: `able-${server.name}` } }) : null,
       isOwn ? button("Remove", acting(async () => {
         if (!await ask({ title: `Remove ${server.name}?`, content: el("p", {}, "Its tools are no longer available."), confirm: "Remove", danger: true })) return;
         await remove(path("/mcp/servers", server.name));
         say("Removed.");
         onChange();
-      }), { kind: "small danger", data: { key: `remove-${server.name}` } }) : null),
+      }), { kind: "small danger", label: `Remove ${server.name}`, data: { key: `remove-${server.name}` } }) : null),
     trial);
 }
 

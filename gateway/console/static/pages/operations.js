@@ -73,8 +73,8 @@ function letterTable(items, onChange) {
     { title: "Message", cell: (one) => el("span.stack", {}, el("span.mono", {}, one.task ?? "unknown task"), el("span.quiet-text.mono", {}, one.id)) },
     { title: "Why", cell: (one) => el("span.stack", {}, el("span", {}, one.reason), el("span.quiet-text", {}, `${one.source === "refused" ? "refused" : "given up"} · ${several(one.deliveries, "delivery", "deliveries")} · ${bytes(one.bytes)}${one.lane ? ` · ${one.lane}` : ""}`)) },
     { title: "", class: "tight", cell: (one) => el("span.row", {},
-      button("Retry", acting(() => retry(one, onChange)), { kind: "small", data: { key: `retry-${one.id}` } }),
-      button("Drop", acting(() => drop(one, onChange)), { kind: "small danger", data: { key: `drop-${one.id}` } })) },
+      button("Retry", acting(() => retry(one, onChange)), { kind: "small", label: `Retry message ${one.id}`, data: { key: `retry-${one.id}` } }),
+      button("Drop", acting(() => drop(one, onChange)), { kind: "small danger", label: `Drop message ${one.id}`, data: { key: `drop-${one.id}` } })) },
   ], items, { keyOf: (one) => one.id });
 }
 

@@ -20,6 +20,7 @@ export function show(place, { signal }) {
 }
 
 function columns(onChange) {
+  const called = (one) => one.title || one.description || one.id;
   return [
     { title: "What", cell: (one) => el("span.stack", {}, el("span", {}, one.title || one.description || "–"), one.title && one.description ? el("span.quiet-text", {}, one.description) : null) },
     { title: "Chat", cell: (one) => el("a", { href: href("/chats", one.chat_key) }, one.chat_key) },
@@ -31,12 +32,12 @@ function columns(onChange) {
       button(one.state === "paused" ? "Resume" : "Pause", acting(async () => {
         await patch(path("/timers", one.id), { state: one.state === "paused" ? "waiting" : "paused" });
         onChange();
-      }), { kind: "small", data: { key: `pause-${one.id}` } }),
+      }), { kind: "small", label: `${one.state === "paused" ? "Resume" : "Pause"} “${called(one)}”`, data: { key: `pause-${one.id}` } }),
       button("Delete", acting(async () => {
         if (!await ask({ title: "Delete this timer?", content: el("p", {}, one.title || one.description), confirm: "Delete", danger: true })) return;
         await remove(path("/timers", one.id));
         say("The timer is deleted.");
         onChange();
-      }), { kind: "small danger", data: { key: `delete-${one.id}` } })) },
+      }), { kind: "small danger", label: `Delete “${called(one)}”`, data: { key: `delete-${one.id}` } })) },
   ];
 }
