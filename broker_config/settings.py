@@ -31,7 +31,7 @@ from broker_config.model_groups import (
 )
 from broker_config.removed_settings import REMOVED_SETTINGS, renamed_group
 from broker_config.setting_files import FILE_SUFFIX, EnvironmentSource, named_by_file
-from broker_config.urls import passwords_of
+from broker_config.urls import SOCKET_SCHEMES, passwords_of
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import SettingsError
 
@@ -68,6 +68,8 @@ TEST_PREFIX = "NEKRO_TEST_"
 CLIENT_VARIABLES: Final = frozenset({"NEKRO_URL", "NEKRO_KEY"})
 #: Least time limit of a connection attempt: a lost packet is sent again after 1 s.
 CONNECT_SECONDS: Final = 2.0
+#: Share of turns whose TOOL calls a fleet keeps as events: enough to see what is usual.
+FLEET_TOOL_CALL_SHARE: Final = 0.1
 
 
 def _split_list(value: object) -> object:
@@ -562,12 +564,13 @@ class AgentSettings(_Group):
         description="Rounds that one trigger may cause; a worker runs as many of one chat before it lets "
         "others take the chat.",
     )
-    tool_call_share: float = Field(
-        1,
+    tool_call_share: float | None = Field(
+        None,
         ge=0,
         le=1,
         description="Share of the turns whose calls of TOOL methods are kept as events, for streams and the "
-        "console; a turn keeps all of them or none. Other calls always are. The same for all workers.",
+        "console; a turn keeps all of them or none. Other calls always are. The same for all workers. Unset "
+        "means all (1) with a broker on a Unix socket, as that of `nekro up`, and a tenth (0.1) in a fleet.",
     )
     turn_seconds: float = Field(1080, gt=0, description="Longest turn (a trigger and its follow-up rounds).")
     history_messages: int = Field(32, ge=1, description="Newest messages shown to the LLM.")
@@ -1003,6 +1006,14 @@ class Settings(BaseSettings):
     def visibility_timeout(self) -> timedelta:
         """How long an unrenewed delivery stays with its worker."""
         return timedelta(seconds=self.broker.visibility_timeout_seconds)
+
+    @property
+    def tool_call_share(self) -> float:
+        """Share of the turns whose TOOL calls are kept, 0 to 1: as set, else by where the broker is."""
+        if self.agent.tool_call_share is not None:
+            return self.agent.tool_call_share
+        is_one_machine = self.broker.url is None or urlsplit(self.broker.url).scheme in SOCKET_SCHEMES
+        return 1.0 if is_one_machine else FLEET_TOOL_CALL_SHARE
 
     def secret_values(self) -> tuple[str, ...]:
         """Every configured secret as plain text, for redaction; never log this."""

@@ -16,6 +16,7 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urls
 from nekro_agent.errors import SettingsError
 
 __all__ = [
+    "SOCKET_SCHEMES",
     "RedisAddress",
     "client_url",
     "is_redis",

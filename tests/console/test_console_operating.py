@@ -22,6 +22,7 @@ from messaging.publishing import encode_message
 
 SETTINGS = {
     "tracing": {"enabled": True, "url_template": "http://127.0.0.1:9/traces/{trace_id}?view=<b>turn"},
+    "agent": {"tool_call_share": 0},
     "budgets": {"chat": {"rounds": 2, "cost": 1.0}, "day": {"tokens": 1_000_000}},
 }
 
@@ -107,6 +108,22 @@ def test_a_turn_links_to_its_trace(
         page.screenshot(path=artefacts / "turn-with-trace.png")
         window.check()
     assert collector.of_trace(bytes.fromhex(trace))
+
+
+def test_a_turn_whose_tool_calls_are_not_kept_says_so(console: Console, turn: dict[str, Any]) -> None:
+    note = "Calls of tools are kept for a share of the turns."
+    with console.window() as window:
+        page = window.go(f"#/turns/{turn['id']}")
+        page.locator(".call", has_text="weigh").wait_for()
+        assert page.locator(".round", has_text=note).count() == 2
+        assert "carrots" not in page.locator(".call", has_text="weigh").inner_text()
+        live = console.say("sampled", "Wait.", "simmer(600)")
+        page = window.go(f"#/turns/{live}")
+        page.get_by_text(note).wait_for()
+        assert console.turn(live)["state"] == "running"
+        console.http.post(f"turns/{live}/cancel").raise_for_status()
+        assert console.ended(live)["state"] == "cancelled"
+        window.check()
 
 
 def give_up(console: Console, method: str, *, seconds: float = 600) -> str:

@@ -53,6 +53,7 @@ class RoundDrain:
         inputs: RoundInputs,
         budgets: RoundBudgets,
         settings: AgentSettings,
+        tool_call_share: float,
         owner: str,
         slots: int = 1,
         is_stopping: Callable[[], bool] = lambda: False,
@@ -62,6 +63,7 @@ class RoundDrain:
         """Create the drain.
 
         Args:
+            tool_call_share: share of turns whose TOOL calls are kept as events, 0 to 1.
             slots: number of drains that this process runs concurrently; the drain that takes the last
                 slot releases its chat after each round.
             is_stopping: whether this process is stopping; then every drain releases its chat.
@@ -76,6 +78,7 @@ class RoundDrain:
         self._inputs = inputs
         self._budgets = budgets
         self._settings = settings
+        self._tool_call_share = tool_call_share
         self._owner = owner
         self._slots = slots
         self._is_stopping = is_stopping
@@ -161,7 +164,7 @@ class RoundDrain:
                 self._publisher,
                 claimed.round,
                 fence=lease.fence,
-                tool_call_share=self._settings.tool_call_share,
+                tool_call_share=self._tool_call_share,
                 redact=self._redact,
             )
             attempt = _Attempt(

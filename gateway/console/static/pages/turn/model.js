@@ -101,8 +101,8 @@ const HANDLERS = {
     return { round: round.id };
   },
   "code.ready": (model, event, round) => {
-    const { code, model: name, prompt_tokens, completion_tokens, cost, tries, failed_groups } = event.data;
-    return changed(round, { code, model: name, prompt_tokens, completion_tokens, cost, tries, failed_groups, answered_at: round?.answered_at ?? event.at });
+    const { code, model: name, prompt_tokens, completion_tokens, cost, tries, failed_groups, tool_calls_kept = true } = event.data;
+    return changed(round, { code, tool_calls_kept, model: name, prompt_tokens, completion_tokens, cost, tries, failed_groups, answered_at: round?.answered_at ?? event.at });
   },
   "output.chunk": (model, event, round) => {
     if (!round || event.call_id || ENDED_ROUND.has(round.state)) return null;

@@ -30,12 +30,13 @@ export class RoundView {
     this.messages = el("div.round-messages");
     this.calls = new CallList(() => this.span());
     this.calls.node.hidden = true;
+    this.sampled = el("p.quiet-text", { hidden: true }, "Calls of tools are kept for a share of the turns. Those of this round are listed when it has ended, without arguments and results.");
     this.title = el("h2", { id: `round-${round.id}` });
     this.badge = el("span");
     this.figures = el("ul.facts", { role: "list" });
     this.head.append(el("div.split", {}, this.title, this.badge), this.figures);
     this.node = el("section.card.round", { aria: { labelledby: this.title.id }, data: { round: round.id } },
-      this.head, this.cause, this.thought, this.codePlace, this.output, this.calls.node, this.messages, this.fault);
+      this.head, this.cause, this.thought, this.codePlace, this.output, this.calls.node, this.sampled, this.messages, this.fault);
   }
 
   span() {
@@ -58,6 +59,7 @@ export class RoundView {
     this.showCode(round);
     this.showOutput(round, live);
     this.calls.node.hidden = round.calls.size === 0;
+    this.sampled.hidden = round.tool_calls_kept !== false;
     if (round.calls.size) this.calls.update(round.calls);
     this.mark();
     this.showMessages(messages);
