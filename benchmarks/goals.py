@@ -56,7 +56,7 @@ def goals_of(found: dict[str, Any]) -> list[Goal]:
 
     Args:
         found: results by benchmark: ``one`` and ``two`` (``benchmarks.rpc`` with that many workers),
-            ``alternate``, ``waiting``, ``follow_up``, ``kv``.
+            ``alternate``, ``waiting``, ``follow_up``, ``kv``, ``kept``.
     """
     ours = [turn for turn in found["one"]["contenders"][_OURS]["repetitions"] if turn]
     peers = [turn for turn in found["one"]["contenders"][_PEER]["repetitions"] if turn]
@@ -98,6 +98,7 @@ def goals_of(found: dict[str, Any]) -> list[Goal]:
             Goal(title=f"store, {name} / bare driver", ratio=spread(ratios), limit=1.3)
             for name, ratios in found["kv"]["ratios"].items()
         ),
+        Goal(title="TOOL call, kept as events / not kept", ratio=spread(found["kept"]["call"]), limit=1.1),
         _in_calls(
             "worker's start to its first answer",
             [turn["start_seconds"] for turn in ours],
@@ -180,6 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             )["p50_ratios"],
             "waiting": _run("waiting_calls", *(("--repetitions", "1") if options.quick else ())),
             "follow_up": _run("follow_up", "--turns", "2" if options.quick else "15"),
+            "kept": _run("kept_calls", *(("--pairs", "2", "--calls", "50") if options.quick else ())),
             "kv": _run("kv_costs", *(("--repetitions", "2", "--count", "50") if options.quick else ())),
         }
     except subprocess.CalledProcessError as exc:
