@@ -7,6 +7,7 @@
 """
 
 from nekro_client.async_chats import AsyncChat, AsyncEventStream
+from nekro_client.changes import AsyncChangeStream, ChangeStream
 from nekro_client.chats import Chat, EventStream
 from nekro_client.client import AsyncClient, Client
 from nekro_client.errors import (
@@ -27,11 +28,13 @@ from nekro_client.runs import AsyncRunStream, RunStream
 
 __all__ = [
     "ApiError",
+    "AsyncChangeStream",
     "AsyncChat",
     "AsyncClient",
     "AsyncEventStream",
     "AsyncRunStream",
     "AuthenticationError",
+    "ChangeStream",
     "Chat",
     "Client",
     "ClientError",

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from loguru import logger
 
@@ -28,7 +28,7 @@ from storage.repositories.events import ChatEvent
 from workers.composition import Services
 from workers.leases.keeping import survived
 
-__all__ = ["EventHub", "EventsLostError", "SlowReaderError"]
+__all__ = ["EventHub", "EventsLostError", "Observer", "SlowReaderError"]
 
 T = TypeVar("T")
 #: Open streams of one process; each takes about 100 KB.
@@ -53,6 +53,16 @@ class EventsLostError(Exception):
         self.after = after
 
 
+class Observer(Protocol):
+    """Hears of the new events of all chats."""
+
+    def added(self, chat_key: str, number: int, types: frozenset[str]) -> None:
+        """Take the number of a chat's newest event, and the types of the new ones; without types: any."""
+
+    def missed(self) -> None:
+        """Take notice that announcements were missed until now."""
+
+
 class EventHub:
     """The streams of one gateway process; use it on one event loop."""
 
@@ -63,8 +73,9 @@ class EventHub:
         #: Set when announcements begin to be received: those before were missed.
         self._begun = asyncio.Event()
         self._watch = EventWatch(
-            services, on_added=self.announced, on_live=self._live, on_begun=self._begun.set
+            services, on_added=self._added, on_live=self._live, on_begun=self._begin_to_receive
         )
+        self._observers: list[Observer] = []
         self._channels: dict[str, Channel] = {}
         self._readers = 0
         self._readings = asyncio.Semaphore(_READINGS)
@@ -184,6 +195,30 @@ class EventHub:
             reader.position = channel.newest
         return [stream_event(row) for row in rows]
 
+    @contextmanager
+    def observed(self, observer: Observer) -> Iterator[None]:
+        """Receive announcements, also without readers, and pass them to an observer inside the block."""
+        self._observers.append(observer)
+        self._need()
+        try:
+            yield
+        finally:
+            self._observers.remove(observer)
+            self._need()
+
+    async def listening(self) -> bool:
+        """Wait until what is announced from now on is received; False if the broker does not answer."""
+        return await self._watch.listening(seconds=FRESH_SECONDS)
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count a stream that is none of a chat."""
+        self._readers += 1
+        try:
+            yield
+        finally:
+            self._readers -= 1
+
     def announced(self, chat_key: str, number: int) -> None:
         """Read the new events of a chat, if it has readers."""
         channel = self._channels.get(chat_key)
@@ -193,9 +228,22 @@ class EventHub:
         if channel.reading is None:
             channel.reading = asyncio.create_task(self._read_on(channel), name="nekro-events-read")
 
-    def _announced_here(self, chat_key: str, number: int) -> None:
+    def _announced_here(self, chat_key: str, number: int, types: frozenset[str]) -> None:
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self.announced, chat_key, number)
+            self._loop.call_soon_threadsafe(self._added, chat_key, number, types)
+
+    def _added(self, chat_key: str, number: int, types: frozenset[str]) -> None:
+        self.announced(chat_key, number)
+        for observer in self._observers:
+            observer.added(chat_key, number, types)
+
+    def _begin_to_receive(self) -> None:
+        self._begun.set()
+        for observer in self._observers:
+            observer.missed()
+
+    def _need(self) -> None:
+        self._watch.need(bool(self._channels or self._observers))
 
     def _live(self, chat_key: str, event: StreamEvent) -> None:
         channel = self._channels.get(chat_key)
@@ -213,7 +261,7 @@ class EventHub:
         reader = Reader(position=position)
         channel.readers.add(reader)
         self._readers += 1
-        self._watch.need(True)
+        self._need()
         try:
             yield channel, reader
         finally:
@@ -223,7 +271,7 @@ class EventHub:
                 del self._channels[chat_key]
                 if channel.reading is not None:
                     channel.reading.cancel()
-            self._watch.need(bool(self._channels))
+            self._need()
 
     async def _read_on(self, channel: Channel) -> None:
         """Read rows until everything that was announced is in the ring."""
