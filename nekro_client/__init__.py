@@ -7,7 +7,6 @@
 """
 
 from nekro_client.async_chats import AsyncChat, AsyncEventStream
-from nekro_client.changes import AsyncChangeStream, ChangeStream
 from nekro_client.chats import Chat, EventStream
 from nekro_client.client import AsyncClient, Client
 from nekro_client.errors import (
@@ -25,6 +24,7 @@ from nekro_client.errors import (
     WaitTimeoutError,
 )
 from nekro_client.runs import AsyncRunStream, RunStream
+from nekro_client.streams import AsyncChangeStream, ChangeStream
 
 __all__ = [
     "ApiError",

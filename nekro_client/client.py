@@ -20,7 +20,6 @@ from nekro_client.async_work import (
     AsyncTurns,
 )
 from nekro_client.bodies import call_body, run_body
-from nekro_client.changes import AsyncChangeStream, ChangeCursor, ChangeStream
 from nekro_client.chats import Chat
 from nekro_client.connections import AsyncConnection, Connection
 from nekro_client.models import (
@@ -47,6 +46,7 @@ from nekro_client.models import (
 )
 from nekro_client.operations import RETRY_SECONDS
 from nekro_client.runs import AsyncRunStream, RunStream
+from nekro_client.streams import AsyncChangeStream, ChangeCursor, ChangeStream
 from nekro_client.work import Approvals, DeadLetters, Jobs, Keys, Timers, Turns
 
 __all__ = ["AsyncClient", "Client"]

@@ -1,11 +1,12 @@
-"""Event streams over any number of connections, and waiting by them, for both clients."""
+"""Streams of events and of changes over any number of connections, and waiting by them, for both clients."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Generator, Iterator, Mapping
 from typing import Final, TypeVar
 
 import httpx
@@ -18,11 +19,20 @@ from nekro_client.errors import (
     UnreachableError,
     WaitTimeoutError,
 )
-from nekro_client.models import Event, EventType, Turn, TurnState
-from nekro_client.operations import API, failure_of, is_passing, segment
+from nekro_client.models import Change, Event, EventType, Turn, TurnState
+from nekro_client.operations import API, failure_of, is_passing, segment, unreachable
 from nekro_client.sse import EventParser, EventTooLargeError, ServerEvent
 
-__all__ = ["STREAM_TIMEOUT", "EventCursor", "StreamCursor", "TurnWait", "require_stream"]
+__all__ = [
+    "STREAM_TIMEOUT",
+    "AsyncChangeStream",
+    "ChangeCursor",
+    "ChangeStream",
+    "EventCursor",
+    "StreamCursor",
+    "TurnWait",
+    "require_stream",
+]
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -215,6 +225,128 @@ class EventCursor(StreamCursor):
             return int(event.data["after"])
         except (LookupError, TypeError, ValueError) as exc:
             raise InvalidAnswerError(f"{self.path} sent something else than events: {exc}") from exc
+
+
+class ChangeCursor(StreamCursor):
+    """Position of a reader of changes."""
+
+    def __init__(self, *, give_up_seconds: float | None) -> None:
+        """Begin with what changes from now on."""
+        super().__init__(f"{API}/changes", give_up_seconds=give_up_seconds)
+
+    def take(self, chunk: bytes) -> Iterator[Change]:
+        """Yield the hints that a chunk completes.
+
+        Raises:
+            InvalidAnswerError: the stream has something else than hints.
+        """
+        for sent in self._sent(chunk):
+            change = self._parsed(Change, sent)
+            self._connected()
+            yield change
+
+
+class ChangeStream(Iterator[Change]):
+    """Hints about changes; also a context manager."""
+
+    def __init__(self, http: httpx.Client, cursor: ChangeCursor) -> None:
+        """Connect at the first hint."""
+        self._cursor = cursor
+        self._changes = self._read(http)
+
+    def __next__(self) -> Change:
+        """Wait for the next hint.
+
+        Raises:
+            ApiError: the gateway refuses the stream, because the key was revoked for example.
+            UnreachableError: it was out of reach for ``give_up_seconds``.
+            InvalidAnswerError: something else than a gateway answered.
+        """
+        return next(self._changes)
+
+    def __enter__(self) -> ChangeStream:
+        """Return the stream."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """End the stream."""
+        self.close()
+
+    def close(self) -> None:
+        """End the stream; closed twice is no error."""
+        self._changes.close()
+
+    def _read(self, http: httpx.Client) -> Generator[Change, None, None]:
+        cursor = self._cursor
+        while True:
+            params, headers = cursor.connect()
+            error: ClientError | None = None
+            try:
+                with http.stream(
+                    "GET", cursor.path, params=params, headers=headers, timeout=cursor.timeout()
+                ) as response:
+                    if not response.is_success:
+                        response.read()
+                    cursor.accept(response)
+                    for chunk in response.iter_bytes():
+                        yield from cursor.take(chunk)
+            except httpx.RequestError as exc:
+                error = unreachable(cursor.path, exc)
+            except ApiError as exc:
+                error = exc
+            time.sleep(cursor.delay_after(error))
+
+
+class AsyncChangeStream(AsyncIterator[Change]):
+    """Hints about changes; also a context manager."""
+
+    def __init__(self, http: httpx.AsyncClient, cursor: ChangeCursor) -> None:
+        """Connect at the first hint."""
+        self._cursor = cursor
+        self._changes = self._read(http)
+
+    async def __anext__(self) -> Change:
+        """Wait for the next hint.
+
+        Raises:
+            ApiError: the gateway refuses the stream, because the key was revoked for example.
+            UnreachableError: it was out of reach for ``give_up_seconds``.
+            InvalidAnswerError: something else than a gateway answered.
+        """
+        return await anext(self._changes)
+
+    async def __aenter__(self) -> AsyncChangeStream:
+        """Return the stream."""
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """End the stream."""
+        await self.close()
+
+    async def close(self) -> None:
+        """End the stream; closed twice is no error."""
+        await self._changes.aclose()
+
+    async def _read(self, http: httpx.AsyncClient) -> AsyncGenerator[Change, None]:
+        cursor = self._cursor
+        while True:
+            params, headers = cursor.connect()
+            error: ClientError | None = None
+            try:
+                async with http.stream(
+                    "GET", cursor.path, params=params, headers=headers, timeout=cursor.timeout()
+                ) as response:
+                    if not response.is_success:
+                        await response.aread()
+                    cursor.accept(response)
+                    async for chunk in response.aiter_bytes():
+                        for change in cursor.take(chunk):
+                            yield change
+            except httpx.RequestError as exc:
+                error = unreachable(cursor.path, exc)
+            except ApiError as exc:
+                error = exc
+            await asyncio.sleep(cursor.delay_after(error))
 
 
 def require_stream(response: httpx.Response) -> None:
