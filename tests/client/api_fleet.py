@@ -10,6 +10,8 @@ from worker_fleet import Fleet, build_fleet
 __all__ = ["small_fleet"]
 
 PLUGIN = '''
+import asyncio
+from pathlib import Path
 from typing import Annotated, Any
 
 from nekro_agent.api.plugin import Arg, CmdCtl, CommandExecutionContext, CommandPermission
@@ -54,6 +56,13 @@ async def measure(_ctx: AgentCtx) -> int:
     return 1
 
 
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "hold")
+async def hold(_ctx: AgentCtx, name: str) -> None:
+    """Wait for a file beside the plugin."""
+    while not (Path(__file__).parent / f"{_ctx.chat_key}-{name}").exists():
+        await asyncio.sleep(0.02)
+
+
 @plugin.mount_sandbox_method(SandboxMethodType.AGENT, "ask")
 async def ask(_ctx: AgentCtx, text: str) -> str:
     """Ask the agent."""
@@ -72,6 +81,14 @@ SCRIPT = r"""
     ```python
     import time
     time.sleep(60)
+    ```
+- when: 'count slowly'
+  answer: |
+    ```python
+    hold("first")
+    print("one")
+    hold("second")
+    print("two", end="")
     ```
 - when: 'finish now'
   answer: |

@@ -15,6 +15,8 @@ from waiting import wait_until
 
 LANES = ("methods", "long", "rounds")
 STREAM = "/api/v1/changes"
+#: Of a message that starts no turn.
+SILENT = {"user_id": "ada", "to_agent": False}
 PAGES = (
     "chats",
     "jobs",
@@ -88,7 +90,7 @@ def test_a_job_a_timer_an_approval_and_a_chat_of_another_gateway_appear(
             call(console, elsewhere, "remind", "kitchen-8", text="turn the oven off")
             page.get_by_role("row").filter(has_text="turn the oven off").wait_for()
             window.go("#/chats")
-            post(console, elsewhere, "chats/kitchen-9/messages", {"text": "news", "to_agent": False})
+            post(console, elsewhere, "chats/kitchen-9/messages", {"text": "news", **SILENT})
             page.get_by_role("link", name="kitchen-9").wait_for()
             window.go("#/approvals")
             page.get_by_text("Nothing waits for you").wait_for()
@@ -198,14 +200,14 @@ def test_a_lost_connection_is_shown_and_what_happened_meanwhile_is_read(
 
 def test_a_list_keeps_its_further_pages_when_it_changes(console: Console, elsewhere: GatewayProcess) -> None:
     for number in range(55):
-        post(console, elsewhere, f"chats/many-{number}/messages", {"text": "old", "to_agent": False})
+        post(console, elsewhere, f"chats/many-{number}/messages", {"text": "old", **SILENT})
     with console.window() as window:
         page = live(window, "#/chats")
         with never_reloaded(window):
             page.get_by_role("button", name="Show more").click()
             first = page.get_by_role("link", name="many-0 ")
             first.wait_for()
-            post(console, elsewhere, "chats/many-new/messages", {"text": "x", "to_agent": False})
+            post(console, elsewhere, "chats/many-new/messages", {"text": "x", **SILENT})
             page.get_by_role("link", name="many-new").wait_for()
             assert first.count() == 1 and page.locator(".list-link").count() > 55
 
