@@ -93,7 +93,7 @@ class Changes:
             last_id: id of the last event that the reader has; None begins.
         """
         reader = ChangeReader(identity)
-        with self._hub.counted():
+        with self._hub.counted(), self._hub.owned(identity, reader.end):
             await self._begin(reader)
             try:
                 self._resume(reader, last_id)
@@ -209,8 +209,6 @@ class Changes:
         while True:
             await asyncio.sleep(FRESH_SECONDS)
             rounds += 1
-            with survived("keys_of_streams_not_checked"):
-                await self._end_invalid()
             wanted = self._wanted()
             for kind in self._marks.keys() - wanted:
                 del self._marks[kind]
@@ -235,18 +233,6 @@ class Changes:
                 self._marks[kind] = marks
                 changed = (key for key in known.keys() | marks.keys() if known.get(key) != marks.get(key))
                 self._tell(Hint(kind, key) for key in changed)
-
-    async def _end_invalid(self) -> None:
-        """End the streams whose key was revoked or has expired; without keys, once there is one."""
-        owners = {reader.identity.key_id for reader in self._readers}
-        key_ids = {one for one in owners if one is not None}
-        async with self._services.database.read() as transaction:
-            valid: set[str | None] = {*(await transaction.change_listing.valid_keys(key_ids))}
-            if None in owners and not await transaction.keys.any():
-                valid.add(None)
-        for reader in self._readers:
-            if reader.identity.key_id in owners - valid:
-                reader.end()
 
     async def _find_lost(self) -> None:
         """Tell of events whose announcement was lost.

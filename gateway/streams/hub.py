@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Final, Protocol, TypeVar
 
 from loguru import logger
 
+from gateway.identity import Identity
 from gateway.streams.channel import RING, Channel, Reader
 from gateway.streams.events import Position, StreamEvent, mark_of, stream_event
 from gateway.streams.watch import EventWatch
@@ -76,6 +77,8 @@ class EventHub:
             services, on_added=self._added, on_live=self._live, on_begun=self._begin_to_receive
         )
         self._observers: list[Observer] = []
+        #: Whose streams are open, and what ends each.
+        self._owners: dict[Callable[[], None], str | None] = {}
         self._channels: dict[str, Channel] = {}
         self._readers = 0
         self._readings = asyncio.Semaphore(_READINGS)
@@ -133,6 +136,7 @@ class EventHub:
         after: int | None = None,
         types: Collection[str] = (),
         with_live: bool = True,
+        owner: Identity | None = None,
     ) -> AsyncGenerator[StreamEvent, None]:
         """Yield the events of a chat in order, kept ones exactly once; it ends when the hub closes.
 
@@ -141,6 +145,7 @@ class EventHub:
                 with the next one. A number that the chat has not reached counts as its newest.
             types: only events of these types; () means all.
             with_live: also live events, which may be missing.
+            owner: who reads; it also ends as of ``owned``. None: this process.
 
         Raises:
             SlowReaderError: the reader did not take its events.
@@ -149,8 +154,10 @@ class EventHub:
         """
         newest = await self.newest(chat_key, after=after)
         position = newest.number if after is None else min(max(0, after), newest.number)
-        with self._reading(chat_key, newest, position) as (channel, reader):
-            while not self._is_closed:
+        with self._reading(chat_key, newest, position) as (channel, reader), ExitStack() as held:
+            if owner is not None:
+                held.enter_context(self.owned(owner, reader.end))
+            while not (self._is_closed or reader.is_ended):
                 for event in await self._following(channel, reader):
                     reader.position = event.number or reader.position
                     if not types or event.event.type in types:
@@ -162,7 +169,7 @@ class EventHub:
                     event = reader.live.popleft()
                     if not types or event.event.type in types:
                         yield event
-                if channel.newest <= reader.position and not self._is_closed:
+                if channel.newest <= reader.position and not (self._is_closed or reader.is_ended):
                     await reader.wait()
 
     @asynccontextmanager
@@ -205,6 +212,18 @@ class EventHub:
         finally:
             self._observers.remove(observer)
             self._need()
+
+    @contextmanager
+    def owned(self, owner: Identity, end: Callable[[], None]) -> Iterator[None]:
+        """Call ``end`` inside the block when the owner's key is revoked or expires; a second later at most.
+
+        Owners without a key end when there is a key.
+        """
+        self._owners[end] = owner.key_id
+        try:
+            yield
+        finally:
+            del self._owners[end]
 
     async def listening(self) -> bool:
         """Wait until what is announced from now on is received; False if the broker does not answer."""
@@ -369,10 +388,25 @@ class EventHub:
                 async with asyncio.timeout(FRESH_SECONDS):
                     await self._begun.wait()
             self._begun.clear()
+            with survived("keys_of_streams_not_checked"):
+                await self._end_invalid()
             keys = list(self._channels)
             for begin in range(0, len(keys), _CHECKED):
                 with survived("events_not_checked"):
                     await self._check(keys[begin : begin + _CHECKED])
+
+    async def _end_invalid(self) -> None:
+        owners = set(self._owners.values())
+        if not owners:
+            return
+        async with self._database.read() as transaction:
+            valid = await transaction.keys.valid_of({one for one in owners if one is not None})
+            ended = owners - valid - {None}
+            if None in owners and await transaction.keys.any():
+                ended.add(None)
+        for end, key_id in list(self._owners.items()):
+            if key_id in ended:
+                end()
 
     async def _check(self, chat_keys: Collection[str]) -> None:
         # As they are before the query: what is read meanwhile may be newer than its result.

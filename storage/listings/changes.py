@@ -5,7 +5,7 @@ Each is read from an index or from a small table, so that a gateway may read the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Hashable
 from datetime import datetime
 from typing import Any
 
@@ -82,14 +82,6 @@ class ChangeListing(Repository):
         """Return the number of the newest event of each chat in which something happened since a time."""
         rows = await self._rows(_recent_events, {"since": since})
         return {row[0]: row[1] for row in rows}
-
-    async def valid_keys(self, key_ids: Collection[str]) -> set[str]:
-        """Return those of some keys that are neither revoked nor expired."""
-        is_current = ApiKeyRow.expires_at.is_(None) | (ApiKeyRow.expires_at > now())
-        statement = select(ApiKeyRow.id).where(
-            ApiKeyRow.id.in_(key_ids), ApiKeyRow.revoked_at.is_(None), is_current
-        )
-        return {row[0] for row in await self._rows(statement)}
 
     async def _row(self, statement: FixedStatement) -> tuple[Any, ...]:
         return tuple(next(iter(await self._rows(statement))))

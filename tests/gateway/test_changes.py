@@ -222,6 +222,25 @@ async def test_a_stream_ends_when_its_key_is_revoked(
     assert (await http.get(PATH, headers=headers)).status_code == 401
 
 
+async def test_the_stream_of_a_chat_ends_too_when_its_key_is_revoked(
+    two: tuple[httpx.AsyncClient, httpx.AsyncClient], services: Services
+) -> None:
+    revoked, headers = await make_key(services)
+    _, others = await make_key(services)
+    path = f"/api/v1/chats/{CHAT}/events"
+    async with (
+        two[0].stream("GET", path, headers=headers, timeout=WAIT_SECONDS) as ends,
+        two[0].stream("GET", path, headers=others, timeout=WAIT_SECONDS) as stays,
+    ):
+        await revoke_key(services.database, revoked, by=None, request_id=None)
+        async for _ in ends.aiter_bytes():
+            pass
+        await write(services, CHAT, "turn.started")
+        async for chunk in stays.aiter_bytes():
+            if b"event: turn.started" in chunk:
+                break
+
+
 async def test_a_stream_without_a_key_ends_when_there_is_one(
     two: tuple[httpx.AsyncClient, httpx.AsyncClient], services: Services
 ) -> None:
