@@ -195,7 +195,7 @@ def _report(turns: list[Turn]) -> None:
         print("  ".join(f"{name} {value}" for name, value in asdict(turn).items()))
     alone = [turn for turn in turns if not turn.readers]
     read = [turn for turn in turns if turn.readers]
-    for name in ("gateway_cpu_ms", "calls_per_second", "p50_ms", "p99_ms"):
+    for name in ("gateway_cpu_ms", "gateway_cpu_share", "calls_per_second", "p50_ms", "p99_ms"):
         found = [getattr(two, name) / getattr(one, name) for one, two in zip(alone, read, strict=True)]
         print(f"{name}, with / without readers: {median(found):.2f} ({min(found):.2f} to {max(found):.2f})")
 
