@@ -39,8 +39,8 @@ _MOST_KEPT: Final = 5_000
 _MOST_PASSED_ON: Final = 1_000
 #: Every so many rounds of watching, announcements of events are looked for that were lost.
 _LOST_EVERY: Final = 5
-#: How far back that looks: three such searches. An event that takes longer from its time to its commit is told
-#: only with the chat's next one.
+#: How far back that looks: three such searches. An event that takes longer from its time to its commit is
+#: told only with the chat's next one.
 _LOST_SECONDS: Final = 15.0
 _KINDS: Final[Mapping[str, ChangeKind]] = {
     EventType.MESSAGE_RECEIVED: ChangeKind.CHATS,

@@ -35,7 +35,8 @@ def test_output_is_printed_while_the_code_runs_and_only_once(
             while not lines[-1].endswith("| one\n"):
                 lines.append(command.stdout.readline())
                 assert lines[-1], command.communicate(WAIT_SECONDS)
-            assert client.turns.get(turn_id).state == "running"
+            turn = client.turns.get(turn_id)
+            assert turn.state == "running", (turn.error, lines)
             (plugins / f"{chat_key}-second").touch()
             rest, fault = command.communicate(WAIT_SECONDS)
         finally:
