@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from worker_fleet import Fleet, build_fleet
 
@@ -116,7 +117,7 @@ SCRIPT = r"""
 """
 
 
-def small_fleet(directory: Path, redis_url: str) -> Iterator[Fleet]:
+def small_fleet(directory: Path, redis_url: str, **settings: Any) -> Iterator[Fleet]:
     """Workers of the lanes that a turn needs, until the generator is closed."""
     (directory / "plugins").mkdir()
     (directory / "plugins" / "desk.py").write_text(PLUGIN, "utf-8")
@@ -128,7 +129,7 @@ def small_fleet(directory: Path, redis_url: str) -> Iterator[Fleet]:
         f"sqlite:///{directory / 'nekro.db'}",
         plugins={"dirs": (directory / "plugins",), "load_shipped": False},
         llm={"script": script},
-        agent={"debounce_seconds": 0},
+        **{"agent": {"debounce_seconds": 0}, **settings},
     )
     try:
         fleet.start("methods", "rounds")

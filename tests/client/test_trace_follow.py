@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from api_fleet import small_fleet
 from forked_process import ForkedCommand
 from waiting import WAIT_SECONDS
 from worker_fleet import Fleet
 
 from cli.views.running_output import RunningOutput
 from nekro_client import Client
+
+
+@pytest.fixture(scope="module")
+def fleet(redis_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Workers that stop no code because the command that follows it starts late."""
+    yield from small_fleet(
+        tmp_path_factory.mktemp("fleet"),
+        redis_server.url,
+        sandbox={"wall_seconds": 6 * WAIT_SECONDS},
+        workers={"call_timeout_seconds": 3 * WAIT_SECONDS, "drain_seconds": 10},
+    )
 
 
 @pytest.mark.parametrize("place", ["beside", "over"])
