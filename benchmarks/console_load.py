@@ -2,8 +2,9 @@
 
 One gateway, a methods worker and a rounds worker on SQLite. Turns in some of the chats run code that makes
 calls at a fixed rate, each with its events; without readers and with one reader per chat in turn. A reader
-opens what the console's page of a chat opens: the stream of its events. The code measures each call, from the
-time at which it is due to its result, so a call that starts late counts as slow. All share the machine.
+opens what the console's page of a chat opens: the stream of its events. With ``--changes`` it opens what the
+pages of lists share: the stream of changes over all chats and the fleet. The code measures each call, from
+the time at which it is due to its result, so a call that starts late counts as slow. All share the machine.
 """
 
 from __future__ import annotations
@@ -72,10 +73,11 @@ class Turn:
 
 
 class _Readers:
-    """Open pages: one stream per chat."""
+    """Open pages: one stream per chat, or as many of the changes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, of_changes: bool) -> None:
         self.events = 0
+        self._of_changes = of_changes
         self._opened = asyncio.Semaphore(0)
 
     @asynccontextmanager
@@ -97,7 +99,8 @@ class _Readers:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _read(self, http: httpx.AsyncClient, chat: str) -> None:
-        async with http.stream("GET", f"{_API}/chats/{chat}/events", timeout=None) as response:
+        path = "changes" if self._of_changes else f"chats/{chat}/events"
+        async with http.stream("GET", f"{_API}/{path}", timeout=None) as response:
             response.raise_for_status()
             self._opened.release()
             parser = EventParser()
@@ -120,7 +123,7 @@ async def _run(http: httpx.AsyncClient, chat: str) -> tuple[list[float], float]:
 
 async def _turn(url: str, pid: int, options: argparse.Namespace, *, is_read: bool) -> Turn:
     chats = [f"bench-{number}" for number in range(options.readers)]
-    readers = _Readers()
+    readers = _Readers(of_changes=options.changes)
     limits = httpx.Limits(max_connections=None)
     async with (
         httpx.AsyncClient(base_url=url, timeout=2 * _WAIT_SECONDS, limits=limits) as http,
@@ -192,7 +195,7 @@ def _report(turns: list[Turn]) -> None:
         print("  ".join(f"{name} {value}" for name, value in asdict(turn).items()))
     alone = [turn for turn in turns if not turn.readers]
     read = [turn for turn in turns if turn.readers]
-    for name in ("gateway_cpu_ms", "calls_per_second", "p50_ms", "p99_ms"):
+    for name in ("gateway_cpu_ms", "gateway_cpu_share", "calls_per_second", "p50_ms", "p99_ms"):
         found = [getattr(two, name) / getattr(one, name) for one, two in zip(alone, read, strict=True)]
         print(f"{name}, with / without readers: {median(found):.2f} ({min(found):.2f} to {max(found):.2f})")
 
@@ -201,6 +204,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line; ends the process with code 2 when it is wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.console_load", description=__doc__)
     parser.add_argument("--readers", type=int, default=50, help="chats, each with a page (default: 50)")
+    parser.add_argument("--changes", action="store_true", help="pages of lists instead of chats")
     parser.add_argument("--turns", type=int, default=10, help="chats whose code makes calls (default: 10)")
     parser.add_argument("--per-second", type=float, default=300, help="calls of all turns (default: 300)")
     parser.add_argument("--seconds", type=float, default=10, help="of each run (default: 10)")

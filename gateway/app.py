@@ -28,6 +28,7 @@ from gateway.mcp.endpoint import McpEndpoint
 from gateway.openai import router as openai_router
 from gateway.plugins import proxy, webhooks
 from gateway.plugins.proxy import PluginProxy
+from gateway.streams.changes import Changes
 from gateway.streams.hub import EventHub
 from gateway.web.limits import BodyLimit
 from gateway.web.middleware import Entrance, RequestContext
@@ -68,6 +69,7 @@ def create_app(settings: Settings) -> FastAPI:
             await services.start()
             await require_key(services)
             app.state.hub.start()
+            app.state.changes = Changes(services, app.state.hub)
             app.state.mcp = McpEndpoint(services, app.state.hub)
             app.state.plugin_proxy = PluginProxy(services)
             app.state.sse_adapter = SseAdapter(services)
@@ -75,6 +77,7 @@ def create_app(settings: Settings) -> FastAPI:
             app.state.webhook_sender.start()
             yield
             await app.state.mcp.close()
+            await app.state.changes.close()
             await app.state.webhook_sender.close()
             await app.state.sse_adapter.close()
             await app.state.plugin_proxy.close()

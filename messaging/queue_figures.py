@@ -5,22 +5,26 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import redis
 from celery import Celery
 from kombu.exceptions import ChannelError
 
 from broker_config.app import NekroApp
-from broker_config.keys import Keys
+from broker_config.keys import DEAD_QUEUE, REFUSED_QUEUE, Keys
 from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.urls import is_redis
 from messaging.publishing import stored_body
 from nekro_agent.shared_clock import shared_now
 
-__all__ = ["QueueFigures", "lane_workers", "read_dead", "read_queues"]
+__all__ = ["QueueFigures", "dead_mark", "lane_workers", "read_dead", "read_queues"]
+
+#: SHA-1 of the newest entry of the list KEYS[1]; of "" if it is empty.
+_NEWEST: Final = "return redis.sha1hex(redis.call('LINDEX', KEYS[1], 0) or '')"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +66,26 @@ def read_dead(app: NekroApp) -> int | None:
         return None
     with _client(app, settings.url) as client:
         return int(client.llen(Keys(prefix=settings.key_prefix).dead))
+
+
+def dead_mark(app: NekroApp) -> Hashable:
+    """Return a value that differs when a dead letter has come or gone; blocks.
+
+    Brokers other than Redis report how many there are.
+
+    Raises:
+        Exception: an error of the broker's driver, when the broker does not answer.
+    """
+    settings = app.nekro_settings.broker
+    if settings.url is None or not is_redis(settings.url):
+        return tuple(figures.waiting for figures in _of_others(app, [DEAD_QUEUE, REFUSED_QUEUE]))
+    keys = Keys(prefix=settings.key_prefix)
+    with _client(app, settings.url) as client, client.pipeline(transaction=False) as pipe:
+        for key in (keys.dead, keys.refused):
+            pipe.llen(key)
+            # One that came while another one went leaves the length as it was; each may have megabytes.
+            pipe.eval(_NEWEST, 1, key)
+        return tuple(pipe.execute())
 
 
 def _of_redis(app: NekroApp, url: str, names: list[str]) -> list[QueueFigures]:

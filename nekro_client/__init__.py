@@ -24,14 +24,17 @@ from nekro_client.errors import (
     WaitTimeoutError,
 )
 from nekro_client.runs import AsyncRunStream, RunStream
+from nekro_client.streams import AsyncChangeStream, ChangeStream
 
 __all__ = [
     "ApiError",
+    "AsyncChangeStream",
     "AsyncChat",
     "AsyncClient",
     "AsyncEventStream",
     "AsyncRunStream",
     "AuthenticationError",
+    "ChangeStream",
     "Chat",
     "Client",
     "ClientError",

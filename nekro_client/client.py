@@ -46,6 +46,7 @@ from nekro_client.models import (
 )
 from nekro_client.operations import RETRY_SECONDS
 from nekro_client.runs import AsyncRunStream, RunStream
+from nekro_client.streams import AsyncChangeStream, ChangeCursor, ChangeStream
 from nekro_client.work import Approvals, DeadLetters, Jobs, Keys, Timers, Turns
 
 __all__ = ["AsyncClient", "Client"]
@@ -124,6 +125,17 @@ class Client:
         return self._connection.send(
             endpoints.list_chats(text=text, failures_since=failures_since, cursor=cursor, limit=limit)
         )
+
+    def changes(self, *, give_up_seconds: float | None = 300) -> ChangeStream:
+        """Return hints about what changes, without end: which list to read again.
+
+        It begins with the hint ``reset``: read what you show. It comes again when hints may have been missed,
+        after a lost connection for example. ``close`` ends the stream.
+
+        Args:
+            give_up_seconds: how long the gateway may be out of reach; None means for ever.
+        """
+        return ChangeStream(self._connection.http, ChangeCursor(give_up_seconds=give_up_seconds))
 
     def audit(
         self,
@@ -365,6 +377,17 @@ class AsyncClient:
         return await self._connection.send(
             endpoints.list_chats(text=text, failures_since=failures_since, cursor=cursor, limit=limit)
         )
+
+    def changes(self, *, give_up_seconds: float | None = 300) -> AsyncChangeStream:
+        """Return hints about what changes, without end: which list to read again.
+
+        It begins with the hint ``reset``: read what you show. It comes again when hints may have been missed,
+        after a lost connection for example. ``close`` ends the stream.
+
+        Args:
+            give_up_seconds: how long the gateway may be out of reach; None means for ever.
+        """
+        return AsyncChangeStream(self._connection.http, ChangeCursor(give_up_seconds=give_up_seconds))
 
     async def audit(
         self,

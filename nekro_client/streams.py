@@ -1,15 +1,16 @@
-"""Event streams of chats over any number of connections, and waiting by them, for both clients."""
+"""Streams of events and of changes over any number of connections, and waiting by them, for both clients."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 import time
-from collections.abc import Collection, Iterator, Mapping
-from typing import Final
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Generator, Iterator, Mapping
+from typing import Final, TypeVar
 
 import httpx
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from nekro_client.errors import (
     ApiError,
@@ -18,11 +19,22 @@ from nekro_client.errors import (
     UnreachableError,
     WaitTimeoutError,
 )
-from nekro_client.models import Event, EventType, Turn, TurnState
-from nekro_client.operations import API, failure_of, is_passing, segment
-from nekro_client.sse import EventParser, EventTooLargeError
+from nekro_client.models import Change, Event, EventType, Turn, TurnState
+from nekro_client.operations import API, failure_of, is_passing, segment, unreachable
+from nekro_client.sse import EventParser, EventTooLargeError, ServerEvent
 
-__all__ = ["STREAM_TIMEOUT", "EventCursor", "TurnWait", "require_stream"]
+__all__ = [
+    "STREAM_TIMEOUT",
+    "AsyncChangeStream",
+    "ChangeCursor",
+    "ChangeStream",
+    "EventCursor",
+    "StreamCursor",
+    "TurnWait",
+    "require_stream",
+]
+
+T = TypeVar("T", bound=BaseModel)
 
 #: The gateway sends a comment every 15 s; after three missing ones the connection is dead.
 _READ_SECONDS: Final = 45.0
@@ -40,37 +52,21 @@ _GIVE_UP_SECONDS: Final = 300.0
 _GOOD_SECONDS: Final = 5.0
 
 
-class EventCursor:
-    """Position of a reader: asks each connection for what follows, and drops what came already."""
+class StreamCursor:
+    """A reader's wait for a stream over any number of connections, of any kind of stream."""
 
-    def __init__(
-        self,
-        chat_key: str,
-        *,
-        after: int | None,
-        give_up_seconds: float | None,
-        live: bool = True,
-        types: Collection[str] = (),
-        seconds: float | None = None,
-    ) -> None:
-        """Begin after an event.
+    def __init__(self, path: str, *, give_up_seconds: float | None, seconds: float | None = None) -> None:
+        """Begin.
 
         Args:
-            after: number of the last event that the reader has; 0 means none, so that all kept events come;
-                None means only those that happen from now on.
-            live: whether to ask for events that are not kept.
             give_up_seconds: how long the gateway may be out of reach; None means for ever.
-            types: of the events to ask for; () means all.
             seconds: how long to read; None means without end.
         """
-        self._types = ",".join(types)
+        self.path = path
         self._ends_at = None if seconds is None else time.monotonic() + seconds
         self._read_seconds = _READ_SECONDS
-        self.path = f"{API}/chats/{segment(chat_key)}/events"
-        self.last_number = after
-        #: The ``id`` of that event, as the stream named it; "" before the first one.
+        #: The ``id`` of the last event, as the stream named it; "" before the first one.
         self._last_id = ""
-        self._live = live
         self._give_up_seconds = give_up_seconds
         self._delay = _FIRST_DELAY_SECONDS
         self._opened_at = self._heard_at = time.monotonic()
@@ -81,14 +77,9 @@ class EventCursor:
         self._parser = EventParser()
         self._opened_at = time.monotonic()
         headers = {"accept": "text/event-stream", "cache-control": "no-store"}
-        params = {} if self._live else {"live": "false"}
-        if self._types:
-            params["types"] = self._types
-        if self.last_number is not None:
-            params["after"] = str(self.last_number)
-        if "." in self._last_id:  # tells more than the number: the gateway notices that the event was lost
+        if "." in self._last_id:  # of a chat it tells more than the number: whether the event was lost
             headers["last-event-id"] = self._last_id
-        return params, headers
+        return {}, headers
 
     @property
     def is_over(self) -> bool:
@@ -120,32 +111,31 @@ class EventCursor:
             raise failure
         require_stream(response)
 
-    def take(self, chunk: bytes) -> Iterator[Event]:
-        """Yield the new events that a chunk completes.
+    def _sent(self, chunk: bytes) -> Iterator[ServerEvent]:
+        """Yield the server-sent events that a chunk completes; each is remembered as the last one.
 
         Raises:
-            InvalidAnswerError: the stream has something else than events.
+            InvalidAnswerError: the stream, or what the caller makes of an event, is not one of a gateway.
         """
         self._heard_at = time.monotonic()
         try:
             for sent in self._parser.feed(chunk):
-                event = Event.model_validate_json(sent.data)
                 self._last_id = sent.last_id or self._last_id
-                if event.type == EventType.EVENTS_LOST:
-                    self.last_number = int(event.data["after"])
-                if event.number is not None:
-                    if self.last_number is not None and event.number <= self.last_number:
-                        continue
-                    self.last_number = event.number
-                self._delay = _FIRST_DELAY_SECONDS
-                yield event
-        except (ValidationError, EventTooLargeError, LookupError, TypeError) as exc:
+                yield sent
+        except EventTooLargeError as exc:
             raise InvalidAnswerError(f"{self.path} sent something else than events: {exc}") from exc
-        # A reader that began without a number learns its position before the first event.
+        # A reader that began without a position learns it before the first event.
         self._last_id = self._parser.last_id or self._last_id
-        number = self._last_id.partition(".")[0]
-        if self.last_number is None and number.isascii() and number.isdigit():
-            self.last_number = int(number)
+
+    def _parsed(self, model: type[T], sent: ServerEvent) -> T:
+        try:
+            return model.model_validate_json(sent.data)
+        except ValidationError as exc:
+            raise InvalidAnswerError(f"{self.path} sent something else than events: {exc}") from exc
+
+    def _connected(self) -> None:
+        """Take notice of an event, after which a lost connection is made again soon."""
+        self._delay = _FIRST_DELAY_SECONDS
 
     def delay_after(self, error: ClientError | None) -> float:
         """Return the seconds to wait before the next connection.
@@ -169,6 +159,194 @@ class EventCursor:
         # Readers that a restart cut off come back at different moments.
         delay = max(stated or 0.0, delay * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
         return min(delay, max(self._left(), 0.0))
+
+
+class EventCursor(StreamCursor):
+    """Position of a reader: asks each connection for what follows, and drops what came already."""
+
+    def __init__(
+        self,
+        chat_key: str,
+        *,
+        after: int | None,
+        give_up_seconds: float | None,
+        live: bool = True,
+        types: Collection[str] = (),
+        seconds: float | None = None,
+    ) -> None:
+        """Begin after an event.
+
+        Args:
+            after: number of the last event that the reader has; 0 means none, so that all kept events come;
+                None means only those that happen from now on.
+            live: whether to ask for events that are not kept.
+            give_up_seconds: how long the gateway may be out of reach; None means for ever.
+            types: of the events to ask for; () means all.
+            seconds: how long to read; None means without end.
+        """
+        path = f"{API}/chats/{segment(chat_key)}/events"
+        super().__init__(path, give_up_seconds=give_up_seconds, seconds=seconds)
+        self._types = ",".join(types)
+        self.last_number = after
+        self._live = live
+
+    def connect(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
+        """Begin a connection; returns the parameters and headers of its request."""
+        _, headers = super().connect()
+        params = {} if self._live else {"live": "false"}
+        if self._types:
+            params["types"] = self._types
+        if self.last_number is not None:
+            params["after"] = str(self.last_number)
+        return params, headers
+
+    def take(self, chunk: bytes) -> Iterator[Event]:
+        """Yield the new events that a chunk completes.
+
+        Raises:
+            InvalidAnswerError: the stream has something else than events.
+        """
+        for sent in self._sent(chunk):
+            event = self._parsed(Event, sent)
+            if event.type == EventType.EVENTS_LOST:
+                self.last_number = self._lost_after(event)
+            if event.number is not None:
+                if self.last_number is not None and event.number <= self.last_number:
+                    continue
+                self.last_number = event.number
+            self._connected()
+            yield event
+        number = self._last_id.partition(".")[0]
+        if self.last_number is None and number.isascii() and number.isdigit():
+            self.last_number = int(number)
+
+    def _lost_after(self, event: Event) -> int:
+        try:
+            return int(event.data["after"])
+        except (LookupError, TypeError, ValueError) as exc:
+            raise InvalidAnswerError(f"{self.path} sent something else than events: {exc}") from exc
+
+
+class ChangeCursor(StreamCursor):
+    """Position of a reader of changes."""
+
+    def __init__(self, *, give_up_seconds: float | None) -> None:
+        """Begin with what changes from now on."""
+        super().__init__(f"{API}/changes", give_up_seconds=give_up_seconds)
+
+    def take(self, chunk: bytes) -> Iterator[Change]:
+        """Yield the hints that a chunk completes.
+
+        Raises:
+            InvalidAnswerError: the stream has something else than hints.
+        """
+        for sent in self._sent(chunk):
+            change = self._parsed(Change, sent)
+            self._connected()
+            yield change
+
+
+class ChangeStream(Iterator[Change]):
+    """Hints about changes; also a context manager."""
+
+    def __init__(self, http: httpx.Client, cursor: ChangeCursor) -> None:
+        """Connect at the first hint."""
+        self._cursor = cursor
+        self._changes = self._read(http)
+
+    def __next__(self) -> Change:
+        """Wait for the next hint.
+
+        Raises:
+            ApiError: the gateway refuses the stream, because the key was revoked for example.
+            UnreachableError: it was out of reach for ``give_up_seconds``.
+            InvalidAnswerError: something else than a gateway answered.
+        """
+        return next(self._changes)
+
+    def __enter__(self) -> ChangeStream:
+        """Return the stream."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """End the stream."""
+        self.close()
+
+    def close(self) -> None:
+        """End the stream; closed twice is no error."""
+        self._changes.close()
+
+    def _read(self, http: httpx.Client) -> Generator[Change, None, None]:
+        cursor = self._cursor
+        while True:
+            params, headers = cursor.connect()
+            error: ClientError | None = None
+            try:
+                with http.stream(
+                    "GET", cursor.path, params=params, headers=headers, timeout=cursor.timeout()
+                ) as response:
+                    if not response.is_success:
+                        response.read()
+                    cursor.accept(response)
+                    for chunk in response.iter_bytes():
+                        yield from cursor.take(chunk)
+            except httpx.RequestError as exc:
+                error = unreachable(cursor.path, exc)
+            except ApiError as exc:
+                error = exc
+            time.sleep(cursor.delay_after(error))
+
+
+class AsyncChangeStream(AsyncIterator[Change]):
+    """Hints about changes; also a context manager."""
+
+    def __init__(self, http: httpx.AsyncClient, cursor: ChangeCursor) -> None:
+        """Connect at the first hint."""
+        self._cursor = cursor
+        self._changes = self._read(http)
+
+    async def __anext__(self) -> Change:
+        """Wait for the next hint.
+
+        Raises:
+            ApiError: the gateway refuses the stream, because the key was revoked for example.
+            UnreachableError: it was out of reach for ``give_up_seconds``.
+            InvalidAnswerError: something else than a gateway answered.
+        """
+        return await anext(self._changes)
+
+    async def __aenter__(self) -> AsyncChangeStream:
+        """Return the stream."""
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """End the stream."""
+        await self.close()
+
+    async def close(self) -> None:
+        """End the stream; closed twice is no error."""
+        await self._changes.aclose()
+
+    async def _read(self, http: httpx.AsyncClient) -> AsyncGenerator[Change, None]:
+        cursor = self._cursor
+        while True:
+            params, headers = cursor.connect()
+            error: ClientError | None = None
+            try:
+                async with http.stream(
+                    "GET", cursor.path, params=params, headers=headers, timeout=cursor.timeout()
+                ) as response:
+                    if not response.is_success:
+                        await response.aread()
+                    cursor.accept(response)
+                    async for chunk in response.aiter_bytes():
+                        for change in cursor.take(chunk):
+                            yield change
+            except httpx.RequestError as exc:
+                error = unreachable(cursor.path, exc)
+            except ApiError as exc:
+                error = exc
+            await asyncio.sleep(cursor.delay_after(error))
 
 
 def require_stream(response: httpx.Response) -> None:

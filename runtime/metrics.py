@@ -144,7 +144,7 @@ class Metrics:
         self.streams_open = gauge("nekro_streams_open", "Event streams that are open on this gateway.")
         self.stream_events = counter(
             "nekro_stream_events_total",
-            "Events that this gateway sent to readers of event streams; kind: kept or live.",
+            "Events that this gateway sent to readers of event streams; kind: kept, live or change.",
             ["kind"],
         )
         self.stream_ends = counter(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from storage.access.requests import RequestRepository
     from storage.access.spending_reports import SpendingReportRepository
     from storage.access.spendings import SpendingRepository
+    from storage.listings.changes import ChangeListing
     from storage.listings.chats import ChatListing
     from storage.listings.turns import TurnListing
     from storage.listings.workers import WorkerListing
@@ -106,6 +107,13 @@ class Repositories:
         from storage.publications import CatalogueRepository
 
         return CatalogueRepository(self._runner)
+
+    @cached_property
+    def change_listing(self) -> ChangeListing:
+        """Fingerprints of lists."""
+        from storage.listings.changes import ChangeListing
+
+        return ChangeListing(self._runner)
 
     @cached_property
     def chat_listing(self) -> ChatListing:

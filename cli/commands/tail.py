@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from storage.engine import Database
     from storage.repositories.events import ChatEvent
 
-__all__ = ["Args", "register", "run", "show", "show_output"]
+__all__ = ["Args", "chat_events", "register", "run", "show", "show_output"]
 
 _EPILOG = """\
 examples:
@@ -106,6 +106,31 @@ async def _tail(args: Args, settings: Settings, deps: Deps) -> None:
                         return
     finally:
         await database.dispose()
+
+
+async def chat_events(
+    settings: Settings, database: Database, chat_key: str
+) -> AsyncGenerator[list[dict[str, Any]], None]:
+    """Yield the events of a chat from now on, live ones too, in batches, as ``--json`` prints them; no end.
+
+    The first batch is empty: events from then on are received. Later ones are empty when nothing happened for
+    a while.
+
+    Raises:
+        BrokerUnavailableError: the broker does not answer.
+    """
+    from broker_config.app import create_app
+    from broker_config.embedded import resolve_settings
+    from messaging.event_watch import EventWatcher
+
+    settings = resolve_settings(settings)
+    with EventWatcher(create_app(settings), settings.broker, chat_key=chat_key) as watcher:
+        last = await _newest(database, chat_key)
+        yield []
+        async for live in _wakings(watcher, seconds=None):
+            events = await _read(database, chat_key, after=last)
+            last = events[-1].number if events else last
+            yield [*(dict(one) for one in live), *map(_values, events)]
 
 
 async def _newest(database: Database, chat_key: str) -> int:

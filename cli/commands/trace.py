@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
 from cli.command import Deps
+from cli.commands.tail import chat_events
 from cli.output import one_line
 from cli.running import run_async
 from cli.services.database import open_database
-from nekro_agent.durations import FRESH_SECONDS
+from cli.views.running_output import RunningOutput
+from nekro_agent.durations import REFRESH_SECONDS
 
 if TYPE_CHECKING:
     from nekro_client.models import Turn
     from storage.engine import Database
     from workers.chats.file_ids import FileIds
 
-__all__ = ["Args", "TurnPrinter", "register", "run"]
+__all__ = ["Args", "TurnPrinter", "is_ended", "register", "run"]
+
+OUTPUT_CHUNK: Final = "output.chunk"
 
 _EPILOG = """\
 examples:
@@ -31,9 +38,10 @@ examples:
 Shows what the console shows of a turn: the message, the rounds with their attempts, the requests to the
 model with tokens and cost, code with line numbers, calls with waiting and running time, arguments, results
 and errors, output, messages, jobs, and the turns that followed. Beside the workers the beginning of an id is
-enough; `nekro history CHAT --trace` shows ids. `--follow` goes on until the turn has
-ended; with `--json` it prints one object per line, each the whole turn. The object is that of
-`GET /turns/{id}`. The exit code is 0 also for a turn that failed.
+enough; `nekro history CHAT --trace` shows ids. `--follow` goes on until the turn has ended, as the events of
+its chat tell, and shows what running code prints when it prints it; with `--json` it prints one object per
+line, each the whole turn. The object is that of `GET /turns/{id}`. The exit code is 0 also for a turn that
+failed.
 """
 
 
@@ -70,6 +78,39 @@ class TurnPrinter:
         self._args, self._deps = args, deps
         self._printed: set[str] = set()
         self._last = ""
+        #: What was printed of the output of each round while its code ran.
+        self._outputs: dict[str, RunningOutput] = {}
+
+    async def follow(
+        self, batches: AsyncIterator[Sequence[Mapping[str, Any]]], read: Callable[[], Awaitable[Turn]]
+    ) -> None:
+        """Print a turn until its end: its tree again after events, and output at once.
+
+        Args:
+            batches: new events of its chat, kept and live ones, as `nekro tail --json` prints them; now and
+                then an empty one, for a reading that was put off.
+            read: returns the turn.
+        """
+        is_due, read_at = True, float("-inf")
+        async for batch in batches:
+            for event in batch:
+                if event.get("number") is not None:
+                    is_due = True
+                elif event.get("type") == OUTPUT_CHUNK and event.get("turn_id") == self._args.turn_id:
+                    self._output(event)
+            # A large turn takes long to read, and a program may cause a hundred events a second.
+            if is_due and time.monotonic() - read_at >= REFRESH_SECONDS:
+                is_due, read_at = False, time.monotonic()
+                if not self.show(await read()):
+                    return
+
+    def _output(self, event: Mapping[str, Any]) -> None:
+        data, round_id = event.get("data"), event.get("round_id")
+        if self._args.json or not isinstance(round_id, str) or not isinstance(data, Mapping):
+            return
+        output = self._outputs.setdefault(round_id, RunningOutput())
+        for line in output.add(int(data.get("offset", 0)), str(data.get("text", ""))):
+            self._deps.output.report(line)
 
     def show(self, turn: Turn) -> bool:
         """Print what is new; returns whether to look again."""
@@ -83,11 +124,28 @@ class TurnPrinter:
                 self._deps.output.json(turn.model_dump(mode="json"))
             self._last = text
         else:
-            for line in tell_turn(turn):
+            shown = {entry.id for entry in turn.rounds if self._is_shown(entry.id, entry.output)}
+            for line in tell_turn(turn, without_output=shown):
                 if line.key not in self._printed:
                     self._printed.add(line.key)
                     self._deps.output.report(line.text)
         return self._args.follow and not is_over(turn)
+
+    def _is_shown(self, round_id: str, output: str | None) -> bool:
+        """Whether the whole output of a round was printed while its code ran."""
+        running = self._outputs.get(round_id)
+        if running is None or output is None:
+            return False
+        for line in running.end():
+            self._deps.output.report(line)
+        return running.is_all_of(output)
+
+
+def is_ended(turn: Turn) -> bool:
+    """Whether nothing more will happen in a turn."""
+    from cli.views.turn_text import is_over
+
+    return is_over(turn)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,13 +160,21 @@ async def _trace(args: Args, settings: Settings, deps: Deps) -> None:
     from gateway.streams.turn_tree import read_turn
     from workers.chats.file_ids import FileIds
 
-    printer = TurnPrinter(args, deps)
     async with open_database(settings) as database:
-        turn_id = await _whole_id(database, args.turn_id)
+        args = dataclasses.replace(args, turn_id=await _whole_id(database, args.turn_id))
         ids = FileIds(resolve_signing_key(settings).get_secret_value())
         source = _Source(database=database, file_ids=ids, settings=settings)
-        while printer.show(await read_turn(source, turn_id)):  # noqa: ASYNC110 - rows announce nothing
-            await asyncio.sleep(FRESH_SECONDS)
+        printer = TurnPrinter(args, deps)
+
+        async def read() -> Turn:
+            return await read_turn(source, args.turn_id)
+
+        turn = await read()
+        if args.follow and not is_ended(turn):
+            async with aclosing(chat_events(settings, database, turn.chat_key)) as batches:
+                await printer.follow(batches, read)
+        else:
+            printer.show(turn)
 
 
 async def _whole_id(database: Database, beginning: str) -> str:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
 
 from cli.command import Deps
-from cli.commands.trace import Args, TurnPrinter
+from cli.commands.trace import Args, TurnPrinter, is_ended
 from cli.remote.target import open_client
-from nekro_agent.durations import FRESH_SECONDS
+from cli.running import run_async
+from nekro_agent.durations import REFRESH_SECONDS
+from nekro_client import AsyncClient
+from nekro_client.models import Turn
 
 __all__ = ["run"]
 
@@ -17,6 +23,39 @@ def run(args: Args, deps: Deps) -> int:
     """Print the turn."""
     printer = TurnPrinter(args, deps)
     with open_client() as client, contextlib.suppress(KeyboardInterrupt):  # the way to end --follow
-        while printer.show(client.turns.get(args.turn_id)):
-            time.sleep(FRESH_SECONDS)
+        turn = client.turns.get(args.turn_id)
+        if args.follow and not is_ended(turn):
+            last = client.chat(turn.chat_key).last_event_number()
+            run_async(_follow(printer, turn, after=last))
+        else:
+            printer.show(turn)
     return 0
+
+
+async def _follow(printer: TurnPrinter, turn: Turn, *, after: int) -> None:
+    async with AsyncClient() as client:
+
+        async def read() -> Turn:
+            return await client.turns.get(turn.id)
+
+        async with aclosing(_batches(client, turn.chat_key, after=after)) as batches:
+            await printer.follow(batches, read)
+
+
+async def _batches(
+    client: AsyncClient, chat_key: str, *, after: int
+) -> AsyncGenerator[list[dict[str, Any]], None]:
+    """Yield each event of a chat alone, and an empty batch when none came for a while."""
+    async with client.chat(chat_key).events(after=after) as events:
+        coming = asyncio.ensure_future(anext(events))
+        try:
+            while True:
+                await asyncio.wait({coming}, timeout=REFRESH_SECONDS)
+                if not coming.done():
+                    yield []
+                    continue
+                yield [(await coming).model_dump()]
+                coming = asyncio.ensure_future(anext(events))
+        finally:
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)

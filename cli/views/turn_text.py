@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import datetime
 from typing import Final, NamedTuple
 
@@ -31,8 +31,12 @@ def is_over(turn: Turn) -> bool:
     return turn.finished_at is not None
 
 
-def tell_turn(turn: Turn) -> Iterator[Line]:
-    """Yield the lines of a turn in the order in which things happened."""
+def tell_turn(turn: Turn, *, without_output: Collection[str] = ()) -> Iterator[Line]:
+    """Yield the lines of a turn in the order in which things happened.
+
+    Args:
+        without_output: ids of rounds whose output is left out.
+    """
     cause = f"{turn.cause.kind} {turn.cause.id}"
     yield Line("turn", f"turn {turn.id}  chat {one_line(turn.chat_key)}  caused by {one_line(cause)}")
     if turn.cause.turn_id is not None:
@@ -45,7 +49,7 @@ def tell_turn(turn: Turn) -> Iterator[Line]:
     for message in of_round.pop(None, []):
         yield from _message(message)
     for entry in turn.rounds:
-        yield from _round(entry)
+        yield from _round(entry, has_output=entry.id not in without_output)
         for message in of_round.pop(entry.id, []):
             yield from _message(message)
     for message in (one for many in of_round.values() for one in many):
@@ -73,7 +77,7 @@ def _end(turn: Turn) -> str:
     return "  ".join(part for part in parts if part)
 
 
-def _round(entry: Round) -> Iterator[Line]:
+def _round(entry: Round, *, has_output: bool) -> Iterator[Line]:
     prefix = f"round {entry.id}"
     yield Line(
         prefix, f"  round {entry.number}  caused by {one_line(f'{entry.cause.kind} {entry.cause.id}')}"
@@ -95,7 +99,8 @@ def _round(entry: Round) -> Iterator[Line]:
     yield from _block(f"{prefix} code", "code", entry.code, has_numbers=True)
     for call in entry.calls:
         yield from _call(call)
-    yield from _block(f"{prefix} output", "output", entry.output)
+    if has_output:
+        yield from _block(f"{prefix} output", "output", entry.output)
     if entry.finished_at is not None:
         words = [entry.state, entry.stop_type or "", _lasted(entry.started_at, entry.finished_at)]
         error = f"  {entry.error.text}" if entry.error else ""

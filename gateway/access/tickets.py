@@ -1,4 +1,5 @@
-"""Stream tickets: the right to read one chat's event stream, for browsers, whose streams send no key.
+"""Stream tickets: the right to read one chat's event stream, or that of changes, for browsers, whose streams
+send no key.
 
 A ticket is ``nt_<id of the key>_<expiry>_<signature>``; the signature covers the chat too. Nothing is stored:
 every gateway checks the signature, and looks up the key, which gives the rights. A browser that connects
@@ -30,6 +31,7 @@ def make_ticket(settings: Settings, *, key_id: str | None, chat_key: str) -> tup
 
     Args:
         key_id: the key that gives the right; None on a gateway without keys.
+        chat_key: "" for the stream of changes.
     """
     expires_at = (shared_time() + timedelta(seconds=TICKET_SECONDS)).replace(microsecond=0)
     owner, end = key_id or _LOCAL, str(int(expires_at.timestamp()))

@@ -6,7 +6,7 @@ from typing import Final
 
 from fastapi import APIRouter
 
-from gateway.api import approvals, calls, chats, events, files, keys, messages, runs, tickets, turns
+from gateway.api import approvals, calls, changes, chats, events, files, keys, messages, runs, tickets, turns
 from gateway.api.fleet import catalogue, costs, mcp, operations, work
 
 __all__ = ["ROUTERS"]
@@ -19,6 +19,7 @@ ROUTERS: Final[tuple[APIRouter, ...]] = tuple(
         messages,
         files,
         events,
+        changes,
         tickets,
         turns,
         runs,

@@ -70,7 +70,7 @@ async def read_events(
         begin = newest if position is None else await hub.checked(chat_key, position, newest)
     except EventsLostError as exc:
         return EventSourceResponse(iter([lost_frame(chat_key, exc.after)]))
-    stream = hub.stream(chat_key, after=begin.number, types=wanted, with_live=live)
+    stream = hub.stream(chat_key, after=begin.number, types=wanted, with_live=live, owner=identity)
     return StreamAnswer(chat_key, stream, begin)
 
 

@@ -21,16 +21,17 @@ router = APIRouter(tags=["events"])
 async def create_ticket(
     body: StreamTicketBody, response: Response, services: ServicesDep, identity: IdentityDep
 ) -> StreamTicket:
-    """Return a ticket with which a browser reads the event stream of a chat, for 10 minutes.
+    """Return a ticket with which a browser reads an event stream, for 10 minutes.
 
-    `EventSource` cannot send a key. `path` has the ticket as a parameter, and is valid for the stream of this
-    chat only, as long as the key is: also when the browser connects again. A stream that is open stays open
-    after that. Each ticket is new, and none is stored, so there is no idempotency key for this.
+    The stream is that of a chat's events, or that of changes. `EventSource` cannot send a key. `path` has the
+    ticket as a parameter, and is valid for this stream only, as long as the key is: also when the browser
+    connects again. A stream that is open stays open when the 10 minutes are over. Each ticket is new, and
+    none is stored, so there is no idempotency key for this. A ticket gives what the scope `read` permits,
+    also for the stream of changes.
     """
     identity.require(Scope.READ, chat_key=body.chat_key)
-    path = quote(body.chat_key, safe="")
-    ticket, expires_at = make_ticket(services.settings, key_id=identity.key_id, chat_key=body.chat_key)
+    chat_key = body.chat_key or ""
+    stream = f"chats/{quote(chat_key, safe='')}/events" if chat_key else "changes"
+    ticket, expires_at = make_ticket(services.settings, key_id=identity.key_id, chat_key=chat_key)
     response.headers["Cache-Control"] = "no-store"
-    return StreamTicket(
-        ticket=ticket, path=f"/api/v1/chats/{path}/events?ticket={ticket}", expires_at=expires_at
-    )
+    return StreamTicket(ticket=ticket, path=f"/api/v1/{stream}?ticket={ticket}", expires_at=expires_at)

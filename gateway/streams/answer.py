@@ -1,4 +1,4 @@
-"""The answer to a reader of a chat's events."""
+"""The answers to readers of events: those of a chat, and changes of all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.streams.hub import EventsLostError, SlowReaderError
 from gateway.web.responses import EventStream
 from runtime.metrics import metrics
 
-__all__ = ["StreamAnswer"]
+__all__ = ["ChangeAnswer", "StreamAnswer"]
 
 #: After a lost connection browsers wait this long before they connect again.
 _RETRY: Final = b"retry: 1000\r\n\r\n"
@@ -34,16 +34,11 @@ class _End(StrEnum):
     STOPPED = "stopped"
 
 
-class StreamAnswer(EventStream):
-    """Streams the events of a chat as server-sent events, and counts them."""
+class _CountedStream(EventStream):
+    """A stream of server-sent events that the metrics count."""
 
-    def __init__(self, chat_key: str, stream: AsyncGenerator[StreamEvent, None], begin: Position) -> None:
-        """Create the answer.
-
-        Args:
-            begin: where the stream begins.
-        """
-        super().__init__(self._frames(chat_key, stream, begin))
+    def __init__(self, frames: AsyncIterator[bytes]) -> None:
+        super().__init__(frames)
         self._end = _End.LEFT
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -54,6 +49,34 @@ class StreamAnswer(EventStream):
         finally:
             metrics().streams_open.dec()
             metrics().stream_ends.labels((_End.SLOW if self.is_cut else self._end).value).inc()
+
+
+class ChangeAnswer(_CountedStream):
+    """Streams hints as server-sent events."""
+
+    def __init__(self, stream: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(self._frames(stream))
+
+    async def _frames(self, stream: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
+        yield _RETRY
+        sent = metrics().stream_events.labels("change")
+        async with aclosing(stream) as changes:
+            async for frames in changes:
+                sent.inc()
+                yield frames
+        self._end = _End.STOPPED
+
+
+class StreamAnswer(_CountedStream):
+    """Streams the events of a chat as server-sent events."""
+
+    def __init__(self, chat_key: str, stream: AsyncGenerator[StreamEvent, None], begin: Position) -> None:
+        """Create the answer.
+
+        Args:
+            begin: where the stream begins.
+        """
+        super().__init__(self._frames(chat_key, stream, begin))
 
     async def _frames(
         self, chat_key: str, stream: AsyncGenerator[StreamEvent, None], begin: Position

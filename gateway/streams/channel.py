@@ -28,6 +28,13 @@ class Reader:
         self.has_reached_ring = False
         self.live: deque[StreamEvent] = deque(maxlen=_MOST_LIVE)
         self._woken = asyncio.Event()
+        #: Whether its stream must end.
+        self.is_ended = False
+
+    def end(self) -> None:
+        """Let the reader's stream end."""
+        self.is_ended = True
+        self.wake()
 
     def wake(self) -> None:
         """Tell the reader that there are events."""

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Final, TypeVar
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from typing import Final, Protocol, TypeVar
 
 from loguru import logger
 
+from gateway.identity import Identity
 from gateway.streams.channel import RING, Channel, Reader
 from gateway.streams.events import Position, StreamEvent, mark_of, stream_event
 from gateway.streams.watch import EventWatch
@@ -28,7 +29,7 @@ from storage.repositories.events import ChatEvent
 from workers.composition import Services
 from workers.leases.keeping import survived
 
-__all__ = ["EventHub", "EventsLostError", "SlowReaderError"]
+__all__ = ["EventHub", "EventsLostError", "Observer", "SlowReaderError"]
 
 T = TypeVar("T")
 #: Open streams of one process; each takes about 100 KB.
@@ -53,6 +54,16 @@ class EventsLostError(Exception):
         self.after = after
 
 
+class Observer(Protocol):
+    """Hears of the new events of all chats."""
+
+    def added(self, chat_key: str, number: int, types: frozenset[str]) -> None:
+        """Take the number of a chat's newest event, and the types of the new ones; without types: any."""
+
+    def missed(self) -> None:
+        """Take notice that announcements were missed until now."""
+
+
 class EventHub:
     """The streams of one gateway process; use it on one event loop."""
 
@@ -63,8 +74,11 @@ class EventHub:
         #: Set when announcements begin to be received: those before were missed.
         self._begun = asyncio.Event()
         self._watch = EventWatch(
-            services, on_added=self.announced, on_live=self._live, on_begun=self._begun.set
+            services, on_added=self._added, on_live=self._live, on_begun=self._begin_to_receive
         )
+        self._observers: list[Observer] = []
+        #: Whose streams are open, and what ends each.
+        self._owners: dict[Callable[[], None], str | None] = {}
         self._channels: dict[str, Channel] = {}
         self._readers = 0
         self._readings = asyncio.Semaphore(_READINGS)
@@ -122,6 +136,7 @@ class EventHub:
         after: int | None = None,
         types: Collection[str] = (),
         with_live: bool = True,
+        owner: Identity | None = None,
     ) -> AsyncGenerator[StreamEvent, None]:
         """Yield the events of a chat in order, kept ones exactly once; it ends when the hub closes.
 
@@ -130,6 +145,7 @@ class EventHub:
                 with the next one. A number that the chat has not reached counts as its newest.
             types: only events of these types; () means all.
             with_live: also live events, which may be missing.
+            owner: who reads; it also ends as of ``owned``. None: this process.
 
         Raises:
             SlowReaderError: the reader did not take its events.
@@ -138,8 +154,10 @@ class EventHub:
         """
         newest = await self.newest(chat_key, after=after)
         position = newest.number if after is None else min(max(0, after), newest.number)
-        with self._reading(chat_key, newest, position) as (channel, reader):
-            while not self._is_closed:
+        with self._reading(chat_key, newest, position) as (channel, reader), ExitStack() as held:
+            if owner is not None:
+                held.enter_context(self.owned(owner, reader.end))
+            while not (self._is_closed or reader.is_ended):
                 for event in await self._following(channel, reader):
                     reader.position = event.number or reader.position
                     if not types or event.event.type in types:
@@ -151,7 +169,7 @@ class EventHub:
                     event = reader.live.popleft()
                     if not types or event.event.type in types:
                         yield event
-                if channel.newest <= reader.position and not self._is_closed:
+                if channel.newest <= reader.position and not (self._is_closed or reader.is_ended):
                     await reader.wait()
 
     @asynccontextmanager
@@ -184,6 +202,42 @@ class EventHub:
             reader.position = channel.newest
         return [stream_event(row) for row in rows]
 
+    @contextmanager
+    def observed(self, observer: Observer) -> Iterator[None]:
+        """Receive announcements, also without readers, and pass them to an observer inside the block."""
+        self._observers.append(observer)
+        self._need()
+        try:
+            yield
+        finally:
+            self._observers.remove(observer)
+            self._need()
+
+    @contextmanager
+    def owned(self, owner: Identity, end: Callable[[], None]) -> Iterator[None]:
+        """Call ``end`` inside the block when the owner's key is revoked or expires; a second later at most.
+
+        Owners without a key end when there is a key.
+        """
+        self._owners[end] = owner.key_id
+        try:
+            yield
+        finally:
+            del self._owners[end]
+
+    async def listening(self) -> bool:
+        """Wait until what is announced from now on is received; False if the broker does not answer."""
+        return await self._watch.listening(seconds=FRESH_SECONDS)
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count a stream that is none of a chat."""
+        self._readers += 1
+        try:
+            yield
+        finally:
+            self._readers -= 1
+
     def announced(self, chat_key: str, number: int) -> None:
         """Read the new events of a chat, if it has readers."""
         channel = self._channels.get(chat_key)
@@ -193,9 +247,22 @@ class EventHub:
         if channel.reading is None:
             channel.reading = asyncio.create_task(self._read_on(channel), name="nekro-events-read")
 
-    def _announced_here(self, chat_key: str, number: int) -> None:
+    def _announced_here(self, chat_key: str, number: int, types: frozenset[str]) -> None:
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self.announced, chat_key, number)
+            self._loop.call_soon_threadsafe(self._added, chat_key, number, types)
+
+    def _added(self, chat_key: str, number: int, types: frozenset[str]) -> None:
+        self.announced(chat_key, number)
+        for observer in self._observers:
+            observer.added(chat_key, number, types)
+
+    def _begin_to_receive(self) -> None:
+        self._begun.set()
+        for observer in self._observers:
+            observer.missed()
+
+    def _need(self) -> None:
+        self._watch.need(bool(self._channels or self._observers))
 
     def _live(self, chat_key: str, event: StreamEvent) -> None:
         channel = self._channels.get(chat_key)
@@ -213,7 +280,7 @@ class EventHub:
         reader = Reader(position=position)
         channel.readers.add(reader)
         self._readers += 1
-        self._watch.need(True)
+        self._need()
         try:
             yield channel, reader
         finally:
@@ -223,7 +290,7 @@ class EventHub:
                 del self._channels[chat_key]
                 if channel.reading is not None:
                     channel.reading.cancel()
-            self._watch.need(bool(self._channels))
+            self._need()
 
     async def _read_on(self, channel: Channel) -> None:
         """Read rows until everything that was announced is in the ring."""
@@ -321,10 +388,25 @@ class EventHub:
                 async with asyncio.timeout(FRESH_SECONDS):
                     await self._begun.wait()
             self._begun.clear()
+            with survived("keys_of_streams_not_checked"):
+                await self._end_invalid()
             keys = list(self._channels)
             for begin in range(0, len(keys), _CHECKED):
                 with survived("events_not_checked"):
                     await self._check(keys[begin : begin + _CHECKED])
+
+    async def _end_invalid(self) -> None:
+        owners = set(self._owners.values())
+        if not owners:
+            return
+        async with self._database.read() as transaction:
+            valid = await transaction.keys.valid_of({one for one in owners if one is not None})
+            ended = owners - valid - {None}
+            if None in owners and await transaction.keys.any():
+                ended.add(None)
+        for end, key_id in list(self._owners.items()):
+            if key_id in ended:
+                end()
 
     async def _check(self, chat_keys: Collection[str]) -> None:
         # As they are before the query: what is read meanwhile may be newer than its result.

@@ -58,6 +58,8 @@ async def read_turn(services: TurnSource, turn_id: str, *, with_values: bool = T
     """
     async with services.database.read() as transaction:
         first = await transaction.rounds.get(turn_id)
+        # Before the rounds, which end in the same transaction: a turn that is over has no open rounds here.
+        end = await transaction.events.end_of_turn(turn_id)
         rounds, takers = await _rounds(transaction, turn_id)
         events = await transaction.events.of_turn(turn_id)
         for other in {taker.turn_id for taker in takers} - {turn_id}:
@@ -70,7 +72,7 @@ async def read_turn(services: TurnSource, turn_id: str, *, with_values: bool = T
         cause = await _cause(transaction, first)
         following = await _following(transaction, turn_id, calls.values(), jobs)
     of_round = by_round(events)
-    turn = TurnEnd(rounds, takers, next((item for item in events if _is_end(item, turn_id)), None))
+    turn = TurnEnd(rounds, takers, end)
     trace_id = recorded_trace_id(trace_of(first))
     return models.Turn(
         id=turn_id,
@@ -130,10 +132,6 @@ async def read_rounds(
             for row in rows
         ]
     return found[::-1]
-
-
-def _is_end(event: ChatEvent, turn_id: str) -> bool:
-    return event.type == EventType.TURN_ENDED and event.turn_id == turn_id
 
 
 async def _rounds(transaction: Transaction, turn_id: str) -> tuple[list[Round], list[Round]]:

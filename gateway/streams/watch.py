@@ -26,17 +26,18 @@ class EventWatch:
         self,
         services: Services,
         *,
-        on_added: Callable[[str, int], None],
+        on_added: Callable[[str, int, frozenset[str]], None],
         on_live: Callable[[str, StreamEvent], None],
         on_begun: Callable[[], None],
     ) -> None:
         """Open nothing.
 
         Args:
-            on_added: called on the loop with a chat and the number of its newest event.
+            on_added: called on the loop with a chat, the number of its newest event, and the types of the new
+                ones; without types: any.
             on_live: called on the loop with a chat and a live event.
             on_begun: called on the loop when announcements are received from now on: earlier ones were not,
-                at the beginning and after each outage.
+                at the beginning, after each outage, and when there were too many.
         """
         self._services = services
         self._on_added, self._on_live, self._on_begun = on_added, on_live, on_begun
@@ -46,6 +47,8 @@ class EventWatch:
         self._is_up = True
         #: Set while announcements are received.
         self._listening = asyncio.Event()
+        #: Announcements that the present watcher has dropped.
+        self._dropped = 0
 
     def start(self) -> None:
         """Poll from now on while it is needed."""
@@ -77,6 +80,7 @@ class EventWatch:
         while True:
             await self._needed.wait()
             watcher = EventWatcher(self._services.app, self._services.settings.broker, chat_key=None)
+            self._dropped = 0
             try:
                 while self._needed.is_set():
                     pause = await self._poll(loop, watcher)
@@ -101,7 +105,8 @@ class EventWatch:
             logger.exception("event_announcements_not_received")
             return RETRY_SECONDS
         self._is_up = True
-        if not self._listening.is_set():
+        if not self._listening.is_set() or watcher.dropped != self._dropped:
+            self._dropped = watcher.dropped
             self._listening.set()
             self._on_begun()
         for event in events:
@@ -114,6 +119,8 @@ class EventWatch:
         if not isinstance(chat_key, str):
             return  # from a process of another release
         if event.name == EVENTS_ADDED and isinstance(number, int):
-            self._on_added(chat_key, number)
+            types = body.get("types")
+            known = types if isinstance(types, list) else ()  # another release announces without them
+            self._on_added(chat_key, number, frozenset(one for one in known if isinstance(one, str)))
         elif event.name == LIVE_EVENT and (live := live_event(body)) is not None:
             self._on_live(chat_key, live)

@@ -75,6 +75,7 @@ class GatewayServer(uvicorn.Server):
         self._app.state.stopping.set()
         self._app.state.mcp.end()
         self._app.state.hub.end()
+        self._app.state.changes.end()
         await super().shutdown(sockets)
 
     @contextlib.contextmanager

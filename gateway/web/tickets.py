@@ -11,12 +11,13 @@ from starlette.types import Scope
 __all__ = ["UrlTicket", "take_ticket"]
 
 #: The only requests with tickets.
-_STREAM: Final = re.compile(rb"/api/v1/chats/([^/?]+)/events(?:\?.*)?")
+_STREAM: Final = re.compile(rb"/api/v1/(?:chats/([^/?]+)/events|changes)(?:\?.*)?")
 
 
 class UrlTicket(NamedTuple):
     """A ticket as a URL had it, and the chat of the URL."""
 
+    #: "" for the stream of changes; no chat has this key.
     chat_key: str
     #: "" if the URL had several.
     text: str
@@ -37,4 +38,4 @@ def take_ticket(scope: Scope) -> UrlTicket | None:
     rest = [field for field in fields if field[0] != "ticket"]
     scope["query_string"] = urlencode(rest, errors="surrogateescape").encode("ascii")
     # Several could mean different tickets to different readers of the URL.
-    return UrlTicket(unquote(match[1].decode("latin-1")), texts[0] if len(texts) == 1 else "")
+    return UrlTicket(unquote((match[1] or b"").decode("latin-1")), texts[0] if len(texts) == 1 else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -63,6 +64,11 @@ class KeyRepository(Repository):
     async def find_valid(self, key_id: str) -> Key | None:
         """Return a key that is neither revoked nor expired."""
         return await self._one_or_none(Key, _valid_statement, {"of_key": key_id})
+
+    async def valid_of(self, key_ids: Collection[str]) -> set[str]:
+        """Return those of some keys that are neither revoked nor expired."""
+        statement = select(ApiKeyRow.id).where(ApiKeyRow.id.in_(key_ids), _is_valid())
+        return {row[0] for row in await self._rows(statement)}
 
     async def any(self) -> bool:
         """Whether a key was ever created; a revoked or expired one counts."""

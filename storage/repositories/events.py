@@ -101,6 +101,8 @@ class EventRepository(Repository):
         self._waiting: dict[str, list[NewEvent]] = {}
         #: The newest number of each chat to which ``flush`` appended.
         self.numbers: dict[str, int] = {}
+        #: The types of the events that ``flush`` appended to each chat.
+        self.types: dict[str, frozenset[str]] = {}
 
     def add(self, chat_key: str, *events: NewEvent) -> None:
         """Append events at the end of the transaction, all with one statement for the numbers."""
@@ -137,6 +139,7 @@ class EventRepository(Repository):
         values = {"of_chat": chat_key, "before": last - len(events), "rows": rows}
         await self._connection.execute(_insert_statement, values)
         self.numbers[chat_key] = last
+        self.types[chat_key] = self.types.get(chat_key, frozenset()).union(event.type for event in events)
         return int(last)
 
     async def is_early(self, event: NewEvent) -> bool:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from worker_fleet import Fleet, build_fleet
 
 __all__ = ["small_fleet"]
 
 PLUGIN = '''
+import asyncio
+from pathlib import Path
 from typing import Annotated, Any
 
 from nekro_agent.api.plugin import Arg, CmdCtl, CommandExecutionContext, CommandPermission
@@ -54,6 +57,13 @@ async def measure(_ctx: AgentCtx) -> int:
     return 1
 
 
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "hold")
+async def hold(_ctx: AgentCtx, name: str) -> None:
+    """Wait for a file beside the plugin."""
+    while not (Path(__file__).parent / f"{_ctx.chat_key}-{name}").exists():
+        await asyncio.sleep(0.02)
+
+
 @plugin.mount_sandbox_method(SandboxMethodType.AGENT, "ask")
 async def ask(_ctx: AgentCtx, text: str) -> str:
     """Ask the agent."""
@@ -72,6 +82,14 @@ SCRIPT = r"""
     ```python
     import time
     time.sleep(60)
+    ```
+- when: 'count slowly'
+  answer: |
+    ```python
+    hold("first")
+    print("one")
+    hold("second")
+    print("two", end="")
     ```
 - when: 'finish now'
   answer: |
@@ -99,7 +117,7 @@ SCRIPT = r"""
 """
 
 
-def small_fleet(directory: Path, redis_url: str) -> Iterator[Fleet]:
+def small_fleet(directory: Path, redis_url: str, **settings: Any) -> Iterator[Fleet]:
     """Workers of the lanes that a turn needs, until the generator is closed."""
     (directory / "plugins").mkdir()
     (directory / "plugins" / "desk.py").write_text(PLUGIN, "utf-8")
@@ -111,7 +129,7 @@ def small_fleet(directory: Path, redis_url: str) -> Iterator[Fleet]:
         f"sqlite:///{directory / 'nekro.db'}",
         plugins={"dirs": (directory / "plugins",), "load_shipped": False},
         llm={"script": script},
-        agent={"debounce_seconds": 0},
+        **{"agent": {"debounce_seconds": 0}, **settings},
     )
     try:
         fleet.start("methods", "rounds")

@@ -55,7 +55,7 @@ def test_a_turn_that_is_open_grows_by_its_follow_up_round_its_files_and_its_job(
         page.locator(".turn-status", has_text="Done").wait_for()
         rounds = page.locator(".round")
         rounds.nth(1).wait_for()
-        assert "stew: needs salt" in rounds.nth(1).locator(".round-cause").inner_text()
+        rounds.nth(1).locator(".round-cause", has_text="stew: needs salt").wait_for()
         failed = rounds.nth(1).locator(".call[data-tone='bad']")
         failed.wait_for()
         failed.locator("summary").click()

@@ -46,7 +46,9 @@ class RecordingPublisher(EventPublisher):
     async def revoke(self, task_id: str) -> None:
         self.events.append(f"revoke {task_id}")
 
-    def events_added(self, chat_key: str, number: int, *, later: bool = False) -> None:
+    def events_added(
+        self, chat_key: str, number: int, *, types: frozenset[str] = frozenset(), later: bool = False
+    ) -> None:
         self.events.append(f"{chat_key} {number}")
 
     def live(self, chat_key: str, event: Mapping[str, Any]) -> bool:

@@ -1,7 +1,7 @@
 """The one writer of chats' events, in the transaction that makes the change.
 
-They are announced after the commit. The announcement names the chat and the newest number only;
-subscribers read the rows. A lost announcement delays a reader until it looks by itself.
+They are announced after the commit. The announcement names the chat, the newest number and the types of the
+events; subscribers read the rows. A lost announcement delays a reader until it looks by itself.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def record(
         async def announce() -> None:
             number = transaction.events.numbers.get(chat_key)
             if number is not None:
-                publisher.events_added(chat_key, number, later=later)
+                types = transaction.events.types[chat_key]
+                publisher.events_added(chat_key, number, types=types, later=later)
 
         transaction.after_commit(announce)
 

@@ -55,11 +55,11 @@ class EventPublisher:
         self._app = app
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="publish")
         self._put_off = _PutOff(self._pool, seconds=2 * DEFER_SECONDS)
-        #: Number of the newest event of each chat that is not announced yet.
-        self._added: dict[str, int] = {}
+        #: Number of the newest event of each chat that is not announced yet, and the types of all of these.
+        self._added: dict[str, tuple[int, frozenset[str]]] = {}
         self._live_waiting = 0
-        #: Called with the chat and number of each announcement; must neither block nor raise.
-        self.listeners: list[Callable[[str, int], None]] = []
+        #: Called with the chat, number and types of each announcement; must neither block nor raise.
+        self.listeners: list[Callable[[str, int, frozenset[str]], None]] = []
         self._lock = Lock()
 
     async def round_requested(self, chat_key: str, *, later: bool = False) -> None:
@@ -112,19 +112,24 @@ class EventPublisher:
         send = partial(revoke, self._app, list(task_ids))
         await self._publish("tasks.revoked", send)
 
-    def events_added(self, chat_key: str, number: int, *, later: bool = False) -> None:
+    def events_added(
+        self, chat_key: str, number: int, *, types: frozenset[str] = frozenset(), later: bool = False
+    ) -> None:
         """Announce that a chat has events up to ``number``; returns at once.
 
-        Of several announcements of a chat that wait, only the newest is published.
+        Several announcements of a chat that wait are published as one.
 
         Args:
+            types: of the events; none: unknown.
             later: publish after a short delay.
         """
         for listener in self.listeners:
-            listener(chat_key, number)
+            listener(chat_key, number, types)
         with self._lock:
             waits = chat_key in self._added
-            self._added[chat_key] = number
+            earlier = self._added[chat_key][1] if waits else types
+            # Of unknown types with known ones, not all are known.
+            self._added[chat_key] = (number, types | earlier if types and earlier else frozenset())
         if waits:
             return
         send = partial(self._send_added, chat_key)
@@ -142,9 +147,10 @@ class EventPublisher:
 
     def _send_added(self, chat_key: str) -> None:
         with self._lock:
-            number = self._added.pop(chat_key, None)
-        if number is not None:
-            publish_event(self._app, EVENTS_ADDED, chat_key, {"chat_key": chat_key, "number": number})
+            added = self._added.pop(chat_key, None)
+        if added is not None:
+            body = {"chat_key": chat_key, "number": added[0], "types": sorted(added[1])}
+            publish_event(self._app, EVENTS_ADDED, chat_key, body)
 
     def _send_live(self, chat_key: str, event: Mapping[str, Any]) -> None:
         with self._lock:

@@ -1,19 +1,23 @@
 /** The frame of the console: navigation, the place of the page, theme, messages and login. */
 
 import { whenLoginNeeded } from "./lib/api.js";
-import { el, fill } from "./lib/dom.js";
+import { connect, disconnect, whenConnectionChanges } from "./lib/changes.js";
+import { el, fill, setText } from "./lib/dom.js";
 import { icon } from "./lib/icons.js";
 import { go, here, href, match } from "./lib/router.js";
 import { shortcuts } from "./lib/shortcuts.js";
 import { sidebar } from "./lib/sidebar.js";
-import { failed, loading } from "./lib/widgets.js";
+import { failed, loading, localClock, tickTimes } from "./lib/widgets.js";
 
-/** A page is a module with `title` and `show(place, context)`; it is loaded when it is first visited. */
+/**
+ * A page is a module with `title` and `show(place, context)`; it is loaded when it is first visited. One with a
+ * stream of its own says itself when the connection is lost.
+ */
 const ROUTES = [
   { pattern: "/", page: () => import("./pages/chats.js"), area: "chats" },
   { pattern: "/chats", page: () => import("./pages/chats.js"), area: "chats" },
-  { pattern: "/chats/:chat", page: () => import("./pages/talk.js"), area: "chats" },
-  { pattern: "/turns/:turn", page: () => import("./pages/turn.js"), area: "chats" },
+  { pattern: "/chats/:chat", page: () => import("./pages/talk.js"), area: "chats", hasOwnStream: true },
+  { pattern: "/turns/:turn", page: () => import("./pages/turn.js"), area: "chats", hasOwnStream: true },
   { pattern: "/jobs", page: () => import("./pages/jobs.js"), area: "jobs" },
   { pattern: "/approvals", page: () => import("./pages/approvals.js"), area: "approvals" },
   { pattern: "/approvals/:approval", page: () => import("./pages/approval.js"), area: "approvals" },
@@ -29,6 +33,8 @@ const ROUTES = [
 
 const main = el("main", { id: "main", tabindex: "-1" });
 const menu = sidebar();
+const connection = el("p.live-state", { role: "status" });
+const TICK_SECONDS = 5;
 let visit = null;
 
 function frame() {
@@ -59,8 +65,10 @@ async function show({ isFirst = false } = {}) {
   menu.mark(found?.route.area ?? null);
   document.body.classList.toggle("is-login", found?.route.area === "login");
   const place = el("div.page", { data: { area: found?.route.area ?? "none" } }, loading());
-  fill(main, place);
+  fill(main, found?.route.hasOwnStream ? null : connection, place);
   window.scrollTo(0, 0);
+  if (found?.route.area === "login") disconnect();
+  else connect();
   try {
     if (!found) throw Object.assign(new Error(`There is no page at “${here().path}”.`), { status: 404 });
     const page = await found.route.page();
@@ -79,6 +87,13 @@ whenLoginNeeded(() => {
   const { segments, path } = here();
   if (segments[0] !== "login") go(`${href("/login")}?next=${encodeURIComponent(path)}`, { replace: true });
 });
+whenConnectionChanges((state, error) => {
+  if (state === "live") setText(connection, "");
+  else if (state === "waiting") setText(connection, error?.status ? `This page is not live now: ${error.message}` : "The connection is lost; trying again…");
+  // A key that may list nothing has nothing that could change; without a session the login is shown.
+  else if (state === "refused" && ![401, 403].includes(error?.status)) setText(connection, "Live updates were refused; reload the page.");
+});
+localClock(TICK_SECONDS, tickTimes);
 window.addEventListener("hashchange", () => show());
 frame();
 shortcuts();

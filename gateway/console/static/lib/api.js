@@ -78,6 +78,11 @@ export async function send(url, { method = "GET", body, form, signal, key, heade
   throw problem;
 }
 
+/** Whether a request that failed may succeed a little later. */
+export function isPassing(error) {
+  return error instanceof ApiError && (error.status === 0 || error.status === 429 || error.status >= 500);
+}
+
 /** Return a new random key. crypto.randomUUID exists on secure origins only. */
 export function newKey() {
   const bytes = crypto.getRandomValues(new Uint8Array(16));

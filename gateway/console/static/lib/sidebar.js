@@ -1,6 +1,7 @@
 /** The navigation: beside the page, or a drawer on a narrow screen. */
 
 import { get } from "./api.js";
+import { whenChanged } from "./changes.js";
 import { el, fill, setText } from "./dom.js";
 import { icon } from "./icons.js";
 import { go, href } from "./router.js";
@@ -13,8 +14,6 @@ const GROUPS = [
   ["System", [["plugins", "Plugins"], ["mcp", "MCP servers"], ["operations", "Workers and queues"]]],
   ["Account", [["costs", "Costs"], ["keys", "Keys"]]],
 ];
-/** How often the number of pending approvals is read. */
-const COUNT_MILLISECONDS = 15_000;
 const THEME_NAMES = { system: "System", light: "Light", dark: "Dark" };
 const THEME_ICONS = { system: "system", light: "sun", dark: "moon" };
 
@@ -54,7 +53,7 @@ export function sidebar() {
   }
 
   async function count() {
-    if (document.hidden || document.body.classList.contains("is-login")) return;
+    if (document.body.classList.contains("is-login")) return;
     try {
       const { items, next_cursor: more } = await get("/approvals", { state: "pending", limit: 50 });
       pending.hidden = items.length === 0;
@@ -76,7 +75,7 @@ export function sidebar() {
   node.addEventListener("keydown", (event) => { if (event.key === "Escape") close({ refocus: true }); });
   document.addEventListener("nekro:session", () => { who(); count(); });
   document.addEventListener("nekro:approvals", count);
-  setInterval(count, COUNT_MILLISECONDS);
+  whenChanged(["approvals"], count, { signal: new AbortController().signal });
   who();
   count();
   return {

@@ -1,7 +1,8 @@
 /** The parts of which pages are made. */
 
-import { el, fill } from "./dom.js";
-import { exactly, fromNow, when } from "./format.js";
+import { isPassing } from "./api.js";
+import { el, fill, setText } from "./dom.js";
+import { duration, exactly, fromNow, when } from "./format.js";
 import { icon } from "./icons.js";
 
 /** The head of a page: where it is, its title, facts, and what can be done. */
@@ -64,33 +65,63 @@ export function failed(error, retry = null) {
     retry ? button("Try again", retry, { image: "refresh" }) : null);
 }
 
-/** Show what `load` returns in a place; skeleton, errors and another try included. Returns a function that loads again. */
+/**
+ * Show what `load({quietly})` returns in a place; skeleton, errors and another try included.
+ *
+ * Returns a function that loads again: quietly, what is shown stays until then, also after an error. It resolves
+ * to false if it failed and another try may succeed.
+ */
 export function loaded(place, load, { signal, lines = 4 } = {}) {
+  let started = 0;
+  let shown = 0; // an answer that a later one has overtaken is dropped
   const again = async ({ quietly = false } = {}) => {
     if (!quietly) fill(place, loading(lines));
+    const number = started += 1;
     try {
-      const content = await load();
-      if (!signal?.aborted) keepFocus(place, content);
+      const content = await load({ quietly });
+      if (signal?.aborted || number < shown) return true;
+      shown = number;
+      keepState(place, content);
     } catch (error) {
-      if (error.name === "AbortError" || signal?.aborted) return;
-      if (!quietly) fill(place, failed(error, () => again()));
+      if (error.name === "AbortError" || signal?.aborted || number < shown) return true;
+      if (!quietly || place.querySelector(".failed")) fill(place, failed(error, () => again()));
+      return !isPassing(error);
     }
+    return true;
   };
   again();
   return again;
 }
 
-/** Replace the content of a place; the focus stays on the element with the same data-key. */
-export function keepFocus(place, content) {
+/** Replace the content of a place; elements with the same data-key keep the focus, and disclosures stay open. */
+export function keepState(place, content) {
   const held = place.contains(document.activeElement) ? document.activeElement.closest("[data-key]")?.dataset.key : null;
+  const open = new Set([...place.querySelectorAll("details[open][data-key]")].map((one) => one.dataset.key));
   fill(place, content);
-  if (held) [...place.querySelectorAll("[data-key]")].find((one) => one.dataset.key === held)?.focus();
+  for (const one of place.querySelectorAll("details[data-key]")) {
+    if (!open.has(one.dataset.key)) continue;
+    one.open = true;
+    one.dispatchEvent(new Event("toggle")); // builds its content now, so that the page keeps its height
+  }
+  if (held) [...place.querySelectorAll("[data-key]")].find((one) => one.dataset.key === held)?.focus({ preventScroll: true });
 }
 
-/** Run a function every so many seconds while the page is seen. */
-export function every(seconds, work, signal) {
-  const timer = setInterval(() => { if (!document.hidden) work(); }, seconds * 1000);
-  signal.addEventListener("abort", () => clearInterval(timer), { once: true });
+/** Draw what follows from the time alone every so many seconds while the page is seen; it must not ask the API. */
+export function localClock(seconds, draw, signal = null) {
+  const timer = setInterval(() => { if (!document.hidden) draw(); }, seconds * 1000);
+  signal?.addEventListener("abort", () => clearInterval(timer), { once: true });
+}
+
+/** Let all relative times and ages of the page go on. */
+export function tickTimes() {
+  for (const one of document.querySelectorAll("time[data-relative]")) setText(one, fromNow(one.dateTime));
+  for (const one of document.querySelectorAll("[data-since]")) setText(one, duration(Date.now() - Number(one.dataset.since)));
+}
+
+/** How long something has lasted, as it goes on; null: nothing does. */
+export function age(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  return el("span", { data: { since: Date.now() - seconds * 1000 } }, duration(seconds * 1000));
 }
 
 /**
@@ -103,29 +134,43 @@ export function table(caption, columns, rows, { keyOf = null, isSmall = false } 
   const head = el("tr", { role: "row" }, columns.map((one) => el("th", { scope: "col", role: "columnheader", class: one.class }, one.title || el("span.hidden-text", {}, "Actions"))));
   const body = rows.map((row) => el("tr", { role: "row", data: keyOf ? { row: keyOf(row) } : {} },
     columns.map((one) => el("td", { role: "cell", class: one.class, data: { label: one.title } }, one.cell(row)))));
-  return el(isSmall ? "div.table-wrap.small-table" : "div.table-wrap", { tabindex: "0", role: "group", aria: { label: caption } },
+  return el(isSmall ? "div.table-wrap.small-table" : "div.table-wrap", { tabindex: "0", role: "group", aria: { label: caption }, data: { key: `table ${caption}` } },
     el("table", { role: "table" }, el("caption.hidden-text", {}, caption),
       el("thead", { role: "rowgroup" }, head), el("tbody", { role: "rowgroup" }, body)));
 }
 
-/** A list that is read page by page. `page(cursor)` returns {items, next_cursor}; `show(items)` their content. */
-export async function paged(page, show, { none }) {
-  let answer = await page(null);
-  const items = [...answer.items];
+/**
+ * A list that is read page by page. `page(cursor)` returns {items, next_cursor}; `show(items)` their content.
+ *
+ * @param {object} options none: shown without items; held: an object of the caller that keeps how many pages are
+ *   shown; quietly: read as many again
+ */
+export async function paged(page, show, { none, held = {}, quietly = false }) {
+  if (!quietly) held.pages = 1;
+  const items = [];
+  let cursor = null;
+  let pages = 0;
+  const read = async () => {
+    const answer = await page(cursor);
+    items.push(...answer.items);
+    cursor = answer.next_cursor;
+    pages += 1;
+  };
+  do await read(); while (cursor && pages < held.pages);
   if (!items.length) return none;
   const list = el("div", {}, show(items));
   const more = button("Show more", acting(async () => {
-    answer = await page(answer.next_cursor);
-    items.push(...answer.items);
+    await read();
+    held.pages = pages;
     fill(list, show(items));
-    more.hidden = !answer.next_cursor;
-  }), { hidden: !answer.next_cursor, kind: "wide" });
+    more.hidden = !cursor;
+  }), { hidden: !cursor, kind: "wide", data: { key: "more" } });
   return el("div.paged", {}, list, more);
 }
 
 /** A time, as a distance from now or as a date; the tooltip has it in full. */
 export function time(text, { relative = false } = {}) {
-  return text ? el("time", { datetime: text, title: exactly(text) }, relative ? fromNow(text) : when(text)) : "–";
+  return text ? el("time", { datetime: text, title: exactly(text), data: relative ? { relative: "" } : {} }, relative ? fromNow(text) : when(text)) : "–";
 }
 
 /** A disclosure whose content is made when it is first opened. */

@@ -1,13 +1,13 @@
 /** One request for approval: exactly what would run, and the decision. */
 
 import { get, path } from "../lib/api.js";
+import { whenChanged } from "../lib/changes.js";
 import { fill } from "../lib/dom.js";
 import { href } from "../lib/router.js";
-import { every, loading, pageHead } from "../lib/widgets.js";
+import { loading, pageHead } from "../lib/widgets.js";
 import { approvalCard } from "./talk/approval_card.js";
 
 export const title = "Approval";
-const REFRESH_SECONDS = 2;
 
 export async function show(place, { params, signal, setTitle }) {
   fill(place, loading());
@@ -17,11 +17,12 @@ export async function show(place, { params, signal, setTitle }) {
     pageHead({ title: item.method, crumbs: [["Approvals", href("/approvals")]] }),
     approvalCard(item, { onDecided: (decided) => { item = decided; draw(); place.querySelector("h1").focus(); } }));
   draw();
-  every(REFRESH_SECONDS, async () => {
+  whenChanged(["approvals"], async () => {
     if (item.state !== "pending" && !["queued", "running", "awaiting"].includes(item.call_state)) return;
-    const newer = await get(path("/approvals", item.id), {}, signal).catch(() => item);
+    const newer = await get(path("/approvals", item.id), {}, signal);
+    // What a person has begun to write stays unless something has changed.
     if (signal.aborted || newer.state === item.state && newer.call_state === item.call_state) return;
     item = newer;
     draw();
-  }, signal);
+  }, { signal, chat: item.chat_key });
 }

@@ -1,19 +1,19 @@
 /** Calls that wait for a person's decision, and those that were decided. */
 
 import { get } from "../lib/api.js";
+import { whenChanged } from "../lib/changes.js";
 import { el, fill } from "../lib/dom.js";
-import { fromNow } from "../lib/format.js";
 import { href, remember } from "../lib/router.js";
 import { badge } from "../lib/states.js";
-import { empty, every, loaded, paged, pageHead, time } from "../lib/widgets.js";
+import { empty, loaded, paged, pageHead, time } from "../lib/widgets.js";
 
 export const title = "Approvals";
-const REFRESH_SECONDS = 2;
 const STATES = [["pending", "Pending"], ["approved", "Approved"], ["denied", "Denied"], ["all", "All"]];
 
 export function show(place, { query, signal }) {
   let state = query.get("state") ?? "pending";
   const list = el("div");
+  const held = {};
   const buttons = STATES.map(([key, name]) => el("button", { type: "button", aria: { pressed: String(key === state) }, on: { click: () => {
     state = key;
     remember({ state: key === "pending" ? null : key });
@@ -22,11 +22,11 @@ export function show(place, { query, signal }) {
   } } }, name));
   fill(place, pageHead({ title, lead: "Calls that may only run when a person agrees." }),
     el("div.toolbar", {}, el("div.segments", { role: "group", aria: { label: "State" } }, buttons)), list);
-  const again = loaded(list, () => paged(
+  const again = loaded(list, ({ quietly }) => paged(
     (cursor) => get("/approvals", { state: state === "all" ? null : state, cursor, limit: 50 }, signal),
     (items) => el("ul.list", { role: "list" }, items.map(row)),
-    { none: empty(state === "pending" ? "Nothing waits for you" : "Nothing here", state === "pending" ? "Calls that need approval appear here by themselves." : "") }), { signal });
-  every(REFRESH_SECONDS, () => { if (!list.querySelector(".paged .wide:not([hidden])")) again({ quietly: true }); }, signal);
+    { held, quietly, none: empty(state === "pending" ? "Nothing waits for you" : "Nothing here", state === "pending" ? "Calls that need approval appear here by themselves." : "") }), { signal });
+  whenChanged(["approvals"], () => again({ quietly: true }), { signal });
 }
 
 function row(item) {
@@ -34,5 +34,5 @@ function row(item) {
     el("span.list-main", {},
       el("span.list-title.mono", {}, item.method),
       el("span.list-text", {}, [item.chat_key, item.user_id ? `for ${item.user_id}` : null, item.decided_by ? `by ${item.decided_by}` : null].filter(Boolean).join(" · "))),
-    el("span.list-side", {}, badge(item.state), item.state === "pending" ? `expires ${fromNow(item.expires_at)}` : time(item.decided_at ?? item.requested_at))));
+    el("span.list-side", {}, badge(item.state), item.state === "pending" ? ["expires ", time(item.expires_at, { relative: true })] : time(item.decided_at ?? item.requested_at))));
 }

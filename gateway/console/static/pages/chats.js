@@ -1,6 +1,7 @@
 /** All chats: the ones with news first, those whose last turn failed and was not looked at since are marked. */
 
 import { get } from "../lib/api.js";
+import { whenChanged } from "../lib/changes.js";
 import { el, fill } from "../lib/dom.js";
 import { several, short } from "../lib/format.js";
 import { icon } from "../lib/icons.js";
@@ -8,10 +9,9 @@ import { withoutCode } from "../lib/messages.js";
 import { go, href, remember } from "../lib/router.js";
 import { failuresSince, unread } from "../lib/seen.js";
 import { badge } from "../lib/states.js";
-import { ask, button, empty, every, field, loaded, paged, pageHead, time } from "../lib/widgets.js";
+import { ask, button, empty, field, loaded, paged, pageHead, time } from "../lib/widgets.js";
 
 export const title = "Chats";
-const REFRESH_SECONDS = 3;
 /** How long typing pauses before the list is searched. */
 const TYPING_MILLISECONDS = 250;
 
@@ -20,6 +20,7 @@ export function show(place, { query, signal }) {
   let failedOnly = query.get("show") === "failed";
   let timer = null;
   const list = el("div");
+  const held = {};
   const search = el("input", { type: "search", value: text, placeholder: "Search chats", aria: { label: "Search chats" }, on: { input: () => {
     clearTimeout(timer);
     timer = setTimeout(() => { text = search.value.trim(); remember({ text }); again(); }, TYPING_MILLISECONDS);
@@ -33,11 +34,11 @@ export function show(place, { query, signal }) {
   } } }, name));
   fill(place, pageHead({ title, actions: [button("New chat", () => newChat(), { kind: "primary" })] }),
     el("div.toolbar", {}, el("div.search", {}, icon("search"), search), el("div.segments", { role: "group", aria: { label: "Chats shown" } }, buttons)), list);
-  const again = loaded(list, () => paged(
+  const again = loaded(list, ({ quietly }) => paged(
     (cursor) => get("/chats", { q: text, failures_since: failuresSince(), cursor, limit: 50 }, signal),
     (items) => shown(failedOnly ? items.filter(unread) : items),
-    { none: text ? empty("Nothing found", `No chat fits “${text}”.`) : empty("No chats yet", "A chat begins with its first message.", button("Begin one", () => newChat())) }), { signal });
-  every(REFRESH_SECONDS, () => { if (!list.querySelector(".paged .wide:not([hidden])")) again({ quietly: true }); }, signal);
+    { held, quietly, none: text ? empty("Nothing found", `No chat fits “${text}”.`) : empty("No chats yet", "A chat begins with its first message.", button("Begin one", () => newChat())) }), { signal });
+  whenChanged(["chats", "turns"], () => again({ quietly: true }), { signal });
 }
 
 function shown(chats) {

@@ -1,17 +1,20 @@
 /** What the models cost: per day, chat, plugin, model, user or key; and budgets. */
 
 import { get } from "../lib/api.js";
+import { whenChanged } from "../lib/changes.js";
 import { el, fill } from "../lib/dom.js";
-import { cost, count, duration, fromNow } from "../lib/format.js";
+import { cost, count, duration } from "../lib/format.js";
 import { href, remember } from "../lib/router.js";
 import { badge } from "../lib/states.js";
-import { empty, field, loaded, meter, pageHead, section, select, table } from "../lib/widgets.js";
+import { empty, field, loaded, meter, pageHead, section, select, table, time } from "../lib/widgets.js";
 
 export const title = "Costs";
 const KINDS = [["day", "Day"], ["chat", "Chat"], ["plugin", "Plugin"], ["model", "Model"], ["user", "User"], ["key", "Key"]];
 const PERIODS = [["7", "7 days"], ["30", "30 days"], ["90", "90 days"]];
 const MEASURES = [["cost", "Cost"], ["tokens", "Tokens"], ["rounds", "Rounds"]];
 const DAY_MILLISECONDS = 86_400_000;
+/** The sums are read in full, so not for each round that ends. */
+const PAUSE_MILLISECONDS = 5_000;
 
 export function show(place, { query, signal }) {
   const chosen = { by: query.get("by") ?? "day", days: query.get("days") ?? "30", measure: query.get("measure") ?? "cost" };
@@ -28,6 +31,7 @@ export function show(place, { query, signal }) {
     const found = await all({ by: chosen.by, since }, signal);
     return el("div.page", {}, totals(found.items), found.items.length ? bars(found.items, chosen) : empty("Nothing was spent", "No round asked a model in this time."), budgets(found.budgets));
   }, { signal });
+  whenChanged(["costs"], () => again({ quietly: true }), { signal, pause: PAUSE_MILLISECONDS });
 }
 
 async function all(query, signal) {
@@ -81,6 +85,6 @@ function budgets(items) {
     const bar = meter(Math.min(percent, 100), `Budget of ${name}`);
     bar.dataset.tone = percent >= 100 ? "bad" : percent >= 80 ? "wait" : "good";
     return el("li.budget", {}, el("div.split", {}, el("span", {}, name, el("span.quiet-text", {}, ` · ${one.measure.replace("_", " ")} ${period}`)), badge(one.state ?? "ok")),
-      bar, el("p.quiet-text", {}, `${amount(one.used)} of ${amount(one.limit)} (${percent} %)${one.renews_at ? ` · renews ${fromNow(one.renews_at)}` : ""}`));
+      bar, el("p.quiet-text", {}, `${amount(one.used)} of ${amount(one.limit)} (${percent} %)`, one.renews_at ? [" · renews ", time(one.renews_at, { relative: true })] : null));
   })));
 }

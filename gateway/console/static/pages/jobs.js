@@ -1,19 +1,20 @@
 /** Background jobs: what they do, how far they are, when they will end. */
 
 import { get, path, post } from "../lib/api.js";
+import { whenChanged } from "../lib/changes.js";
 import { el, fill } from "../lib/dom.js";
 import { between, duration, moment } from "../lib/format.js";
 import { href, remember } from "../lib/router.js";
 import { badge, isOpen } from "../lib/states.js";
 import { inline } from "../lib/values.js";
-import { acting, ask, button, empty, every, loaded, meter, paged, pageHead, say, time } from "../lib/widgets.js";
+import { acting, ask, button, empty, loaded, meter, paged, pageHead, say, time } from "../lib/widgets.js";
 
 export const title = "Jobs";
-const REFRESH_SECONDS = 2;
 
 export function show(place, { query, signal }) {
   let openOnly = query.get("show") !== "all";
   const list = el("div");
+  const held = {};
   const choices = [["open", "Open"], ["all", "All"]];
   const buttons = choices.map(([key, name]) => el("button", { type: "button", aria: { pressed: String((key === "open") === openOnly) }, on: { click: () => {
     openOnly = key === "open";
@@ -23,11 +24,11 @@ export function show(place, { query, signal }) {
   } } }, name));
   fill(place, pageHead({ title, lead: "Work that goes on after the code that started it has ended." }),
     el("div.toolbar", {}, el("div.segments", { role: "group", aria: { label: "Jobs shown" } }, buttons)), list);
-  const again = loaded(list, () => paged(
+  const again = loaded(list, ({ quietly }) => paged(
     (cursor) => get("/jobs", { open: openOnly || null, cursor, limit: 50 }, signal),
     (items) => el("ul.list.job-list", { role: "list" }, items.map((job) => el("li", {}, jobRow(job, () => again({ quietly: true }))))),
-    { none: empty(openOnly ? "No open jobs" : "No jobs yet", "Plugins start jobs for work that takes longer than a call.") }), { signal });
-  every(REFRESH_SECONDS, () => { if (!list.querySelector(".paged .wide:not([hidden])")) again({ quietly: true }); }, signal);
+    { held, quietly, none: empty(openOnly ? "No open jobs" : "No jobs yet", "Plugins start jobs for work that takes longer than a call.") }), { signal });
+  whenChanged(["jobs"], () => again({ quietly: true }), { signal });
 }
 
 /** One job, with its progress, rate and time left. */

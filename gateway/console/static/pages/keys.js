@@ -1,6 +1,7 @@
 /** Keys of the API: who may do what. A key's secret is shown once. */
 
 import { get, path, post, remove } from "../lib/api.js";
+import { whenChanged } from "../lib/changes.js";
 import { el, fill } from "../lib/dom.js";
 import { count, moment } from "../lib/format.js";
 import { badge } from "../lib/states.js";
@@ -23,6 +24,7 @@ export function show(place, { signal }) {
     const { items } = await get("/keys", {}, signal);
     return items.length ? table("Keys", columns(() => again({ quietly: true })), items.reverse(), { keyOf: (one) => one.id }) : empty("No keys", "Without keys the gateway serves this machine only.");
   }, { signal });
+  whenChanged(["keys"], () => again({ quietly: true }), { signal });
 }
 
 function stateOf(key) {

@@ -1,39 +1,42 @@
 /** Servers of the Model Context Protocol: state, tools, declaration, trial. */
 
 import { get, path, post, put, remove } from "../lib/api.js";
+import { whenChanged } from "../lib/changes.js";
 import { el, fill } from "../lib/dom.js";
 import { several } from "../lib/format.js";
 import { href } from "../lib/router.js";
 import { jsonOf } from "../lib/schema_form.js";
 import { badge } from "../lib/states.js";
 import { textView, valueView } from "../lib/values.js";
-import { acting, ask, button, empty, every, factRow, field, fold, loaded, pageHead, say, time } from "../lib/widgets.js";
+import { acting, ask, button, empty, factRow, field, fold, loaded, pageHead, say, time } from "../lib/widgets.js";
 
 export const title = "MCP servers";
-const REFRESH_SECONDS = 4;
 const EXAMPLE = '{\n  "command": "mcp-server-time",\n  "args": []\n}';
 
 export function show(place, { signal }) {
   const list = el("div");
+  const trials = new Map();
+  /** Where a trial of a server is shown; it stays when the list is read again. */
+  const trialOf = ({ name }) => trials.get(name) ?? trials.set(name, el("div", { role: "status" })).get(name);
   fill(place, pageHead({ title, lead: "Each server is a plugin; its tools are methods.", actions: [button("Add a server", acting(() => declare(null, () => again({ quietly: true }))), { kind: "primary" })] }), list);
   const again = loaded(list, async () => {
     const { items } = await get("/mcp/servers", {}, signal);
     if (!items.length) return empty("No servers yet", "A server gives the agent tools of other programs.");
-    return el("div.page", {}, items.map((server) => card(server, () => again({ quietly: true }))));
+    return el("div.page", {}, items.map((server) => card(server, trialOf(server), () => again({ quietly: true }))));
   }, { signal });
-  every(REFRESH_SECONDS, () => { if (!list.querySelector("details[open]")) again({ quietly: true }); }, signal);
+  // The state of a server is that of its plugin.
+  whenChanged(["mcp_servers", "plugins"], () => again({ quietly: true }), { signal });
 }
 
-function card(server, onChange) {
+function card(server, trial, onChange) {
   const isOwn = server.source === "database";
-  const trial = el("div", { role: "status" });
   return el("section.card", { aria: { label: server.name }, data: { server: server.name } },
     el("div.split", {}, el("h2", {}, server.name), badge(server.status)),
     factRow([server.transport, server.server || null, server.protocol ? ["Protocol", server.protocol] : null, several(server.tools.length, "tool"), isOwn ? null : "declared in a file",
       server.listed_at ? ["Listed", time(server.listed_at)] : null, el("a", { href: href("/plugins", server.plugin) }, "Plugin")]),
     server.error ? textView(server.error, "Error") : null,
-    server.tools.length ? fold("Tools", () => el("ul.tags", { role: "list" }, server.tools.map((tool) => el("li.tag.mono", {}, tool)))) : null,
-    fold("Declaration", () => valueView(server.declaration, "Declaration")),
+    server.tools.length ? fold("Tools", () => el("ul.tags", { role: "list" }, server.tools.map((tool) => el("li.tag.mono", {}, tool))), { data: { key: `tools-${server.name}` } }) : null,
+    fold("Declaration", () => valueView(server.declaration, "Declaration"), { data: { key: `declaration-${server.name}` } }),
     el("div.row", {},
       button("Test", acting(async () => {
         fill(trial, el("p.quiet-text", {}, "Connecting…"));

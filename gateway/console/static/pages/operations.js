@@ -1,15 +1,15 @@
 /** Workers, queues and dead letters, and who did what. */
 
 import { get, path, post, remove } from "../lib/api.js";
+import { whenChanged } from "../lib/changes.js";
 import { el, fill } from "../lib/dom.js";
-import { bytes, count, duration, several } from "../lib/format.js";
+import { bytes, count, several } from "../lib/format.js";
 import { href } from "../lib/router.js";
 import { badge } from "../lib/states.js";
 import { inline } from "../lib/values.js";
-import { acting, ask, button, empty, every, field, loaded, paged, pageHead, say, section, table, time } from "../lib/widgets.js";
+import { acting, age, ask, button, empty, field, loaded, paged, pageHead, say, section, table, time } from "../lib/widgets.js";
 
 export const title = "Workers and queues";
-const REFRESH_SECONDS = 3;
 
 export function show(place, { signal }) {
   const workers = el("div");
@@ -17,22 +17,22 @@ export function show(place, { signal }) {
   const letters = el("div");
   const acts = el("div");
   fill(place, pageHead({ title }), section("Queues", queues), section("Workers", workers), section("Dead letters", el("p.quiet-text", {}, "Messages that no worker can run. They stay until a person decides."), letters), section("Who did what", acts));
-  const loads = [
-    loaded(queues, async () => queueTable(await get("/queues", {}, signal)), { signal, lines: 2 }),
-    loaded(workers, async () => workerTable((await get("/workers", {}, signal)).items), { signal, lines: 2 }),
-  ];
-  const readActs = loaded(acts, () => paged((cursor) => get("/audit", { cursor, limit: 20 }, signal), actTable, { none: empty("Nothing yet") }), { signal, lines: 2 });
-  const readLetters = loaded(letters, () => paged((cursor) => get("/dead-letters", { cursor, limit: 20 }, signal), (items) => letterTable(items, changed), { none: empty("No dead letters", "All messages could be run.") }), { signal, lines: 2 });
-  const keep = (box) => box.contains(document.activeElement) || box.querySelector(".wide:not([hidden])");
-  every(REFRESH_SECONDS, () => {
-    for (const again of loads) again({ quietly: true });
-    if (!keep(letters)) readLetters({ quietly: true });
-  }, signal);
+  const ofActs = {};
+  const ofLetters = {};
+  const readQueues = loaded(queues, async () => queueTable(await get("/queues", {}, signal)), { signal, lines: 2 });
+  const readWorkers = loaded(workers, async () => workerTable((await get("/workers", {}, signal)).items), { signal, lines: 2 });
+  const readActs = loaded(acts, ({ quietly }) => paged((cursor) => get("/audit", { cursor, limit: 20 }, signal), actTable, { held: ofActs, quietly, none: empty("Nothing yet") }), { signal, lines: 2 });
+  const readLetters = loaded(letters, ({ quietly }) => paged((cursor) => get("/dead-letters", { cursor, limit: 20 }, signal), (items) => letterTable(items, changed), { held: ofLetters, quietly, none: empty("No dead letters", "All messages could be run.") }), { signal, lines: 2 });
+  // Queues are shown with the number of dead letters.
+  whenChanged(["queues", "dead_letters"], () => readQueues({ quietly: true }), { signal });
+  whenChanged(["workers"], () => readWorkers({ quietly: true }), { signal });
+  whenChanged(["dead_letters"], () => readLetters({ quietly: true }), { signal });
+  whenChanged(["audit"], () => readActs({ quietly: true }), { signal });
 
   function changed() {
     readLetters({ quietly: true });
     readActs({ quietly: true });
-    loads[0]({ quietly: true }); // the queues, with the number of dead letters
+    readQueues({ quietly: true });
   }
 }
 
@@ -46,7 +46,7 @@ function queueTable({ queues, rounds, jobs, dead_letters: dead }) {
     { title: "Queue", cell: (one) => one.name },
     { title: "Waiting", class: "number", cell: (one) => count(one.waiting) },
     { title: "Running", class: "number", cell: (one) => count(one.running) },
-    { title: "Oldest", class: "number", cell: (one) => one.oldest === null || one.oldest === undefined ? "–" : duration(one.oldest * 1000) },
+    { title: "Oldest", class: "number", cell: (one) => age(one.oldest) },
   ], rows, { isSmall: true }), dead ? el("p.fault.after-table", {}, several(dead, "dead letter")) : null);
 }
 

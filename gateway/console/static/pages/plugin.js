@@ -1,47 +1,37 @@
 /** One plugin: state and versions, configuration, methods that can be tried. */
 
 import { get, patch, path, post } from "../lib/api.js";
+import { whenChanged } from "../lib/changes.js";
 import { el, fill } from "../lib/dom.js";
 import { count, several } from "../lib/format.js";
 import { href } from "../lib/router.js";
 import { schemaForm } from "../lib/schema_form.js";
 import { badge } from "../lib/states.js";
-import { sleep } from "../lib/stream.js";
 import { acting, ask, button, failed, loading, pageHead, say, section, table, time } from "../lib/widgets.js";
 import { methodRow } from "./plugin/method.js";
 
 export const title = "Plugin";
-const TRY_MILLISECONDS = 300;
-const MOST_TRIES = 20;
 
 export async function show(place, { params, signal, setTitle }) {
   const key = params.plugin;
   fill(place, loading(5));
   const state = el("div");
   const head = el("div");
-  let isEnabled = null;
   const draw = async () => {
     const [{ items }, methods] = await Promise.all([get("/plugins", {}, signal), get("/methods", { text: `${key}.` }, signal)]);
     const plugin = items.find((one) => one.key === key);
     if (!plugin) throw Object.assign(new Error(`No worker serves the plugin ${key}.`), { status: 404 });
     setTitle(plugin.name || key);
     const own = methods.items.filter((one) => one.plugin === key);
-    fill(head, headOf(plugin, () => settle(plugin.is_enabled)));
-    isEnabled = plugin.is_enabled;
+    fill(head, headOf(plugin, draw));
     fill(state, plugin.error ? el("div.banner", { data: { tone: "bad" } }, plugin.error) : null, versions(plugin));
     return own;
-  };
-  /** Draw until the catalogue has the decision, which takes up to a second. */
-  const settle = async (before) => {
-    for (let tries = 0; tries < MOST_TRIES && !signal.aborted; tries += 1) {
-      await draw();
-      if (isEnabled !== before) return;
-      await sleep(TRY_MILLISECONDS, signal);
-    }
   };
   const own = await draw();
   if (signal.aborted) return;
   fill(place, head, state, await configuration(key, signal), methodList(own));
+  // Also some time after a decision, when the workers have published what follows from it.
+  whenChanged(["plugins"], draw, { signal });
 }
 
 function headOf(plugin, onChange) {

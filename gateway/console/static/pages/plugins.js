@@ -1,6 +1,7 @@
 /** The plugins that the workers serve. */
 
 import { get } from "../lib/api.js";
+import { whenChanged } from "../lib/changes.js";
 import { el, fill } from "../lib/dom.js";
 import { short } from "../lib/format.js";
 import { icon } from "../lib/icons.js";
@@ -17,11 +18,12 @@ export function show(place, { signal }) {
   fill(place, pageHead({ title, lead: "What the workers can do, and how it is set up." }),
     el("div.toolbar", {}, el("div.search", {}, icon("search"), search)), list);
   const results = el("div");
-  loaded(list, async () => {
+  const again = loaded(list, async () => {
     all = (await get("/plugins", {}, signal)).items;
     draw();
     return results;
   }, { signal });
+  whenChanged(["plugins"], () => again({ quietly: true }), { signal });
 
   function draw() {
     const text = search.value.trim().toLowerCase();
@@ -31,7 +33,7 @@ export function show(place, { signal }) {
 }
 
 function row(plugin) {
-  return el("li", {}, el("a.list-link", { href: href("/plugins", plugin.key) },
+  return el("li", {}, el("a.list-link", { href: href("/plugins", plugin.key), data: { key: plugin.key } },
     el("span.list-main", {},
       el("span.list-title", {}, plugin.name || plugin.key, " ", el("span.quiet-text.mono", {}, plugin.key)),
       el("span.list-text", {}, plugin.error ? short(plugin.error, 160) : plugin.description)),

@@ -1,22 +1,22 @@
 /** Timers of all chats: when they fire, and pause, resume and delete. */
 
 import { get, patch, path, remove } from "../lib/api.js";
+import { whenChanged } from "../lib/changes.js";
 import { el, fill } from "../lib/dom.js";
-import { exactly, fromNow } from "../lib/format.js";
 import { href } from "../lib/router.js";
 import { badge } from "../lib/states.js";
-import { acting, ask, button, empty, every, loaded, paged, pageHead, say, table, time } from "../lib/widgets.js";
+import { acting, ask, button, empty, loaded, paged, pageHead, say, table, time } from "../lib/widgets.js";
 
 export const title = "Timers";
-const REFRESH_SECONDS = 10;
 
 export function show(place, { signal }) {
   const list = el("div");
+  const held = {};
   fill(place, pageHead({ title, lead: "The agent wakes at these times." }), list);
-  const again = loaded(list, () => paged((cursor) => get("/timers", { cursor, limit: 100 }, signal),
+  const again = loaded(list, ({ quietly }) => paged((cursor) => get("/timers", { cursor, limit: 100 }, signal),
     (items) => table("Timers", columns(() => again({ quietly: true })), items, { keyOf: (one) => one.id }),
-    { none: empty("No timers", "Plugins and the agent set timers.") }), { signal });
-  every(REFRESH_SECONDS, () => again({ quietly: true }), signal);
+    { held, quietly, none: empty("No timers", "Plugins and the agent set timers.") }), { signal });
+  whenChanged(["timers"], () => again({ quietly: true }), { signal });
 }
 
 function columns(onChange) {
@@ -24,7 +24,7 @@ function columns(onChange) {
   return [
     { title: "What", cell: (one) => el("span.stack", {}, el("span", {}, one.title || one.description || "–"), one.title && one.description ? el("span.quiet-text", {}, one.description) : null) },
     { title: "Chat", cell: (one) => el("a", { href: href("/chats", one.chat_key) }, one.chat_key) },
-    { title: "Fires", cell: (one) => one.fires_at ? el("time", { datetime: one.fires_at, title: exactly(one.fires_at) }, fromNow(one.fires_at)) : "–" },
+    { title: "Fires", cell: (one) => time(one.fires_at, { relative: true }) },
     { title: "Repeats", cell: (one) => one.schedule ? el("span.stack", {}, el("code", {}, one.schedule), el("span.quiet-text", {}, one.timezone ?? "")) : "once" },
     { title: "Last", cell: (one) => time(one.last_fired_at) },
     { title: "State", class: "tight", cell: (one) => badge(one.state) },

@@ -8,7 +8,7 @@ import { href } from "../lib/router.js";
 import { markSeen } from "../lib/seen.js";
 import { badge } from "../lib/states.js";
 import { followChat } from "../lib/stream.js";
-import { acting, ask, button, every, factRow, loading, say } from "../lib/widgets.js";
+import { acting, ask, button, factRow, loading, localClock, say } from "../lib/widgets.js";
 import { jobRow } from "./jobs.js";
 import { runAgain } from "./turn/again.js";
 import { TurnModel } from "./turn/model.js";
@@ -51,7 +51,7 @@ class TurnPage {
     await this.reload();
     this.isReady = true;
     for (const event of this.early.splice(0)) this.take(event);
-    every(0.5, () => { if (!this.model.isEnded) this.tickTock(); }, this.signal);
+    localClock(0.5, () => { if (!this.model.isEnded) this.tickTock(); }, this.signal);
   }
 
   read() {

@@ -2,7 +2,6 @@
 
 import { get, path, post } from "../../lib/api.js";
 import { el, fill } from "../../lib/dom.js";
-import { fromNow } from "../../lib/format.js";
 import { href } from "../../lib/router.js";
 import { jsonOf } from "../../lib/schema_form.js";
 import { badge } from "../../lib/states.js";
@@ -22,7 +21,7 @@ export function approvalCard(item, { onDecided, isCompact = false }) {
       isCompact ? null : el("a", { href: href("/chats", item.chat_key) }, item.chat_key),
       item.user_id ? `for ${item.user_id}` : null,
       ["Asked", time(item.requested_at)],
-      item.state === "pending" ? `expires ${fromNow(item.expires_at)}` : null,
+      item.state === "pending" ? ["expires", time(item.expires_at, { relative: true })] : null,
       item.turn_id ? el("a", { href: href("/turns", item.turn_id) }, "The turn") : null,
     ]),
     item.call ? el("div.code-frame", {}, codeView(item.call, { label: "The call" }).node, copyButton(item.call, "Copy the call")) : null,
