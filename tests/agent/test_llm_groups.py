@@ -31,6 +31,8 @@ from broker_config.settings import LLMSettings, Settings
 from nekro_agent.errors import LLMAccessError, LLMError, LLMTimeoutError
 
 REQUEST = LLMRequest(messages=(PromptMessage.of(Role.USER, "Hello"),), chat_key="c:1")
+#: Limit of a group that does not answer, and of one that must on a busy machine.
+FALLBACK_SECONDS = 3.0
 KEY = "sk-very-secret"
 
 
@@ -94,16 +96,14 @@ async def world(
         (refuse(400, "x", "content_filter"), "llm_filter", {}),
         (respond(200, "<html></html>"), "llm_unreadable", {}),
         (stream("half", cut=True), "llm_unavailable", {}),
-        (hold(), "llm_timeout", {"first_token_timeout_seconds": 0.05}),
-        (hold(), "llm_timeout", {"timeout_seconds": 0.05, "stream": False}),
+        (hold(), "llm_timeout", {"first_token_timeout_seconds": FALLBACK_SECONDS}),
+        (hold(), "llm_timeout", {"timeout_seconds": FALLBACK_SECONDS, "stream": False}),
     ],
 )
 async def test_each_fault_passes_the_request_to_the_fallback(
     behaviour: Behaviour, code: str, llm: dict[str, Any]
 ) -> None:
     good = complete("print(2)") if llm.get("stream") is False else stream("print(2)")
-    if "timeout_seconds" in llm:  # the limit is that of all groups, so only the fallback is fast
-        llm = llm | {"timeout_seconds": 0.5}
     async with world({"default": behaviour, "b": good}, **llm) as made:
         answer = await made.router.complete(REQUEST)
         assert (answer.text, answer.group, answer.tries) == ("print(2)", "b", 2)
@@ -184,11 +184,11 @@ async def test_a_stream_that_pauses_for_too_long_is_ended_and_its_text_is_not_co
     )
     record = tmp_path / "record.jsonl"
     async with world(
-        {"default": _open("a"), "b": stream("b")}, idle_timeout_seconds=0.05, record=record
+        {"default": _open("a"), "b": stream("b")}, idle_timeout_seconds=FALLBACK_SECONDS, record=record
     ) as made:
         answer = await made.router.complete(request)
         assert answer.failed[0].code == "llm_timeout"
-        assert "no further token within 0.05 s" in answer.failed[0].error
+        assert f"no further token within {FALLBACK_SECONDS:g} s" in answer.failed[0].error
     assert deltas == [(1, "a"), (2, "b")]
     lines = [json.loads(line) for line in record.read_text().splitlines()]
     assert [(line["group"], line["model"]) for line in lines] == [("default", "main"), ("b", "b-model")]

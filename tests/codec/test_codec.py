@@ -35,6 +35,7 @@ import redis
 import sqlalchemy
 import sqlalchemy.orm
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from waiting import WAIT_SECONDS
 
 from broker_config.settings import SecuritySettings, Settings
 from codec import returned_types
@@ -273,7 +274,12 @@ print(refused, len(texts))
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parents[1])])}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=50
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WAIT_SECONDS,
     )
     assert done.returncode == 0, done.stderr
     refused, total = map(int, done.stdout.split())
@@ -286,7 +292,7 @@ def test_fuzzing_finds_nothing() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=50,
+        timeout=WAIT_SECONDS,
     )
     assert done.returncode == 0, done.stderr
     assert re.search(r"5000 inputs, \d+ accepted, no finding", done.stdout)

@@ -181,7 +181,11 @@ def open_console(
         "base_url": model.start(), "model": "kitchen-1", "stream": True,
         "input_price_per_million": 2.0, "output_price_per_million": 8.0,
     }  # fmt: skip
-    settings = {"plugins": {"dirs": (PLUGINS,)}, "sandbox": {"max_calls": 5000}, **settings}
+    settings = {
+        "plugins": {"dirs": (PLUGINS,)},
+        "sandbox": {"max_calls": 5000, "wall_seconds": 600},
+        **settings,
+    }
     fleet = build_fleet(directory, redis_url, database_url, is_migrated=False, llm=llm, **settings)
     try:
         key = make_key(fleet.settings, *Scope)

@@ -17,7 +17,7 @@ from mcp.client import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 from mcp.shared.exceptions import MCPError
-from waiting import eventually
+from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet
 
 from gateway.app import create_app
@@ -402,12 +402,12 @@ async def test_a_request_to_one_gateway_the_next_to_another(
         assert taken.status_code == 404 and "there is no such session" in taken.text
         params = {"name": "test_simple_text", "arguments": {}}
         request = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
-        answer = await other.post("/mcp", json=request, headers=sent, timeout=60)
+        answer = await other.post("/mcp", json=request, headers=sent, timeout=WAIT_SECONDS)
         assert answer.status_code == 200 and "simple text response" in answer.text
         # A request that this gateway serves is cancelled at the other one.
         params = {"name": "hold", "arguments": {"name": "c"}}
         request = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": params}
-        held = asyncio.create_task(gateway.post("/mcp", json=request, headers=sent, timeout=60))
+        held = asyncio.create_task(gateway.post("/mcp", json=request, headers=sent, timeout=WAIT_SECONDS))
         async with connected(gateway, key) as client:
             while (await client.call_tool("held", {"name": "c"})).structured_content["result"] != "began":
                 await asyncio.sleep(0.05)

@@ -295,7 +295,7 @@ async def test_a_client_that_leaves_ends_an_endless_answer(client: httpx.AsyncCl
 
 
 async def test_a_blocking_plugin_stops_only_its_own_routes(client: httpx.AsyncClient, fleet: Fleet) -> None:
-    blocked = asyncio.create_task(client.get("/plugins/Ada.web_bad/block?seconds=12", timeout=60))
+    blocked = asyncio.create_task(client.get("/plugins/Ada.web_bad/block?seconds=12", timeout=WAIT_SECONDS))
     for _ in range(10):
         assert (await client.get("/plugins/Ada.web_shop/numbers")).status_code == 200
     assert (await client.post("/api/webhook/pages")).json()["success"]
@@ -371,11 +371,11 @@ async def test_a_plugin_that_ends_its_process_does_not_hurt_calls_and_comes_back
 async def test_a_webhook_that_ends_its_process_is_reported_and_not_repeated(fleet: Fleet) -> None:
     settings = with_access(fleet.settings, *ACCESS, plugin_seconds=20.0)
     async with served(create_app(settings)) as client:
-        answer = await client.post("/api/webhook/paid", json={"crash": True}, timeout=60)
+        answer = await client.post("/api/webhook/paid", json={"crash": True}, timeout=WAIT_SECONDS)
         errors = {one["plugin_key"]: one["error"] for one in answer.json()["data"]["errors"]}
         # Like for methods with an effect, whether it happened is not known.
         assert "a worker died inside it" in errors["Ada.web_bad"]
         # One that blocked its loop in another test runs on lane long since.
         await asyncio.to_thread(fleet.start, "methods", "long")
-        again = await client.post("/api/webhook/paid", json={"order": 1}, timeout=60)
+        again = await client.post("/api/webhook/paid", json={"order": 1}, timeout=WAIT_SECONDS)
         assert again.json()["success"], again.json()

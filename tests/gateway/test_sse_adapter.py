@@ -40,7 +40,7 @@ async def process(fleet: Fleet) -> AsyncIterator[tuple[GatewayProcess, httpx.Asy
     gateway = GatewayProcess(fleet)
     await asyncio.to_thread(gateway.__enter__)
     try:
-        async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as http:
+        async with httpx.AsyncClient(base_url=gateway.url, timeout=WAIT_SECONDS) as http:
             yield gateway, http
     finally:
         await asyncio.to_thread(gateway.stop)

@@ -19,6 +19,7 @@ from sandbox_lab import (
     other_user_command,
     other_user_environment,
 )
+from waiting import WAIT_SECONDS
 
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
@@ -263,7 +264,7 @@ def described_as_other_user(**settings: Any) -> tuple[bool, str, dict[str, str]]
         cwd="/",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=WAIT_SECONDS,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -334,7 +335,7 @@ def test_doctor_fails_on_polled_limits_that_are_required(tmp_path: Path) -> None
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=WAIT_SECONDS,
         check=False,
     )
     lines = {check["name"]: check for check in json.loads(done.stdout)}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from sandbox_lab import REPOSITORY, other_user_command, other_user_environment
-from waiting import wait_until
+from waiting import WAIT_SECONDS, wait_until
 
 from sandbox.drivers.bwrap import BwrapDriver
 from sandbox.guest.confine import children_of
@@ -159,7 +159,7 @@ def kill_services(deaths: list[tuple[str, float]], root: Path, uid: int) -> list
     """Kill a service for each (point, delay in seconds); returns their process ids."""
     program = SERVICES.format(tests=str(Path(__file__).parent), root=str(root), deaths=json.dumps(deaths))
     with start(program, uid) as services:
-        output, _ = services.communicate(timeout=50)
+        output, _ = services.communicate(timeout=WAIT_SECONDS)
     assert services.returncode == 0
     killed: list[int] = json.loads(output)
     assert len(killed) == len(deaths)
@@ -186,7 +186,7 @@ asyncio.run(main())
 def start_next(root: Path, uid: int) -> None:
     """Start a service as the same user, and close it."""
     with start(NEXT.format(tests=str(Path(__file__).parent), root=str(root)), uid) as service:
-        service.communicate(timeout=50)
+        service.communicate(timeout=WAIT_SECONDS)
     assert service.returncode == 0
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from sandbox_lab import REPOSITORY, Areas, lab
+from waiting import WAIT_SECONDS
 
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxError, SandboxUnavailableError
@@ -61,7 +62,7 @@ def test_doctor_prints_the_isolation_of_this_machine_line_by_line(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=WAIT_SECONDS,
         check=False,
     )
     lines = {check["name"]: check for check in json.loads(done.stdout)}

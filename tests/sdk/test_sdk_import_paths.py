@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import WAIT_SECONDS
 
 from nekro_agent import errors
 from nekro_agent.api.schemas import AgentCtx
@@ -137,7 +138,9 @@ def test_importing_the_sdk_imports_no_server_library() -> None:
         f"import importlib, sys, json\nfor m in {modules.split()!r}: importlib.import_module(m)\n"
         "print(json.dumps(sorted({m.partition('.')[0] for m in sys.modules})))"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50)
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=WAIT_SECONDS
+    )
     tops = set(json.loads(out.stdout))
     assert tops.isdisjoint({"celery", "kombu", "redis", "sqlalchemy", "psycopg", "openai", "fastapi"})
     from nekro_agent.placeholders import OWN_PACKAGES

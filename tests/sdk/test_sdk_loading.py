@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import WAIT_SECONDS
 
 from workers.plugins.discovery import SourceKind, discover
 from workers.plugins.loader import LoadedPlugins, PluginStatus, load_plugins, unload_plugins
@@ -271,7 +272,7 @@ def test_what_plugins_print_during_their_import_goes_to_stderr(tmp_path: Path, i
         "print('data')"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=WAIT_SECONDS
     )
     assert done.stdout == "before data\n"
     for text in ("printed", "written", "raw", "original", "inherited", "logged", "later"):
@@ -283,7 +284,12 @@ def test_json_of_commands_is_not_mixed_with_what_plugins_print(tmp_path: Path) -
     command = [sys.executable, "-m", "cli.main", "plugins", "--json"]
     environment = {"NEKRO_PLUGINS__DIRS": str(tmp_path), "NEKRO_DATA_DIR": str(tmp_path / "data")}
     done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, **environment}, check=True, timeout=50
+        command,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        check=True,
+        timeout=WAIT_SECONDS,
     )
     assert isinstance(json.loads(done.stdout), list)
     assert not (tmp_path / "data" / "nekro.db").exists()

@@ -232,6 +232,6 @@ def test_five_processes_install_a_package_once(wheels: Wheels, tmp_path: Path) -
         "print(dynamic_import_pkg('fleet-wide').__file__)"
     )
     processes = [forked(code) for _ in range(5)]
-    outputs = {process.communicate(timeout=50)[0].strip() for process in processes}
+    outputs = {process.communicate(timeout=WAIT_SECONDS)[0].strip() for process in processes}
     assert len(outputs) == 1 and "fleet-wide-1.0" in outputs.pop()
     assert layers(tmp_path) == ["fleet-wide-1.0"]

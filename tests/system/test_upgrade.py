@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import redis
+from waiting import WAIT_SECONDS
 from worker_fleet import Fleet, Worker
 
 from broker_config.keys import Keys
@@ -116,7 +117,8 @@ def nekro_of(environment: dict[str, str], *arguments: str) -> subprocess.Complet
     """Run a command of another version to its end."""
     return subprocess.run(
         [sys.executable, "-P", "-m", "cli.main", *arguments],
-        env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
+        env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+        timeout=WAIT_SECONDS,
     )  # fmt: skip
 
 
