@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -210,6 +211,18 @@ def test_a_list_keeps_its_further_pages_when_it_changes(console: Console, elsewh
             post(console, elsewhere, "chats/many-new/messages", {"text": "x", **SILENT})
             page.get_by_role("link", name="many-new").wait_for()
             assert first.count() == 1 and page.locator(".list-link").count() > 55
+        # A change that comes while more is read.
+        window.go("#/jobs")
+        page = window.go("#/chats")
+        held: list[Any] = []
+        further = re.compile(r"/api/v1/chats\?.*cursor=")
+        page.route(further, lambda route: route.continue_() if held else held.append(route))
+        with page.expect_request(further):
+            page.get_by_role("button", name="Show more").click()
+        post(console, elsewhere, "chats/many-newer/messages", {"text": "x", **SILENT})
+        page.get_by_role("link", name="many-newer").wait_for()
+        held[0].continue_()
+        page.get_by_role("link", name="many-0 ").wait_for()
 
 
 def test_a_key_that_is_revoked_leads_to_the_login(console: Console, elsewhere: GatewayProcess) -> None:

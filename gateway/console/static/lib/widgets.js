@@ -66,7 +66,8 @@ export function failed(error, retry = null) {
 }
 
 /**
- * Show what `load({quietly})` returns in a place; skeleton, errors and another try included.
+ * Show what `load({quietly, again})` returns in a place; skeleton, errors and another try included. `again()` of
+ * these options loads quietly.
  *
  * Returns a function that loads again: quietly, what is shown stays until then, also after an error. It resolves
  * to false if it failed and another try may succeed.
@@ -78,7 +79,7 @@ export function loaded(place, load, { signal, lines = 4 } = {}) {
     if (!quietly) fill(place, loading(lines));
     const number = started += 1;
     try {
-      const content = await load({ quietly });
+      const content = await load({ quietly, again: () => again({ quietly: true }) });
       if (signal?.aborted || number < shown) return true;
       shown = number;
       keepState(place, content);
@@ -143,29 +144,27 @@ export function table(caption, columns, rows, { keyOf = null, isSmall = false } 
  * A list that is read page by page. `page(cursor)` returns {items, next_cursor}; `show(items)` their content.
  *
  * @param {object} options none: shown without items; held: an object of the caller that keeps how many pages are
- *   shown; quietly: read as many again
+ *   wanted; quietly: read as many again; again(): load the list again
  */
-export async function paged(page, show, { none, held = {}, quietly = false }) {
+export async function paged(page, show, { none, held, quietly, again }) {
   if (!quietly) held.pages = 1;
   const items = [];
   let cursor = null;
   let pages = 0;
-  const read = async () => {
+  do {
     const answer = await page(cursor);
     items.push(...answer.items);
     cursor = answer.next_cursor;
     pages += 1;
-  };
-  do await read(); while (cursor && pages < held.pages);
+  } while (cursor && pages < held.pages);
   if (!items.length) return none;
-  const list = el("div", {}, show(items));
+  // The whole list, so that a change that comes meanwhile cannot show fewer pages.
   const more = button("Show more", acting(async () => {
-    await read();
-    held.pages = pages;
-    fill(list, show(items));
-    more.hidden = !cursor;
+    held.pages = pages + 1;
+    await again();
+    if (more.isConnected) throw new Error("More could not be read. Try again.");
   }), { hidden: !cursor, kind: "wide", data: { key: "more" } });
-  return el("div.paged", {}, list, more);
+  return el("div.paged", {}, el("div", {}, show(items)), more);
 }
 
 /** A time, as a distance from now or as a date; the tooltip has it in full. */

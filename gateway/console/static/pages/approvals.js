@@ -22,10 +22,10 @@ export function show(place, { query, signal }) {
   } } }, name));
   fill(place, pageHead({ title, lead: "Calls that may only run when a person agrees." }),
     el("div.toolbar", {}, el("div.segments", { role: "group", aria: { label: "State" } }, buttons)), list);
-  const again = loaded(list, ({ quietly }) => paged(
+  const again = loaded(list, (how) => paged(
     (cursor) => get("/approvals", { state: state === "all" ? null : state, cursor, limit: 50 }, signal),
     (items) => el("ul.list", { role: "list" }, items.map(row)),
-    { held, quietly, none: empty(state === "pending" ? "Nothing waits for you" : "Nothing here", state === "pending" ? "Calls that need approval appear here by themselves." : "") }), { signal });
+    { ...how, held, none: empty(state === "pending" ? "Nothing waits for you" : "Nothing here", state === "pending" ? "Calls that need approval appear here by themselves." : "") }), { signal });
   whenChanged(["approvals"], () => again({ quietly: true }), { signal });
 }
 

@@ -34,10 +34,10 @@ export function show(place, { query, signal }) {
   } } }, name));
   fill(place, pageHead({ title, actions: [button("New chat", () => newChat(), { kind: "primary" })] }),
     el("div.toolbar", {}, el("div.search", {}, icon("search"), search), el("div.segments", { role: "group", aria: { label: "Chats shown" } }, buttons)), list);
-  const again = loaded(list, ({ quietly }) => paged(
+  const again = loaded(list, (how) => paged(
     (cursor) => get("/chats", { q: text, failures_since: failuresSince(), cursor, limit: 50 }, signal),
     (items) => shown(failedOnly ? items.filter(unread) : items),
-    { held, quietly, none: text ? empty("Nothing found", `No chat fits “${text}”.`) : empty("No chats yet", "A chat begins with its first message.", button("Begin one", () => newChat())) }), { signal });
+    { ...how, held, none: text ? empty("Nothing found", `No chat fits “${text}”.`) : empty("No chats yet", "A chat begins with its first message.", button("Begin one", () => newChat())) }), { signal });
   whenChanged(["chats", "turns"], () => again({ quietly: true }), { signal });
 }
 

@@ -24,10 +24,10 @@ export function show(place, { query, signal }) {
   } } }, name));
   fill(place, pageHead({ title, lead: "Work that goes on after the code that started it has ended." }),
     el("div.toolbar", {}, el("div.segments", { role: "group", aria: { label: "Jobs shown" } }, buttons)), list);
-  const again = loaded(list, ({ quietly }) => paged(
+  const again = loaded(list, (how) => paged(
     (cursor) => get("/jobs", { open: openOnly || null, cursor, limit: 50 }, signal),
     (items) => el("ul.list.job-list", { role: "list" }, items.map((job) => el("li", {}, jobRow(job, () => again({ quietly: true }))))),
-    { held, quietly, none: empty(openOnly ? "No open jobs" : "No jobs yet", "Plugins start jobs for work that takes longer than a call.") }), { signal });
+    { ...how, held, none: empty(openOnly ? "No open jobs" : "No jobs yet", "Plugins start jobs for work that takes longer than a call.") }), { signal });
   whenChanged(["jobs"], () => again({ quietly: true }), { signal });
 }
 

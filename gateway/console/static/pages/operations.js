@@ -21,8 +21,8 @@ export function show(place, { signal }) {
   const ofLetters = {};
   const readQueues = loaded(queues, async () => queueTable(await get("/queues", {}, signal)), { signal, lines: 2 });
   const readWorkers = loaded(workers, async () => workerTable((await get("/workers", {}, signal)).items), { signal, lines: 2 });
-  const readActs = loaded(acts, ({ quietly }) => paged((cursor) => get("/audit", { cursor, limit: 20 }, signal), actTable, { held: ofActs, quietly, none: empty("Nothing yet") }), { signal, lines: 2 });
-  const readLetters = loaded(letters, ({ quietly }) => paged((cursor) => get("/dead-letters", { cursor, limit: 20 }, signal), (items) => letterTable(items, changed), { held: ofLetters, quietly, none: empty("No dead letters", "All messages could be run.") }), { signal, lines: 2 });
+  const readActs = loaded(acts, (how) => paged((cursor) => get("/audit", { cursor, limit: 20 }, signal), actTable, { ...how, held: ofActs, none: empty("Nothing yet") }), { signal, lines: 2 });
+  const readLetters = loaded(letters, (how) => paged((cursor) => get("/dead-letters", { cursor, limit: 20 }, signal), (items) => letterTable(items, changed), { ...how, held: ofLetters, none: empty("No dead letters", "All messages could be run.") }), { signal, lines: 2 });
   // Queues are shown with the number of dead letters.
   whenChanged(["queues", "dead_letters"], () => readQueues({ quietly: true }), { signal });
   whenChanged(["workers"], () => readWorkers({ quietly: true }), { signal });

@@ -13,9 +13,9 @@ export function show(place, { signal }) {
   const list = el("div");
   const held = {};
   fill(place, pageHead({ title, lead: "The agent wakes at these times." }), list);
-  const again = loaded(list, ({ quietly }) => paged((cursor) => get("/timers", { cursor, limit: 100 }, signal),
+  const again = loaded(list, (how) => paged((cursor) => get("/timers", { cursor, limit: 100 }, signal),
     (items) => table("Timers", columns(() => again({ quietly: true })), items, { keyOf: (one) => one.id }),
-    { held, quietly, none: empty("No timers", "Plugins and the agent set timers.") }), { signal });
+    { ...how, held, none: empty("No timers", "Plugins and the agent set timers.") }), { signal });
   whenChanged(["timers"], () => again({ quietly: true }), { signal });
 }
 
