@@ -45,11 +45,8 @@ from sandbox.models import (
     KeptVariables,
     RunRequest,
     RunResult,
-    Stopped,
     StopType,
-    StubCall,
     StubMethod,
-    StubResult,
 )
 
 __all__ = ["RoundAnswer", "RoundBudget", "RoundInput", "RoundOutcome", "RoundRunner", "Sandbox"]
@@ -444,7 +441,8 @@ class _Round:
             container_key=self._input.chat.container_key,
             code=code,
             methods=self._input.methods,
-            dispatch=self._dispatch,
+            dispatch=self._input.dispatch,
+            is_forbidden=self._reveals_word,
             wall_seconds=wall_seconds,
             keep_bytes=self._limits.keep_variables_bytes if self._limits.keep_variables else 0,
             variables={} if self._input.variables is None else self._input.variables.values,
@@ -458,12 +456,11 @@ class _Round:
         self._output = result.output
         return verdict.judge(result, wall_seconds=wall_seconds, max_calls=self._limits.max_calls)
 
-    async def _dispatch(self, call: StubCall) -> StubResult:
-        """Pass a call on unless its arguments contain the check word."""
-        if reveals_check_word(self._check_word, call.arguments):
-            self._word_in_call = True
-            return Stopped(stop=StopType.SECURITY)
-        return await self._input.dispatch(call)
+    def _reveals_word(self, arguments: bytes) -> bool:
+        """Whether the arguments of a call contain the check word; then the call is not made."""
+        found = reveals_check_word(self._check_word, arguments)
+        self._word_in_call |= found
+        return found
 
     @asynccontextmanager
     async def _sandbox_prepared(self) -> AsyncIterator[None]:

@@ -74,7 +74,7 @@ FORMATS: Final = (
     ),
     Format(
         what="task message of Celery's protocol 2: names of its headers, body [args, kwargs, embed]",
-        modules=("messaging.celery.admission", "workers.pools.fast_path"),
+        modules=("messaging.celery.admission", "workers.pools.asyncio_pool"),
         tests=(
             ("tests/security/test_security_unsigned_messages.py::test_unsigned_headers_have_no_effect"),
             (

@@ -131,8 +131,11 @@ class LoopIntake:
         with contextlib.ExitStack() as stack:
             waiting, taking = stack.enter_context(self._link()), stack.enter_context(self._link())
             self._taking = taking
-            self._handoff = Handoff(
-                self._channel, settings=self._settings, link=taking, take=self._take_handed
+            self._handoff = handoff = Handoff(
+                self._channel,
+                settings=self._settings,
+                link=taking,
+                on_message=lambda text: self._on_handed(text, handoff),
             )
             try:
                 await self._take_forever(waiting, taking)
@@ -243,9 +246,11 @@ class LoopIntake:
         await self._handoff.withdraw()
         return self._channel.room()
 
-    def _take_handed(self, queue: str, tag: str, message: bytes, age_seconds: float) -> None:
+    def _on_handed(self, text: bytes, handoff: Handoff) -> None:
         """Take a directly delivered message, unless it is so old that another worker may have it."""
-        if age_seconds < HANDOFF_SECONDS / 2:
+        raw_tag, raw_queue, message = text.split(b"\n", 2)
+        tag, queue = raw_tag.decode(), raw_queue.decode()
+        if handoff.taken() < HANDOFF_SECONDS / 2:
             self._keeper.renew_soon(tag)
             self._channel.foresee(message)
             self._channel.foresee_body()
