@@ -483,6 +483,19 @@ USES: Final = (
         imports="celery.app.trace celery.worker.strategy",
     ),
     Use(
+        module="workers.pools.asyncio_pool",
+        why="Runs tasks as coroutines, and calls that succeed without Celery's tracer.",
+        tests=("tests/pool/test_fast_path.py::test_a_success_leaves_the_same_keys_in_redis_as_celery",),
+        private="_get_info",
+        classes=(
+            Subclass(
+                name="AsyncioPool",
+                overrides={"on_start": "(self)", "_get_info": "(self)"},
+                inherits="app limit",
+            ),
+        ),
+    ),
+    Use(
         module="workers.pools.base",
         why="A pool of our own: limits, shutdown, and acknowledgements while the hub's thread waits.",
         tests=(
