@@ -7,11 +7,11 @@ plugin calls, and records the outcome.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from agent import loops, verdict
 from agent.extraction import extract_code, new_check_word, reveals_check_word
@@ -45,11 +45,8 @@ from sandbox.models import (
     KeptVariables,
     RunRequest,
     RunResult,
-    Stopped,
     StopType,
-    StubCall,
     StubMethod,
-    StubResult,
 )
 
 __all__ = ["RoundAnswer", "RoundBudget", "RoundInput", "RoundOutcome", "RoundRunner", "Sandbox"]
@@ -195,20 +192,20 @@ class RoundRunner:
         contexts: ModelContexts | None = None,
         redact: Callable[[str], str] = str,
     ) -> None:
-        self._llm = llm
-        self._sandbox = sandbox
-        self._agent = agent_settings
-        self._limits = sandbox_settings
-        self._prompts = PromptBuilder(agent_settings, sandbox_settings)
-        self._pictures = PromptPictures(agent_settings)
-        self._contexts = contexts or ModelContexts(agent_settings)
-        self._redact = redact
+        self.llm = llm
+        self.sandbox = sandbox
+        self.agent = agent_settings
+        self.limits = sandbox_settings
+        self.prompts = PromptBuilder(agent_settings, sandbox_settings)
+        self.pictures = PromptPictures(agent_settings)
+        self.contexts = contexts or ModelContexts(agent_settings)
+        self.redact = redact
 
     def is_last(self, number: int) -> bool:
         """Whether a round with this number is the last one of its turn."""
-        return number >= self._agent.rounds_per_turn
+        return number >= self.agent.rounds_per_turn
 
-    async def run(self, round_input: RoundInput) -> RoundOutcome:
+    def run(self, round_input: RoundInput) -> Coroutine[Any, Any, RoundOutcome]:
         """Run one round.
 
         The model is not asked for an answer that could not run: a round beyond the turn's limits
@@ -218,63 +215,19 @@ class RoundRunner:
             LLMError: the model gave no answer.
             SandboxError: no sandbox could be started.
         """
-        attempt = _Round(
-            round_input,
-            llm=self._llm,
-            sandbox=self._sandbox,
-            prompts=self._prompts,
-            pictures=self._pictures,
-            contexts=self._contexts,
-            redact=self._redact,
-            limits=self._limits,
-            agent=self._agent,
-            is_last=self.is_last(round_input.number),
-        )
-        decided = await self._decide(round_input, attempt)
-        if decided.wants_more:
-            decided = attempt.unless_repeated(decided)
-        if decided.wants_more and self.is_last(round_input.number):
-            decided = verdict.last_round(decided, self._agent.rounds_per_turn)
-        return attempt.outcome(decided)
-
-    async def _decide(self, round_input: RoundInput, attempt: _Round) -> Verdict:
-        if round_input.number > self._agent.rounds_per_turn:
-            return verdict.rounds_used_up(self._agent.rounds_per_turn)
-        try:
-            return await attempt.carry_out()
-        except _OutOfTimeError:
-            return verdict.time_used_up(self._agent.turn_seconds)
-        except BudgetExceededError as exc:
-            return verdict.budget_used_up(str(exc))
+        return _Round(round_input, self).run()
 
 
 class _Round:
     """One running round and its results so far."""
 
-    def __init__(
-        self,
-        round_input: RoundInput,
-        *,
-        llm: LLMClient,
-        sandbox: Sandbox,
-        prompts: PromptBuilder,
-        pictures: PromptPictures,
-        contexts: ModelContexts,
-        redact: Callable[[str], str],
-        limits: SandboxSettings,
-        agent: AgentSettings,
-        is_last: bool,
-    ) -> None:
+    def __init__(self, round_input: RoundInput, runner: RoundRunner) -> None:
         self._input = round_input
-        self._llm = llm
-        self._sandbox = sandbox
-        self._prompts = prompts
-        self._pictures = pictures
-        self._contexts = contexts
-        self._redact = redact
-        self._limits = limits
-        self._agent = agent
-        self._is_last = is_last
+        self._runner = runner
+        self._agent = runner.agent
+        self._limits = runner.limits
+        self._contexts = runner.contexts
+        self._is_last = runner.is_last(round_input.number)
         self._check_word = new_check_word()
         self._word_in_call = False
         self._asked_at = shared_time()
@@ -284,8 +237,24 @@ class _Round:
         self._result: RunResult | None = None
         self._output = ""
 
-    async def carry_out(self) -> Verdict:
+    async def run(self) -> RoundOutcome:
+        """See ``RoundRunner.run``."""
+        try:
+            decided = await self._carry_out()
+        except _OutOfTimeError:
+            decided = verdict.time_used_up(self._agent.turn_seconds)
+        except BudgetExceededError as exc:
+            decided = verdict.budget_used_up(str(exc))
+        if decided.wants_more:
+            decided = self._unless_repeated(decided)
+        if decided.wants_more and self._is_last:
+            decided = verdict.last_round(decided, self._agent.rounds_per_turn)
+        return self._outcome(decided)
+
+    async def _carry_out(self) -> Verdict:
         """Ask the model, then run the code of its answer."""
+        if self._input.number > self._agent.rounds_per_turn:
+            return verdict.rounds_used_up(self._agent.rounds_per_turn)
         if self._seconds_to_ask() <= 0:
             raise _OutOfTimeError
         async with self._sandbox_prepared():
@@ -305,7 +274,7 @@ class _Round:
             await self._input.on_answer(RoundAnswer(prompt_chars=self._prompt_chars, llm=answer, code=code))
         return decided or await self._run(code)
 
-    def unless_repeated(self, decided: Verdict) -> Verdict:
+    def _unless_repeated(self, decided: Verdict) -> Verdict:
         """Return the decision on a round that needs another one; a repeated error ends the turn."""
         if decided.stop_type is None:
             return decided
@@ -321,7 +290,7 @@ class _Round:
             return decided
         return verdict.error_repeated(decided, loops.error_of(this))
 
-    def outcome(self, decided: Verdict) -> RoundOutcome:
+    def _outcome(self, decided: Verdict) -> RoundOutcome:
         """Return the outcome of the round."""
         extracted = self._reply.extracted
         return RoundOutcome(
@@ -345,7 +314,7 @@ class _Round:
     async def _answered(self) -> LLMAnswer:
         """Ask the model; once more with a shorter prompt if an endpoint calls this one too long."""
         group = self._input.model_group
-        injected = await collect_injected(self._input.plugins, redact=self._redact)
+        injected = await collect_injected(self._input.plugins, redact=self._runner.redact)
         room = await self._contexts.room(group)
         messages = await self._messages(injected, room)
         await self._reserve(room.tokens_of(messages))
@@ -377,7 +346,7 @@ class _Round:
     ) -> tuple[PromptMessage, ...]:
         given = self._input
         recent: Sequence[str] = ()
-        if given.recent is not None and self._prompts.shortens(given.plugins, room):
+        if given.recent is not None and self._runner.prompts.shortens(given.plugins, room):
             recent = await given.recent()
         request = PromptRequest(
             chat=given.chat,
@@ -397,11 +366,11 @@ class _Round:
         )
         # A tokenizer takes long; estimates are bounded by the limits and take less than the templates.
         if room.counter.is_exact:
-            messages = await asyncio.to_thread(self._prompts.build, request)
+            messages = await asyncio.to_thread(self._runner.prompts.build, request)
         else:
-            messages = self._prompts.build(request)
+            messages = self._runner.prompts.build(request)
         vision = given.vision
-        return await self._pictures.fit(
+        return await self._runner.pictures.fit(
             messages, sees=vision.sees, detail=vision.detail, most_tokens=room.limits.images
         )
 
@@ -423,7 +392,7 @@ class _Round:
             self._input.on_request(self._prompt_chars)
         try:
             async with asyncio.timeout(self._seconds_to_ask()) as limit:
-                return await self._llm.complete(request)
+                return await self._runner.llm.complete(request)
         except TimeoutError as exc:
             if not limit.expired():
                 raise
@@ -444,26 +413,26 @@ class _Round:
             container_key=self._input.chat.container_key,
             code=code,
             methods=self._input.methods,
-            dispatch=self._dispatch,
+            dispatch=self._input.dispatch,
+            is_forbidden=self._reveals_word,
             wall_seconds=wall_seconds,
             keep_bytes=self._limits.keep_variables_bytes if self._limits.keep_variables else 0,
             variables={} if self._input.variables is None else self._input.variables.values,
             on_output=self._input.on_output,
         )
         with span("sandbox.run", {"run_id": request.run_id}) as part:
-            self._result = result = await self._sandbox.run(request)
+            self._result = result = await self._runner.sandbox.run(request)
             part.tell(stop_type=result.stop_type.name)
         if self._word_in_call or reveals_check_word(self._check_word, result.output):
             return verdict.word_revealed()
         self._output = result.output
         return verdict.judge(result, wall_seconds=wall_seconds, max_calls=self._limits.max_calls)
 
-    async def _dispatch(self, call: StubCall) -> StubResult:
-        """Pass a call on unless its arguments contain the check word."""
-        if reveals_check_word(self._check_word, call.arguments):
-            self._word_in_call = True
-            return Stopped(stop=StopType.SECURITY)
-        return await self._input.dispatch(call)
+    def _reveals_word(self, arguments: bytes) -> bool:
+        """Whether the arguments of a call contain the check word; then the call is not made."""
+        found = reveals_check_word(self._check_word, arguments)
+        self._word_in_call |= found
+        return found
 
     @asynccontextmanager
     async def _sandbox_prepared(self) -> AsyncIterator[None]:
@@ -472,7 +441,7 @@ class _Round:
 
         def prepare() -> None:
             chat = self._input.chat
-            start = self._sandbox.prepare(chat_key=chat.chat_key, container_key=chat.container_key)
+            start = self._runner.sandbox.prepare(chat_key=chat.chat_key, container_key=chat.container_key)
             preparing.append(asyncio.ensure_future(start))
 
         timer = asyncio.get_running_loop().call_later(DEFER_SECONDS, prepare)

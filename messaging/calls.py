@@ -162,14 +162,6 @@ class _Pending:
         return self.record
 
 
-@dataclass(frozen=True, slots=True)
-class _Patience:
-    """How long a caller waits, and a callback that decides whether it then stops waiting."""
-
-    seconds: float
-    leave: Callable[[], Awaitable[bool]]
-
-
 class MethodCaller:
     """Calls methods over the broker; ``start`` and ``close`` it on the loop that uses it."""
 
@@ -265,8 +257,8 @@ class MethodCaller:
             MessageRefusedError: the answer is not an envelope of this call, or a call with this
                 id is already in progress here.
         """
-        envelope = await self._call(invocation, lane, None)
-        assert envelope is not None  # noqa: S101 - only a caller with _Patience stops waiting
+        envelope = await self.call_patiently(invocation, lane=lane)
+        assert envelope is not None  # noqa: S101 - without ``leave`` it does not stop waiting
         return envelope
 
     async def call_patiently(
@@ -274,23 +266,19 @@ class MethodCaller:
         invocation: Invocation,
         *,
         lane: Lane | str,
-        seconds: float,
-        leave: Callable[[], Awaitable[bool]],
+        seconds: float = 0,
+        leave: Callable[[], Awaitable[bool]] | None = None,
     ) -> Envelope | None:
         """Run a method as ``call`` does, but with a limited wait; None: the call continues without a waiter.
 
         Args:
-            seconds: how long to wait after sending, at most until the deadline.
-            leave: called once when that time is over; returns whether to stop waiting.
+            seconds: how long to wait after sending, at most until the deadline; unused without ``leave``.
+            leave: called once when that time is over; returns whether to stop waiting. None: the wait has
+                no other limit than the deadline.
 
         Raises:
             The errors of ``call`` and ``leave``.
         """
-        return await self._call(invocation, lane, _Patience(seconds, leave))
-
-    async def _call(
-        self, invocation: Invocation, lane: Lane | str, patience: _Patience | None
-    ) -> Envelope | None:
         call_id = invocation.call_id
         if self._publisher is None:
             raise RuntimeError("MethodCaller.call before start or after close")
@@ -309,7 +297,7 @@ class MethodCaller:
                     await self._keep_pace(invocation)
                     with span("publish", {"lane": queue, "call_id": call_id}, kind="producer"):
                         await self._send(pending)
-                    if patience is not None and await self._is_left(pending, patience):
+                    if leave is not None and await self._is_left(pending, seconds, leave):
                         return None
                     answer = await self._confirmed(pending, await pending.answer())
         except TimeoutError as exc:
@@ -337,12 +325,12 @@ class MethodCaller:
             await self._pace.turn(invocation.chat_key)
             self._pace.spent(invocation.chat_key, chars * SECONDS_PER_CHAR)
 
-    async def _is_left(self, pending: _Pending, patience: _Patience) -> bool:
+    async def _is_left(self, pending: _Pending, seconds: float, leave: Callable[[], Awaitable[bool]]) -> bool:
         try:
-            with self._limits.of(patience.seconds):
+            with self._limits.of(seconds):
                 await pending.answer()
         except TimeoutError:
-            return pending.record is None and await patience.leave()
+            return pending.record is None and await leave()
         return False
 
     async def send(self, invocation: Invocation, *, lane: Lane | str) -> None:

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -101,10 +101,15 @@ class Bridge:
         dispatch: Dispatch,
         limits: BridgeLimits,
         unread: Guard,
+        host_methods: Mapping[str, Dispatch] = {},
+        is_forbidden: Callable[[bytes], bool] | None = None,
     ) -> None:
         """
         Args:
             unread: guard that is pending while an answer waits to be read.
+            host_methods: what answers the calls of the host's own methods, by token; ``dispatch`` answers
+                all others.
+            is_forbidden: as in ``RunRequest``.
         """
         allowed = {
             FrameKind.CALL: limits.argument_bytes + _TOKEN_BYTES + 1,
@@ -116,6 +121,8 @@ class Bridge:
         self._writer = writer
         self._methods = methods
         self._dispatch = dispatch
+        self._host_methods = host_methods
+        self._is_forbidden = is_forbidden
         self._limits = limits
         self._unread = unread
         self._waits = Limits()
@@ -225,13 +232,13 @@ class Bridge:
         if frame.kind is FrameKind.EXIT:
             self._exit = _parse_exit(frame.payload)
             return
-        token, line, arguments = self._check_call(frame)
+        call = self._call_of(frame)
         await self._slots.acquire()
         if self._sandbox_is_gone or self._ended.done():
             # The answer is not needed; a later EXIT frame still is.
             self._slots.release()
             return
-        task = asyncio.create_task(self._serve(frame.call_id, token, line, arguments))
+        task = asyncio.create_task(self._serve(frame.call_id, call))
         self._tasks.add(task)
         task.add_done_callback(self._release)
 
@@ -239,15 +246,15 @@ class Bridge:
         self._tasks.discard(task)
         self._slots.release()
 
-    def _check_call(self, frame: Frame) -> tuple[str, int | None, bytes]:
-        """Return the method's token, the line of the code that calls it, and the arguments."""
+    def _call_of(self, frame: Frame) -> StubCall:
         name, separator, arguments = frame.payload.partition(b"\0")
         match = _TOKEN.fullmatch(name)
         if not separator or match is None:
             raise SandboxProtocolError("the sandbox called a method by a malformed name")
         self._use_id(frame.call_id)
         self.calls += 1
-        return match[1].decode(), None if match[2] is None else int(match[2]), arguments
+        line = None if match[2] is None else int(match[2])
+        return StubCall(token=match[1].decode(), call_id=new_id(), arguments=arguments, line=line)
 
     def _use_id(self, call_id: int) -> None:
         """Refuse an id that was used. The order differs when a call is made while another is being sent."""
@@ -261,9 +268,15 @@ class Bridge:
             raise SandboxProtocolError(f"the sandbox skipped more than {_MOST_SKIPPED_IDS} call ids")
         self._last_call_id = call_id
 
-    async def _serve(self, call_id: int, token: str, line: int | None, arguments: bytes) -> None:
+    async def _serve(self, call_id: int, call: StubCall) -> None:
+        """Check one call, let it be dispatched, and send its answer.
+
+        Args:
+            call_id: the sandbox's number of the call.
+        """
         try:
-            await self._reply(call_id, await self._answer_or_cancelled(token, line, arguments))
+            result = self._refusal(call) or await self._answer(call)
+            await self._reply(call_id, result)
         except ConnectionError:
             # The socket is closed, which the reading task detects.
             pass
@@ -277,27 +290,19 @@ class Bridge:
         except Exception as exc:  # this task is not awaited
             self._fail(exc)
 
-    async def _answer_or_cancelled(self, token: str, line: int | None, arguments: bytes) -> StubResult:
-        try:
-            return await self._answer(token, line, arguments)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            # The plugin cancelled the call; the run continues and the caller gets an error.
-            return _refused("CallCancelledError", "the call was cancelled")
-
-    async def _answer(self, token: str, line: int | None, arguments: bytes) -> StubResult:
+    def _refusal(self, call: StubCall) -> Raised | Stopped | None:
+        """Return the answer to a call that must not be dispatched; None if it may be."""
         if self.calls > self._limits.max_calls:
             return self._refuse(
                 "CallLimitError", f"a run may make {self._limits.max_calls} calls; do the rest in another run"
             )
-        method = self._methods.get(token)
-        if method is None:
+        if call.token not in self._methods:
             return self._refuse("MethodNotFoundError", "this run may not call that method")
-        if len(arguments) > self._limits.argument_bytes:
+        if len(call.arguments) > self._limits.argument_bytes:
             return self._refuse(ARGUMENT_ERROR, f"arguments may have {self._limits.argument_bytes} bytes")
-        return await self._call(method, line, arguments)
+        if self._is_forbidden is not None and self._is_forbidden(call.arguments):
+            return Stopped(stop=StopType.SECURITY)
+        return None
 
     def _refuse(self, error_type: str, message: str) -> Raised:
         """Refuse a call without dispatching it; too many refused calls end the run.
@@ -311,15 +316,22 @@ class Bridge:
             self._end(BridgeOutcome(limit=Limit.CALLS, error=words))
         return _refused(error_type, message)
 
-    async def _call(self, method: StubMethod, line: int | None, arguments: bytes) -> StubResult:
-        call = StubCall(token=method.token, call_id=new_id(), arguments=arguments, line=line)
+    async def _answer(self, call: StubCall) -> StubResult:
+        """Dispatch a call; whatever goes wrong becomes an error for the code."""
+        method, dispatch = self._methods[call.token], self._host_methods.get(call.token, self._dispatch)
         seconds = method.timeout_seconds
         try:
             with contextlib.nullcontext() if seconds is None else self._waits.of(seconds):
-                result = await self._dispatch(call)
+                result = await dispatch(call)
         except TimeoutError:
             limit = "its time limit" if seconds is None else f"{seconds:g} s"
             return _refused("CallTimeoutError", f"{method.path} did not answer within {limit}")
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # The plugin cancelled the call; the run continues and the caller gets an error.
+            return _refused("CallCancelledError", "the call was cancelled")
         except Exception as exc:
             # dispatch translates its own errors; an unexpected one must be reported to the code.
             return _refused("InternalError", f"{method.path} could not be called ({type(exc).__name__})")

@@ -159,7 +159,11 @@ class SandboxManager:
             )
             self._running[request.run_id] = run
             try:
-                result = await run.execute(methods=methods, dispatch=self._dispatch(request, sandbox))
+                result = await run.execute(
+                    methods=methods,
+                    dispatch=request.dispatch,
+                    host_methods={IMPORTER.token: self._importer(request, sandbox)},
+                )
                 metrics().sandbox_runs.labels(result.stop_type.name).inc()
             finally:
                 self._running.pop(request.run_id, None)
@@ -190,17 +194,15 @@ class SandboxManager:
             raise SandboxError("the sandbox manager has not been started; await start() first")
         return self._driver
 
-    def _dispatch(self, request: RunRequest, sandbox: Sandbox) -> Dispatch:
-        async def dispatch(call: StubCall) -> StubResult:
-            if call.token != IMPORTER.token:
-                return await request.dispatch(call)
+    def _importer(self, request: RunRequest, sandbox: Sandbox) -> Dispatch:
+        async def answer(call: StubCall) -> StubResult:
             if self._packages is None:
                 return Raised(error_type="PackageInstallError", message="this service offers no packages")
             return await self._packages.answer(
                 call, container_key=request.container_key, mounted=sandbox.spec.layers
             )
 
-        return dispatch
+        return answer
 
     def _layers(self, container_key: str) -> tuple[Path, ...]:
         """Return the chat's own packages, which come first, then those of all sandboxes."""

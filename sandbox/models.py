@@ -182,6 +182,8 @@ class RunRequest:
     code: str
     methods: Sequence[StubMethod]
     dispatch: Dispatch
+    #: Whether a call with these arguments must not be made; such a call ends the run with SECURITY.
+    is_forbidden: Callable[[bytes], bool] | None = field(default=None, repr=False)
     #: None means the setting ``sandbox.wall_seconds``.
     wall_seconds: float | None = None
     #: Most bytes of variables that the run may leave (``RunResult.kept``); 0: none are kept.

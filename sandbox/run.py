@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -87,11 +88,20 @@ class SandboxRun:
         self._stopped_by_operator = True
         self._sandbox.kill()
 
-    async def execute(self, *, methods: dict[str, StubMethod], dispatch: Dispatch) -> RunResult:
+    async def execute(
+        self,
+        *,
+        methods: dict[str, StubMethod],
+        dispatch: Dispatch,
+        host_methods: Mapping[str, Dispatch] = {},
+    ) -> RunResult:
         """Run the code and return how it ended.
 
         The sandbox is closed then, unless ``rest`` is set: where a method's result ended the run, the
         caller does not wait for the end of processes that can no longer call or print.
+
+        Args:
+            host_methods: as in ``Bridge``.
         """
         started_at, begin = datetime.now(UTC), time.monotonic()
         limits = bridge_limits(self._settings, keep_bytes=self._request.keep_bytes)
@@ -102,6 +112,8 @@ class SandboxRun:
             dispatch=dispatch,
             limits=limits,
             unread=self._guards.add("unread", allowed_seconds=limits.unread_seconds),
+            host_methods=host_methods,
+            is_forbidden=self._request.is_forbidden,
         )
         async with contextlib.AsyncExitStack() as clean_up:
             clean_up.callback(self._guards.close)

@@ -67,7 +67,6 @@ _CONTEXT.set_forkserver_preload(
         "storage.migrate",
         "workers.pools.asyncio_pool",
         "workers.composition",
-        "workers.pools.fast_path",
         "workers.ops.monitor",
         "workers.process",
         "workers.rounds_service",

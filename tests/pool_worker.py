@@ -28,8 +28,8 @@ from nekro_agent.errors import ArgumentError, MethodDisabledError, ResultError
 from nekro_agent.methods import SandboxMethodType
 from runtime.metrics import start_metrics
 from workers.calls.claims import DuplicateDelivery
+from workers.pools.asyncio_pool import FAST_BODY
 from workers.pools.awaiting import at_loop_close, current_job, guarded, run_async
-from workers.pools.fast_path import FAST_BODY
 from workers.pools.observation import observe_tasks
 from workers.tasks import task_body
 
@@ -285,10 +285,11 @@ def register_fast(app: NekroApp, ledger: Ledger, *, is_traced: bool) -> None:
     Args:
         is_traced: use Celery's tracer, which must end calls in the same way.
     """
-    run, begin = task_body(Methods(ledger).execute, before=lambda: None)
+    execute = Methods(ledger).execute
+    run = task_body(execute, before=lambda: None)
     task = app.task(name="f.run", bind=True, typing=False)(run)
     if not is_traced:
-        setattr(task, FAST_BODY, begin)
+        setattr(task, FAST_BODY, execute)
     figures = start_metrics()
 
     @app.task(name="t.note")

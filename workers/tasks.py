@@ -23,8 +23,8 @@ from workers.calls.claims import DuplicateDelivery
 from workers.calls.handler import FindTarget, MisplacedCall
 from workers.catalogue.built_in import BUILT_IN_TASKS
 from workers.jobs.runner import Interruption
+from workers.pools.asyncio_pool import FAST_BODY
 from workers.pools.awaiting import StopReason, current_job, run_async
-from workers.pools.fast_path import FAST_BODY
 
 if TYPE_CHECKING:
     from workers.composition import Services
@@ -51,11 +51,11 @@ def register_tasks(services: Services, *, drain: Callable[[], RoundDrain]) -> Ca
     cleanups, handle = _LoopCleanups(services), services.call_handler.handle
 
     def register(name: str, execute: Execute, **options: Any) -> None:
-        run, begin = task_body(execute, before=cleanups.ensure)
+        run = task_body(execute, before=cleanups.ensure)
         # Celery writes the name into source code; that of a webhook ends with any text.
         run.__name__ = name.partition(":")[0].rpartition(".")[2]
         checked = checked_task_options(name=name, typing=False, shared=False, bind=True, **options)
-        setattr(services.app.task(**checked)(run), FAST_BODY, begin)
+        setattr(services.app.task(**checked)(run), FAST_BODY, execute)
 
     methods, command_lines, hooks = services.methods, services.command_lines, services.forwarded_hooks
 
@@ -92,20 +92,17 @@ def register_tasks(services: Services, *, drain: Callable[[], RoundDrain]) -> Ca
     return register_methods
 
 
-def task_body(execute: Execute, *, before: Callable[[], None]) -> tuple[Callable[[Task, Any], Any], Execute]:
-    """Return the synchronous body of a bound task of one argument, and its form for the fast path.
+def task_body(execute: Execute, *, before: Callable[[], None]) -> Callable[[Task, Any], Any]:
+    """Return the synchronous body of a bound task of one argument; the fast path awaits ``execute`` itself.
 
     Args:
         execute: the work; ``DuplicateDelivery`` and ``MisplacedCall`` end the task without a result.
-        before: called before each execution, on its event loop.
+        before: called before each execution, on its event loop, which may be a thread's own.
     """
 
-    def begin(argument: Any) -> Awaitable[Any]:
-        before()
-        return execute(argument)
-
     async def awaited(argument: Any) -> Any:
-        return await begin(argument)
+        before()
+        return await execute(argument)
 
     def run(task: Task, argument: Any) -> Any:
         job = current_job()
@@ -125,7 +122,7 @@ def task_body(execute: Execute, *, before: Callable[[], None]) -> tuple[Callable
             task.request.author_frames = attached(exc)
             raise
 
-    return run, begin
+    return run
 
 
 async def _run_job(services: Services, job_id: str) -> dict[str, str]:

@@ -19,7 +19,7 @@ from messaging.delivery.task_messages import signed_message
 from messaging.delivery.transport import ClaimChannel
 
 if TYPE_CHECKING:
-    from messaging.delivery.endings import Ending
+    from messaging.delivery.offers import Ending
 
 __all__ = ["RELEASED_BODY", "PrivateAMQP", "PrivateRequest", "PrivateTask"]
 

@@ -74,7 +74,7 @@ FORMATS: Final = (
     ),
     Format(
         what="task message of Celery's protocol 2: names of its headers, body [args, kwargs, embed]",
-        modules=("messaging.celery.admission", "workers.pools.fast_path"),
+        modules=("messaging.celery.admission", "workers.pools.asyncio_pool"),
         tests=(
             ("tests/security/test_security_unsigned_messages.py::test_unsigned_headers_have_no_effect"),
             (
@@ -481,6 +481,19 @@ USES: Final = (
         why="Silences loggers that would show arguments.",
         tests=("tests/pool/test_pool_jobs.py::test_events_cover_every_task_without_its_arguments",),
         imports="celery.app.trace celery.worker.strategy",
+    ),
+    Use(
+        module="workers.pools.asyncio_pool",
+        why="Runs tasks as coroutines, and calls that succeed without Celery's tracer.",
+        tests=("tests/pool/test_fast_path.py::test_a_success_leaves_the_same_keys_in_redis_as_celery",),
+        private="_get_info",
+        classes=(
+            Subclass(
+                name="AsyncioPool",
+                overrides={"on_start": "(self)", "_get_info": "(self)"},
+                inherits="app limit",
+            ),
+        ),
     ),
     Use(
         module="workers.pools.base",

@@ -11,9 +11,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from celery import states
@@ -26,12 +25,9 @@ from broker_config.keys import Keys, is_caller_id
 from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.urls import without_password
 from codec import plain_json
-from messaging.delivery.offers import OFFER, OFFER_SECONDS
+from messaging.delivery.offers import OFFER, OFFER_SECONDS, Ending
 from messaging.redis.link import RedisLink, Script
 from runtime.greenlet_bridge import at_loop_close, await_here, can_await
-
-if TYPE_CHECKING:
-    from messaging.delivery.endings import Ending
 
 __all__ = ["ReplyBackend"]
 
@@ -59,33 +55,6 @@ end
 if KEYS[5] then offer(KEYS[5], ARGV[5], ARGV[6]) end
 return 1
 """)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredResult:
-    """One result to be stored in Redis."""
-
-    key: bytes
-    payload: bytes
-    #: None keeps the result forever.
-    expires_seconds: int | None
-    #: Channel of the waiting caller; None when no caller waits.
-    reply_channel: str | None
-    #: What is published there in place of a long payload; "" for the payload itself.
-    announcement: str
-
-    def for_script(self, ending: Ending | None = None) -> tuple[list[str | bytes], list[Any]]:
-        """Return keys and arguments of ``STORE``."""
-        keys: list[str | bytes] = [self.key, self.reply_channel or ""]
-        values: list[Any] = [self.payload, self.expires_seconds or 0, self.announcement]
-        if ending is not None:
-            index, held, tag = ending.ack
-            keys += [index, held]
-            values.append(tag)
-            if ending.offer is not None:
-                keys.append(ending.offer.key)
-                values += [ending.offer.text, OFFER_SECONDS]
-        return keys, values
 
 
 class ReplyBackend(RedisBackend):  # type: ignore[misc]
@@ -144,10 +113,11 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
             }
             key = self._before_id + task_id.encode()
             payload = plain_json.dump(meta)
-            stored = self._stored(task_id, key, payload, state=states.SUCCESS, reply_to=reply_to)
-            if len(stored.payload) > self._MAX_STR_VALUE_SIZE:
+            if len(payload) > self._MAX_STR_VALUE_SIZE:
                 return False
-            keys, values = stored.for_script(ending)
+            keys, values = self._for_script(
+                task_id, key, payload, state=states.SUCCESS, reply_to=reply_to, ending=ending
+            )
             await self._link().run(STORE, keys, *values)
         except (TypeError, ValueError, RecursionError, RedisError, OSError):
             return False
@@ -178,17 +148,37 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
             raise BackendStoreError("value too large for Redis backend", state=state, task_id=task_id)
         reply_to = getattr(request, "reply_to", None) if state in states.READY_STATES else None
         key = self.get_key_for_task(task_id)
-        self._write(self._stored(meta["task_id"], key, payload, state=state, reply_to=reply_to))
+        keys, values = self._for_script(meta["task_id"], key, payload, state=state, reply_to=reply_to)
+        # Celery retries by error class, for example while Redis is out of memory.
+        if can_await():
+            await_here(self._link().run(STORE, keys, *values))
+        else:
+            self.client.eval(STORE.text, len(keys), *keys, *values)
         return result
 
-    def _stored(self, task_id: str, key: bytes, payload: bytes, *, state: str, reply_to: Any) -> StoredResult:
-        return StoredResult(
-            key=key,
-            payload=payload,
-            expires_seconds=(self.failure_expires if state == states.FAILURE else self.expires) or None,
-            reply_channel=self._keys.reply(reply_to) if is_caller_id(reply_to) else None,
-            announcement="" if len(payload) <= MAX_ANNOUNCED_BYTES else json.dumps({"task_id": task_id}),
-        )
+    def _for_script(
+        self,
+        task_id: str,
+        key: bytes,
+        payload: bytes,
+        *,
+        state: str,
+        reply_to: Any,
+        ending: Ending | None = None,
+    ) -> tuple[list[str | bytes], list[Any]]:
+        """Return keys and arguments of ``STORE``."""
+        keys: list[str | bytes] = [key, self._keys.reply(reply_to) if is_caller_id(reply_to) else ""]
+        expires_seconds = self.failure_expires if state == states.FAILURE else self.expires
+        announcement = "" if len(payload) <= MAX_ANNOUNCED_BYTES else json.dumps({"task_id": task_id})
+        values: list[Any] = [payload, expires_seconds or 0, announcement]
+        if ending is not None:
+            index, held, tag = ending.ack
+            keys += [index, held]
+            values.append(tag)
+            if ending.offer is not None:
+                keys.append(ending.offer.key)
+                values += [ending.offer.text, OFFER_SECONDS]
+        return keys, values
 
     def _encoded(self, meta: dict[str, Any]) -> bytes:
         try:
@@ -212,14 +202,6 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
     def _read(self, key: bytes) -> bytes | None:
         found: Any = await_here(self._link().execute("GET", key)) if can_await() else self.client.get(key)
         return None if found is None else str_to_bytes(found)
-
-    def _write(self, stored: StoredResult) -> None:
-        # Celery retries by error class, for example while Redis is out of memory.
-        keys, values = stored.for_script()
-        if can_await():
-            await_here(self._link().run(STORE, keys, *values))
-        else:
-            self.client.eval(STORE.text, len(keys), *keys, *values)
 
     def _sleep(self, amount: float) -> None:
         # Called between two attempts to store a result; other tasks of the loop must continue.

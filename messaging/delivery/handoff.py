@@ -34,7 +34,7 @@ AGAIN_SECONDS: Final = 0.002
 
 
 class Handoff:
-    """A worker's side of direct delivery: offers places and receives messages, on one event loop.
+    """A worker's offers of places, and its subscription to what is sent for them; on one event loop.
 
     Only a worker that consumes a single queue offers, so that no place is taken twice.
     """
@@ -45,22 +45,19 @@ class Handoff:
         *,
         settings: BrokerSettings,
         link: RedisLink,
-        take: Callable[[str, str, bytes, float], None],
+        on_message: Callable[[bytes], None],
     ) -> None:
         """Subscribe to the worker's channel; nothing is offered yet.
 
         Args:
             channel: the ``ClaimChannel`` that receives the messages.
             link: the connection for offers.
-            take: called with the queue, the delivery tag, the message, and the message's maximum age in
-                seconds.
+            on_message: called with what a publisher sends for an offer (``offers.HAND``); it calls ``taken``.
         """
         prefix = channel.global_keyprefix
-        self._channel, self._link, self._take = channel, link, take
+        self._channel, self._link = channel, link
         self._keys = Keys(prefix=prefix)
-        self._subscription = Subscription(
-            settings, settings.url, f"{prefix}handed:{uuid4().hex}", self._on_message
-        )
+        self._subscription = Subscription(settings, settings.url, f"{prefix}handed:{uuid4().hex}", on_message)
         index, held = held_keys(channel)
         self._place = {
             "channel": self._subscription.channel,
@@ -112,8 +109,16 @@ class Handoff:
         if not self._sent_elsewhere:
             self._have_arrived.set()
 
+    def taken(self) -> float:
+        """Record that a message arrived for the offer; returns its maximum age in seconds."""
+        self.is_open = False
+        if self._again is None and not self._is_closing:
+            # If the call ends sooner, storing its result offers the place without a separate command.
+            self._again = asyncio.get_running_loop().call_later(AGAIN_SECONDS, self._offer_again)
+        return self._subscription.lag_seconds
+
     async def withdraw(self) -> None:
-        """Withdraw the offer; when this returns, every delivered message has been passed to ``take``.
+        """Withdraw the offer; when this returns, every delivered message has arrived.
 
         Raises:
             redis.RedisError, OSError: Redis does not answer; the offer expires.
@@ -157,14 +162,6 @@ class Handoff:
         if self._offer is None or self._offer.key != self._keys.offers(queue):
             self._offer = PlaceOffer(self._keys.offers(queue), json.dumps(self._place | {"queue": queue}))
         return self._offer
-
-    def _on_message(self, text: bytes) -> None:
-        tag, queue, message = text.split(b"\n", 2)
-        self.is_open = False
-        self._take(queue.decode(), tag.decode(), message, self._subscription.lag_seconds)
-        if self._again is None and not self._is_closing:
-            # If the call ends sooner, storing its result offers the place without a separate command.
-            self._again = asyncio.get_running_loop().call_later(AGAIN_SECONDS, self._offer_again)
 
     def _offer_again(self) -> None:
         self._again = None

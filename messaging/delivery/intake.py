@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any, Final
 import redis
 from kombu.utils.encoding import bytes_to_str
 
-from messaging.delivery.endings import Ending
 from messaging.delivery.handoff import Handoff
 from messaging.delivery.leases import RENEW, LeaseKeeper, ack_of
-from messaging.delivery.offers import HANDOFF_SECONDS
+from messaging.delivery.offers import HANDOFF_SECONDS, Ending
 from messaging.delivery.transport import held_keys, seen_key
 from messaging.redis.link import BLOCK_SECONDS, RedisLink
 from nekro_agent.durations import CLOSE_STEP_SECONDS, RETRY_SECONDS
@@ -132,7 +131,7 @@ class LoopIntake:
             waiting, taking = stack.enter_context(self._link()), stack.enter_context(self._link())
             self._taking = taking
             self._handoff = Handoff(
-                self._channel, settings=self._settings, link=taking, take=self._take_handed
+                self._channel, settings=self._settings, link=taking, on_message=self._on_handed
             )
             try:
                 await self._take_forever(waiting, taking)
@@ -243,8 +242,11 @@ class LoopIntake:
         await self._handoff.withdraw()
         return self._channel.room()
 
-    def _take_handed(self, queue: str, tag: str, message: bytes, age_seconds: float) -> None:
+    def _on_handed(self, text: bytes) -> None:
         """Take a directly delivered message, unless it is so old that another worker may have it."""
+        raw_tag, raw_queue, message = text.split(b"\n", 2)
+        tag, queue = raw_tag.decode(), raw_queue.decode()
+        age_seconds = float("inf") if self._handoff is None else self._handoff.taken()
         if age_seconds < HANDOFF_SECONDS / 2:
             self._keeper.renew_soon(tag)
             self._channel.foresee(message)
@@ -269,15 +271,15 @@ class LoopIntake:
             self._deliver(queue, tag, message)
 
     async def _close_handoff(self) -> None:
-        handoff, self._handoff = self._handoff, None
-        if handoff is None:
-            return
+        assert self._handoff is not None  # noqa: S101 - set by the caller
         try:
             # The rest of the step is left to what closes after it.
             async with asyncio.timeout(CLOSE_STEP_SECONDS / 2):
-                await handoff.close()
+                await self._handoff.close()
         except (redis.RedisError, OSError) as exc:  # TimeoutError is an OSError
             logger.warning("the offer to take a message cannot be withdrawn: %s", exc)
+        finally:
+            self._handoff = None
 
     def ending(self, tag: str) -> Ending | None:
         """Return how storing a delivery's result also ends the delivery; None if Celery acknowledges it."""

@@ -4,7 +4,7 @@ A delivery belongs to its worker for the visibility timeout. The keeper renews t
 task runs, so the timeout can be short (a dead worker's tasks are redelivered soon) although tasks
 are long. It also sends the acknowledgements: in batches, repeated until Redis has accepted them, and
 never on the worker's hub, which must not block. The exception is a stored success, whose script
-acknowledges its delivery (``messaging.delivery.endings``).
+acknowledges its delivery (``messaging.delivery.offers``).
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from celery import bootsteps
 from celery.worker import state
 
 from broker_config.redis_endpoint import RedisEndpoint
-from messaging.delivery.endings import Ack
-from messaging.delivery.offers import HANDOFF_SECONDS
+from messaging.delivery.offers import HANDOFF_SECONDS, Ack
 from messaging.delivery.transport import LOOK, LOST, ClaimChannel, held_keys, seen_key
 from nekro_agent.durations import CLOSE_STEP_SECONDS, GRACE_SECONDS, RETRY_SECONDS
 from runtime.metrics import metrics

@@ -1,14 +1,16 @@
 """Lua scripts that make and take offers of direct delivery (``messaging.delivery.handoff``).
 
-An offer is a member of a sorted set beside the queue; its score is its expiry by the clock of Redis.
+An offer is a member of a sorted set beside the queue; its score is its expiry by the clock of Redis. The
+script that stores a result also ends its delivery (``Ending``): it acknowledges it and offers its place.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["HAND", "HANDOFF_SECONDS", "OFFER", "OFFER_PLACE", "OFFER_SECONDS", "PlaceOffer"]
+__all__ = ["HAND", "HANDOFF_SECONDS", "OFFER", "OFFER_PLACE", "OFFER_SECONDS", "Ack", "Ending", "PlaceOffer"]
 
 #: First lease of a directly delivered message, until its worker renews it with the usual duration.
 HANDOFF_SECONDS: Final = 5.0
@@ -66,3 +68,18 @@ class PlaceOffer:
     #: message is recorded, see ``messaging.delivery.transport.CLAIM``), ``seconds`` (its first lease),
     #: ``holder`` (the beginning of its tag).
     text: str
+
+
+#: What acknowledges a delivery: key of the index, key of the held messages, tag.
+Ack = tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The end of a delivery, as part of the script that stores its result."""
+
+    ack: Ack
+    #: None: do not offer the place.
+    offer: PlaceOffer | None
+    #: Call it once with whether the result was stored; if not, Celery acknowledges the delivery.
+    end: Callable[[bool], None]

@@ -40,7 +40,7 @@ from nekro_agent.durations import POLL_SECONDS, RETRY_SECONDS
 
 if TYPE_CHECKING:
     from broker_config.redis_endpoint import RedisEndpoint
-    from messaging.delivery.endings import Ending
+    from messaging.delivery.offers import Ending
 
 __all__ = [
     "COMPRESSED_TYPE",

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 import select
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -33,6 +34,7 @@ BLOCK_SECONDS: Final = 1.0
 TRUSTED_SECONDS: Final = 10.0
 #: A connection that received data this recently is not checked before a command is sent, for speed.
 RESTING_SECONDS: Final = 0.001
+logger = logging.getLogger(__name__)
 #: Error replies of a server that is not the primary, or is not ready yet.
 _ELSEWHERE: Final = (NotPrimaryError, redis.BusyLoadingError)
 
@@ -61,8 +63,8 @@ class RedisLink:
         Args:
             broker: connection settings, and the time limit for replies (``socket_timeout_seconds``).
             url: URL of the broker or the results.
-            on_message: called with each message on channels that the connection subscribed to; it
-                must not raise.
+            on_message: called with each message on channels that the connection subscribed to; its errors
+                are logged.
             asks_run_id: whether to read the server's run id on each new connection; needed for
                 ``ends_with_run_id``.
         """
@@ -304,7 +306,7 @@ class _Exchange(asyncio.Protocol):
             self._reader.feed(data)
             while self.is_open and (reply := self._reader.gets()) is not False:
                 if self._on_message is not None and type(reply) is list and reply[0] == b"message":
-                    self._on_message(reply[2])
+                    self._deliver(self._on_message, reply)
                 else:
                     self._hand_out(reply)
         except Exception as exc:  # a protocol error: the rest of the stream cannot be interpreted
@@ -314,6 +316,13 @@ class _Exchange(asyncio.Protocol):
         """Fail pending commands."""
         reason = "Redis closed the connection" if exc is None else f"the connection to Redis broke: {exc}"
         self._end(redis.ConnectionError(reason))
+
+    def _deliver(self, on_message: Callable[[bytes], None], published: list[bytes]) -> None:
+        _, channel, message = published
+        try:
+            on_message(message)
+        except Exception:  # later messages must still be handled
+            logger.exception("a message on %s could not be handled", channel.decode())
 
     def _hand_out(self, reply: Any) -> None:
         waiter, _, _ = self._due.popleft()

@@ -45,9 +45,8 @@ class Subscription:
             on_subscribed: called after each subscription; earlier messages may have been missed.
         """
         self.channel = channel
-        self._on_message = on_message
         self._on_subscribed = on_subscribed
-        self._link = RedisLink(broker, url, on_message=self._pass_on)
+        self._link = RedisLink(broker, url, on_message=on_message)
         self._proved_at = float("-inf")
         #: When the newest answered ping was sent.
         self._asked_at = float("-inf")
@@ -101,9 +100,3 @@ class Subscription:
             return False
         self._asked_at = asked_at
         return True
-
-    def _pass_on(self, message: bytes) -> None:
-        try:
-            self._on_message(message)
-        except Exception:  # later messages must still be handled
-            logger.exception("a message on %s could not be handled", self.channel)

@@ -468,3 +468,25 @@ async def test_abort_fails_pending_commands(world: World, key: str) -> None:
     link.abort()
     assert isinstance((await outcomes(popping))[0], redis.ConnectionError)
     await world.relay.clients[0].is_gone.wait()
+
+
+@on_both_loops
+async def test_a_failing_subscriber_gets_the_next_message(
+    world: World, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    received: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def on_message(message: bytes) -> None:
+        if message == b"bad":
+            raise ValueError("cannot be read")
+        received.put_nowait(message)
+
+    subscriber = RedisLink(BrokerSettings(), world.relay.url, on_message=on_message)
+    try:
+        await subscriber.execute("SUBSCRIBE", key)
+        for message in ("bad", "good"):
+            assert await world.link().execute("PUBLISH", key, message) == 1
+        assert await received.get() == b"good"
+    finally:
+        subscriber.abort()
+    assert f"a message on {key} could not be handled" in caplog.text

@@ -616,3 +616,11 @@ exec(compile("\\n" * 9_999_999 + "echo(5)", "<code>", "exec"))  # no line of it,
 """
     await box.run(code, dispatch=dispatch)
     assert lines == [2, 4, 5, 9, 11, None, None]
+
+
+async def test_a_forbidden_call_ends_the_run_and_is_not_dispatched(box: Lab) -> None:
+    result = await box.run(
+        "echo('fine')\necho('secret')\necho('late')", is_forbidden=lambda text: b"secret" in text
+    )
+    assert (result.stop_type, result.calls) == (StopType.SECURITY, 2)
+    assert [args for _, args, _ in box.calls] == [("fine",)]

@@ -202,10 +202,19 @@ class Dispatcher:
         self._approvals = approvals
 
     def for_run(
-        self, scope: CallScope, entries: Iterable[MethodEntry], *, observer: CallObserver | None = None
+        self,
+        scope: CallScope,
+        entries: Iterable[MethodEntry],
+        *,
+        observer: CallObserver | None = None,
+        before_call: Callable[[], Awaitable[None]] | None = None,
     ) -> RunCalls:
-        """Return the stubs of one run and the object that dispatches their calls, which ``observer`` sees."""
-        return RunCalls(self, scope, list(entries), self._registry, observer)
+        """Return the stubs of one run and the object that dispatches their calls, which ``observer`` sees.
+
+        Args:
+            before_call: awaited before each call; if it raises, the call is not made.
+        """
+        return RunCalls(self, scope, list(entries), self._registry, observer, before_call)
 
     def lane_of(self, entry: MethodEntry) -> str:
         """Name of the lane that a method's calls use."""
@@ -347,10 +356,12 @@ class RunCalls:
         entries: Sequence[MethodEntry],
         registry: Registry,
         observer: CallObserver | None,
+        before_call: Callable[[], Awaitable[None]] | None,
     ) -> None:
         self._dispatcher = dispatcher
         self._scope = scope
         self._observer = observer
+        self._before_call = before_call
         self._entries: dict[str, MethodEntry] = {}
         self.stubs: list[StubMethod] = []
         #: The call that waits for approval, and the lock of those that ask.
@@ -382,6 +393,8 @@ class RunCalls:
 
     async def dispatch(self, call: StubCall) -> StubResult:
         """Execute one call of the sandbox; failures of the call are returned, not raised."""
+        if self._before_call is not None:
+            await self._before_call()
         entry = self._entries[call.token]
         await self._dispatcher.refresh()
         lane = self._dispatcher.lane_of(entry)

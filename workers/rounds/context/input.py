@@ -12,7 +12,7 @@ from agent.rounds import RoundAnswer, RoundInput
 from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.ports import ChatInfo
 from nekro_agent.schemas.agent_ctx import AgentCtx
-from sandbox.models import Dispatch, KeptVariables, StubCall, StubResult
+from sandbox.models import KeptVariables
 from storage.engine import Database
 from storage.repositories.rounds import ClaimedRound
 from workers.calls.dispatch import CallRecord, CallScope, Dispatcher
@@ -102,7 +102,8 @@ class RoundInputs:
             wakes_agent=may_wake,
         )
         await self._dispatcher.refresh()
-        calls = self._dispatcher.for_run(scope, entries, observer=events)
+        # A sandbox keeps running while its worker is suspended.
+        calls = self._dispatcher.for_run(scope, entries, observer=events, before_call=lease.ensure)
         vision = self._pictures.vision(chat.model_group)
         round_input = RoundInput(
             round_id=round_.id,
@@ -116,7 +117,7 @@ class RoundInputs:
             history=await self._pictures.load(chat.chat_key, past.messages, sees=vision.sees),
             plugins=self._plugin_briefs(entries, ctx, awake),
             methods=calls.stubs,
-            dispatch=_guarded(calls.dispatch, lease),
+            dispatch=calls.dispatch,
             previous=turn.previous,
             observations=turn.loose,
             variables=await self._variables(round_.turn_id),
@@ -177,16 +178,6 @@ class RoundInputs:
                 )
             )
         return briefs
-
-
-def _guarded(dispatch: Dispatch, lease: HeldLease) -> Dispatch:
-    """Check the lease before each call: a sandbox keeps running while its worker is suspended."""
-
-    async def guarded(call: StubCall) -> StubResult:
-        await lease.ensure()
-        return await dispatch(call)
-
-    return guarded
 
 
 def _chat_brief(chat: ChatInfo) -> ChatBrief:
