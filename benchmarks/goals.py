@@ -151,7 +151,14 @@ def _run(module: str, *words: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="nekro-bench-") as name:
         path = Path(name) / "figures.json"
         command = [sys.executable, "-m", f"benchmarks.{module}", *words, "--json", str(path)]
-        subprocess.run(command, cwd=ROOT, check=True, stdout=sys.stderr)
+        with subprocess.Popen(command, cwd=ROOT, stdout=sys.stderr) as part:
+            try:
+                code = part.wait()
+            except BaseException:
+                part.terminate()  # it stops its workers; `subprocess.run` would kill it, and they would stay
+                raise
+        if code:
+            raise subprocess.CalledProcessError(code, command)
         figures: dict[str, Any] = json.loads(path.read_text("utf-8"))
         return figures
 

@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import WAIT_SECONDS, wait_until
 
 from benchmarks.goals import as_text, goals_of
+
+SLOW_TO_STOP = """
+import signal, sys, time
+from pathlib import Path
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+try:
+    Path("started").touch()
+    time.sleep(600)
+finally:
+    time.sleep(1)
+    Path("stopped").touch()
+"""
+RUN_PART = """
+import sys
+from pathlib import Path
+from benchmarks import goals
+goals.ROOT = Path(sys.argv[1])
+goals.interrupted_by_sigterm()
+goals._run("slow")
+"""
 
 
 def rpc_report(*, calls: float) -> dict[str, Any]:
@@ -90,3 +114,16 @@ def test_an_unmeasured_goal_is_not_reached() -> None:
 def test_the_table_shows_ratio_limit_and_figure() -> None:
     (line,) = [line for line in as_text(goals_of(figures())).splitlines() if line.startswith("10,000")]
     assert line.split("calls  ")[1].split() == ["6000", "(5500–6500)", "≤", "6250", "reached", "12", "s"]
+
+
+def test_a_part_that_is_interrupted_stops_what_it_started(tmp_path: Path) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "__init__.py").touch()
+    (tmp_path / "benchmarks" / "slow.py").write_text(SLOW_TO_STOP)
+    command = [sys.executable, "-c", RUN_PART, str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as goals:
+        wait_until(lambda: (tmp_path / "started").exists(), what="the part to start")
+        goals.terminate()
+        goals.communicate(timeout=WAIT_SECONDS)
+    assert goals.returncode != 0
+    assert (tmp_path / "stopped").exists()
