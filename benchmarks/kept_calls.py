@@ -99,7 +99,7 @@ class Fleet:
         return self._noted()[-1], cpu_seconds(rounds.pid) - before
 
     def _noted(self) -> list[float]:
-        return [float(line) for line in self._figures.read_text().splitlines()]
+        return [float(line) for line in self._figures.read_text().split()]
 
     def _command(self, *words: str) -> None:
         subprocess.run([_NEKRO, *words], env=self._environment, check=True, stdout=sys.stderr)

@@ -166,6 +166,11 @@ class EventStream(Iterator[Event]):
         self._events = self._read(http)
 
     @property
+    def has_begun(self) -> bool:
+        """Whether a gateway has answered: events that are not kept come from then on."""
+        return self._cursor.has_begun
+
+    @property
     def last_number(self) -> int | None:
         """Number of the last kept event that came; pass it as ``after`` to go on in another process."""
         return self._cursor.last_number

@@ -71,6 +71,8 @@ class StreamCursor:
         self._delay = _FIRST_DELAY_SECONDS
         self._opened_at = self._heard_at = time.monotonic()
         self._parser = EventParser()
+        #: Whether a gateway has answered with the stream.
+        self.has_begun = False
 
     def connect(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
         """Begin a connection; returns the parameters and headers of its request."""
@@ -110,6 +112,7 @@ class StreamCursor:
         if failure is not None:
             raise failure
         require_stream(response)
+        self.has_begun = True
 
     def _sent(self, chunk: bytes) -> Iterator[ServerEvent]:
         """Yield the server-sent events that a chunk completes; each is remembered as the last one.

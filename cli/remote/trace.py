@@ -45,14 +45,18 @@ async def _follow(printer: TurnPrinter, turn: Turn, *, after: int) -> None:
 async def _batches(
     client: AsyncClient, chat_key: str, *, after: int
 ) -> AsyncGenerator[list[dict[str, Any]], None]:
-    """Yield each event of a chat alone, and an empty batch when none came for a while."""
+    """Yield each event of a chat alone, and an empty batch when none came for a while.
+
+    The first batch comes when events are received: a program's output is not missed from then on.
+    """
     async with client.chat(chat_key).events(after=after) as events:
         coming = asyncio.ensure_future(anext(events))
         try:
             while True:
                 await asyncio.wait({coming}, timeout=REFRESH_SECONDS)
                 if not coming.done():
-                    yield []
+                    if events.has_begun:
+                        yield []
                     continue
                 yield [(await coming).model_dump()]
                 coming = asyncio.ensure_future(anext(events))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import WAIT_SECONDS, eventually
+from waiting import WAIT_SECONDS, eventually, wait_until
 from worker_fleet import Fleet, build_fleet
 
 from cli.exit_codes import ExitCode
@@ -379,8 +379,13 @@ async def test_plugins_are_disabled_and_enabled_in_the_whole_fleet_while_it_runs
         await eventually(lambda: todo.journal().count("old cleanup") == 3)
         assert await is_disabled() and await is_disabled()
         await eventually(lambda: todo.journal().count("old disabled") == 1)
-        listed = run_command(fleet, "plugins", "list", code=ExitCode.PLUGIN)
-        assert re.search(r"^Ada\.todo +disabled", listed, re.MULTILINE)
+
+        def is_listed() -> bool:
+            listed = run_command(fleet, "plugins", "list", code=ExitCode.PLUGIN)
+            return re.search(r"^Ada\.todo +disabled", listed, re.MULTILINE) is not None
+
+        # A worker publishes what it serves after the plugin's own clean-up.
+        wait_until(is_listed, what="the list to show that the plugin is disabled")
         fleet.start("methods")
         assert todo.journal().count("old init") == 3
         run_command(fleet, "plugins", "enable", "Ada.todo")
