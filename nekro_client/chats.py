@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
@@ -14,7 +14,7 @@ from nekro_client import endpoints
 from nekro_client.bodies import file_part, message_body
 from nekro_client.connections import Connection, connecting
 from nekro_client.downloads import Download
-from nekro_client.errors import ApiError, ClientError, ConflictError, InvalidAnswerError
+from nekro_client.errors import ClientError, ConflictError, InvalidAnswerError
 from nekro_client.models import (
     Event,
     FileInfo,
@@ -27,8 +27,8 @@ from nekro_client.models import (
     StreamTicket,
     TurnSummary,
 )
-from nekro_client.operations import Backoff, segment, unreachable
-from nekro_client.streams import STREAM_TIMEOUT, EventCursor
+from nekro_client.operations import Backoff, segment
+from nekro_client.streams import STREAM_TIMEOUT, EventCursor, Stream
 from nekro_client.uploads import Upload
 
 __all__ = ["Chat", "EventStream", "Files"]
@@ -157,67 +157,18 @@ class Chat:
         return self._connection.send(endpoints.reset_chat(self.key))
 
 
-class EventStream(Iterator[Event]):
+class EventStream(Stream[Event]):
     """Events of a chat; also a context manager."""
 
     def __init__(self, http: httpx.Client, cursor: EventCursor) -> None:
         """Connect at the first event."""
+        super().__init__(http, cursor)
         self._cursor = cursor
-        self._events = self._read(http)
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether a gateway has answered: events that are not kept come from then on."""
-        return self._cursor.has_begun
 
     @property
     def last_number(self) -> int | None:
         """Number of the last kept event that came; pass it as ``after`` to go on in another process."""
         return self._cursor.last_number
-
-    def __next__(self) -> Event:
-        """Wait for the next event.
-
-        Raises:
-            ApiError: the gateway refuses the stream.
-            UnreachableError: it was out of reach for ``give_up_seconds``.
-            InvalidAnswerError: something else than a gateway answered.
-        """
-        return next(self._events)
-
-    def __enter__(self) -> EventStream:
-        """Return the stream."""
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        """End the stream."""
-        self.close()
-
-    def close(self) -> None:
-        """End the stream; closed twice is no error."""
-        self._events.close()
-
-    def _read(self, http: httpx.Client) -> Generator[Event, None, None]:
-        cursor = self._cursor
-        while not cursor.is_over:
-            params, headers = cursor.connect()
-            error: ClientError | None = None
-            try:
-                with http.stream(
-                    "GET", cursor.path, params=params, headers=headers, timeout=cursor.timeout()
-                ) as response:
-                    if not response.is_success:
-                        response.read()
-                    cursor.accept(response)
-                    for chunk in response.iter_bytes():
-                        yield from cursor.take(chunk)
-                        if cursor.is_late:
-                            break
-            except httpx.RequestError as exc:
-                error = unreachable(cursor.path, exc)
-            except ApiError as exc:
-                error = exc
-            time.sleep(cursor.delay_after(error))
 
 
 class Files:

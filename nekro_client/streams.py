@@ -6,8 +6,9 @@ import asyncio
 import math
 import random
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Generator, Iterator, Mapping
-from typing import Final, TypeVar
+from typing import Final, Generic, Self, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
@@ -26,9 +27,11 @@ from nekro_client.sse import EventParser, EventTooLargeError, ServerEvent
 __all__ = [
     "STREAM_TIMEOUT",
     "AsyncChangeStream",
+    "AsyncStream",
     "ChangeCursor",
     "ChangeStream",
     "EventCursor",
+    "Stream",
     "StreamCursor",
     "TurnWait",
     "require_stream",
@@ -52,7 +55,7 @@ _GIVE_UP_SECONDS: Final = 300.0
 _GOOD_SECONDS: Final = 5.0
 
 
-class StreamCursor:
+class StreamCursor(ABC, Generic[T]):
     """A reader's wait for a stream over any number of connections, of any kind of stream."""
 
     def __init__(self, path: str, *, give_up_seconds: float | None, seconds: float | None = None) -> None:
@@ -82,6 +85,14 @@ class StreamCursor:
         if "." in self._last_id:  # of a chat it tells more than the number: whether the event was lost
             headers["last-event-id"] = self._last_id
         return {}, headers
+
+    @abstractmethod
+    def take(self, chunk: bytes) -> Iterator[T]:
+        """Yield what a chunk completes.
+
+        Raises:
+            InvalidAnswerError: the stream has something else.
+        """
 
     @property
     def is_over(self) -> bool:
@@ -164,7 +175,7 @@ class StreamCursor:
         return min(delay, max(self._left(), 0.0))
 
 
-class EventCursor(StreamCursor):
+class EventCursor(StreamCursor[Event]):
     """Position of a reader: asks each connection for what follows, and drops what came already."""
 
     def __init__(
@@ -230,7 +241,7 @@ class EventCursor(StreamCursor):
             raise InvalidAnswerError(f"{self.path} sent something else than events: {exc}") from exc
 
 
-class ChangeCursor(StreamCursor):
+class ChangeCursor(StreamCursor[Change]):
     """Position of a reader of changes."""
 
     def __init__(self, *, give_up_seconds: float | None) -> None:
@@ -249,25 +260,30 @@ class ChangeCursor(StreamCursor):
             yield change
 
 
-class ChangeStream(Iterator[Change]):
-    """Hints about changes; also a context manager."""
+class Stream(Iterator[T]):
+    """What a gateway streams; also a context manager."""
 
-    def __init__(self, http: httpx.Client, cursor: ChangeCursor) -> None:
-        """Connect at the first hint."""
-        self._cursor = cursor
-        self._changes = self._read(http)
+    def __init__(self, http: httpx.Client, cursor: StreamCursor[T]) -> None:
+        """Connect when the first is asked for."""
+        self._reader = cursor
+        self._coming = self._read(http)
 
-    def __next__(self) -> Change:
-        """Wait for the next hint.
+    @property
+    def has_begun(self) -> bool:
+        """Whether a gateway has answered: what is not kept comes from then on."""
+        return self._reader.has_begun
+
+    def __next__(self) -> T:
+        """Wait for the next one.
 
         Raises:
             ApiError: the gateway refuses the stream, because the key was revoked for example.
             UnreachableError: it was out of reach for ``give_up_seconds``.
             InvalidAnswerError: something else than a gateway answered.
         """
-        return next(self._changes)
+        return next(self._coming)
 
-    def __enter__(self) -> ChangeStream:
+    def __enter__(self) -> Self:
         """Return the stream."""
         return self
 
@@ -277,11 +293,11 @@ class ChangeStream(Iterator[Change]):
 
     def close(self) -> None:
         """End the stream; closed twice is no error."""
-        self._changes.close()
+        self._coming.close()
 
-    def _read(self, http: httpx.Client) -> Generator[Change, None, None]:
-        cursor = self._cursor
-        while True:
+    def _read(self, http: httpx.Client) -> Generator[T, None, None]:
+        cursor = self._reader
+        while not cursor.is_over:
             params, headers = cursor.connect()
             error: ClientError | None = None
             try:
@@ -293,6 +309,8 @@ class ChangeStream(Iterator[Change]):
                     cursor.accept(response)
                     for chunk in response.iter_bytes():
                         yield from cursor.take(chunk)
+                        if cursor.is_late:
+                            break
             except httpx.RequestError as exc:
                 error = unreachable(cursor.path, exc)
             except ApiError as exc:
@@ -300,25 +318,30 @@ class ChangeStream(Iterator[Change]):
             time.sleep(cursor.delay_after(error))
 
 
-class AsyncChangeStream(AsyncIterator[Change]):
-    """Hints about changes; also a context manager."""
+class AsyncStream(AsyncIterator[T]):
+    """What a gateway streams; also a context manager."""
 
-    def __init__(self, http: httpx.AsyncClient, cursor: ChangeCursor) -> None:
-        """Connect at the first hint."""
-        self._cursor = cursor
-        self._changes = self._read(http)
+    def __init__(self, http: httpx.AsyncClient, cursor: StreamCursor[T]) -> None:
+        """Connect when the first is asked for."""
+        self._reader = cursor
+        self._coming = self._read(http)
 
-    async def __anext__(self) -> Change:
-        """Wait for the next hint.
+    @property
+    def has_begun(self) -> bool:
+        """Whether a gateway has answered: what is not kept comes from then on."""
+        return self._reader.has_begun
+
+    async def __anext__(self) -> T:
+        """Wait for the next one.
 
         Raises:
             ApiError: the gateway refuses the stream, because the key was revoked for example.
             UnreachableError: it was out of reach for ``give_up_seconds``.
             InvalidAnswerError: something else than a gateway answered.
         """
-        return await anext(self._changes)
+        return await anext(self._coming)
 
-    async def __aenter__(self) -> AsyncChangeStream:
+    async def __aenter__(self) -> Self:
         """Return the stream."""
         return self
 
@@ -328,11 +351,11 @@ class AsyncChangeStream(AsyncIterator[Change]):
 
     async def close(self) -> None:
         """End the stream; closed twice is no error."""
-        await self._changes.aclose()
+        await self._coming.aclose()
 
-    async def _read(self, http: httpx.AsyncClient) -> AsyncGenerator[Change, None]:
-        cursor = self._cursor
-        while True:
+    async def _read(self, http: httpx.AsyncClient) -> AsyncGenerator[T, None]:
+        cursor = self._reader
+        while not cursor.is_over:
             params, headers = cursor.connect()
             error: ClientError | None = None
             try:
@@ -343,13 +366,23 @@ class AsyncChangeStream(AsyncIterator[Change]):
                         await response.aread()
                     cursor.accept(response)
                     async for chunk in response.aiter_bytes():
-                        for change in cursor.take(chunk):
-                            yield change
+                        for one in cursor.take(chunk):
+                            yield one
+                        if cursor.is_late:
+                            break
             except httpx.RequestError as exc:
                 error = unreachable(cursor.path, exc)
             except ApiError as exc:
                 error = exc
             await asyncio.sleep(cursor.delay_after(error))
+
+
+class ChangeStream(Stream[Change]):
+    """Hints about changes."""
+
+
+class AsyncChangeStream(AsyncStream[Change]):
+    """Hints about changes."""
 
 
 def require_stream(response: httpx.Response) -> None:
