@@ -74,8 +74,6 @@ class StreamCursor(ABC, Generic[T]):
         self._delay = _FIRST_DELAY_SECONDS
         self._opened_at = self._heard_at = time.monotonic()
         self._parser = EventParser()
-        #: Whether a gateway has answered with the stream.
-        self.has_begun = False
 
     def connect(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
         """Begin a connection; returns the parameters and headers of its request."""
@@ -123,7 +121,6 @@ class StreamCursor(ABC, Generic[T]):
         if failure is not None:
             raise failure
         require_stream(response)
-        self.has_begun = True
 
     def _sent(self, chunk: bytes) -> Iterator[ServerEvent]:
         """Yield the server-sent events that a chunk completes; each is remembered as the last one.
@@ -268,11 +265,6 @@ class Stream(Iterator[T]):
         self._reader = cursor
         self._coming = self._read(http)
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether a gateway has answered: what is not kept comes from then on."""
-        return self._reader.has_begun
-
     def __next__(self) -> T:
         """Wait for the next one.
 
@@ -325,11 +317,6 @@ class AsyncStream(AsyncIterator[T]):
         """Connect when the first is asked for."""
         self._reader = cursor
         self._coming = self._read(http)
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether a gateway has answered: what is not kept comes from then on."""
-        return self._reader.has_begun
 
     async def __anext__(self) -> T:
         """Wait for the next one.

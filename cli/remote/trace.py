@@ -26,7 +26,8 @@ def run(args: Args, deps: Deps) -> int:
         turn = client.turns.get(args.turn_id)
         if args.follow and not is_ended(turn):
             last = client.chat(turn.chat_key).last_event_number()
-            run_async(_follow(printer, turn, after=last))
+            # With the newest event, which comes when the gateway has begun to send also live ones.
+            run_async(_follow(printer, turn, after=max(0, last - 1)))
         else:
             printer.show(turn)
     return 0
@@ -47,16 +48,16 @@ async def _batches(
 ) -> AsyncGenerator[list[dict[str, Any]], None]:
     """Yield each event of a chat alone, and an empty batch when none came for a while.
 
-    The first batch comes when events are received: a program's output is not missed from then on.
+    The first batch has an event: a program's output is not missed from then on.
     """
     async with client.chat(chat_key).events(after=after) as events:
         coming = asyncio.ensure_future(anext(events))
         try:
+            await asyncio.wait({coming})
             while True:
                 await asyncio.wait({coming}, timeout=REFRESH_SECONDS)
                 if not coming.done():
-                    if events.has_begun:
-                        yield []
+                    yield []
                     continue
                 yield [(await coming).model_dump()]
                 coming = asyncio.ensure_future(anext(events))

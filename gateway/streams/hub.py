@@ -157,6 +157,8 @@ class EventHub:
         with self._reading(chat_key, newest, position) as (channel, reader), ExitStack() as held:
             if owner is not None:
                 held.enter_context(self.owned(owner, reader.end))
+            if with_live:  # the first reader of a gateway begins the subscription
+                await self.listening()
             while not (self._is_closed or reader.is_ended):
                 for event in await self._following(channel, reader):
                     reader.position = event.number or reader.position
