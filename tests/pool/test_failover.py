@@ -47,6 +47,8 @@ async def test_calls_missing_on_a_promoted_replica_are_published_again(
         old = await asyncio.to_thread(sentinel_group.cut_off)
         tasks = [asyncio.create_task(caller.call(call, lane=Lane.METHODS)) for call in lost]
         while sum(pending.place is not None for pending in caller._pending.values()) < len(lost):
+            failed = [task.exception() for task in tasks if task.done()]
+            assert not failed, failed
             await asyncio.sleep(0.01)
         old.kill()
         await asyncio.to_thread(sentinel_group.wait_for_failover, old)
