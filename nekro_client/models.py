@@ -583,7 +583,7 @@ class EventType(StrEnum):
 
 
 class ChangeKind(StrEnum):
-    """What has changed: a list to read again. Those of the first group are told per chat."""
+    """What has changed: a list to read again. Those of the first group are sent per chat."""
 
     #: The chat's messages, so its entry in the list of chats too.
     CHATS = "chats"

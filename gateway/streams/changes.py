@@ -1,4 +1,4 @@
-"""The stream of changes: hints about all chats and the fleet, so that nobody has to ask again and again.
+"""The stream of changes: hints about all chats and the fleet, so that clients need not poll.
 
 Events of chats are announced by the processes that write them. Everything else is watched: once per process,
 and only while there are readers who may hear of it, the gateway reads the fingerprints of
@@ -40,7 +40,7 @@ _MOST_PASSED_ON: Final = 1_000
 #: Every so many rounds of watching, announcements of events are looked for that were lost.
 _LOST_EVERY: Final = 5
 #: How far back that looks: three such searches. An event that takes longer from its time to its commit is
-#: told only with the chat's next one.
+#: sent only with the chat's next one.
 _LOST_SECONDS: Final = 15.0
 _KINDS: Final[Mapping[str, ChangeKind]] = {
     EventType.MESSAGE_RECEIVED: ChangeKind.CHATS,
