@@ -185,7 +185,7 @@ class EventHub:
         """
         newest = await self.newest(chat_key)
         with self._reading(chat_key, newest, newest.number) as (_, reader):
-            await self._watch.listening(seconds=FRESH_SECONDS)
+            await self.listening()
             yield reader
 
     async def _following(self, channel: Channel, reader: Reader) -> Sequence[StreamEvent]:
