@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from console_world import PHONE, Console
 from waiting import wait_until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Route
 
 LANES = ("methods", "methods", "long", "rounds")
 #: Whether a picture of the plugin is drawn.
@@ -116,6 +120,24 @@ def test_an_approval_is_decided_on_a_phone_and_the_call_runs_once(console: Conso
         assert decided["decided_by"].startswith("key:")
         page.get_by_role("button", name="Menu").tap()
         page.locator(".sidebar.is-open").wait_for()
+        window.check()
+
+
+def test_the_answer_to_a_decision_that_comes_late_does_not_bring_back_what_was(console: Console) -> None:
+    with console.window() as window:
+        console.say("late", "Order leeks.", "order('leeks')")
+        page = window.go("#/approvals")
+        held: list[Route] = []
+        page.route("**/decision", lambda route: held.append(route))
+        page.locator(".list-link", has_text="late").click()
+        page.get_by_role("button", name="Approve").click()
+        wait_until(lambda: page.wait_for_timeout(20) or bool(held))
+        response = held[0].fetch()
+        card = page.locator(".approval")
+        card.locator("dd .badge", has_text="Done").wait_for()
+        held[0].fulfill(response=response)
+        page.get_by_text("Approved. It runs now.").wait_for()
+        assert card.locator("dd .badge", has_text="Done").is_visible()
         window.check()
 
 

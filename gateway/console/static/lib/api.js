@@ -51,6 +51,25 @@ export const patch = (where, body) => api(where, { method: "PATCH", body });
 export const put = (where, body) => api(where, { method: "PUT", body });
 export const remove = (where) => api(where, { method: "DELETE" });
 
+/**
+ * Return a function that reads, and shows what was read. It may be called while an answer of it is on its way: one
+ * that a later one has overtaken is dropped, so that what is shown never goes back in time.
+ *
+ * For the same reason the answer to a request that changes something is not shown: what follows from the change
+ * may have been read before that answer comes.
+ */
+export function newest(read, show, signal = null) {
+  let started = 0;
+  let shown = 0;
+  return async () => {
+    const number = started += 1;
+    const answer = await read();
+    if (signal?.aborted || number < shown) return;
+    shown = number;
+    show(answer);
+  };
+}
+
 /** Send a request to any path of this origin and return its Response; others than 2xx become an ApiError. */
 export async function send(url, { method = "GET", body, form, signal, key, headers = {}, quiet = false, withoutToken = false } = {}) {
   const all = { Accept: "application/json", ...headers };

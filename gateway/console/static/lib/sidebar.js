@@ -1,6 +1,6 @@
 /** The navigation: beside the page, or a drawer on a narrow screen. */
 
-import { get } from "./api.js";
+import { get, newest } from "./api.js";
 import { whenChanged } from "./changes.js";
 import { el, fill, setText } from "./dom.js";
 import { icon } from "./icons.js";
@@ -52,13 +52,16 @@ export function sidebar() {
     node.querySelector("a").focus();
   }
 
+  const readPending = newest(() => get("/approvals", { state: "pending", limit: 50 }), ({ items, next_cursor: more }) => {
+    pending.hidden = items.length === 0;
+    setText(pending, more ? "50+" : items.length);
+    pending.setAttribute("aria-label", `${items.length} pending`);
+  });
+
   async function count() {
     if (document.body.classList.contains("is-login")) return;
     try {
-      const { items, next_cursor: more } = await get("/approvals", { state: "pending", limit: 50 });
-      pending.hidden = items.length === 0;
-      setText(pending, more ? "50+" : items.length);
-      pending.setAttribute("aria-label", `${items.length} pending`);
+      await readPending();
     } catch {
       pending.hidden = true; // the page that is shown reports what is wrong
     }

@@ -1,6 +1,6 @@
 /** One plugin: state and versions, configuration, methods that can be tried. */
 
-import { get, patch, path, post } from "../lib/api.js";
+import { get, newest, patch, path, post } from "../lib/api.js";
 import { whenChanged } from "../lib/changes.js";
 import { el, fill } from "../lib/dom.js";
 import { count, several } from "../lib/format.js";
@@ -17,17 +17,17 @@ export async function show(place, { params, signal, setTitle }) {
   fill(place, loading(5));
   const state = el("div");
   const head = el("div");
-  const draw = async () => {
-    const [{ items }, methods] = await Promise.all([get("/plugins", {}, signal), get("/methods", { text: `${key}.` }, signal)]);
+  let own = [];
+  const read = () => Promise.all([get("/plugins", {}, signal), get("/methods", { text: `${key}.` }, signal)]);
+  const draw = newest(read, ([{ items }, methods]) => {
     const plugin = items.find((one) => one.key === key);
     if (!plugin) throw Object.assign(new Error(`No worker serves the plugin ${key}.`), { status: 404 });
     setTitle(plugin.name || key);
-    const own = methods.items.filter((one) => one.plugin === key);
+    own = methods.items.filter((one) => one.plugin === key);
     fill(head, headOf(plugin, draw));
     fill(state, plugin.error ? el("div.banner", { data: { tone: "bad" } }, plugin.error) : null, versions(plugin));
-    return own;
-  };
-  const own = await draw();
+  }, signal);
+  await draw();
   if (signal.aborted) return;
   fill(place, head, state, await configuration(key, signal), methodList(own));
   // Also some time after a decision, when the workers have published what follows from it.

@@ -1,6 +1,6 @@
 /** A turn: everything that one message, call, timer or job caused, as it happens and afterwards. */
 
-import { get, path, post } from "../lib/api.js";
+import { get, newest, path, post } from "../lib/api.js";
 import { el, fill, setText } from "../lib/dom.js";
 import { between, cost, count, duration, several, short, when } from "../lib/format.js";
 import { messageView, withoutCode } from "../lib/messages.js";
@@ -34,6 +34,7 @@ class TurnPage {
     this.timer = null;
     this.isDrawing = false;
     this.dirty = new Set();
+    this.reload = newest(() => this.read(), (tree) => { this.model.load(tree); this.draw(); }, signal);
   }
 
   async start() {
@@ -214,13 +215,6 @@ class TurnPage {
       this.reload().catch((error) => { if (error.name !== "AbortError") this.schedule(5 * RELOAD_MILLISECONDS); });
     }, milliseconds);
     this.signal.addEventListener("abort", () => clearTimeout(this.timer), { once: true });
-  }
-
-  async reload() {
-    const tree = await this.read();
-    if (this.signal.aborted) return;
-    this.model.load(tree);
-    this.draw();
   }
 
   reveal(callId) {

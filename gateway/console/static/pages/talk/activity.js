@@ -1,6 +1,6 @@
 /** What the agent does now in a chat: the running turn with its calls, their progress, jobs, approvals. */
 
-import { get } from "../../lib/api.js";
+import { get, newest } from "../../lib/api.js";
 import { el, fill, setText } from "../../lib/dom.js";
 import { inlineArguments } from "../../lib/values.js";
 import { href } from "../../lib/router.js";
@@ -22,6 +22,7 @@ export class Activity {
     this.working = el("div.working", { role: "status", hidden: true });
     this.asked = el("div.talk-approvals");
     this.jobs = el("ul.talk-jobs", { role: "list" });
+    this.againJobs = newest(() => get("/jobs", { chat_key: chatKey, open: true }, signal), ({ items }) => this.drawJobs(items), signal);
     this.node = el("div.activity", {}, this.working, this.asked, this.jobs);
   }
 
@@ -79,10 +80,13 @@ export class Activity {
     this.timer = setTimeout(() => { this.timer = null; this.readJobs(); }, JOBS_MILLISECONDS);
   }
 
+  drawJobs(jobs) {
+    fill(this.jobs, jobs.filter((job) => isOpen(job.state)).map((job) => el("li.card", {}, jobRow(job, () => this.readJobs()))));
+  }
+
   async readJobs() {
     try {
-      const { items } = await get("/jobs", { chat_key: this.chatKey, open: true }, this.signal);
-      fill(this.jobs, items.filter((job) => isOpen(job.state)).map((job) => el("li.card", {}, jobRow(job, () => this.readJobs()))));
+      await this.againJobs();
     } catch (error) {
       if (error.name !== "AbortError") setText(this.jobs, ""); // a key without the scope does not see jobs
     }

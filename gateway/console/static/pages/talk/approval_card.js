@@ -1,6 +1,6 @@
 /** What a call that needs approval would run, with the controls to decide. On its own page and in chats. */
 
-import { get, path, post } from "../../lib/api.js";
+import { get, newest, path, post } from "../../lib/api.js";
 import { el, fill } from "../../lib/dom.js";
 import { href } from "../../lib/router.js";
 import { jsonOf } from "../../lib/schema_form.js";
@@ -11,7 +11,10 @@ import { acting, ask, button, copyButton, factRow, field, fold, nextId, say, tim
 
 const SCOPES = [["once", "This call only"], ["turn", "Further calls of this method in the same turn"], ["chat", "Further calls of this method in this chat"]];
 
-/** @param {object} item a request for approval in full */
+/**
+ * @param {object} item a request for approval in full
+ * @param {object} options onDecided(): a decision was made or revoked, read the request again; isCompact
+ */
 export function approvalCard(item, { onDecided, isCompact = false }) {
   const title = el("h2", { id: nextId("approval") }, item.state === "pending" ? "May this run?" : "What was asked");
   return el("section.card.approval", { aria: { labelledby: title.id }, data: { approval: item.id } },
@@ -52,10 +55,10 @@ function decision(item, onDecided) {
         Object.assign(body, { args, kwargs });
       }
     }
-    const decided = await post(`${path("/approvals", item.id)}/decision`, body);
+    await post(`${path("/approvals", item.id)}/decision`, body);
     say(verdict === "approve" ? "Approved. It runs now." : "Denied.");
     document.dispatchEvent(new Event("nekro:approvals"));
-    onDecided(decided);
+    await onDecided();
   });
   form.append(el("div.row.decide", {}, button("Approve", decide("approve"), { kind: "primary", data: { key: "approve" } }), button("Deny", decide("deny"), { kind: "danger", data: { key: "deny" } })));
   return form;
@@ -75,17 +78,17 @@ function outcome(item, onDecided) {
     ].filter(Boolean).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
     isGranted ? button("Revoke", acting(async () => {
       if (!await ask({ title: "Revoke the permission?", content: el("p", {}, "Further calls of the method need approval again."), confirm: "Revoke", danger: true })) return;
-      onDecided(await post(`${path("/approvals", item.id)}/revoke`));
+      await post(`${path("/approvals", item.id)}/revoke`);
+      await onDecided();
     }), { kind: "danger" }) : null);
 }
 
 /** A card that reads the request first, for places that know its id only. */
 export function approvalById(id, { signal, onDecided, ...options }) {
   const place = el("div");
-  const load = async () => {
-    const item = await get(path("/approvals", id), {}, signal);
-    fill(place, approvalCard(item, { ...options, onDecided: (decided) => { onDecided?.(decided); load(); } }));
-  };
+  const load = newest(() => get(path("/approvals", id), {}, signal), (item) => {
+    fill(place, approvalCard(item, { ...options, onDecided: () => { onDecided?.(); return load(); } }));
+  }, signal);
   load().catch((error) => { if (error.name !== "AbortError") fill(place, el("p.fault", {}, error.message)); });
   return place;
 }
