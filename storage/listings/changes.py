@@ -44,14 +44,16 @@ class ChangeListing(Repository):
                 once.setdefault(row[0], set()).add((statement is _timers, *row[1:]))
         return {chat_key: frozenset(rows) for chat_key, rows in once.items()}
 
-    async def approvals(self) -> dict[str, Hashable]:
-        """Return a fingerprint per chat with calls that were approved and have not ended.
+    async def approvals(self, *, since: datetime) -> dict[str, Hashable]:
+        """Return a fingerprint per chat with approved calls that have not ended or were decided since a time.
 
         Requests and decisions are events of the chat, but the start and the end of an approved call are not.
+        Calls that were decided lately are included because one may begin and end between two readings.
         """
         found: dict[str, set[Hashable]] = {}
-        for row in await self._rows(_approved_calls):
-            found.setdefault(row[0], set()).add(tuple(row[1:]))
+        for statement, parameters in ((_approved_calls, None), (_decided_calls, {"since": since})):
+            for row in await self._rows(statement, parameters):
+                found.setdefault(row[0], set()).add(tuple(row[1:]))
         return {chat_key: frozenset(rows) for chat_key, rows in found.items()}
 
     async def jobs(self) -> Hashable:
@@ -128,6 +130,15 @@ def _approved_calls(_dialect: str) -> Executable:
         .join(ApprovalRow, ApprovalRow.call_id == CallRow.id)
         .where(is_open)
         .group_by(ApprovalRow.chat_key, CallRow.state)
+    )
+
+
+@FixedStatement
+def _decided_calls(_dialect: str) -> Executable:
+    return (
+        select(ApprovalRow.chat_key, ApprovalRow.sequence, CallRow.state)
+        .join(CallRow, ApprovalRow.call_id == CallRow.id)
+        .where(ApprovalRow.decided_at > bindparam("since", type_=UtcDateTime()))
     )
 
 

@@ -29,8 +29,8 @@ BROWSER: Final = shutil.which("chromium") or shutil.which("chromium-browser") or
 DESKTOP: Final = {"width": 1280, "height": 860}
 PHONE: Final = {"width": 360, "height": 740}
 _ROOT: Final = Path(__file__).parents[2]
-#: Shorter than other waits, so that what a page shows is in the error.
-_BROWSER_MILLISECONDS: Final = 30_000
+#: Of each wait for a page.
+_BROWSER_MILLISECONDS: Final = WAIT_SECONDS * 1000
 #: Runs before any script of a page: counts what the page's policy refused.
 _WATCH: Final = """
 window.__refused = [];
