@@ -13,7 +13,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis_process import RedisServer, free_port
-from waiting import wait_until
+from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.embedded import redis_binary
 
@@ -55,7 +55,7 @@ class SentinelGroup:
                 self._start_server(number)
             for number, port in enumerate(self.sentinel_ports):
                 self._start_sentinel(number, port)
-            wait_until(self.is_complete, seconds=30, what="the Sentinels to know each other and the replicas")
+            wait_until(self.is_complete, what="the Sentinels to know each other and the replicas")
         except BaseException:
             self.__exit__()
             raise
@@ -122,7 +122,7 @@ class SentinelGroup:
                     client.replicaof("127.0.0.1", NOWHERE)  # type: ignore[no-untyped-call]
         return primary
 
-    def wait_for_failover(self, old: RedisServer, *, seconds: float = 30) -> RedisServer:
+    def wait_for_failover(self, old: RedisServer, *, seconds: float = WAIT_SECONDS) -> RedisServer:
         """Wait until the Sentinels name another primary, which accepts writes."""
 
         def promoted() -> RedisServer | None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, Protocol
+from dataclasses import replace
+from typing import Any, Final
 
 from mcp_types import (
     INVALID_PARAMS,
@@ -24,6 +23,7 @@ from mcp_types import (
 )
 
 from connectors.mcp.declarations import Sampling
+from connectors.mcp.desk import Desk, Prompt, Question
 from connectors.mcp.servers import McpServer
 from connectors.mcp.session import Exchange
 from connectors.mcp.texts import line
@@ -31,7 +31,7 @@ from nekro_agent.errors import InvalidValueError, NekroError
 from nekro_agent.execution.payer import current_payer, payer_of, paying
 from nekro_agent.schemas.agent_ctx import AgentCtx
 
-__all__ = ["Completion", "Desk", "Prompt", "Question", "Reply", "exchange_of"]
+__all__ = ["exchange_of"]
 
 _MOST_PROGRESS_CHARS: Final = 200
 _MOST_ERROR_CHARS: Final = 500
@@ -43,72 +43,6 @@ _PICTURE_TOKENS: Final = 1_000
 _TOKEN_CHARS: Final = 3
 #: Keys of declarations that allow requests.
 _KEYS: Final = {"sampling/createMessage": "sampling", "elicitation/create": "elicitation_seconds"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prompt:
-    """A server's request to a language model."""
-
-    #: In the form of OpenAI's chat API; every word is the server's.
-    messages: list[dict[str, Any]]
-    #: Longest answer, at most what the declaration allows.
-    max_tokens: int
-    temperature: float | None
-    stop: list[str] | None
-    #: Estimate of the tokens of ``messages``.
-    tokens: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Completion:
-    """A model's answer."""
-
-    text: str
-    model: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """A server's question to a person; every text is the server's."""
-
-    server: str
-    #: Name of the method that was called.
-    tool: str
-    text: str
-    #: JSON schema of the fields of the answer, of simple types; None for a question with a URL.
-    schema: Mapping[str, Any] | None = None
-    #: Address that the person is asked to open.
-    url: str | None = None
-    #: Progress of the call so far.
-    percent: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reply:
-    """What a person answered; ``cancel`` without an answer."""
-
-    action: Literal["accept", "decline", "cancel"]
-    content: dict[str, Any] | None = None
-
-
-class Desk(Protocol):
-    """Serves what servers ask for."""
-
-    async def complete(self, prompt: Prompt, *, server: str, sampling: Sampling) -> Completion:
-        """Ask a language model, within the budget of the declaration.
-
-        Raises:
-            NekroError: the budget is used up, the group of models is unknown, or the model did not answer.
-        """
-        ...
-
-    async def ask(self, question: Question, ctx: AgentCtx, *, seconds: float) -> Reply:
-        """Ask the people of the call's chat, and wait for an answer.
-
-        Raises:
-            NekroError: the call belongs to no chat, or the database does not answer.
-        """
-        ...
 
 
 def exchange_of(ctx: AgentCtx, *, server: McpServer, tool: str, desk: Desk | None) -> Exchange:

@@ -8,9 +8,14 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
 import httpx2
+from mcp.client.auth import TokenStorage
+from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
+from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
 from mcp_types import INTERNAL_ERROR
 
-__all__ = ["NOT_SENT", "http_client"]
+from connectors.mcp.declarations import OAuth, resolve
+
+__all__ = ["NOT_SENT", "auth_of", "http_client"]
 
 #: Data of an error that says that the server did not receive the request.
 NOT_SENT: Final = "nekro.not_sent"
@@ -122,3 +127,40 @@ def _error(request: httpx2.Request, text: str, *, data: Any) -> httpx2.Response:
     return httpx2.Response(
         503, headers={"content-type": "application/json"}, content=body.encode(), request=request
     )
+
+
+def auth_of(declared: OAuth | None, url: str, *, name: str) -> httpx2.Auth | None:
+    """Return what authenticates the requests of a session; None without OAuth.
+
+    The grant is ``client_credentials``, which needs no person.
+    """
+    if declared is None:
+        return None
+    return ClientCredentialsOAuthProvider(
+        url,
+        _InMemory(),
+        resolve(declared.client_id, name=name),
+        resolve(declared.client_secret, name=name),
+        scope=declared.scope,
+        issuer=resolve(declared.issuer, name=name),
+    )
+
+
+class _InMemory(TokenStorage):
+    """Keeps tokens for one session: a new one costs a request and no person's time."""
+
+    def __init__(self) -> None:
+        self._tokens: OAuthToken | None = None
+        self._client: OAuthClientInformationFull | None = None
+
+    async def get_tokens(self) -> OAuthToken | None:
+        return self._tokens
+
+    async def set_tokens(self, tokens: OAuthToken) -> None:
+        self._tokens = tokens
+
+    async def get_client_info(self) -> OAuthClientInformationFull | None:
+        return self._client
+
+    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
+        self._client = client_info

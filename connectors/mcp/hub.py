@@ -32,7 +32,7 @@ from runtime.greenlet_bridge import at_loop_close
 if TYPE_CHECKING:
     from broker_config.settings import Settings
     from connectors.mcp.connection import Connection, Opened
-    from connectors.mcp.exchanges import Desk
+    from connectors.mcp.desk import Desk
     from connectors.mcp.session import Exchange, McpSession, ServerFault
     from sandbox.programs import Program, ProgramStarter
 
@@ -292,8 +292,7 @@ class ServerHub:
         from mcp.client.streamable_http import streamable_http_client
 
         from connectors.mcp.connection import Opened
-        from connectors.mcp.http import NOT_SENT, http_client
-        from connectors.mcp.oauth import auth_of
+        from connectors.mcp.http import NOT_SENT, auth_of, http_client
 
         declaration, most_bytes = _declared(server), self._settings.mcp.message_bytes
         url = resolve(declaration.url or "", name=server.name)

@@ -10,7 +10,7 @@ import pytest
 import redis
 from redis_process import RedisServer, free_port
 from sentinel_group import SentinelGroup
-from waiting import wait_until
+from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.app import create_app
 from broker_config.redis_endpoint import RedisEndpoint
@@ -80,7 +80,7 @@ def test_the_next_connection_reaches_the_promoted_replica(group: SentinelGroup) 
             client.set("key", "value")
             await asyncio.to_thread(old.kill)
             await asyncio.to_thread(group.wait_for_failover, old)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(WAIT_SECONDS):
                 while not await written(link):
                     await asyncio.sleep(0.05)
             wait_until(lambda: _sets(client), what="the client to write")
@@ -88,7 +88,7 @@ def test_the_next_connection_reaches_the_promoted_replica(group: SentinelGroup) 
 
     asyncio.run(main())
     old.start()  # Sentinel demotes it to a replica
-    wait_until(group.is_complete, seconds=30, what="the old primary to follow")
+    wait_until(group.is_complete, what="the old primary to follow")
 
 
 def _sets(client: redis.Redis) -> bool:

@@ -176,7 +176,7 @@ async def test_cleanups_share_the_time_limit_of_their_loop_and_each_gets_a_part(
     limit_loop_close(0.2)
     longest = seconds_to_close(asyncio.get_running_loop())
     assert longest < 60
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(WAIT_SECONDS):
         await close_loop_resources()
     assert done == ["database"]
 

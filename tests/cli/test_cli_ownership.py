@@ -98,7 +98,7 @@ async def test_an_owner_waits_for_its_borrowers(owners: Owners) -> None:
 async def test_a_process_that_comes_during_start_up_waits_until_the_owner_is_ready(owners: Owners) -> None:
     owner, other = owners(), owners()
     owner.claim()
-    waiting = asyncio.create_task(other.wait_for_owner(seconds=10))
+    waiting = asyncio.create_task(other.wait_for_owner(seconds=WAIT_SECONDS))
     await asyncio.sleep(0)
     owner.publish(command="exec", workers=WORKERS)
     running = await waiting
@@ -109,7 +109,7 @@ async def test_a_process_that_comes_during_start_up_waits_until_the_owner_is_rea
 async def test_a_waiting_process_gets_an_error_when_the_owner_gives_up(owners: Owners) -> None:
     owner, other = owners(), owners()
     owner.claim()
-    waiting = asyncio.create_task(other.wait_for_owner(seconds=10))
+    waiting = asyncio.create_task(other.wait_for_owner(seconds=WAIT_SECONDS))
     await asyncio.sleep(0)
     owner.release()
     assert await waiting is None

@@ -233,7 +233,7 @@ def test_ctrl_c_stops_up_gracefully_and_leaves_nothing(shell: Shell, up: ForkedC
     running = read_running(shell.data_dir)
     assert running is not None
     up.send_signal(signal.SIGINT)
-    assert up.wait(60) == 0
+    assert up.wait(WAIT_SECONDS) == 0
     assert read_running(shell.data_dir) is None
     for worker in running.workers:
         with pytest.raises(ProcessLookupError):

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from waiting import WAIT_SECONDS
 
 from codec import decode_pool
 from codec.budget import MEMORY_FACTOR, Budget, Meter
@@ -187,11 +188,11 @@ async def test_a_process_without_room_for_a_thread_refuses_large_texts_and_reads
     usual = threading.stack_size(1 << 47)  # more than the address space
     try:
         with pytest.raises(RuntimeError, match="thread"):
-            await asyncio.wait_for(pool.read(text, chat_key="c", max_bytes=MIB), 20)
+            await asyncio.wait_for(pool.read(text, chat_key="c", max_bytes=MIB), WAIT_SECONDS)
     finally:
         threading.stack_size(usual)
     again = pool.read(text, chat_key="c", max_bytes=MIB)
-    assert await asyncio.wait_for(again, 20) == (("x" * INLINE_CHARS,), {})
+    assert await asyncio.wait_for(again, WAIT_SECONDS) == (("x" * INLINE_CHARS,), {})
 
 
 async def test_large_arguments_of_one_chat_do_not_delay_those_of_another() -> None:

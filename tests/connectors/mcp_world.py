@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from broker_config.settings import Settings
-from connectors.mcp.exchanges import Desk
+from connectors.mcp.desk import Desk
 from connectors.mcp.hub import ServerHub
 from connectors.mcp.plugins import build_plugin
 from connectors.mcp.servers import McpServer, merged

@@ -18,7 +18,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from waiting import wait_until
+from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.settings import McpSettings, Settings
 from connectors.mcp.session import ServerFault
@@ -184,7 +184,7 @@ async def test_an_endless_event_is_cut(settings: Settings) -> None:
 async def test_an_answer_that_breaks_off_is_an_unknown_outcome(settings: Settings) -> None:
     odd = Odd()
     with served(odd.app) as address:
-        async with opened(settings, entry(address, timeout_seconds=20)) as world:
+        async with opened(settings, entry(address, timeout_seconds=WAIT_SECONDS)) as world:
             odd.mode = "cut"
             with pytest.raises((OutcomeUnknownError, MethodFailedError)):
                 await world.call("add_note", "x")
@@ -208,7 +208,7 @@ async def test_an_idle_session_is_closed_and_opened_for_the_next_call(settings: 
         async with opened(brief, entry(address)) as world:
             assert await world.call("echo", "a") == "a"
             listing = await world.hub.listing(world.server)
-            await asyncio.wait_for(_gone(world, listing), 20)
+            await asyncio.wait_for(_gone(world, listing), WAIT_SECONDS)
             assert await world.call("echo", "b") == "b"
             assert odd.opened >= 2
 

@@ -29,7 +29,7 @@ from test_mcp_servers import node_server
 
 from broker_config.settings import DatabaseSettings, Settings
 from connectors.mcp.declarations import Sampling
-from connectors.mcp.exchanges import Completion, Prompt, Question, Reply
+from connectors.mcp.desk import Completion, Prompt, Question, Reply
 from nekro_agent import runtime
 from nekro_agent.errors import BudgetExceededError, InvalidValueError, LLMError, MethodFailedError
 from nekro_agent.execution.payer import Payer, paying

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+from waiting import WAIT_SECONDS
 
 __all__ = ["ACCESS_KEY", "PATH", "SseClient"]
 
@@ -71,7 +72,7 @@ class SseClient:
     async def next(self) -> tuple[str, dict[str, Any]]:
         """Return the next event that is no heartbeat."""
         while True:
-            name, data = await asyncio.wait_for(self.events.get(), 60)
+            name, data = await asyncio.wait_for(self.events.get(), WAIT_SECONDS)
             if name != "heartbeat":
                 return name, data
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from attack_table import KEYED, LIMITED, LOCAL, OTHERS, PAGE, Attempt, World, page
 from raw_http import RawAnswer, raw, request_bytes
+from waiting import WAIT_SECONDS
 from worker_fleet import Fleet
 
 from broker_config.settings import Settings
@@ -225,7 +226,7 @@ async def test_more_connections_than_the_limit_are_refused_and_then_served_again
         for _, writer in streams:
             writer.close()
 
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(WAIT_SECONDS):
             while (await raw(port, request_bytes("GET", "/healthz"))).status != 200:
                 await asyncio.sleep(0.05)
 

@@ -63,7 +63,7 @@ async def add(services: Services, chat_key: str, count: int = 1, *, kind: str = 
 async def take(response: httpx.Response, count: int) -> list[Frame]:
     """Return the next frames."""
     found: list[Frame] = []
-    async with asyncio.timeout(60), aclosing(frames(response)) as stream:  # type: ignore[type-var]
+    async with asyncio.timeout(WAIT_SECONDS), aclosing(frames(response)) as stream:  # type: ignore[type-var]
         async for frame in stream:
             found.append(frame)
             if len(found) == count:

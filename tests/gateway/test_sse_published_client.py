@@ -17,7 +17,7 @@ from uuid import uuid4
 import pytest
 from sse_client import ACCESS_KEY
 from test_sse_adapter import gateway, invoke, rows
-from waiting import eventually
+from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet
 
 pytestmark = pytest.mark.slow
@@ -108,4 +108,4 @@ async def test_the_published_client_converses_and_receives_files(fleet: Fleet, s
 
             await eventually(all_confirmed, what="the client confirmed everything")
         finally:
-            await asyncio.wait_for(client.stop(), 30)
+            await asyncio.wait_for(client.stop(), WAIT_SECONDS)

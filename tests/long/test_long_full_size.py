@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from range_server import Content, Serve
+from waiting import WAIT_SECONDS
 from worker_fleet import plugin_of
 
 from nekro_agent import runtime
@@ -69,7 +70,7 @@ async def test_a_call_of_nine_visibility_timeouts_runs_once(fleet: Any) -> None:
         plugin = plugin_of(services, "tests.hauler")
         await asyncio.sleep(JOB_SECONDS)
         await plugin.store.set(store_key="go slowly", value="1")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(WAIT_SECONDS):
             while True:
                 async with services.database.read() as tx:
                     delivered = [message.text for message in await tx.messages.newest("vt", limit=9)]

@@ -344,5 +344,5 @@ def test_rolling_kills_lose_no_call(
         workers[turn % 2].kill()
         workers[turn % 2] = start_worker("asyncio", concurrency=20, settings=patient)
     for result in results:
-        assert result.get(60) == "done"
+        assert result.get(WAIT_SECONDS) == "done"
     wait_until(lambda: nothing_is_held(client, settings), what="the acknowledgements")

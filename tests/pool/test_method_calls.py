@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 import uvloop
-from waiting import eventually, wait_until
+from waiting import WAIT_SECONDS, eventually, wait_until
 from worker_process import WorkerProcess
 
 from broker_config.app import NekroApp, create_app
@@ -286,17 +286,17 @@ async def test_caller_gets_an_error_during_a_redis_outage_and_works_when_it_retu
         assert (await caller.call(invocation("m.noop"), lane=Lane.METHODS)).text == "x"
         own_redis.kill()
         with pytest.raises(BrokerUnavailableError):
-            await caller.call(invocation("m.noop", seconds=30), lane=Lane.METHODS)
+            await caller.call(invocation("m.noop", seconds=WAIT_SECONDS), lane=Lane.METHODS)
         own_redis.start()
-        assert (await caller.call(invocation("m.noop", seconds=30), lane=Lane.METHODS)).text == "x"
+        assert (await caller.call(invocation("m.noop", seconds=WAIT_SECONDS), lane=Lane.METHODS)).text == "x"
         own_redis.process.send_signal(signal.SIGSTOP)
         try:
             # Redis reads the message when it resumes.
             with pytest.raises(OutcomeUnknownError):
-                await caller.call(invocation("m.noop", seconds=30), lane=Lane.METHODS)
+                await caller.call(invocation("m.noop", seconds=WAIT_SECONDS), lane=Lane.METHODS)
         finally:
             own_redis.process.send_signal(signal.SIGCONT)
-        assert (await caller.call(invocation("m.noop", seconds=30), lane=Lane.METHODS)).text == "x"
+        assert (await caller.call(invocation("m.noop", seconds=WAIT_SECONDS), lane=Lane.METHODS)).text == "x"
         assert worker.process.poll() is None
     app.close()
 

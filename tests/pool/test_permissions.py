@@ -10,6 +10,7 @@ from pathlib import Path
 
 import redis
 from redis_process import RedisServer
+from waiting import WAIT_SECONDS
 from worker_process import WorkerProcess
 
 from broker_config.app import create_app
@@ -40,7 +41,7 @@ async def test_the_documented_permissions_suffice(
     now = datetime.now(UTC)
     call = Invocation(
         call_id=new_id(), method="m.wait", chat_key="c", container_key="k",
-        issued_at=now, deadline=now + timedelta(seconds=30), args="0",
+        issued_at=now, deadline=now + timedelta(seconds=WAIT_SECONDS), args="0",
     )  # fmt: skip
     async with MethodCaller(app, settings) as caller:
         assert (await caller.call(call, lane=Lane.METHODS)).call_id == call.call_id

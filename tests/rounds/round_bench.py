@@ -206,7 +206,7 @@ def invocation(method: str, args: tuple[object, ...], *, call_id: str, round_: R
     return Invocation(
         call_id=call_id, method=method, chat_key=round_.chat_key, container_key="c", round_id=round_.id,
         turn_id=round_.turn_id, round_number=round_.number, issued_at=now,
-        deadline=now + timedelta(seconds=30), args=encode_arguments(args, {}),
+        deadline=now + timedelta(seconds=WAIT_SECONDS), args=encode_arguments(args, {}),
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import pytest
 from round_bench import Bench, Model, states
 from sqlalchemy import update
 from sqlalchemy.orm import DeclarativeBase
+from waiting import WAIT_SECONDS
 
 from broker_config.settings import ApprovalSettings
 from codec.values import encode_arguments
@@ -414,7 +415,7 @@ async def test_people_of_a_chat_list_deny_and_hear_what_is_wrong(till: Bench) ->
 
 async def test_a_stopped_or_reset_chat_withdraws_what_waits(till: Bench) -> None:
     row = await asked(till)
-    await till.services.stopper.stop("chat", reason="enough", wait_seconds=5)
+    await till.services.stopper.stop("chat", reason="enough", wait_seconds=WAIT_SECONDS)
     (cancelled,) = await approvals(till)
     assert (cancelled.state, cancelled.reason) == (ApprovalState.CANCELLED, "enough")
     assert (await call_of(till, row)).state is CallState.CANCELLED
@@ -573,7 +574,7 @@ async def test_ten_thousand_requests_are_listed_decided_expired_and_withdrawn(
     while (pause := await sweep.sweep()) is not None and pause <= 0:
         pauses.append(pause)
     assert len(pauses) == 1, "a sweep ends 100 of a chat, so that others can use it meanwhile"
-    await bench.services.stopper.stop("chat", reason="enough", wait_seconds=5)
+    await bench.services.stopper.stop("chat", reason="enough", wait_seconds=WAIT_SECONDS)
     async with bench.database.read() as tx:
         found = await tx.connection.exec_driver_sql("SELECT state, count(*) FROM approvals GROUP BY state")
         approval_states = {state: count for state, count in found}

@@ -278,7 +278,8 @@ async def test_code_outside_of_rounds_is_counted_and_refused_too(open_bench: Ope
     )
     await run()
     used = await total(bench)
-    assert used is not None and 0.2 < used.sandbox_seconds < 60 and (used.rounds, used.tokens) == (0, 0)
+    assert used is not None and 0.2 < used.sandbox_seconds < WAIT_SECONDS
+    assert (used.rounds, used.tokens) == (0, 0)
     with pytest.raises(BudgetExceededError, match="your budget for today is used up"):
         await run()
     after = await total(bench)

@@ -212,7 +212,7 @@ async def test_a_stop_in_a_later_round_of_a_drain_ends_it(bench: Bench) -> None:
     draining = asyncio.create_task(bench.drain(Model(LOOK, wait), slots=2).drain("chat"))
     async with asyncio.timeout(WAIT_SECONDS):
         await asked.wait()
-    report = await bench.services.stopper.stop("chat", reason="enough", wait_seconds=20)
+    report = await bench.services.stopper.stop("chat", reason="enough", wait_seconds=WAIT_SECONDS)
     await draining
     assert (len(report.stopped), len(report.cancelled)) == (1, 0)
     assert states(await bench.rounds("chat")) == ["done", "cancelled"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from round_bench import Bench, Model, invocation, states
-from waiting import eventually
+from waiting import WAIT_SECONDS, eventually
 
 from agent.llm import LLMRequest
 from gateway.streams.turn_tree import read_call, read_turn
@@ -139,7 +139,7 @@ async def test_a_turn_may_keep_no_tool_calls(
 
     await eventually(sent, what="the message of a call that is not kept, while its round runs")
     (running,) = await bench.rounds(CHAT)
-    await bench.services.stopper.stop(CHAT, reason="enough", wait_seconds=30)
+    await bench.services.stopper.stop(CHAT, reason="enough", wait_seconds=WAIT_SECONDS)
     await work
     tree = (await read_turn(bench.services, running.id)).rounds[0]
     assert tree.tool_calls_kept is False
@@ -203,7 +203,7 @@ async def test_waiting_and_running_turns_end_when_they_are_cancelled(bench: Benc
     work = asyncio.create_task(drain.drain(CHAT))
     await bench.noted("begin it")
     await bench.say(CHAT, "waits")
-    stopped = await bench.services.stopper.stop(CHAT, reason="no more", wait_seconds=30)
+    stopped = await bench.services.stopper.stop(CHAT, reason="no more", wait_seconds=WAIT_SECONDS)
     await work
     assert (len(stopped.stopped), len(stopped.cancelled)) == (1, 1)
     assert [end["state"] for end in (await ends_of(bench)).values()] == ["cancelled", "cancelled"]
@@ -217,7 +217,7 @@ async def test_a_cancelled_turn_does_not_cancel_others_that_its_round_had_taken(
     await bench.noted("begin it")
     first, second = await bench.rounds(CHAT)
     assert second.merged_into == first.id
-    await bench.services.stopper.stop(CHAT, reason="no", wait_seconds=30, turn_id=first.id)
+    await bench.services.stopper.stop(CHAT, reason="no", wait_seconds=WAIT_SECONDS, turn_id=first.id)
     await work
     await bench.play(CHAT, drain)
     assert states(await bench.rounds(CHAT)) == ["cancelled", "done"]
@@ -234,7 +234,7 @@ async def test_a_turn_is_cancelled_alone(bench: Bench) -> None:
     stopped = await bench.services.stopper.stop(CHAT, reason="no", wait_seconds=0, turn_id=waiting.id)
     assert [item.id for item in stopped.cancelled] == [waiting.id] and not stopped.still_running
     assert states(await bench.rounds(CHAT)) == ["running", "cancelled"]
-    await bench.services.stopper.stop(CHAT, reason="no", wait_seconds=30, turn_id=running.id)
+    await bench.services.stopper.stop(CHAT, reason="no", wait_seconds=WAIT_SECONDS, turn_id=running.id)
     await work
     assert len(await ends_of(bench)) == 2
 
@@ -294,7 +294,7 @@ async def test_calls_are_recorded_while_the_round_runs(bench: Bench) -> None:
         ("tests.scene.tick", "done"),
         ("tests.scene.hold", "running"),
     ]
-    await bench.services.stopper.stop(CHAT, reason="enough", wait_seconds=30)
+    await bench.services.stopper.stop(CHAT, reason="enough", wait_seconds=WAIT_SECONDS)
     await work
 
 
@@ -337,7 +337,7 @@ async def test_events_of_a_batch_whose_commit_is_in_doubt_are_recorded_once(
     work = asyncio.create_task(drain.drain(CHAT))
     await bench.noted("begin it")
     await eventually(lambda: lost, what="the lost commit")
-    await bench.services.stopper.stop(CHAT, reason="enough", wait_seconds=30)
+    await bench.services.stopper.stop(CHAT, reason="enough", wait_seconds=WAIT_SECONDS)
     await work
     calls = [event for event in await events_of(bench) if event.type.startswith("call.")]
     assert Counter((event.type, event.data["method"]) for event in calls) == {
@@ -369,7 +369,7 @@ async def test_answer_and_output_are_published_while_they_come(
     await eventually(lambda: any(event["type"] == "output.chunk" for _, event in seen), what="the output")
     (running,) = await bench.rounds(CHAT)
     assert running.state.value == "running"
-    await bench.services.stopper.stop(CHAT, reason="enough", wait_seconds=30)
+    await bench.services.stopper.stop(CHAT, reason="enough", wait_seconds=WAIT_SECONDS)
     await work
     assert {(chat, event["turn_id"], event["round_id"]) for chat, event in seen} == {
         (CHAT, running.id, running.id)

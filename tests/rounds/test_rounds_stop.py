@@ -32,7 +32,7 @@ async def draining(bench: Bench, chat_key: str, model: Model) -> AsyncIterator[N
 
 
 async def stop(bench: Bench, chat_key: str) -> StoppedRounds:
-    return await bench.services.stopper.stop(chat_key, reason="enough", wait_seconds=20)
+    return await bench.services.stopper.stop(chat_key, reason="enough", wait_seconds=WAIT_SECONDS)
 
 
 async def test_a_program_is_stopped_with_its_calls_and_nothing_follows(bench: Bench) -> None:
@@ -98,7 +98,7 @@ async def test_one_query_reads_the_stop_requests_of_all_rounds_of_a_process(
     for chat in chats:
         await bench.say(chat, "hello")
     drain = bench.drain(Model(wait, wait, wait), slots=3)
-    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(WAIT_SECONDS), asyncio.TaskGroup() as group:
         for chat in chats:
             group.create_task(drain.drain(chat))
         running = frozenset[str]()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from sandbox_attempts import Attempts, assert_refused
 from sandbox_lab import EPILOGUE, PREAMBLE, Lab, answer, as_other_user, lab
+from waiting import WAIT_SECONDS
 
 from sandbox import Limit, StopType
 from sandbox.drivers.bwrap import BwrapDriver
@@ -246,7 +247,7 @@ async def test_attack_L17_forged_launch_mark_neither_stops_a_start_nor_a_run(box
     box.handlers["marked"] = marked.set
     run = asyncio.create_task(box.run(FORGED_MARK.format(mark=forged_marks()[kind])))
     try:
-        await asyncio.wait_for(marked.wait(), 15)
+        await asyncio.wait_for(marked.wait(), WAIT_SECONDS)
         # It may find real orphans: other tests kill services on this host.
         await asyncio.to_thread(end_orphans)
         assert not run.done()

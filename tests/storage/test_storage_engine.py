@@ -194,7 +194,7 @@ def test_every_loop_and_thread_has_its_own_connections(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(WAIT_SECONDS)
     # A second loop in this thread, after loops that ended.
     assert len(asyncio.run(_names_and_dispose(leases, database))) == 30
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from waiting import WAIT_SECONDS
+
 from storage.engine import Database
 from storage.repositories.overview import OpenWork, OverviewRepository
 from storage.repositories.rounds import RoundRequest
@@ -30,5 +32,5 @@ async def test_open_work_counts_due_and_running_items(database: Database) -> Non
         overview = OverviewRepository(transaction.connection)
         rounds, jobs = await overview.rounds(), await overview.jobs()
     assert (rounds.waiting, rounds.running) == (1, 1)
-    assert 0 <= rounds.oldest_seconds < 30
+    assert 0 <= rounds.oldest_seconds < WAIT_SECONDS
     assert jobs == OpenWork(waiting=0, running=0, oldest_seconds=0)

@@ -139,7 +139,7 @@ def test_every_loop_has_its_own_connections_and_leaves_none(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(WAIT_SECONDS)
     assert (created.count(True), created.count(False)) == (20, 40)
     assert sqlite_threads() == before
 

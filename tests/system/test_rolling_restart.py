@@ -189,7 +189,7 @@ async def test_a_rolling_restart_of_every_worker_fails_no_call_and_repeats_none(
             await replace(fleet, old)
         await load.go_on(50)
         load.stop()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(WAIT_SECONDS):
             await running
         rounds = await settled_rounds(services)
         assert job.notify("enough")
@@ -225,7 +225,7 @@ async def account_of_rounds(load: Load, rounds: list[Round], services: Services,
 
 async def end_of_job(services: Services) -> None:
     """Check the end of the job: once, on the last of its workers."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(WAIT_SECONDS):
         while True:
             async with services.database.read() as transaction:
                 job = await transaction.jobs.find_latest("tests.rolling", "trek", "far")
@@ -238,7 +238,7 @@ async def end_of_job(services: Services) -> None:
 
 async def settled_rounds(services: Services) -> list[Round]:
     """All rounds of the chats, once none waits or runs."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(WAIT_SECONDS):
         while True:
             async with services.database.read() as transaction:
                 open_rounds = await OverviewRepository(transaction.connection).rounds()

@@ -136,7 +136,7 @@ async def call_until_each_answered(fleet: Fleet, workers: list[Worker]) -> None:
     await services.start()
     pids: set[int] = set()
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(WAIT_SECONDS):
             while not {worker.pid for worker in workers} <= pids:
                 envelopes = await asyncio.gather(
                     *(

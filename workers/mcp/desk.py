@@ -18,7 +18,7 @@ from loguru import logger
 from broker_config.settings import Settings
 from codec.wire import new_id
 from connectors.mcp.declarations import Sampling
-from connectors.mcp.exchanges import Completion, Prompt, Question, Reply
+from connectors.mcp.desk import Completion, Prompt, Question, Reply
 from nekro_agent.durations import FRESH_SECONDS, GRACE_SECONDS, POLL_SECONDS
 from nekro_agent.errors import BudgetExceededError, ConflictError, InvalidValueError, LLMError
 from nekro_agent.policies import ModelConfigGroup
@@ -36,7 +36,7 @@ __all__ = ["ServerDesk"]
 
 
 class ServerDesk:
-    """Implements ``connectors.mcp.exchanges.Desk``."""
+    """Implements ``connectors.mcp.desk.Desk``."""
 
     def __init__(self, settings: Settings, database: Database) -> None:
         self._settings, self._database = settings, database

@@ -61,8 +61,8 @@ async def count_from_pool(_ctx: AgentCtx, key: str) -> str | None:
     loop = asyncio.get_running_loop()
 
     def from_thread() -> str | None:
-        asyncio.run_coroutine_threadsafe(plugin.store.set(store_key=key, value="7"), loop).result(10)
-        return asyncio.run_coroutine_threadsafe(plugin.store.get(store_key=key), loop).result(10)
+        asyncio.run_coroutine_threadsafe(plugin.store.set(store_key=key, value="7"), loop).result(60)
+        return asyncio.run_coroutine_threadsafe(plugin.store.get(store_key=key), loop).result(60)
 
     return await asyncio.to_thread(from_thread)
 

@@ -20,4 +20,4 @@ def slow_thread_name(_ctx, seconds: float = 0) -> str:
 @plugin.mount_sandbox_method(SandboxMethodType.TOOL, "fetch")
 def fetch_status(_ctx, url: str) -> int:
     """Fetch with a blocking client."""
-    return requests.get(url, timeout=5).status_code
+    return requests.get(url, timeout=60).status_code
