@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from threading import Lock
 from typing import Final
 
 from sqlalchemy import Connection, Engine, Select, select
@@ -50,6 +51,7 @@ class UploadAreas:
         #: Directory names by encoded chat key; cached without expiry, because a row never changes.
         self._known: dict[str, str] = {}
         self._opened: Engine | None = None
+        self._opening = Lock()
 
     def name(self, chat_key: str) -> str:
         """Return the name of the chat's directory below ``uploads``; the directory may not exist yet.
@@ -63,8 +65,9 @@ class UploadAreas:
 
     def dispose(self) -> None:
         """Close the connections; the next request opens new ones."""
-        if self._opened is not None:
-            self._opened.dispose()
+        with self._opening:
+            if self._opened is not None:
+                self._opened.dispose()
 
     def _look_up(self, old: Path) -> str:
         chat_name = old.name
@@ -109,10 +112,11 @@ class UploadAreas:
     @property
     def _engine(self) -> Engine:
         # Created lazily: a process that requests no path opens no connection.
-        if self._opened is None:
-            url = database_url(self._settings, self._data_dir)
-            self._opened = blocking_engine(url, self._settings, pooled=True)
-        return self._opened
+        with self._opening:  # two threads would open one each, and one would never be closed
+            if self._opened is None:
+                url = database_url(self._settings, self._data_dir)
+                self._opened = blocking_engine(url, self._settings, pooled=True)
+            return self._opened
 
 
 def _query(chat_name: str) -> Select[str]:

@@ -5,19 +5,23 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import text
+from sqlalchemy import Engine, text
 from waiting import WAIT_SECONDS
 
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import StorageError, StorageUnavailableError
 from nekro_agent.layout import encode_key
+from storage.driver.blocking import blocking_engine
 from storage.engine import Database
 from storage.files.areas import DataAreas
 from storage.files.upload_areas import UploadAreas
@@ -82,6 +86,28 @@ async def test_concurrent_processes_agree_on_a_name(
 async def test_concurrent_threads_agree_on_a_name(names: UploadAreas) -> None:
     with ThreadPoolExecutor(8) as threads:
         assert len(set(threads.map(lambda _: names.name(CHAT), range(64)))) == 1
+
+
+async def test_threads_that_ask_first_at_the_same_time_share_one_engine(
+    names: UploadAreas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, opened = Barrier(4), []
+
+    def slowly(*args: Any, **options: Any) -> Engine:
+        time.sleep(0.1)  # as the first import of SQLAlchemy
+        opened.append(blocking_engine(*args, **options))
+        return opened[-1]
+
+    def ask(_: int) -> str:
+        threads.wait(WAIT_SECONDS)
+        return names.name(CHAT)
+
+    monkeypatch.setattr("storage.files.upload_areas.blocking_engine", slowly)
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(ask, range(4)))) == 1
+    for engine in opened[1:]:
+        engine.dispose()
+    assert len(opened) == 1
 
 
 async def test_directory_of_an_older_version_keeps_its_name_and_its_files(
