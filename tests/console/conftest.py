@@ -43,3 +43,14 @@ def artefacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = Path(named) if named else tmp_path_factory.mktemp("artefacts")
     directory.mkdir(parents=True, exist_ok=True)
     return directory
+
+
+@pytest.fixture(scope="session")
+def picture(artefacts: Path) -> Callable[..., None]:
+    """Take a picture of a page where ``NEKRO_TEST_ARTEFACTS`` names a directory; it takes a while."""
+
+    def take(page: Any, name: str, **options: Any) -> None:
+        if os.environ.get("NEKRO_TEST_ARTEFACTS"):
+            page.screenshot(path=artefacts / f"{name}.png", **options)
+
+    return take

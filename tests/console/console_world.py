@@ -211,15 +211,16 @@ def axe_script() -> str:
     return Path(found.stdout.strip()).read_text("utf-8")
 
 
-def axe_violations(watched: Watched, script: str) -> list[str]:
+def axe_violations(watched: Watched, script: str, *, only_colours: bool = False) -> list[str]:
     """Return what the checker finds in a page, one line per element.
 
     It is evaluated through the browser's debugger, which the page's policy does not concern.
     """
     watched.page.evaluate(f"() => {{ if (!window.axe) {{ {script} }} }}")
-    found = watched.page.evaluate(
-        "async () => (await axe.run(document, { resultTypes: ['violations'] })).violations"
-    )
+    options: dict[str, Any] = {"resultTypes": ["violations"]}
+    if only_colours:
+        options["runOnly"] = {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}
+    found = watched.page.evaluate("async options => (await axe.run(document, options)).violations", options)
     return [
         f"{one['id']}: {node['html'][:160]} {json.dumps(node['any'][:1] and node['any'][0]['message'])}"
         for one in found

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,14 +59,14 @@ def rows_of(window: Watched) -> list[list[str]]:
 
 @pytest.mark.parametrize("size", [{"width": 1280, "height": 860}, PHONE], ids=["desktop", "phone"])
 def test_costs_are_shown_as_the_api_sums_them_with_the_budgets(
-    console: Console, turn: dict[str, Any], artefacts: Path, size: dict[str, int]
+    console: Console, turn: dict[str, Any], picture: Callable[..., None], size: dict[str, int]
 ) -> None:
     summed = console.http.get("costs", params={"by": "chat"}).json()
     by_chat = {one["key"]: one for one in summed["items"]}
     assert by_chat["costly"]["rounds"] == 2
     with console.window(size=size) as window:
         page = window.go("#/costs?by=chat")
-        page.screenshot(path=artefacts / f"costs-chat-{size['width']}.png", full_page=True)
+        picture(page, f"costs-chat-{size['width']}", full_page=True)
         shown = {row[0]: row for row in rows_of(window)}
         assert shown.keys() == by_chat.keys()
         for key, one in by_chat.items():
@@ -96,7 +95,7 @@ def test_costs_are_shown_as_the_api_sums_them_with_the_budgets(
 
 
 def test_a_turn_links_to_its_trace(
-    console: Console, turn: dict[str, Any], collector: Collector, artefacts: Path
+    console: Console, turn: dict[str, Any], collector: Collector, picture: Callable[..., None]
 ) -> None:
     trace = turn["trace_id"]
     assert turn["trace_url"] == SETTINGS["tracing"]["url_template"].replace("{trace_id}", trace)  # type: ignore[attr-defined]
@@ -105,7 +104,7 @@ def test_a_turn_links_to_its_trace(
         link = page.get_by_role("link", name="Trace")
         assert link.get_attribute("href") == turn["trace_url"]
         assert (link.get_attribute("target"), link.get_attribute("rel")) == ("_blank", "noreferrer")
-        page.screenshot(path=artefacts / "turn-with-trace.png")
+        picture(page, "turn-with-trace")
         window.check()
     assert collector.of_trace(bytes.fromhex(trace))
 
@@ -146,7 +145,7 @@ def give_up(console: Console, method: str, *, seconds: float = 600) -> str:
 
 
 def test_dead_letters_are_retried_and_dropped_and_the_page_says_who_did_it(
-    console: Console, artefacts: Path
+    console: Console, picture: Callable[..., None]
 ) -> None:
     retried, dropped = give_up(console, "Ada.kitchen.limit"), give_up(console, "Ada.kitchen.burn")
     key_id = console.key.split("_")[1]
@@ -156,12 +155,12 @@ def test_dead_letters_are_retried_and_dropped_and_the_page_says_who_did_it(
         first, second = (letters.get_by_role("row").filter(has_text=one) for one in (retried, dropped))
         first.wait_for()
         second.wait_for()
-        page.screenshot(path=artefacts / "dead-letters.png", full_page=True)
+        picture(page, "dead-letters", full_page=True)
         first.get_by_role("button", name="Retry").click()
         dialog = page.locator("dialog[open]")
         dialog.get_by_text("Signature: valid").wait_for()
         dialog.get_by_label("Time limit in seconds").fill("60")
-        page.screenshot(path=artefacts / "dead-letter-retry.png")
+        picture(page, "dead-letter-retry")
         dialog.get_by_role("button", name="Retry").click()
         first.wait_for(state="detached")
         second.get_by_role("button", name="Drop").click()
@@ -171,7 +170,7 @@ def test_dead_letters_are_retried_and_dropped_and_the_page_says_who_did_it(
         for action, letter in (("dead_letter.retry", retried), ("dead_letter.drop", dropped)):
             row = acts.filter(has_text=action).filter(has_text=letter)
             row.get_by_role("link", name=f"key {key_id}").wait_for()
-        page.screenshot(path=artefacts / "dead-letters-after.png", full_page=True)
+        picture(page, "dead-letters-after", full_page=True)
         window.check()
     assert console.http.get("dead-letters").json()["items"] == []
     audit = console.http.get("audit").json()["items"]
