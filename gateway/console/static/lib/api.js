@@ -53,7 +53,7 @@ export const remove = (where) => api(where, { method: "DELETE" });
 
 /**
  * Return a function that reads, and shows what was read. It may be called while an answer of it is on its way: one
- * that a later one has overtaken is dropped, so that what is shown never goes back in time.
+ * that a later one has overtaken is dropped, as is its error, so that what is shown never goes back in time.
  *
  * For the same reason the answer to a request that changes something is not shown: what follows from the change
  * may have been read before that answer comes.
@@ -61,10 +61,17 @@ export const remove = (where) => api(where, { method: "DELETE" });
 export function newest(read, show, signal = null) {
   let started = 0;
   let shown = 0;
-  return async () => {
+  return async (...options) => {
     const number = started += 1;
-    const answer = await read();
-    if (signal?.aborted || number < shown) return;
+    const isLate = () => signal?.aborted || number < shown;
+    let answer;
+    try {
+      answer = await read(...options);
+    } catch (error) {
+      if (isLate()) return;
+      throw error;
+    }
+    if (isLate()) return;
     shown = number;
     show(answer);
   };

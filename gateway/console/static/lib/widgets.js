@@ -1,6 +1,6 @@
 /** The parts of which pages are made. */
 
-import { isPassing } from "./api.js";
+import { isPassing, newest } from "./api.js";
 import { el, fill, setText } from "./dom.js";
 import { duration, exactly, fromNow, when } from "./format.js";
 import { icon } from "./icons.js";
@@ -73,18 +73,13 @@ export function failed(error, retry = null) {
  * to false if it failed and another try may succeed.
  */
 export function loaded(place, load, { signal, lines = 4 } = {}) {
-  let started = 0;
-  let shown = 0; // an answer that a later one has overtaken is dropped
+  const read = newest((quietly) => load({ quietly, again: () => again({ quietly: true }) }), (content) => keepState(place, content), signal);
   const again = async ({ quietly = false } = {}) => {
     if (!quietly) fill(place, loading(lines));
-    const number = started += 1;
     try {
-      const content = await load({ quietly, again: () => again({ quietly: true }) });
-      if (signal?.aborted || number < shown) return true;
-      shown = number;
-      keepState(place, content);
+      await read(quietly);
     } catch (error) {
-      if (error.name === "AbortError" || signal?.aborted || number < shown) return true;
+      if (error.name === "AbortError") return true;
       if (!quietly || place.querySelector(".failed")) fill(place, failed(error, () => again()));
       return !isPassing(error);
     }
