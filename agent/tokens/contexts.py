@@ -10,7 +10,7 @@ from typing import Final
 
 from loguru import logger
 
-from agent.tokens.counter import counter_of
+from agent.tokens.counter import TokenCounter, counter_of
 from agent.tokens.limits import Limits, PromptRoom
 from broker_config.model_groups import ModelGroup
 from broker_config.settings import AgentSettings
@@ -45,6 +45,8 @@ class ModelContexts:
         self._clock = clock
         #: By name of the group: the longest prompt, and until when that counts.
         self._learned: dict[str | None, tuple[int, float]] = {}
+        #: By model.
+        self._counters: dict[str, TokenCounter] = {}
 
     async def room(self, name: str | None) -> PromptRoom:
         """Return the room of a prompt for a model group; reading a tokenizer's table does not block."""
@@ -57,7 +59,11 @@ class ModelContexts:
         )
         if group is None or not group.model:
             return PromptRoom(limits=limits)
-        return PromptRoom(limits=limits, counter=await asyncio.to_thread(counter_of, group.model))
+        counter = self._counters.get(group.model)
+        if counter is None:
+            # The first time it may read a table. A thread takes longer than the rest of a prompt's work.
+            counter = self._counters[group.model] = await asyncio.to_thread(counter_of, group.model)
+        return PromptRoom(limits=limits, counter=counter)
 
     def learn(self, name: str | None, *, tokens: int, said: str) -> None:
         """Record that an endpoint of a group refused a prompt as too long.

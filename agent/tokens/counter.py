@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Final
 
 from loguru import logger
@@ -32,25 +30,12 @@ class TokenCounter:
         self.name = name
         self.is_exact = is_exact
         self._count = count
-        self._kept: OrderedDict[str, int] = OrderedDict()
-        self._lock = threading.Lock()
+        # In a turn most texts of a prompt are those of the prompt before.
+        self._kept = lru_cache(maxsize=_MOST_KEPT)(count)
 
     def count(self, text: str) -> int:
         """Return the tokens of a text."""
-        # An estimate takes no longer than to find the text among those that are kept.
-        if not self.is_exact or len(text) > _LONGEST_KEPT:
-            return self._count(text)
-        with self._lock:
-            known = self._kept.get(text)
-            if known is not None:
-                self._kept.move_to_end(text)
-                return known
-        found = self._count(text)
-        with self._lock:
-            self._kept[text] = found
-            if len(self._kept) > _MOST_KEPT:
-                self._kept.popitem(last=False)
-        return found
+        return self._kept(text) if len(text) <= _LONGEST_KEPT else self._count(text)
 
 
 #: Counts for a model whose tokenizer is not known.

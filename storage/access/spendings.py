@@ -193,12 +193,9 @@ class SpendingRepository(Repository):
 
     async def paying_key(self, turn_ids: Sequence[str]) -> PayingKey | None:
         """Return the key that started the first of these turns that a key started; None: no key did."""
-        statement = (
-            select(KeyTurnRow.turn_id, ApiKeyRow.id, ApiKeyRow.cost_per_day, ApiKeyRow.tokens_per_day)
-            .join(ApiKeyRow, ApiKeyRow.id == KeyTurnRow.key_id)
-            .where(KeyTurnRow.turn_id.in_(turn_ids))
-        )
-        found = {row[0]: row[1:] for row in await self._rows(statement)}
+        values = {f"turn_{number}": turn_id for number, turn_id in enumerate(turn_ids)}
+        rows = await self._rows(_paying_key_statement(len(turn_ids)), values)
+        found = {row[0]: row[1:] for row in rows}
         chosen = next((found[turn_id] for turn_id in turn_ids if turn_id in found), None)
         if chosen is None:
             return None
@@ -364,6 +361,18 @@ def _settle_statement(dialect: str) -> Executable:
         index_elements=[SpendingRow.id, SpendingRow.part],
         set_={**{name: new.excluded[name] for name in _FIGURES}, "settled_at": new.excluded.settled_at},
     )
+
+
+@cache
+def _paying_key_statement(turns: int) -> FixedStatement:
+    """Select the keys of so many turns; nearly always one, more when triggers were merged."""
+    wanted = [bindparam(f"turn_{number}", type_=KeyTurnRow.turn_id.type) for number in range(turns)]
+    statement = (
+        select(KeyTurnRow.turn_id, ApiKeyRow.id, ApiKeyRow.cost_per_day, ApiKeyRow.tokens_per_day)
+        .join(ApiKeyRow, ApiKeyRow.id == KeyTurnRow.key_id)
+        .where(KeyTurnRow.turn_id.in_(wanted))
+    )
+    return FixedStatement(lambda _dialect: statement)
 
 
 @FixedStatement

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import case, delete, or_, select, update
+from sqlalchemy import Executable, case, delete, or_, select, update
 
 from storage.clock import now, seconds_from_now
+from storage.driver.statements import FixedStatement
 from storage.models import McpServerRow
 from storage.repositories.base import Repository, found
 from storage.upsert import insert
@@ -44,8 +45,7 @@ class McpServerRepository(Repository):
 
     async def revisions(self) -> dict[str, int]:
         """Return the revision of each row; it changes when a worker has to build the plugin again."""
-        rows = await self._rows(select(McpServerRow.name, McpServerRow.revision))
-        return {name: revision for name, revision in rows}
+        return {name: revision for name, revision in await self._rows(_revisions_statement)}
 
     async def find(self, name: str) -> StoredServer | None:
         """Return a row, or None."""
@@ -137,3 +137,8 @@ class McpServerRepository(Repository):
             return True
         await self._count(update(McpServerRow).where(McpServerRow.name == name).values(listed_at=now()))
         return False
+
+
+@FixedStatement
+def _revisions_statement(_dialect: str) -> Executable:
+    return select(McpServerRow.name, McpServerRow.revision)

@@ -157,7 +157,7 @@ class EventRepository(Repository):
         if not any(row[1] for row in found):
             return True
         # Only calls with a row, which a call of a TOOL does not have, are appended in this turn.
-        return await self._scalar(select(CallRow.id).where(CallRow.id == event.call_id)) is not None
+        return await self._scalar(_has_row_statement, {"of_call": event.call_id}) is not None
 
     async def hold_back(self, chat_key: str, event: NewEvent) -> None:
         """Keep an event until the round of its call appends the call.
@@ -281,6 +281,11 @@ def _progress_statement(_dialect: str) -> Executable:
         ChatEventRow.round_id == bindparam("of_round"),
         is_of_call | is_of_round,
     )
+
+
+@FixedStatement
+def _has_row_statement(_dialect: str) -> Executable:
+    return select(CallRow.id).where(CallRow.id == bindparam("of_call"))
 
 
 @FixedStatement

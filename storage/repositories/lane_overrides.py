@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import Executable, delete, select, update
 
 from nekro_agent.methods import Lane
 from storage.clock import now
+from storage.driver.statements import FixedStatement
 from storage.models import MethodMarkRow, PluginStateRow
 from storage.repositories.base import Repository
 from storage.states import MarkSource
@@ -103,7 +104,7 @@ class PluginStateRepository(Repository):
 
     async def all(self) -> list[PluginState]:
         """List every decision, ordered by plugin."""
-        return await self._all(PluginState, select(PluginStateRow).order_by(PluginStateRow.plugin_key))
+        return await self._all(PluginState, _states_statement)
 
     async def announced(self, plugin_key: str, *, revision: int) -> None:
         """Record that the plugin's hooks ran for a revision."""
@@ -112,3 +113,8 @@ class PluginStateRepository(Repository):
             .where(PluginStateRow.plugin_key == plugin_key, PluginStateRow.announced_revision < revision)
             .values(announced_revision=revision)
         )
+
+
+@FixedStatement
+def _states_statement(_dialect: str) -> Executable:
+    return select(PluginStateRow).order_by(PluginStateRow.plugin_key)

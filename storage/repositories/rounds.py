@@ -215,10 +215,8 @@ class RoundRepository(Repository):
 
     async def cancel_requested(self, round_ids: Collection[str]) -> set[str]:
         """Return the ids of the rounds whose cancellation was requested."""
-        statement = select(RoundRow.id).where(
-            RoundRow.id.in_(round_ids), RoundRow.cancel_requested_at.is_not(None)
-        )
-        return set((await self._connection.execute(statement)).scalars())
+        values = {f"round_{number}": round_id for number, round_id in enumerate(round_ids)}
+        return set((await self._rows(_cancelled_statement(len(values)), values)).scalars())
 
     async def due_chats(self, *, limit: int, waiting_seconds: float = 0) -> list[str]:
         """List chats that need a worker, ordered by their oldest open round.
@@ -388,6 +386,14 @@ def _write_statement(names: tuple[str, ...], at: str | None) -> FixedStatement:
 @FixedStatement
 def _cancel_statement(_dialect: str) -> Executable:
     return select(RoundRow.cancel_requested_at).where(RoundRow.id == bindparam("of_round"))
+
+
+@cache
+def _cancelled_statement(rounds: int) -> FixedStatement:
+    """Select those of so many rounds whose cancellation was requested; a worker runs few at once."""
+    asked = [bindparam(f"round_{number}", type_=RoundRow.id.type) for number in range(rounds)]
+    statement = select(RoundRow.id).where(RoundRow.id.in_(asked), RoundRow.cancel_requested_at.is_not(None))
+    return FixedStatement(lambda _dialect: statement)
 
 
 @FixedStatement

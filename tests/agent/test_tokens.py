@@ -181,6 +181,21 @@ def test_a_counter_keeps_what_it_has_counted() -> None:
     assert asked == ["ab", "c"]
 
 
+async def test_the_counter_of_a_model_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look-up takes a thread, for which a round would wait."""
+    asked: list[str] = []
+
+    def look_up(model: str) -> TokenCounter:
+        asked.append(model)
+        return ESTIMATE
+
+    monkeypatch.setattr("agent.tokens.contexts.counter_of", look_up)
+    contexts = ModelContexts(AgentSettings(), _find)
+    rooms = [await contexts.room("default") for _ in range(3)]
+    assert [room.counter for room in rooms] == [ESTIMATE] * 3
+    assert len(asked) == 1
+
+
 @pytest.mark.parametrize(
     ("said_by_endpoint", "longest"),
     [

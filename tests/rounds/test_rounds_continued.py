@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 import pytest
 from round_bench import Bench, Model, states
+from sqlalchemy import Dialect
 from waiting import WAIT_SECONDS
 
 from agent.llm import LLMRequest
 from sandbox.models import StopType
+from storage.driver.statements import FixedStatement, prepared
 from storage.engine import Database
 from storage.repositories.rounds import ClaimedRound, RoundReport
 from storage.states import TriggerKind
@@ -53,6 +56,29 @@ async def test_one_drain_executes_all_rounds_of_a_turn(bench: Bench) -> None:
     assert "ZeroDivisionError" in model.prompts[2]
     async with bench.database.read() as tx:
         assert await tx.chats.find_lease("chat") is None
+
+
+async def test_a_follow_up_round_builds_no_statement(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLAlchemy takes several times as long to build a statement as the database to run it."""
+    built: list[str] = []
+
+    def noting(statement: Any, values: Mapping[str, Any], dialect: Dialect) -> tuple[Any, ...]:
+        if not isinstance(statement, FixedStatement):
+            built.append(str(statement))
+        return prepared(statement, values, dialect)
+
+    async def begin(_: LLMRequest) -> str:
+        monkeypatch.setattr("storage.driver.statements.prepared", noting)
+        return 'look("milk")'
+
+    async def end(_: LLMRequest) -> str:
+        monkeypatch.undo()
+        return SAY
+
+    await bench.say("chat", "hello")
+    await bench.drain(Model(LOOK, begin, end), slots=2).drain("chat")
+    assert states(await bench.rounds("chat")) == ["done"] * 3
+    assert built == []
 
 
 async def test_a_message_between_two_rounds_is_merged_into_the_next_one(bench: Bench) -> None:
