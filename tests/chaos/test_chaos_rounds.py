@@ -61,7 +61,7 @@ SCRIPT += f"""
 async def system(settings: Settings, directory: Path) -> AsyncIterator[tuple[Services, Crew]]:
     await migrate(settings)
     services = Services.load(settings, role="cli")
-    workers = Crew(settings, directory, least_running=LEAST_RUNNING)
+    workers = Crew(settings, directory, least_running=LEAST_RUNNING, forks=True)
     await services.start()
     try:
         await asyncio.gather(*(workers.start(lane) for lane in LANES))
