@@ -10,7 +10,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.embedded import resolve_signing_key
@@ -18,6 +18,7 @@ from broker_config.settings import Settings
 from broker_config.urls import is_redis
 from nekro_agent.errors import RuntimeNotBoundError
 from nekro_agent.methods import Lane
+from runtime.shared_property import shared_property
 from workers.catalogue.registry import Registry
 
 if TYPE_CHECKING:
@@ -101,14 +102,14 @@ class Parts:
     #: Called when methods may have been added; a worker lets Celery know them.
     on_new_methods: Callable[[], None] = lambda: None
 
-    @cached_property
+    @shared_property
     def app(self) -> NekroApp:
         """The Celery application."""
         from broker_config.app import create_app
 
         return create_app(self.settings, lane=self.role if self.is_worker else None)
 
-    @cached_property
+    @shared_property
     def node(self) -> str:
         """Name of this process in rows and logs: role, host and process id."""
         return f"{self.role}@{socket.gethostname()}:{os.getpid()}"
@@ -142,14 +143,14 @@ class Parts:
             raise RuntimeNotBoundError(f"a process of role {self.role} imports no plugins")
         return self.registry
 
-    @cached_property
+    @shared_property
     def catalogue(self) -> CatalogueReader:
         """Reads what the fleet serves."""
         from workers.catalogue.fleet import CatalogueReader
 
         return CatalogueReader(self.database)
 
-    @cached_property
+    @shared_property
     def publisher_of_catalogue(self) -> CataloguePublisher:
         """Publishes what this worker serves."""
         from workers.plugins.publication import CataloguePublisher
@@ -166,7 +167,7 @@ class Parts:
             sites=lambda: self.plugin_hosts.addresses,
         )
 
-    @cached_property
+    @shared_property
     def plugin_hosts(self) -> PluginHosts:
         """Serves the HTTP routes and pages of plugins."""
         from workers.web.hosts import PluginHosts
@@ -185,7 +186,7 @@ class Parts:
             on_failure=self.loaded.add_error,
         )
 
-    @cached_property
+    @shared_property
     def hooks(self) -> MessageHooks:
         """The hooks of messages and resets: here in a worker, else on the workers."""
         from workers.calls.fleet_hooks import FleetHooks
@@ -205,7 +206,7 @@ class Parts:
             raise RuntimeNotBoundError(f"a process of role {self.role} does not call methods")
         return self._caller
 
-    @cached_property
+    @shared_property
     def host(self) -> PluginHost:
         """The plugins' lifecycle and hooks."""
         from nekro_agent.execution.hooks import PluginHost
@@ -216,7 +217,7 @@ class Parts:
             cleanup_seconds=self.settings.workers.cleanup_seconds,
         )
 
-    @cached_property
+    @shared_property
     def remote_hooks(self) -> HookForwarder:
         """Forwards hooks of pinned plugins to their owners."""
         from messaging.calls import MethodCaller
@@ -229,7 +230,7 @@ class Parts:
             lives_here=lambda key: self._queue_of_home(key) is None,
         )
 
-    @cached_property
+    @shared_property
     def forwarded_hooks(self) -> ForwardedHooks:
         """Runs hooks of the pinned plugins that this process owns."""
         from workers.calls.remote_hooks import ForwardedHooks
@@ -243,7 +244,7 @@ class Parts:
 
         return await try_server(self.mcp, plugin_key)
 
-    @cached_property
+    @shared_property
     def plugin_tasks(self) -> PluginTasks:
         """Sends commands and hooks to the processes of their plugins."""
         from workers.calls.plugin_tasks import PluginTasks
@@ -252,21 +253,21 @@ class Parts:
             self.lanes, refresh_lanes=self.refresh, return_bytes=self.settings.sandbox.return_bytes
         )
 
-    @cached_property
+    @shared_property
     def areas(self) -> DataAreas:
         """Directories of chats, sandboxes and plugins."""
         from storage.files.areas import DataAreas
 
         return DataAreas(self.settings.data_dir, uploads=self.upload_areas)
 
-    @cached_property
+    @shared_property
     def file_ids(self) -> FileIds:
         """Ids of chats' files."""
         from workers.chats.file_ids import FileIds
 
         return FileIds(resolve_signing_key(self.settings).get_secret_value())
 
-    @cached_property
+    @shared_property
     def upload_areas(self) -> UploadAreas:
         """Names of the chats' upload directories."""
         from storage.files.upload_areas import UploadAreas
@@ -274,49 +275,49 @@ class Parts:
         key = resolve_signing_key(self.settings).get_secret_value()
         return UploadAreas(self.settings.database, self.settings.data_dir, key=key)
 
-    @cached_property
+    @shared_property
     def publisher(self) -> EventPublisher:
         """Publishes to ``agent.events``."""
         from workers.chats.publisher import EventPublisher
 
         return EventPublisher(self.app)
 
-    @cached_property
+    @shared_property
     def background(self) -> BackgroundLoop:
         """An event loop that runs no plugin code."""
         from workers.pools.background import BackgroundLoop
 
         return BackgroundLoop(self.database)
 
-    @cached_property
+    @shared_property
     def leases(self) -> LeaseKeeper:
         """Renews the leases that this process holds on rows."""
         from workers.leases.keeper import LeaseKeeper
 
         return LeaseKeeper(self.database, self.background)
 
-    @cached_property
+    @shared_property
     def clocks(self) -> ClockWatch:
         """Keeps the shared time correct."""
         from workers.ops.clock_watch import ClockWatch
 
         return ClockWatch(self.database, self.settings.broker, self.background)
 
-    @cached_property
+    @shared_property
     def announcer(self) -> ProgressAnnouncer:
         """Publishes the progress of running work to Celery."""
         from workers.calls.progress import ProgressAnnouncer
 
         return ProgressAnnouncer(self.app)
 
-    @cached_property
+    @shared_property
     def firings(self) -> TimerFirings:
         """The effects of a timer's firing."""
         from workers.ops.sweeps import TimerFirings
 
         return TimerFirings(self.publisher, debounce_seconds=self.settings.agent.debounce_seconds)
 
-    @cached_property
+    @shared_property
     def job_runner(self) -> JobRunner:
         """Executes background jobs on a worker of lane ``long``."""
         from workers.jobs.runner import JobRunner
@@ -337,14 +338,14 @@ class Parts:
             worker_name=self.node,
         )
 
-    @cached_property
+    @shared_property
     def signer(self) -> Signer:
         """Signs and verifies invocations."""
         from codec.wire import Signer
 
         return Signer.from_text(resolve_signing_key(self.settings).get_secret_value())
 
-    @cached_property
+    @shared_property
     def redactor(self) -> Redactor:
         """Removes secrets and host paths from texts that leave the host."""
         from runtime.redaction import Redactor
@@ -352,7 +353,7 @@ class Parts:
         key = resolve_signing_key(self.settings).get_secret_value()
         return Redactor((*self.settings.secret_values(), key), host_paths=(self.settings.data_dir,))
 
-    @cached_property
+    @shared_property
     def lanes(self) -> LaneChooser:
         """Chooses the lane of each method's calls."""
         from workers.plugins.lanes import LaneChooser
@@ -376,7 +377,7 @@ class Parts:
         if keys and (self.is_worker or not is_redis(self.settings.broker.url or "")):
             declare_pinned(self.app, keys)
 
-    @cached_property
+    @shared_property
     def marks(self) -> MethodMarks:
         """Lane overrides (marks) set by the watchdog or an operator."""
         from workers.plugins.lane_overrides import MethodMarks
@@ -387,7 +388,7 @@ class Parts:
         """Read the lane overrides, and in callers the catalogue, if they were not read within a second."""
         await self.marks.refresh()
 
-    @cached_property
+    @shared_property
     def states(self) -> PluginStates:
         """Applies operators' decisions which plugins are enabled."""
         from workers.plugins.states import PluginStates
@@ -404,7 +405,7 @@ class Parts:
             on_failure=lambda failure: self.loaded.add_error(failure.plugin_key, failure.text),
         )
 
-    @cached_property
+    @shared_property
     def reloader(self) -> PluginReloader:
         """Reloads plugins whose files change."""
         from workers.plugins.reload import PluginReloader
@@ -420,7 +421,7 @@ class Parts:
             on_change=self.plugins_changed,
         )
 
-    @cached_property
+    @shared_property
     def mcp(self) -> McpServers:
         """The plugins of MCP servers."""
         from workers.mcp.follower import McpServers
@@ -467,7 +468,7 @@ class Parts:
             return None
         return self.lanes.lane_of_plugin(key)
 
-    @cached_property
+    @shared_property
     def watchdog(self) -> LoopWatchdog | None:
         """Watches the loop that runs methods; None where each call has a thread or no methods run."""
         from workers.plugins.loop_watchdog import LoopWatchdog
@@ -476,7 +477,7 @@ class Parts:
             return None
         return LoopWatchdog(on_block=self.marks.record, give_up_seconds=self.settings.agent.lease_seconds)
 
-    @cached_property
+    @shared_property
     def claims(self) -> CallClaims:
         """Claims and outcomes of calls with an effect."""
         from workers.approvals.check import ApprovalCheck
@@ -491,7 +492,7 @@ class Parts:
             confirm=ApprovalCheck(self.approval_seal).confirm,
         )
 
-    @cached_property
+    @shared_property
     def call_handler(self) -> CallHandler:
         """Handles calls on a worker."""
         from workers.calls.detached import CallEnds
@@ -506,7 +507,7 @@ class Parts:
             worker_name=self.node,
         )
 
-    @cached_property
+    @shared_property
     def methods(self) -> MethodTargets:
         """The methods that calls run."""
         from workers.calls.methods import MethodTargets
@@ -525,7 +526,7 @@ class Parts:
             watchdog=self.watchdog,
         )
 
-    @cached_property
+    @shared_property
     def built_in_methods(self) -> BuiltInTargets:
         """The methods that every chat's code has without a plugin."""
         from workers.listing.targets import BuiltInTargets
@@ -538,28 +539,28 @@ class Parts:
             redact=self.redactor,
         )
 
-    @cached_property
+    @shared_property
     def webhooks(self) -> WebhookTargets:
         """The webhooks that calls run."""
         from workers.calls.webhooks import WebhookTargets
 
         return WebhookTargets(self.loaded_registry, home_of=self._queue_of_home, watchdog=self.watchdog)
 
-    @cached_property
+    @shared_property
     def commands(self) -> CommandTable:
         """The plugins' commands."""
         from nekro_agent.commands.table import CommandTable
 
         return CommandTable(self.loaded.plugins)
 
-    @cached_property
+    @shared_property
     def command_lines(self) -> CommandLines:
         """The command lines that calls run."""
         from workers.calls.commands import CommandLines
 
         return CommandLines(self.commands, self.redactor, return_bytes=self.settings.sandbox.return_bytes)
 
-    @cached_property
+    @shared_property
     def command_desk(self) -> CommandDesk:
         """Sends command lines to workers.
 
@@ -576,14 +577,14 @@ class Parts:
             store=SqlKeyValueStore(self.database, self.settings.store),
         )
 
-    @cached_property
+    @shared_property
     def detacher(self) -> CallDetacher:
         """Writes calls whose callers stop waiting."""
         from workers.calls.detached import CallDetacher
 
         return CallDetacher(self.database, self.publisher)
 
-    @cached_property
+    @shared_property
     def dispatcher(self) -> Dispatcher:
         """Sends calls to workers.
 
@@ -602,14 +603,14 @@ class Parts:
             approvals=lambda: self.approval_requests,
         )
 
-    @cached_property
+    @shared_property
     def approval_seal(self) -> ApprovalSeal:
         """Signs approvals of calls."""
         from workers.approvals.seals import ApprovalSeal
 
         return ApprovalSeal(resolve_signing_key(self.settings))
 
-    @cached_property
+    @shared_property
     def approval_requests(self) -> ApprovalRequests:
         """Records calls that wait for approval."""
         from workers.approvals.requests import ApprovalRequests
@@ -631,7 +632,7 @@ class Parts:
         await self.refresh()
         return self.registry.find(name)
 
-    @cached_property
+    @shared_property
     def approval_decisions(self) -> ApprovalDecisions:
         """Decides on calls that wait for approval."""
         from workers.approvals.decisions import ApprovalDecisions
@@ -647,7 +648,7 @@ class Parts:
             lane_seconds=partial(lane_seconds, self.settings.workers),
         )
 
-    @cached_property
+    @shared_property
     def runs(self) -> CodeRuns:
         """Runs code that calls methods in sandboxes."""
         from workers.budgets.run_meter import RunMeter
@@ -656,14 +657,14 @@ class Parts:
         meter = RunMeter(self.spending, wall_seconds=self.settings.sandbox.wall_seconds)
         return CodeRuns(self.dispatcher, self.registry, self.sandboxes, meter)
 
-    @cached_property
+    @shared_property
     def code_target(self) -> CodeTarget:
         """Runs code that other processes send to this rounds worker."""
         from workers.rounds.remote_runs import CodeTarget
 
         return CodeTarget(self.runs, self.publisher, wall_seconds=self.settings.sandbox.wall_seconds)
 
-    @cached_property
+    @shared_property
     def remote_runs(self) -> RemoteRuns:
         """Sends code to rounds workers.
 
@@ -674,7 +675,7 @@ class Parts:
 
         return RemoteRuns(self.caller, self.catalogue, self.settings)
 
-    @cached_property
+    @shared_property
     def intake(self) -> MessageIntake:
         """Receives messages from people."""
         from workers.approvals.chat_lines import ChatDecisions
@@ -693,7 +694,7 @@ class Parts:
             ),
         )
 
-    @cached_property
+    @shared_property
     def ledger(self) -> RoundLedger:
         """Records the states of rounds."""
         from workers.rounds.ledger import RoundLedger
@@ -707,14 +708,14 @@ class Parts:
             redact=self.redactor,
         )
 
-    @cached_property
+    @shared_property
     def spending(self) -> Spending:
         """Counts what is spent, and refuses what exceeds a budget."""
         from workers.budgets.spending import Spending
 
         return Spending(self.database, self.publisher, self.settings.budgets)
 
-    @cached_property
+    @shared_property
     def stopper(self) -> RoundStopper:
         """Stops the rounds of a chat."""
         from workers.rounds.stop import RoundStopper
