@@ -49,11 +49,13 @@ _HEADERS: Final = {
 router = APIRouter(tags=["console"])
 
 
+@router.get("/", include_in_schema=False)
 @router.get("/console", include_in_schema=False)
 async def enter(services: ServicesDep) -> Response:
     """Lead to the console's first page."""
     _require_console(services)
-    return RedirectResponse("/console/", status_code=HTTPStatus.PERMANENT_REDIRECT, headers=_HEADERS)
+    # Not for ever: the console can be switched off.
+    return RedirectResponse("/console/", status_code=HTTPStatus.TEMPORARY_REDIRECT, headers=_HEADERS)
 
 
 @router.head("/console/{path:path}", include_in_schema=False)

@@ -313,8 +313,9 @@ async def test_the_console_is_served_with_a_strict_policy_and_validators(gateway
     assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
     head = await http.head("/console/")
     assert (head.status_code, head.headers["content-length"]) == (200, str(len(answer.content)))
-    entry = await http.get("/console")
-    assert (entry.status_code, entry.headers["location"]) == (308, "/console/")
+    for path in ("/", "/console"):
+        entry = await http.get(path)
+        assert (entry.status_code, entry.headers["location"]) == (307, "/console/"), path
     page = {"Accept": "text/html,application/xhtml+xml"}
     for path in ("/console/turns/1", "/console/chats/group_1%2Fa.b", "/console/x.js"):
         shown = await http.get(path, headers=page)
@@ -329,5 +330,5 @@ async def test_the_console_is_served_with_a_strict_policy_and_validators(gateway
 async def test_the_console_can_be_switched_off(fresh_fleet: Fleet) -> None:
     gateway = fresh_fleet.settings.gateway.model_copy(update={"console": False})
     async with served(create_app(fresh_fleet.settings.model_copy(update={"gateway": gateway}))) as http:
-        for path in ("/console", "/console/", "/console/index.html"):
+        for path in ("/", "/console", "/console/", "/console/index.html"):
             assert (await http.get(path)).status_code == 404
