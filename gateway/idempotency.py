@@ -7,12 +7,11 @@ single by ``Once.name``; a request whose effect has no such name ends with ``out
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
@@ -34,8 +33,11 @@ from nekro_agent.errors import (
     ResultError,
     StorageError,
 )
+from nekro_agent.shared_clock import elapsed_seconds
 from storage.access.requests import RecordedRequest
 from storage.engine import Database
+from workers.leases.keeper import LeaseKeeper
+from workers.leases.kinds import REQUEST
 
 __all__ = ["REPLAYED", "Once", "OnceDep", "once_of", "with_content"]
 
@@ -61,7 +63,7 @@ class Once:
     """One request, which runs once if it has an idempotency key."""
 
     def __init__(self, request: Request, *, name: str | None, body: bytes) -> None:
-        """Take what identifies the request.
+        """Create it; nothing runs yet.
 
         Args:
             name: digest of key, method, path and idempotency key, in hexadecimal; None without one.
@@ -69,6 +71,7 @@ class Once:
         """
         self._request = request
         self._database: Database = request.app.state.services.database
+        self._leases: LeaseKeeper = request.app.state.services.leases
         #: Names the effect, for deduplication keys and ids; None without an idempotency key.
         self.name = name
         self._body_digest = hashlib.sha256(body).digest()
@@ -97,7 +100,7 @@ class Once:
         """
         if self.name is None:
             return _answer(await work(), status)
-        digest = bytes.fromhex(self.name)
+        digest, since = bytes.fromhex(self.name), elapsed_seconds()
         async with self._database.begin() as transaction:
             fence = await transaction.requests.begin(
                 digest, body_digest=self._body_digest, lease_seconds=_LEASE_SECONDS
@@ -108,7 +111,7 @@ class Once:
         self.is_repetition = fence > 1
         if self.is_repetition and not is_repeatable:
             work = _unknown
-        async with self._held(digest, fence):
+        async with self._leases.hold(REQUEST, self.name, fence, seconds=_LEASE_SECONDS, since=since):
             return await self._run(digest, fence, work, status)
 
     async def _run(
@@ -156,22 +159,6 @@ class Once:
     def id(self) -> str:
         """An id for what the request creates: the same in each execution of it, else a new one."""
         return new_id() if self.name is None else self.name[:_ID_CHARS]
-
-    @asynccontextmanager
-    async def _held(self, digest: bytes, fence: int) -> AsyncIterator[None]:
-        renewing = asyncio.create_task(self._renew(digest, fence), name="nekro-idempotent-request")
-        try:
-            yield
-        finally:
-            renewing.cancel()
-            await asyncio.gather(renewing, return_exceptions=True)
-
-    async def _renew(self, digest: bytes, fence: int) -> None:
-        while True:
-            await asyncio.sleep(_LEASE_SECONDS / 3)
-            with suppress(StorageError):
-                async with self._database.autocommit() as transaction:
-                    await transaction.requests.renew(digest, fence=fence, lease_seconds=_LEASE_SECONDS)
 
 
 async def once_of(request: Request, *, body: bytes) -> Once:

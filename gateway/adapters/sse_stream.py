@@ -38,7 +38,7 @@ class ClientStream:
     def __init__(
         self, services: Services, files: SseFiles, client_id: str, *, stopping: asyncio.Event
     ) -> None:
-        """Take nothing yet.
+        """Create the stream; ``events`` begins it.
 
         Args:
             stopping: set when the gateway stops; the stream then ends, and the client connects elsewhere.
@@ -80,7 +80,7 @@ class ClientStream:
             await asyncio.wait_for(self._stopping.wait(), _LOOK_SECONDS)
 
     async def _keep(self) -> bool:
-        """Renew the stream; False if a later connection has it. A database that is away changes nothing."""
+        """Renew the stream; False if a later connection has it. An outage of the database does not end it."""
         try:
             async with self._database.begin() as transaction:
                 await transaction.adapters.give_up(

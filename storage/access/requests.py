@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import ColumnElement, delete, select, update
 
 from storage.clock import now, seconds_from_now
 from storage.models import RequestRow
 from storage.repositories.base import Repository
+from storage.repositories.leases import LeaseTable
 from storage.upsert import insert
 
-__all__ = ["RecordedRequest", "RequestRepository"]
+__all__ = ["REQUEST_CLAIMS", "RecordedRequest", "RequestRepository"]
+
+#: Running requests; holders name them by their digest in hexadecimal.
+REQUEST_CLAIMS: Final = LeaseTable(
+    key=RequestRow.digest,
+    fence=RequestRow.fence,
+    is_live=RequestRow.status.is_(None),
+    key_of=bytes.fromhex,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +63,6 @@ class RequestRepository(Repository):
     async def find(self, digest: bytes) -> RecordedRequest | None:
         """Return a request, or None."""
         return await self._one_or_none(RecordedRequest, select(RequestRow).where(RequestRow.digest == digest))
-
-    async def renew(self, digest: bytes, *, fence: int, lease_seconds: float) -> bool:
-        """Renew the lease; False when another execution has taken the request."""
-        statement = update(RequestRow).where(_is_own(digest, fence))
-        return await self._count(statement.values(lease_until=seconds_from_now(lease_seconds))) > 0
 
     async def finish(self, digest: bytes, *, fence: int, status: int, answer: Any) -> bool:
         """Store the answer; False when another execution has taken the request."""

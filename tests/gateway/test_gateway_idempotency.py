@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, Final
 
 import httpx
 import pytest
 import redis
 from gateway_server import served
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr
 from test_gateway_keys import key_of
+from waiting import eventually
 from worker_fleet import Fleet
 
 from broker_config.keys import Keys
 from codec.wire import Invocation, Signer, new_id
+from gateway import idempotency
 from gateway.app import create_app
+from gateway.idempotency import Once
 from gateway.identity import Scope
 from gateway.openapi import document
+from gateway.problems import ProblemError
 from messaging.call_messages import CallMessage
 from messaging.publishing import encode_message
 from storage.repositories.rounds import RoundRequest
@@ -209,6 +216,48 @@ async def test_every_post_runs_once_per_idempotency_key(
             assert status == 200 and after_crash["secret"] != first["secret"]
         else:
             assert status < 300 and named(after_crash) == named(first), (path, after_crash)
+
+
+async def test_a_request_keeps_its_lease_while_it_runs_and_stores_nothing_after_a_loss(
+    gateway: tuple[httpx.AsyncClient, Services], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, services = gateway
+    monkeypatch.setattr(idempotency, "_LEASE_SECONDS", 0.5)
+    request: Any = SimpleNamespace(app=SimpleNamespace(state=SimpleNamespace(services=services)))
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    class Answer(BaseModel):
+        text: str = "done"
+
+    async def work() -> Answer:
+        begun.set()
+        await may_end.wait()
+        return Answer()
+
+    async def until() -> list[Any]:
+        return [row[0] for row in await query(services, "SELECT lease_until FROM idempotent_requests")]
+
+    await query(services, "DELETE FROM idempotent_requests")
+    for name, is_lost in (("ab" * 32, False), ("cd" * 32, True)):
+        begun.clear()
+        may_end.clear()
+        running = asyncio.create_task(Once(request, name=name, body=b"x").run(work))
+        await begun.wait()
+        await eventually(partial(_changed, until, {str(await until())}), what="two renewals")
+        with pytest.raises(ProblemError, match="still running"):
+            await Once(request, name=name, body=b"x").run(work)
+        if is_lost:  # another gateway has it
+            await query(services, "UPDATE idempotent_requests SET fence = fence + 1")
+        may_end.set()
+        assert (await running).status_code == 200
+        stored = await query(services, "SELECT status FROM idempotent_requests")
+        assert [row[0] for row in stored] == [None if is_lost else 200]
+        await query(services, "DELETE FROM idempotent_requests")
+
+
+async def _changed(read: Callable[[], Awaitable[list[Any]]], seen: set[str]) -> bool:
+    seen.add(str(await read()))
+    return len(seen) > 2
 
 
 def test_the_table_has_every_post() -> None:

@@ -1,4 +1,8 @@
-"""The kinds of leases on rows that processes hold, and what ends each of them."""
+"""The kinds of leases on rows that processes hold, and what ends each of them.
+
+The stream of a client of the SSE adapter is none of them: its newest connection has it, whatever the one
+before does, and the row says when the client was seen (``AdapterRepository.connect``).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from storage.access.requests import REQUEST_CLAIMS
 from storage.publications import WORKER_LEASES
 from storage.repositories.calls import CALL_CLAIMS
 from storage.repositories.chats import CHAT_LEASES, ChatRepository
@@ -22,6 +27,7 @@ __all__ = [
     "INIT",
     "JOB",
     "PINNED",
+    "REQUEST",
     "SERVING",
     "SUMMARY",
     "SWEEP",
@@ -63,6 +69,8 @@ INIT: Final = _named_kind(name="init", is_lost_with_time=True)
 SERVING: Final = _named_kind(name="serving", is_lost_with_time=False)
 #: A plugin whose state is in one process.
 PINNED: Final = _named_kind(name="pinned", is_lost_with_time=True)
+#: A request with an idempotency key. After a loss another execution answers, and this answer is not stored.
+REQUEST: Final = LeaseKind(name="request", table=REQUEST_CLAIMS, is_lost_with_time=False)
 #: The summaries of a chat. A second writer costs a request; the row of a version is written once.
 SUMMARY: Final = _named_kind(name="summary", is_lost_with_time=False)
 #: The sweep; overlapping sweeps are harmless, because each takes rows exclusively.
