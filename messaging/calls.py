@@ -39,7 +39,7 @@ from messaging.redis.link import RedisLink
 from messaging.redis.subscription import Subscription
 from messaging.shares import ChatShares
 from messaging.tracing import span, trace_headers
-from nekro_agent.durations import CLOSE_STEP_SECONDS, FRESH_SECONDS, REFRESH_SECONDS
+from nekro_agent.durations import CLOSE_STEP_SECONDS, FRESH_SECONDS, REFRESH_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import (
     BrokerError,
     BrokerUnavailableError,
@@ -273,11 +273,12 @@ class MethodCaller:
 
         Args:
             seconds: how long to wait after sending, at most until the deadline; unused without ``leave``.
-            leave: called once when that time is over; returns whether to stop waiting. None: the wait has
-                no other limit than the deadline.
+            leave: called when that time is over; returns whether to stop waiting. It is called again, and
+                the answer awaited meanwhile, if it raises StorageUnavailableError. None: the wait has no
+                other limit than the deadline.
 
         Raises:
-            The errors of ``call`` and ``leave``.
+            The errors of ``call``, and others of ``leave``.
         """
         call_id = invocation.call_id
         if self._publisher is None:
@@ -326,12 +327,24 @@ class MethodCaller:
             self._pace.spent(invocation.chat_key, chars * SECONDS_PER_CHAR)
 
     async def _is_left(self, pending: _Pending, seconds: float, leave: Callable[[], Awaitable[bool]]) -> bool:
+        while not await self._is_answered_within(pending, seconds):
+            try:
+                return await leave()
+            except StorageUnavailableError as exc:
+                # The call runs on, so its caller waits on: an error would invite it to make the call again.
+                logger.warning(
+                    "call %s not detached, trying again: %s", pending.message.invocation.call_id, exc
+                )
+            seconds = RETRY_SECONDS
+        return False
+
+    async def _is_answered_within(self, pending: _Pending, seconds: float) -> bool:
         try:
             with self._limits.of(seconds):
                 await pending.answer()
         except TimeoutError:
-            return pending.record is None and await leave()
-        return False
+            return pending.record is not None
+        return True
 
     async def send(self, invocation: Invocation, *, lane: Lane | str) -> None:
         """Publish a call without waiting for its result.

@@ -54,10 +54,10 @@ class CallProgress:
 class CallProgressRepository(Repository):
     """Rows of ``jobs`` that represent calls."""
 
-    async def begin(self, progress: CallProgress) -> None:
-        """Record that a call runs; an existing row is not changed."""
-        new = self._insert(progress)
-        await self._connection.execute(new.on_conflict_do_nothing(index_elements=[JobRow.id]))
+    async def begin(self, progress: CallProgress) -> bool:
+        """Record that a call runs; False if it has a row, which is not changed."""
+        new = self._insert(progress).on_conflict_do_nothing(index_elements=[JobRow.id])
+        return await self._scalar(new.returning(JobRow.id)) is not None
 
     async def show(self, progress: CallProgress) -> None:
         """Record the progress of a call; the row of a call that has ended is not changed."""
@@ -153,7 +153,10 @@ class DetachedCallRepository(Repository):
         error_type: str | None = None,
         error_message: str | None = None,
     ) -> Call | None:
-        """Record the end of an unclaimed call that may be detached; None if it has ended already."""
+        """Record the end of an unclaimed call that may be detached.
+
+        Returns None if it has ended already, or a worker has claimed it: its claim records the end.
+        """
         values = {
             "state": state,
             "outcome": outcome,
@@ -164,7 +167,10 @@ class DetachedCallRepository(Repository):
         }
         new = insert(self._dialect, CallRow).values(**_request_values(request), **values, requested_at=now())
         statement = new.on_conflict_do_update(
-            index_elements=[CallRow.id], set_=values, where=is_one_of(CallRow.state, *_OPEN)
+            index_elements=[CallRow.id],
+            set_=values,
+            where=is_one_of(CallRow.state, *_OPEN)
+            & ((CallRow.state == CallState.QUEUED) | (CallRow.fence == 0)),
         ).returning(CallRow)
         return await self._one_or_none(Call, statement)
 

@@ -32,6 +32,8 @@ from nekro_agent.errors import (
     StorageUnavailableError,
 )
 from nekro_agent.methods import Lane, SandboxMethodType
+from nekro_agent.ports import JobInfo, JobRequest
+from storage.driver.postgresql import PostgresConnection
 from storage.engine import Database
 from storage.repositories.calls import Call, CallRequest, ClaimVerdict
 from storage.states import CallState
@@ -42,6 +44,7 @@ from workers.calls.claims import CallClaims, HeldClaim
 from workers.calls.records import CallRecords
 from workers.catalogue.entries import MethodEntry
 from workers.chats.publisher import EventPublisher
+from workers.jobs.service import SqlJobs
 from workers.leases.keeper import LeaseKeeper
 from workers.pools.background import BackgroundLoop
 
@@ -73,19 +76,21 @@ class Storage(DatabaseOutage):
         await self.call("connect")
         self.proxy.is_deaf = True
 
-    async def states(self) -> list[str]:
+    async def states(self, table: str = "calls") -> list[str]:
         """The states of all calls on PostgreSQL, read past the proxy."""
         url = str(self.proxy._settings.url)
         async with await psycopg.AsyncConnection.connect(url) as connection:
-            return [row[0] for row in await (await connection.execute("SELECT state FROM calls")).fetchall()]
+            return [
+                row[0] for row in await (await connection.execute(f"SELECT state FROM {table}")).fetchall()
+            ]
 
-    async def until(self, state: str) -> None:
+    async def until(self, state: str, *, table: str = "calls") -> None:
         """Wait until the only call is in a state."""
 
         async def is_reached() -> bool:
-            return await self.states() == [state]
+            return await self.states(table) == [state]
 
-        await eventually(is_reached, what=f"the call to be {state}")
+        await eventually(is_reached, what=f"the row of {table} to be {state}")
 
     async def call(self, call_id: str) -> Call | None:
         """The row of a call."""
@@ -308,6 +313,59 @@ async def test_a_caller_gets_the_recorded_outcome_whatever_the_worker_answered(
     await finish(storage, made, await claim(storage, made))
     await world.refuse(message)
     assert (await calling).text == "done"
+
+
+# --- a caller stops waiting ---------------------------------------------------------------------------------
+
+
+class Leaving:
+    """A call that runs, and whose caller waits for half a second."""
+
+    def __init__(self, world: Caller, storage: Storage) -> None:
+        self.made = invocation(seconds=10 * WAIT_SECONDS)
+        self.attempts = 0
+        self._storage = storage
+        self.calling = asyncio.create_task(
+            world.caller.call_patiently(self.made, lane=Lane.METHODS, seconds=0.5, leave=self._leave)
+        )
+
+    async def _leave(self) -> bool:
+        self.attempts += 1
+        request = CallRequest(
+            id=self.made.call_id, method=METHOD, type=SandboxMethodType.BEHAVIOR, chat_key="chat"
+        )
+        async with self._storage.database.begin() as tx:
+            return (await tx.detached_calls.detach(request)).finished_at is None
+
+    async def in_outage(self, world: Caller) -> dict[str, Any]:
+        """Let a worker claim it, and its caller fail to leave in an outage; returns the message."""
+        message = await world.taken()
+        await claim(self._storage, self.made)
+        self._storage.go_away()
+        await eventually(lambda: self.attempts >= 2, what="two attempts to leave")
+        assert not self.calling.done(), "told although the call runs"
+        return message
+
+
+async def test_a_call_whose_caller_cannot_leave_in_an_outage_is_left_after_it(
+    world: Caller, storage: Storage
+) -> None:
+    leaving = Leaving(world, storage)
+    await leaving.in_outage(world)
+    storage.come_back()
+    assert await leaving.calling is None
+    row = await storage.call(leaving.made.call_id)
+    assert row is not None and row.detached_at is not None and row.state is CallState.RUNNING
+
+
+async def test_a_caller_that_cannot_leave_in_an_outage_gets_the_answer(
+    world: Caller, storage: Storage
+) -> None:
+    leaving = Leaving(world, storage)
+    message = await leaving.in_outage(world)
+    await world.succeed(message, leaving.made)
+    answer = await leaving.calling
+    assert answer is not None and answer.text == "done"
 
 
 # --- the broker's reply is lost ----------------------------------------------------------------------------
@@ -568,3 +626,51 @@ async def _finish_unheard(
         await asyncio.sleep(0)
     storage.break_connections()
     return await finishing
+
+
+# --- jobs ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def jobs(make_settings: Callable[..., Settings], storage: Storage) -> AsyncIterator[SqlJobs]:
+    app, background = create_app(make_settings()), BackgroundLoop(storage.database)
+    yield SqlJobs(storage.database, background, EventPublisher(app))
+    storage.come_back()
+    await asyncio.to_thread(background.close)
+    app.close()
+
+
+def started(jobs: SqlJobs) -> asyncio.Task[JobInfo]:
+    request = JobRequest(plugin_key="a.m", chat_key="chat", task_type="t", task_id="once", args=(), kwargs={})
+    return asyncio.create_task(jobs.start(request))
+
+
+async def test_a_job_is_started_once_through_a_short_outage(storage: Storage, jobs: SqlJobs) -> None:
+    storage.go_away()
+    starting = started(jobs)
+    await asyncio.wait([starting], timeout=1.5)
+    assert not starting.done()
+    storage.come_back()
+    info = await starting
+    async with storage.database.read() as tx:
+        assert [job.id for job in await tx.jobs.newest(limit=9)] == [info.id]
+
+
+@on_postgres
+async def test_a_job_whose_record_was_not_confirmed_is_the_one_that_runs(
+    storage: Storage, jobs: SqlJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = PostgresConnection.commit
+
+    async def commit_unconfirmed(connection: PostgresConnection) -> None:
+        storage.proxy.is_deaf = True
+        await commit(connection)
+
+    monkeypatch.setattr(PostgresConnection, "commit", commit_unconfirmed)
+    starting = started(jobs)
+    await storage.until("queued", table="jobs")
+    monkeypatch.undo()
+    storage.break_connections()
+    info = await starting
+    async with storage.database.read() as tx:
+        assert [job.id for job in await tx.jobs.newest(limit=9)] == [info.id]

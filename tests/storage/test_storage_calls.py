@@ -85,6 +85,35 @@ async def test_call_whose_worker_died_is_unknown_and_not_run_again(
         await _finish(database, claim.fence)
 
 
+async def test_a_failure_without_a_claim_does_not_end_the_claim_of_another_worker(
+    database: Database, let_leases_run_out: RunOut
+) -> None:
+    """A worker that was frozen past its lease resumes, and records the end as if nothing ran the call."""
+    request = _request(repeatable=True)
+
+    async def end() -> Call | None:
+        async with database.begin() as tx:
+            return await tx.detached_calls.end(request, state=CallState.FAILED, error_type="FencedError")
+
+    await _claim(database, request)
+    await let_leases_run_out()
+    taken = await _claim(database, request, "w2")
+    assert (taken.verdict, taken.fence) == (ClaimVerdict.GRANTED, 2)
+    assert await end() is None
+    assert (await _get(database)).state is CallState.RUNNING
+    assert (await _finish(database, taken.fence)).state is CallState.DONE
+    assert await end() is None
+
+
+async def test_the_end_of_a_call_that_no_worker_claimed_is_recorded(database: Database) -> None:
+    for call_id, runs_seconds in (("queued", None), ("running", 60.0)):
+        request = _request(call_id)
+        async with database.begin() as tx:
+            await tx.detached_calls.detach(request, runs_seconds=runs_seconds)
+            ended = await tx.detached_calls.end(request, state=CallState.DONE)
+        assert ended is not None and ended.state is CallState.DONE
+
+
 async def test_repeatable_call_is_taken_over_and_the_first_worker_cannot_finish(
     database: Database, let_leases_run_out: RunOut
 ) -> None:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from broker_config.settings import ApprovalSettings
 from codec.wire import Invocation, Signer, new_id
 from messaging.call_messages import CallMessage
-from messaging.publishing import PUBLISH_SECONDS
-from nekro_agent.durations import RETRY_SECONDS
-from nekro_agent.errors import CallCancelledError, OutcomeUnknownError, StorageUnavailableError
+from nekro_agent.errors import CallCancelledError
 from nekro_agent.ports import MessageKind
 from nekro_agent.shared_clock import shared_time
 from storage.access.approvals import Approval, Decision, NewApproval
-from storage.driver.errors import is_refusal
 from storage.engine import Database
 from storage.repositories.calls import CallRequest
 from storage.repositories.messages import NewMessage
@@ -30,6 +25,7 @@ from workers.catalogue.arguments import refuse_unfit
 from workers.catalogue.entries import MethodEntry
 from workers.chats.publisher import EventPublisher
 from workers.chats.writer import append_message
+from workers.sure_writes import write_surely
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -183,19 +179,8 @@ class ApprovalRequests:
         self, write: Callable[[Transaction], Awaitable[Approval]], invocation: Invocation
     ) -> Approval:
         """Write once, and retry during a short outage of the database; the row of the call is unique."""
-        give_up_at = time.monotonic() + PUBLISH_SECONDS
-        is_in_doubt = False
-        while True:
-            try:
-                async with self._database.begin() as transaction:
-                    return await write(transaction)
-            except StorageUnavailableError as exc:
-                is_in_doubt |= not is_refusal(exc)
-                if time.monotonic() > give_up_at:
-                    if is_in_doubt:
-                        raise OutcomeUnknownError(
-                            f"call {invocation.call_id} of {invocation.method}: the database failed, so its "
-                            "approval may or may not have been requested; it has not run"
-                        ) from exc
-                    raise
-            await asyncio.sleep(RETRY_SECONDS)
+        unknown = (
+            f"the approval of call {invocation.call_id} of {invocation.method} may or may not have been "
+            "requested; the call has not run"
+        )
+        return await write_surely(self._database, write, unknown=unknown)

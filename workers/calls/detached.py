@@ -89,9 +89,12 @@ class CallDetacher:
         self._publisher = publisher
 
     async def detach(self, entry: MethodEntry, invocation: Invocation, *, lane: str) -> Call:
-        """Record that the caller no longer waits, before or after the call was published.
+        """Record that the caller no longer waits, before or after the call was published; may be repeated.
 
         Returns the call in its current state; a call that has ended has a result on its way.
+
+        Raises:
+            StorageUnavailableError: the database does not answer; the call may be detached.
         """
         request = _request(entry, invocation, lane=lane)
         seconds = longest_seconds(invocation)
@@ -149,16 +152,18 @@ class CallEnds:
             )
             if call is not None:
                 await settle(transaction, self._publisher, call, value=value)
-            else:
+                return
+            call = await transaction.calls.find(invocation.call_id)
+            if call is None or call.finished_at is not None:  # else another worker runs it
                 await end_job(transaction, self._publisher, invocation.call_id, JobState.FAILED, "ended")
 
 
 async def begin_job(
     transaction: Transaction, publisher: EventPublisher, call: Call, invocation: Invocation
 ) -> None:
-    """List a call among the jobs, because its caller waits no longer."""
+    """List a call among the jobs, because its caller waits no longer; a listed one is not announced again."""
     plugin_key, _, name = call.method.rpartition(".")
-    await transaction.call_progress.begin(
+    is_new = await transaction.call_progress.begin(
         CallProgress(
             call_id=call.id,
             method=name,
@@ -172,7 +177,8 @@ async def begin_job(
             turn_id=invocation.turn_id,
         )
     )
-    await record_job(transaction, publisher, EventType.JOB_STARTED, await transaction.jobs.get(call.id))
+    if is_new:
+        await record_job(transaction, publisher, EventType.JOB_STARTED, await transaction.jobs.get(call.id))
 
 
 async def settle(

@@ -273,7 +273,8 @@ class Dispatcher:
             lane: the result of ``lane_of`` for the method.
 
         Raises:
-            As ``invoke``; also StorageUnavailableError: the call could not be detached.
+            As ``invoke``; also StorageUnavailableError: a call that nothing waits for was not recorded, so it
+                will not run.
         """
         patience = wait_seconds(entry, lane=lane, settings=self._settings)
         now = shared_time()

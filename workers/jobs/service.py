@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from codec.wire import new_id
@@ -21,13 +22,15 @@ from nekro_agent.ports import JobInfo, JobRequest
 from runtime.completion import complete
 from storage.engine import Database
 from storage.repositories.job_signals import WaitState
-from storage.repositories.jobs import NewJob
+from storage.repositories.jobs import Job, NewJob
 from storage.states import CrashPolicy, EventType
+from storage.transaction import Transaction
 from workers.chats.events import record_job
 from workers.chats.publisher import EventPublisher
 from workers.jobs.data import info_of, is_call, pack, unpack
 from workers.jobs.watch import JobWatch
 from workers.pools.background import BackgroundLoop
+from workers.sure_writes import write_surely
 
 __all__ = ["SqlJobs"]
 
@@ -63,6 +66,8 @@ class SqlJobs:
         Raises:
             ConflictError: a job of that plugin, type and name is open.
             ArgumentError: an argument is not plain data.
+            StorageUnavailableError: the database does not answer; the job will not run.
+            OutcomeUnknownError: the database does not answer; the job may run.
         """
         call = current_call(request.chat_key)
         new = NewJob(
@@ -77,10 +82,20 @@ class SqlJobs:
             round_id=call.round_id if call else None,
             turn_id=call.turn_id if call else None,
         )
-        async with self._database.begin() as transaction:
-            job = await transaction.jobs.add(new)
-            await record_job(transaction, self._publisher, EventType.JOB_STARTED, job)
-            transaction.after_commit(lambda: self._publisher.job_queued(job.id))
+        may_exist = False
+
+        async def write(transaction: Transaction) -> Job:
+            nonlocal may_exist
+            job = await transaction.jobs.find(new.id) if may_exist else None
+            may_exist = True
+            if job is None:
+                job = await transaction.jobs.add(new)
+                await record_job(transaction, self._publisher, EventType.JOB_STARTED, job)
+            transaction.after_commit(partial(self._publisher.job_queued, new.id))
+            return job
+
+        unknown = f"job {new.id} ({new.type}) may or may not run"
+        job = await write_surely(self._database, write, unknown=unknown)
         if request.on_terminal is not None:
             self._watch.add(job.id, request.on_terminal)
         return info_of(job)

@@ -1,0 +1,49 @@
+"""Transactions that are repeated until it is certain whether they were committed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from messaging.publishing import PUBLISH_SECONDS
+from nekro_agent.durations import RETRY_SECONDS
+from nekro_agent.errors import OutcomeUnknownError, StorageUnavailableError
+from storage.driver.errors import is_refusal
+from storage.engine import Database
+from storage.transaction import Transaction
+
+__all__ = ["write_surely"]
+
+_Value = TypeVar("_Value")
+
+
+async def write_surely(
+    database: Database, write: Callable[[Transaction], Awaitable[_Value]], *, unknown: str
+) -> _Value:
+    """Run a transaction, and repeat it during a short outage of the database, for ``PUBLISH_SECONDS``.
+
+    Args:
+        write: must have no second effect after it was committed.
+        unknown: what the caller does not know if the commit's confirmation was lost, for the error.
+
+    Raises:
+        StorageUnavailableError: the database does not answer; nothing was written.
+        OutcomeUnknownError: the database does not answer, and the transaction may have been committed.
+    """
+    give_up_at = time.monotonic() + PUBLISH_SECONDS
+    is_in_doubt = False
+    while True:
+        is_open = False
+        try:
+            async with database.begin() as transaction:
+                is_open = True
+                return await write(transaction)
+        except StorageUnavailableError as exc:
+            is_in_doubt |= is_open and not is_refusal(exc)
+            if time.monotonic() > give_up_at:
+                if is_in_doubt:
+                    raise OutcomeUnknownError(f"the database failed, so {unknown}") from exc
+                raise
+        await asyncio.sleep(RETRY_SECONDS)
