@@ -22,6 +22,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from loguru import logger
+
 from broker_config.settings import SandboxSettings
 from nekro_agent.durations import PROGRAM_SECONDS
 from nekro_agent.errors import SandboxUnavailableError
@@ -33,7 +35,7 @@ from sandbox.filter.allowed_calls import PROGRAMS
 from sandbox.filter.seccomp import build_filter, filter_fd
 from sandbox.limits.cgroups import Group, find_cgroups
 from sandbox.limits.processes import processes_beside, usage_of
-from sandbox.orphans import end_launch, launch_mark
+from sandbox.orphans import end_launch, end_orphans, launch_mark
 from sandbox.users import UserHold, hold_user
 
 __all__ = ["Confinement", "Program", "ProgramSpec", "ProgramStarter"]
@@ -150,6 +152,7 @@ class ProgramStarter:
         """
         self._settings = settings
         self._search_path = search_path
+        self._has_swept = False
         self.root_mode = os.geteuid() == 0
 
     @cached_property
@@ -162,11 +165,15 @@ class ProgramStarter:
         return find_tools(self._search_path, root_mode=self.root_mode)
 
     async def start(self, spec: ProgramSpec) -> Program:
-        """Start a program in a sandbox.
+        """Start a program in a sandbox; the first time, end what killed services left of their starts.
 
         Raises:
             SandboxUnavailableError: it cannot be started, or not be isolated.
         """
+        if not self._has_swept:
+            self._has_swept = True
+            if ended := await asyncio.to_thread(end_orphans):
+                logger.warning("sandbox.orphans_ended count={}", ended)
         for path in spec.files:
             if not path.exists():
                 raise SandboxUnavailableError(f"the declared path {path} does not exist on this host")

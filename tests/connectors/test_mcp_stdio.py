@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from nekro_agent.errors import CallTimeoutError, MethodFailedError, OutcomeUnkno
 from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.execution.signatures import describe
 from sandbox.drivers.bwrap_tools import find_tools
+from sandbox.service_id import own_id
 
 pytestmark = pytest.mark.usefixtures("sandbox_tools")
 
@@ -102,6 +104,20 @@ async def test_without_isolation_a_server_starts_only_if_the_settings_allow_it(
     async with opened(limited(settings, allow_unconfined=True), odd_entry()) as world:
         assert await world.call("echo", "hi") == "hi"
         assert (await world.call("seen"))["user"] == os.geteuid()
+
+
+async def test_the_first_start_ends_what_a_killed_worker_left_of_its_starts(settings: Settings) -> None:
+    """Such a worker need not run code, so nothing else ends it on a host without control groups."""
+    own = own_id()
+    mark = f"{own.host}/{own.boot}/{own.namespace}/{own.pid}/{own.started - 1} 0"
+    left = subprocess.Popen(["/bin/sleep", "600"], env={"NEKRO_SANDBOX_LAUNCH": mark})
+    try:
+        async with opened(settings, odd_entry()):
+            await eventually(lambda: left.poll() is not None, what="the end of the process")
+        assert left.returncode == -signal.SIGKILL
+    finally:
+        left.kill()
+        left.wait()
 
 
 # -- hostile and broken servers -------------------------------------------------------------------
