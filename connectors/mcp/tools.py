@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -78,11 +77,6 @@ def bounded_listing(tools: Iterable[ListedTool]) -> tuple[list[ListedTool], int]
 def tools_text(tools: Iterable[ListedTool]) -> str:
     """Return the stored form; equal listings have equal texts."""
     return json.dumps([asdict(tool) for tool in tools], separators=(",", ":"))
-
-
-def digest_of_tools(text: str) -> str:
-    """Return the digest of a stored listing."""
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def read_tools(text: str) -> tuple[ListedTool, ...]:

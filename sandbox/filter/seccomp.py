@@ -31,7 +31,7 @@ from sandbox.filter.bpf import (
 )
 from sandbox.filter.syscalls import NUMBERS
 
-__all__ = ["build_filter", "filter_fd", "supported_architectures"]
+__all__ = ["build_filter", "filter_fd"]
 
 _WORD: Final = 0xFFFFFFFF
 #: The signal at a child's end, and the flags of fork, vfork, posix_spawn and threads: CHILD_SETTID, DETACHED,
@@ -87,11 +87,6 @@ _OPTIONS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 15, 16, 18, 20, 21, 66, 67
 #: a descriptor of the process at the other end (of the bridge, the service), and COOKIE and NETNS_COOKIE,
 #: which reveal counters of the host's sockets and namespaces.
 _ANSWERS: Final = (11, 17, 30, 38, 39)
-
-
-def supported_architectures() -> tuple[str, ...]:
-    """Return the machine names that a filter can be built for."""
-    return tuple(AUDIT_ARCH)
 
 
 def build_filter(
