@@ -22,6 +22,7 @@ REMOVED_SETTINGS: Final = {
     "NEKRO_RESULTS__EXPIRES_SECONDS": "results are kept for an hour",
     "NEKRO_DATABASE__BUSY_TIMEOUT_SECONDS": "NEKRO_DATABASE__POOL_TIMEOUT_SECONDS",
     "NEKRO_RETENTION__JOBS_DAYS": "NEKRO_RETENTION__ROUNDS_DAYS",
+    "NEKRO_RETENTION__REQUESTS_DAYS": "answers to requests with an `Idempotency-Key` are kept for a day",
     "NEKRO_STORE__WARN_VALUE_BYTES": "values from 1 MiB on are logged",
     "NEKRO_STORE__MAX_KEY_CHARS": "keys may have 1024 characters",
     "NEKRO_PLUGINS__PACKAGE_INSTALL": "NEKRO_PLUGINS__PACKAGE_ALLOW: `*` allows every package, empty none",
@@ -56,6 +57,8 @@ REMOVED_SETTINGS: Final = {
     "NEKRO_WORKERS__BLOCK_EXIT_SECONDS": (
         "NEKRO_AGENT__LEASE_SECONDS: a method may block for that long beyond its deadline"
     ),
+    "NEKRO_GATEWAY__SSE_FILE_BYTES": "NEKRO_GATEWAY__MEDIA_BYTES, of which a file may have two thirds",
+    "NEKRO_GATEWAY__WEBHOOK_RETRY_SECONDS": "NEKRO_GATEWAY__WEBHOOK_ATTEMPTS: the first pause is 5 s",
 }
 
 

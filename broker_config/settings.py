@@ -200,11 +200,6 @@ class RetentionSettings(_Group):
         30, ge=1, description="Events of chats; a stream can resume from any that is kept."
     )
     messages_days: float = Field(0, ge=0, description="Messages of chats; 0 keeps them forever.")
-    requests_days: float = Field(
-        1,
-        ge=0.01,
-        description="Answers to requests with an `Idempotency-Key`; a later repetition is a new request.",
-    )
     audit_days: float = Field(
         0, ge=0, description="Records of administrative acts over the API; 0 keeps them forever."
     )
@@ -774,7 +769,10 @@ class GatewaySettings(_Group):
     )
     upload_bytes: int = Field(1 << 30, ge=1024, description="Largest body of an upload of files.")
     media_bytes: int = Field(
-        48 << 20, ge=1024, description="Largest body of a message, which may contain pictures and files."
+        48 << 20,
+        ge=1024,
+        description="Largest body of a message, which may contain pictures and files. A file of a message in "
+        "the SSE adapter protocol may have two thirds of it, in either direction.",
     )
     body_seconds: float = Field(
         30, gt=0, description="How long a client may take to send a request's headers, and then its body."
@@ -836,27 +834,24 @@ class GatewaySettings(_Group):
         description="Access key of programs that connect chats over Nekro Agent's SSE adapter protocol "
         "(`/api/adapters/sse/connect`); unset means that it is not served.",
     )
-    sse_file_bytes: int = Field(
-        32 << 20, ge=1024, description="Largest file of a message in that protocol, in either direction."
-    )
 
     webhook_attempts: int = Field(
         10,
         ge=1,
         le=30,
-        description="Attempts to deliver an event to a webhook's URL; then it is a dead letter.",
-    )
-    webhook_retry_seconds: float = Field(
-        5,
-        gt=0,
-        description="Pause after the first failed delivery; each further one is four times as long, up to "
-        "12 h.",
+        description="Attempts to deliver an event to a webhook's URL; then it is a dead letter. The first "
+        "pause is 5 s, each further one four times as long, up to 12 h.",
     )
     webhook_allow_private: CommaList = Field(
         (),
         description="Hosts or networks (CIDR) that webhooks may reach although private, loopback or "
         "link-local.",
     )
+
+    @property
+    def sse_file_bytes(self) -> int:
+        """Largest file of a message in the SSE adapter protocol; base64 makes it a third longer."""
+        return self.media_bytes * 2 // 3
 
     @property
     def has_active_pages(self) -> bool:

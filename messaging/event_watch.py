@@ -34,8 +34,6 @@ __all__ = ["EventWatcher", "WatchedEvent", "drop_abandoned"]
 WATCH_PREFIX: Final = "watch."
 #: How often a watcher renews its presence in the time that its queue is kept without.
 RENEWALS: Final = 12
-#: How long a publisher may take between reading the bindings of the exchange and adding its message.
-_LATE_SECONDS: Final = 4 * POLL_SECONDS
 #: Maximum number of queued events of a slow watcher; more are dropped and counted.
 MAX_WAITING: Final = 1000
 #: Maximum number of events per poll.
@@ -94,7 +92,7 @@ class EventWatcher:
                 self._queue.delete()
             if is_redis(self._url):
                 # A publisher that read the binding before it was deleted creates the list again.
-                time.sleep(_LATE_SECONDS)
+                time.sleep(4 * POLL_SECONDS)
                 name = f"{self._settings.key_prefix}{WATCH_PREFIX}{self._id}"
                 with _client(self._settings) as client:
                     client.delete(self._presence_key, name)

@@ -31,7 +31,8 @@ POLL_SECONDS: Final = 0.05
 REFRESH_SECONDS: Final = 0.3
 #: How long an observation of another process or of a server is used before it is made again.
 FRESH_SECONDS: Final = 1.0
-#: Delay of work that no caller waits for, so that it does not take the interpreter from work that one does.
+#: Delay of work that no caller waits for, so that it does not take the interpreter from work that one does,
+#: and of the rest of a flood, so that others get the event loop.
 DEFER_SECONDS: Final = 0.02
 #: Time limit of one step of closing. Each step takes milliseconds unless something hangs; the limits of a
 #: worker's shutdown (``WorkerSettings.stop_seconds``) are multiples.

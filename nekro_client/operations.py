@@ -22,8 +22,10 @@ from nekro_client.uploads import Upload
 
 __all__ = [
     "API",
+    "CONNECT_SECONDS",
     "RETRY_SECONDS",
     "Backoff",
+    "Delay",
     "Operation",
     "connection_options",
     "failure_of",
@@ -36,13 +38,13 @@ __all__ = [
 T = TypeVar("T")
 
 API: Final = "/api/v1"
-#: Default limits in seconds; the time of ``wait`` comes on top of the read limit.
-_CONNECT_SECONDS: Final = 10.0
-#: A method's call may answer nothing for this long.
+#: Time limit of connecting, also for streams.
+CONNECT_SECONDS: Final = 10.0
+#: A method's call may answer nothing for this long; the time of ``wait`` comes on top.
 READ_SECONDS: Final = 60.0
 #: How long requests that fail in passing are repeated: longer than a gateway takes to start again.
 RETRY_SECONDS: Final = 30.0
-#: First delay between two attempts; each further one is twice as long.
+#: First delay before a request is sent, or a stream connects, again; each further one is twice as long.
 _FIRST_DELAY_SECONDS: Final = 0.1
 #: Longest delay: a gateway that is back is found this late at most.
 _LONGEST_DELAY_SECONDS: Final = 5.0
@@ -70,7 +72,7 @@ class Operation(Generic[T]):
     @property
     def timeout(self) -> httpx.Timeout:
         """Limits of the request."""
-        return httpx.Timeout(READ_SECONDS + self.wait_seconds, connect=_CONNECT_SECONDS)
+        return httpx.Timeout(READ_SECONDS + self.wait_seconds, connect=CONNECT_SECONDS)
 
 
 def operation(
@@ -164,6 +166,22 @@ def failure_of(response: httpx.Response) -> ApiError | None:
     return api_error(problem, retry_after_seconds=_retry_after(response))
 
 
+class Delay:
+    """Delays between attempts that fail one after the other."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin again with the first delay."""
+        self._next = _FIRST_DELAY_SECONDS
+
+    def take(self) -> float:
+        """Return the seconds to wait before the next attempt; the delay after it is longer."""
+        self._next, delay = min(self._next * 2, _LONGEST_DELAY_SECONDS), self._next
+        return delay
+
+
 class Backoff:
     """Decides whether and when a request that failed is sent again; one per request.
 
@@ -173,15 +191,14 @@ class Backoff:
     def __init__(self, seconds: float) -> None:
         """Allow repetitions for so many seconds from now."""
         self._end = time.monotonic() + seconds
-        self._delay = _FIRST_DELAY_SECONDS
+        self._delay = Delay()
 
     def delay_after(self, error: ClientError) -> float | None:
         """Return the seconds to wait before the next attempt; None if there is none."""
         if not is_passing(error):
             return None
-        self._delay, delay = min(self._delay * 2, _LONGEST_DELAY_SECONDS), self._delay
         stated = error.retry_after_seconds if isinstance(error, ApiError) else None
-        delay = max(delay, stated or 0.0)
+        delay = max(self._delay.take(), stated or 0.0)
         return delay if time.monotonic() + delay < self._end else None
 
 

@@ -21,7 +21,7 @@ from nekro_client.errors import (
     WaitTimeoutError,
 )
 from nekro_client.models import Change, Event, EventType, Turn, TurnState
-from nekro_client.operations import API, failure_of, is_passing, segment, unreachable
+from nekro_client.operations import API, CONNECT_SECONDS, Delay, failure_of, is_passing, segment, unreachable
 from nekro_client.sse import EventParser, EventTooLargeError, ServerEvent
 
 __all__ = [
@@ -41,17 +41,13 @@ T = TypeVar("T", bound=BaseModel)
 
 #: The gateway sends a comment every 15 s; after three missing ones the connection is dead.
 _READ_SECONDS: Final = 45.0
-STREAM_TIMEOUT: Final = httpx.Timeout(_READ_SECONDS, connect=10.0)
+STREAM_TIMEOUT: Final = httpx.Timeout(_READ_SECONDS, connect=CONNECT_SECONDS)
 #: How late the end of a stream's time may be noticed.
 _LATE_SECONDS: Final = 1.0
-#: First delay before a stream connects again; each further one is twice as long.
-_FIRST_DELAY_SECONDS: Final = 0.1
-#: Longest delay: a gateway that is back is found this late at most.
-_LONGEST_DELAY_SECONDS: Final = 5.0
 _ENDED: Final = frozenset({TurnState.DONE, TurnState.FAILED, TurnState.CANCELLED})
 #: How long the gateway may be out of reach while a turn is awaited, as for other streams.
 _GIVE_UP_SECONDS: Final = 300.0
-#: A connection that lasted this long was a good one.
+#: After a connection that lasted this long, the delays begin again with the first.
 _GOOD_SECONDS: Final = 5.0
 
 
@@ -71,7 +67,7 @@ class StreamCursor(ABC, Generic[T]):
         #: The ``id`` of the last event, as the stream named it; "" before the first one.
         self._last_id = ""
         self._give_up_seconds = give_up_seconds
-        self._delay = _FIRST_DELAY_SECONDS
+        self._delay = Delay()
         self._opened_at = self._heard_at = time.monotonic()
         self._parser = EventParser()
 
@@ -146,7 +142,7 @@ class StreamCursor(ABC, Generic[T]):
 
     def _connected(self) -> None:
         """Take notice of an event, after which a lost connection is made again soon."""
-        self._delay = _FIRST_DELAY_SECONDS
+        self._delay.reset()
 
     def delay_after(self, error: ClientError | None) -> float:
         """Return the seconds to wait before the next connection.
@@ -162,13 +158,12 @@ class StreamCursor(ABC, Generic[T]):
         if error is not None and not is_passing(error):
             raise error
         if now - self._opened_at >= _GOOD_SECONDS and error is None:
-            self._delay = _FIRST_DELAY_SECONDS
+            self._delay.reset()
         if self._give_up_seconds is not None and now - self._heard_at > self._give_up_seconds:
             raise error or UnreachableError(f"{self.path}: the stream ends without an event, again and again")
-        self._delay, delay = min(self._delay * 2, _LONGEST_DELAY_SECONDS), self._delay
         stated = error.retry_after_seconds if isinstance(error, ApiError) else None
         # Readers that a restart cut off come back at different moments.
-        delay = max(stated or 0.0, delay * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+        delay = max(stated or 0.0, self._delay.take() * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
         return min(delay, max(self._left(), 0.0))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import ColumnElement, delete, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute
@@ -37,6 +37,9 @@ from storage.repositories.leases import is_free
 from storage.states import FINAL_CALL_STATES, FINAL_JOB_STATES, FINAL_ROUND_STATES, OPEN_TIMER_STATES
 
 __all__ = ["delete_expired"]
+
+#: How long answers to requests with an idempotency key are kept. Clients repeat a request within minutes.
+_REQUESTS_KEPT: Final = timedelta(days=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +77,7 @@ def _rules(retention: RetentionSettings) -> list[_Rule]:
     rounds = seconds_from_now(-timedelta(days=retention.rounds_days).total_seconds())
     events = seconds_from_now(-timedelta(days=retention.events_days).total_seconds())
     messages = seconds_from_now(-timedelta(days=retention.messages_days).total_seconds())
-    requests = seconds_from_now(-timedelta(days=retention.requests_days).total_seconds())
+    requests = seconds_from_now(-_REQUESTS_KEPT.total_seconds())
     audit = seconds_from_now(-timedelta(days=retention.audit_days).total_seconds())
     approvals = seconds_from_now(-timedelta(days=retention.approvals_days).total_seconds())
     rules = [

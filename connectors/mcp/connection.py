@@ -17,7 +17,7 @@ from loguru import logger
 from connectors.mcp.session import Exchange, McpSession, ServerFault
 from connectors.mcp.texts import line
 from connectors.mcp.tools import ListedTool
-from nekro_agent.durations import POLL_SECONDS
+from nekro_agent.durations import FRESH_SECONDS, POLL_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import NekroError
 from sandbox.programs import Confinement
 
@@ -25,14 +25,10 @@ __all__ = ["Connection", "OpenSession", "Opened"]
 
 #: After a session that lasted so long, a restart has no pause.
 _LASTED_SECONDS: Final = 10.0
-#: First pause before a restart; each further one is twice as long.
-_FIRST_PAUSE_SECONDS: Final = 0.5
-#: Longest pause before a restart.
+#: Longest pause before a restart; the first is ``RETRY_SECONDS``, and each further one twice as long.
 _LONGEST_PAUSE_SECONDS: Final = 60.0
 #: Longest pause before a restart for which calls wait; during a longer one they fail at once.
 _SHORT_PAUSE_SECONDS: Final = 2.0
-#: Least time between two listings that a server asks for.
-_RELIST_SECONDS: Final = 1.0
 #: How long calls may go on when the connection is closed because the declaration changed.
 _GRACE_SECONDS: Final = 5.0
 _MOST_ERROR_CHARS: Final = 1_000
@@ -191,7 +187,7 @@ class Connection:
             if error is not None:
                 logger.bind(server=self._name, error=error).warning("mcp_server_failed")
             lasted = time.monotonic() - began >= _LASTED_SECONDS
-            pause = 0.0 if lasted else min(max(2 * pause, _FIRST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
+            pause = 0.0 if lasted else min(max(2 * pause, RETRY_SECONDS), _LONGEST_PAUSE_SECONDS)
             self._error = self._reason = error
             self._next_at = time.monotonic() + pause
             self._changed.set()
@@ -249,7 +245,7 @@ class Connection:
                 return
             if session.is_stale.is_set():
                 await self._list(opened)
-                await _first_of(events[1:], seconds=_RELIST_SECONDS)
+                await _first_of(events[1:], seconds=FRESH_SECONDS)
             elif session.is_idle and time.monotonic() - session.used_at >= self._idle_seconds:
                 return
 

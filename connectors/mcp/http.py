@@ -14,14 +14,14 @@ from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
 from mcp_types import INTERNAL_ERROR
 
 from connectors.mcp.declarations import OAuth, resolve
+from nekro_agent.durations import DEFER_SECONDS
 
 __all__ = ["NOT_SENT", "auth_of", "http_client"]
 
 #: Data of an error that says that the server did not receive the request.
 NOT_SENT: Final = "nekro.not_sent"
+#: Bytes of an answer that are read at once; then the loop gets time for others.
 _BURST_BYTES: Final = 1 << 20
-#: Pause after so many bytes of an answer, so that a flood leaves the loop to others.
-_PAUSE_SECONDS: Final = 0.01
 #: Longest time for connecting.
 _CONNECT_SECONDS: Final = 10.0
 #: Longest time without a byte of an answer.
@@ -114,7 +114,7 @@ class _Bounded(httpx2.AsyncByteStream):
                 )
             if burst >= _BURST_BYTES:
                 burst = 0
-                await asyncio.sleep(_PAUSE_SECONDS)
+                await asyncio.sleep(DEFER_SECONDS)
             yield chunk
 
     async def aclose(self) -> None:

@@ -22,6 +22,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
 
 from connectors.mcp.texts import line
+from nekro_agent.durations import DEFER_SECONDS
 from sandbox.programs import Program
 
 __all__ = ["LineSplitter", "StdioTransport", "TooLong"]
@@ -30,8 +31,6 @@ _CHUNK_BYTES: Final = 64 << 10
 #: Messages and bytes that are read at once; then the loop gets time for others.
 _BURST_MESSAGES: Final = 64
 _BURST_BYTES: Final = 1 << 20
-#: Pause after a burst of lines, so that a flood leaves the loop to others.
-_PAUSE_SECONDS: Final = 0.01
 #: How long the exit code may take after the end of a stream.
 _EXIT_SECONDS: Final = 0.5
 #: Lines that are no messages, since the last message; then the server counts as broken.
@@ -164,10 +163,10 @@ class StdioTransport:
                         await inbox.send(message)
                     messages += 1
                     if messages % _BURST_MESSAGES == 0:
-                        await asyncio.sleep(_PAUSE_SECONDS)
+                        await asyncio.sleep(DEFER_SECONDS)
                 if size >= _BURST_BYTES:
                     size = 0
-                    await asyncio.sleep(_PAUSE_SECONDS)
+                    await asyncio.sleep(DEFER_SECONDS)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
             pass  # the session is closed
         finally:
@@ -224,7 +223,7 @@ class StdioTransport:
                 )
                 self._last_lines.append(text)
                 self._log("stderr", text)
-            await asyncio.sleep(_PAUSE_SECONDS)
+            await asyncio.sleep(DEFER_SECONDS)
 
     def _log(self, source: str, text: str) -> None:
         self._logged[source] += 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
-from typing import Final
 
 from fastapi import APIRouter, Response
 
@@ -12,6 +11,7 @@ from gateway.dependencies import IdentityDep, ServicesDep
 from gateway.idempotency import OnceDep
 from gateway.identity import Scope
 from gateway.problems import ProblemError
+from nekro_agent.durations import REFRESH_SECONDS
 from nekro_client.models import AdapterAnswer, AdapterRequestBody
 from storage.states import SendState
 from workers.chats.adapters import SSE_ADAPTER
@@ -20,9 +20,6 @@ from workers.composition import Services
 __all__ = ["router"]
 
 router = APIRouter(prefix="/adapters/sse", tags=["adapters"])
-
-#: How often the row of a question is read for its answer; people's platforms take longer to answer.
-_LOOK_SECONDS: Final = 0.1
 
 
 @router.post("/requests", response_model=AdapterAnswer)
@@ -63,7 +60,7 @@ async def _answer(services: Services, request_id: str, *, seconds: float) -> Ada
     try:
         async with asyncio.timeout(seconds):
             while True:
-                await asyncio.sleep(_LOOK_SECONDS)
+                await asyncio.sleep(REFRESH_SECONDS)
                 async with services.database.read() as transaction:
                     send = await transaction.adapters.get_send(request_id)
                 if send is not None and send.state is SendState.DONE:

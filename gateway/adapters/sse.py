@@ -48,17 +48,9 @@ __all__ = ["SseAdapter", "router"]
 _ATTEMPTS: Final = 3
 #: Before a refused message is sent again: the platform's limits on rates have passed by then.
 _PAUSE_SECONDS: Final = 2.0
-#: The rest of a command beside its files.
-_COMMAND_BYTES: Final = 1 << 20
 
 router = APIRouter(prefix="/api/adapters/sse", tags=["adapters"])
-# Base64 takes four characters for three bytes.
-OWN_LIMITS.append(
-    (
-        re.compile("/api/adapters/sse/connect"),
-        lambda settings: settings.sse_file_bytes * 4 // 3 + _COMMAND_BYTES,
-    )
-)
+OWN_LIMITS.append((re.compile("/api/adapters/sse/connect"), lambda settings: settings.media_bytes))
 
 
 class SseAdapter:

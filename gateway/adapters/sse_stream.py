@@ -12,6 +12,7 @@ from loguru import logger
 
 from gateway.adapters.sse_events import WireEvent, message_events, request_event, wire_event
 from gateway.adapters.sse_files import SseFiles
+from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import StorageError
 from storage.outbound.adapters import AdapterSend
 from workers.chats.adapters import SSE_ADAPTER
@@ -21,10 +22,8 @@ __all__ = ["ANSWER_SECONDS", "ClientStream"]
 
 #: As in Nekro Agent, whose clients take a longer silence for a lost connection.
 _HEARTBEAT_SECONDS: Final = 5.0
-#: A gateway that does not renew it in this time has ended.
-_LEASE_SECONDS: Final = 20.0
-#: How often the rows to send are read; a message reaches its client this late at most.
-_LOOK_SECONDS: Final = 0.25
+#: A gateway that does not renew its stream, which each heartbeat does, in this time has ended.
+_LEASE_SECONDS: Final = 4 * _HEARTBEAT_SECONDS
 #: A request without an answer is sent again after this time, up to this number of times.
 ANSWER_SECONDS: Final = 30.0
 _ATTEMPTS: Final = 10
@@ -77,7 +76,7 @@ class ClientStream:
 
     async def _pause(self) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), _LOOK_SECONDS)
+            await asyncio.wait_for(self._stopping.wait(), REFRESH_SECONDS)
 
     async def _keep(self) -> bool:
         """Renew the stream; False if a later connection has it. An outage of the database does not end it."""

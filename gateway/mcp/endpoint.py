@@ -20,6 +20,7 @@ from gateway.mcp.callers import Caller, caller_of
 from gateway.mcp.sessions import Sessions
 from gateway.problems import ProblemError, problem_of
 from gateway.streams.hub import EventHub
+from gateway.web.responses import SEND_SECONDS
 from nekro_agent.errors import NekroError
 from nekro_client.models import Problem
 from workers.composition import Services
@@ -35,8 +36,6 @@ router = APIRouter()
 _SESSION: Final = "mcp-session-id"
 #: Code of an error in JSON-RPC whose request was not read.
 _INVALID_REQUEST: Final = -32600
-#: How long one write may take; then the reader is too slow, and its request is cancelled.
-_SEND_SECONDS: Final = 30
 
 
 @router.api_route("/mcp", methods=["GET", "POST", "DELETE"], include_in_schema=False)
@@ -159,7 +158,7 @@ class _Answer(Response):
         async def bounded(message: Message) -> None:
             if message["type"] == "http.response.start" and self._session is not None:
                 MutableHeaders(scope=message)[_SESSION] = self._session
-            async with asyncio.timeout(_SEND_SECONDS):
+            async with asyncio.timeout(SEND_SECONDS):  # then the reader is too slow
                 await send(message)
 
         await self._manager.handle_request(scope, replay, bounded)

@@ -12,6 +12,7 @@ from gateway.mcp.callers import Caller
 from gateway.mcp.progress import Report
 from gateway.mcp.results import data_result
 from gateway.views import job_answer
+from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import NotFoundError
 from nekro_client.models import Job
 from storage.access.approvals import Approval
@@ -23,8 +24,6 @@ from workers.jobs.cancel import cancel_job
 __all__ = ["awaiting", "awaiting_text", "cancel", "find_job", "job_uri", "show", "wait_for"]
 
 _MOST_SHOWN = 20
-#: As often as a person looks; each look is one read by key.
-_POLL_SECONDS = 0.5
 #: Longest wait: clients give up on a request before it.
 _MOST_SECONDS = 600.0
 
@@ -75,7 +74,7 @@ async def wait_for(
         if report is not None and seen.percent > told:
             told = seen.percent
             await report(told, 100, seen.message)
-        await asyncio.sleep(_POLL_SECONDS)
+        await asyncio.sleep(REFRESH_SECONDS)
 
 
 async def cancel(services: Services, caller: Caller, job_id: str) -> CallToolResult:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from fastapi import Request
 
@@ -21,7 +21,10 @@ from storage.states import FINAL_ROUND_STATES
 from workers.chats.attachments import attachments_of
 from workers.composition import Services
 
-__all__ = ["AnswerEnd", "AnswerReader", "Piece", "Usage"]
+__all__ = ["QUEUED_SECONDS", "AnswerEnd", "AnswerReader", "Piece", "Usage"]
+
+#: How long a turn may wait for a worker, before the time limit of the turn itself begins.
+QUEUED_SECONDS: Final = 60
 
 
 @dataclass(frozen=True, kw_only=True)

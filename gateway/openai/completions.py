@@ -12,7 +12,7 @@ from fastapi import APIRouter, Header, Request, Response
 from fastapi.responses import JSONResponse
 
 from gateway.dependencies import HubDep, IdentityDep, ServicesDep, take_stream
-from gateway.openai.answers import AnswerEnd, AnswerReader, Usage
+from gateway.openai.answers import QUEUED_SECONDS, AnswerEnd, AnswerReader, Usage
 from gateway.openai.bodies import CompletionBody, newest_message
 from gateway.openai.chats import MODEL, Posted, chosen_chat, once_for, post, require_model, run_once
 from gateway.openai.errors import NO_RETRY, APIError, OpenAIRoute, error_body
@@ -24,8 +24,6 @@ __all__ = ["router"]
 
 router = APIRouter(route_class=OpenAIRoute, tags=["openai"])
 
-#: Added to the longest turn, which includes no waiting for a worker.
-_MARGIN_SECONDS: Final = 60
 #: Between two messages of an answer.
 _BETWEEN: Final = "\n\n"
 _STATUSES: Final = {
@@ -76,7 +74,7 @@ async def complete_chat(
     if body.stream:
         with_usage = bool(body.stream_options and body.stream_options.include_usage)
         return EventStream(completion.chunks(with_usage=with_usage), sep="\n")
-    return await completion.whole(seconds=services.settings.agent.turn_seconds + _MARGIN_SECONDS)
+    return await completion.whole(seconds=services.settings.agent.turn_seconds + QUEUED_SECONDS)
 
 
 class _Completion:

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from http import HTTPStatus
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import JSONResponse
@@ -16,7 +16,7 @@ from pydantic import RootModel
 from gateway.dependencies import HubDep, IdentityDep, ServicesDep, take_stream
 from gateway.idempotency import OnceDep
 from gateway.identity import Identity, Scope
-from gateway.openai.answers import AnswerReader
+from gateway.openai.answers import QUEUED_SECONDS, AnswerReader
 from gateway.openai.bodies import ResponseBody, newest_text_or_items
 from gateway.openai.chats import Posted, chosen_chat, once_for, post, require_model, run_once
 from gateway.openai.errors import NO_RETRY, APIError, OpenAIRoute
@@ -31,8 +31,6 @@ from workers.composition import Services
 __all__ = ["router"]
 
 router = APIRouter(route_class=OpenAIRoute, tags=["openai"])
-#: A turn may wait this long in the queue before its own time limit begins.
-_MARGIN_SECONDS: Final = 60
 
 
 def _reader(request: Request, services: ServicesDep, hub: HubDep) -> AnswerReader:
@@ -93,7 +91,7 @@ async def create_response(
     if body.background:
         view = ResponseView(row, status="queued" if row.turn_id else "completed")
         return JSONResponse(view.as_json())
-    return await _whole(row, reader, seconds=services.settings.agent.turn_seconds + _MARGIN_SECONDS)
+    return await _whole(row, reader, seconds=services.settings.agent.turn_seconds + QUEUED_SECONDS)
 
 
 @router.get("/v1/responses/{response_id}", response_class=Response)

@@ -18,7 +18,7 @@ __all__ = ["EVENT_STREAM", "SEND_SECONDS", "EventStream", "JsonAnswer", "accepts
 EVENT_STREAM: Final = "text/event-stream"
 #: Interval of a stream's comment lines, by which proxies and clients see that the connection stands.
 _PING_SECONDS: Final = 15
-#: How long one write to a stream may take; then the reader is too slow, and its stream ends.
+#: How long one write to a stream or an MCP client may take; then the reader is too slow, and its stream ends.
 SEND_SECONDS: Final = 30
 
 

@@ -45,6 +45,9 @@ _MOST_CHATS: Final = 200
 _RECENT_SECONDS: Final = 600.0
 #: How often all chats are looked at.
 _CHECK_ALL_SECONDS: Final = 60.0
+#: Pause after the first failed delivery: a receiver restarts within it or within the next pauses.
+_FIRST_PAUSE_SECONDS: Final = 5.0
+#: How many times as long each further pause is.
 _BACK_OFF: Final = 4
 #: Two attempts a day for a URL that is down for long.
 _LONGEST_PAUSE_SECONDS: Final = 12 * 3600.0
@@ -176,7 +179,7 @@ class WebhookSender:
             log.bind(error=error).warning("webhook_not_delivered")
 
     def _pause(self, attempts: int) -> float:
-        seconds: float = self._settings.webhook_retry_seconds * _BACK_OFF ** (attempts - 1)
+        seconds: float = _FIRST_PAUSE_SECONDS * _BACK_OFF ** (attempts - 1)
         return min(seconds, _LONGEST_PAUSE_SECONDS) * random.uniform(1, 1.2)  # noqa: S311 - spreads retries
 
 

@@ -27,7 +27,6 @@ from nekro_client import (
     UnavailableError,
     UnreachableError,
     WaitTimeoutError,
-    streams,
 )
 from nekro_client.chats import Chat
 from nekro_client.models import Event, Problem, Turn
@@ -66,8 +65,6 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(operations, "_FIRST_DELAY_SECONDS", 0.001)
     monkeypatch.setattr(operations, "_LONGEST_DELAY_SECONDS", 0.01)
-    monkeypatch.setattr(streams, "_FIRST_DELAY_SECONDS", 0.001)
-    monkeypatch.setattr(streams, "_LONGEST_DELAY_SECONDS", 0.01)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from worker_fleet import Fleet
 
 from broker_config.settings import Settings
 from gateway.app import create_app
+from gateway.webhooks import sender
 from nekro_agent.ports import IncomingMessage
 from workers.composition import Services
 from workers.ops.fleet import FleetFigures
@@ -54,6 +55,12 @@ class Receiver:
         return [payload["data"]["data"]["text"] for _, payload in self.received]
 
 
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses between attempts take no time."""
+    monkeypatch.setattr(sender, "_FIRST_PAUSE_SECONDS", 0.05)
+
+
 @pytest.fixture
 async def receiver() -> AsyncIterator[Receiver]:
     receiver = Receiver()
@@ -76,7 +83,7 @@ async def services(fleet: Fleet) -> AsyncIterator[Services]:
 
 
 def opened(settings: Settings, **options: Any) -> Settings:
-    values = {"webhook_allow_private": ("127.0.0.1",), "webhook_retry_seconds": 0.05, **options}
+    values = {"webhook_allow_private": ("127.0.0.1",), **options}
     return settings.model_copy(update={"gateway": settings.gateway.model_copy(update=values)})
 
 
@@ -240,9 +247,10 @@ def fleet_figures(fleet: Fleet) -> dict[str, float]:
 
 
 async def test_deliveries_that_no_gateway_takes_are_seen(
-    fleet: Fleet, services: Services, receiver: Receiver, chat_key: str
+    fleet: Fleet, services: Services, receiver: Receiver, chat_key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with gateway(fleet, webhook_retry_seconds=3600.0) as http:
+    monkeypatch.setattr(sender, "_FIRST_PAUSE_SECONDS", 3600.0)
+    async with gateway(fleet) as http:
         webhook_id = await subscribe(http, receiver, chat_key)
         receiver.statuses = [500]
         await write(services, chat_key, "late")

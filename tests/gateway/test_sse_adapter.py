@@ -235,6 +235,26 @@ async def test_files_are_sent_whole_or_in_parts(
         assert await client.answer(request["request_id"], success=True)
 
 
+async def test_a_file_may_have_two_thirds_of_a_message(fleet: Fleet, channel: str) -> None:
+    limits = fleet.settings.gateway.model_copy(update={"media_bytes": 30_000})
+    async with served(create_app(fleet.settings.model_copy(update={"gateway": limits}))) as http:
+        client = SseClient(http)
+        await client.register()
+        headers = {"X-Access-Key": ACCESS_KEY, "X-Client-ID": client.id}
+
+        async def post(size: int) -> httpx.Response:
+            segment = {"type": "file", "base64_url": base64.b64encode(bytes(size)).decode(), "name": "n"}
+            message = {"from_id": "u", "from_name": "U", "channel_id": channel, "segments": [segment]}
+            body = {"cmd": "message", "channel_id": channel, "message": message}
+            return await http.post(PATH, json=body, headers=headers)
+
+        assert (await post(20_000)).status_code == 200
+        for size, detail in ((20_001, "a file has more than 20000 bytes"), (30_000, "30000 bytes")):
+            refused = await post(size)
+            assert (refused.status_code, refused.json()["code"]) == (413, "body_too_large")
+            assert detail in refused.json()["detail"]
+
+
 async def test_files_of_people_are_stored_in_the_chat(
     http: httpx.AsyncClient, fleet: Fleet, channel: str
 ) -> None:

@@ -7,12 +7,11 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Mapping
-from typing import Final
 
 from loguru import logger
 
 from codec.wire import new_id
-from nekro_agent.durations import REFRESH_SECONDS
+from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.errors import StorageError
 from nekro_agent.shared_clock import elapsed_seconds
 from runtime.release import release
@@ -29,9 +28,6 @@ from workers.plugins.registry import LoadedRegistry
 from workers.pools.background import BackgroundLoop
 
 __all__ = ["CataloguePublisher"]
-
-#: Looks whether the plugins have changed; a look costs some microseconds per plugin.
-_LOOK_SECONDS: Final = 4 * REFRESH_SECONDS
 
 
 class CataloguePublisher:
@@ -120,7 +116,7 @@ class CataloguePublisher:
 
     async def _keep(self) -> None:
         while not self._is_closed:
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(FRESH_SECONDS)  # a look costs some microseconds per plugin
             if self._is_closed or self._published == self._state():
                 continue
             try:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final
+from typing import Any
 
 from loguru import logger
 
-from nekro_agent.durations import POLL_SECONDS
+from nekro_agent.durations import POLL_SECONDS, REFRESH_SECONDS
 from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.execution.uses import is_in_use
 from nekro_agent.plugin import NekroPlugin
@@ -28,9 +28,6 @@ from workers.plugins.loader import LoadedPlugins, forget
 from workers.plugins.source_watch import SourceWatch
 
 __all__ = ["PluginReloader"]
-
-#: Pause between two looks at the files; a change takes effect after the second look that sees it.
-_LOOK_SECONDS: Final = 0.3
 
 
 class PluginReloader:
@@ -76,7 +73,8 @@ class PluginReloader:
             if imported.source is not None and not imported.is_shipped:
                 self._watches[imported.path] = SourceWatch(imported)
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
+            # A change takes effect after the second look that sees it.
+            await asyncio.sleep(REFRESH_SECONDS)
             for path in await asyncio.to_thread(self._changed):
                 with survived("plugin_not_reloaded", path=path):
                     await self._reload(path)

@@ -1,0 +1,98 @@
+"""The page of settings and time constants has a row for each, names none that is missing, and counts them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from time_constants import time_constants
+
+from broker_config.removed_settings import REMOVED_SETTINGS
+from broker_config.settings import ENV_PREFIX, known_variables
+
+LAB = Path(__file__).parents[2] / "docs" / "lab"
+PAGE = LAB / "settings-and-constants.md"
+REDESIGN = LAB / "redesign.md"
+SETTINGS = [variable.removeprefix(ENV_PREFIX) for variable, _, _ in known_variables()]
+CONSTANTS = {constant.name: constant for constant in time_constants()}
+#: What came after the redesign, whose aims do not count it.
+LATER_GROUPS = {"APPROVAL", "BUDGETS", "GATEWAY", "MCP", "MODELS"}
+LATER_MODEL_VALUES = {
+    "LLM__CACHED_INPUT_PRICE_PER_MILLION",
+    "LLM__CONTEXT_TOKENS",
+    "LLM__FALLBACKS",
+    "LLM__IDLE_TIMEOUT_SECONDS",
+    "LLM__IMAGE_DETAIL",
+    "LLM__PARAMETERS",
+    "LLM__PROXY",
+    "LLM__VISION",
+}
+LATER_PACKAGES = {"connectors", "gateway", "nekro_client"}
+
+
+def rows(title: str) -> list[list[str]]:
+    """Cells of the rows below a heading, without the head of the table; the first is a name in backticks."""
+    _, _, rest = PAGE.read_text("utf-8").partition(f"\n## {title}\n")
+    lines = rest.partition("\n## ")[0].splitlines()
+    found = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")
+    ]
+    assert found, title
+    return [[cells[0].strip("`"), *cells[1:]] for cells in found]
+
+
+def test_every_setting_has_one_row_with_its_reason() -> None:
+    listed = rows("Settings")
+    assert all(len(cells) == 3 and cells[2] for cells in listed)
+    kept = [name for name, decision, _ in listed if decision != "removed"]
+    assert {decision for _, decision, _ in listed} <= {"kept", "added", "new", "removed"}
+    assert kept == SETTINGS, "one row per setting, in the order of broker_config/settings.py"
+
+
+def test_every_removed_setting_is_one_that_start_up_names() -> None:
+    removed = [name for name, decision, _ in rows("Settings") if decision == "removed"]
+    assert sorted(removed) == sorted(name.removeprefix(ENV_PREFIX) for name in REMOVED_SETTINGS)
+
+
+def test_every_time_constant_has_one_row_with_its_value_and_reason() -> None:
+    listed = rows("Time constants that are left")
+    assert all(len(cells) == 3 and cells[2] for cells in listed)
+    assert sorted(name for name, _, _ in listed) == sorted(CONSTANTS)
+    wrong = [
+        (name, value, CONSTANTS[name].value)
+        for name, value, _ in listed
+        if normal(re.sub(r" (s|days)$", "", value)) != CONSTANTS[name].value
+    ]
+    assert wrong == []
+
+
+def test_no_time_constant_that_went_is_still_there() -> None:
+    assert {name for name, *_ in rows("Time constants that went")} & CONSTANTS.keys() == set()
+
+
+def normal(expression: str) -> str:
+    return ast.unparse(ast.parse(expression, mode="eval"))
+
+
+LATER_SETTINGS = [n for n in SETTINGS if n.split("__")[0] in LATER_GROUPS or n in LATER_MODEL_VALUES]
+LATER_CONSTANTS = [name for name in CONSTANTS if name.split(".")[0] in LATER_PACKAGES]
+
+
+@pytest.mark.parametrize(
+    ("kind", "all_of_them", "later"),
+    [
+        ("settings", len(SETTINGS), len(LATER_SETTINGS)),
+        ("time constants", len(CONSTANTS), len(LATER_CONSTANTS)),
+    ],
+)
+def test_the_counts_on_the_pages_are_those_of_the_code(kind: str, all_of_them: int, later: int) -> None:
+    row = f"| {kind} | {all_of_them} | {later} | {all_of_them - later} |"
+    assert row in PAGE.read_text("utf-8").splitlines()
+    assert f"{all_of_them} {kind}, {later} of them in packages that came later" in REDESIGN.read_text("utf-8")
+
+
+def test_what_came_later_exists() -> None:
+    assert set(SETTINGS) >= LATER_MODEL_VALUES
+    assert {name.split("__")[0] for name in SETTINGS} >= LATER_GROUPS
