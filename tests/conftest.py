@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import psycopg
 import pytest
 import redis
@@ -43,6 +44,17 @@ if os.environ.get("NEKRO_TEST_REDIS_SERVER"):
 
 # A shell that runs the tests in the background makes them ignore SIGINT, which child processes inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes depends on what else the machine does; those of one test may share its fixtures.
+hypothesis.settings.register_profile(
+    "busy",
+    deadline=None,
+    suppress_health_check=[
+        hypothesis.HealthCheck.too_slow,
+        hypothesis.HealthCheck.function_scoped_fixture,
+    ],
+)
+hypothesis.settings.load_profile("busy")
 
 # Collection allocates half a gigabyte that stays; the garbage collector need not scan it.
 gc.disable()

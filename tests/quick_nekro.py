@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import sys
 from collections.abc import Iterator
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import NoReturn
 
@@ -85,7 +85,7 @@ def _handle(client: socket.socket) -> NoReturn:
         os.close(stream)
     client.send(str(child).encode())
     ended = os.pidfd_open(child)
-    ready, _, _ = select.select([ended, client], [], [])
+    ready = wait([ended, client])
     if ended not in ready:
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)

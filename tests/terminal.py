@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import pty
-import select
 from collections.abc import Mapping, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from forked_process import ForkedProcess
@@ -56,7 +56,7 @@ class Terminal:
 
     def _read(self) -> str | None:
         """Read what is there; None at the end."""
-        while select.select([self._descriptor], [], [], 0.02)[0]:
+        while wait([self._descriptor], 0.02):
             try:
                 data = os.read(self._descriptor, 65536)
             except OSError:  # its other end is closed

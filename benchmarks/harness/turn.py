@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import select
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +91,7 @@ class Conversation:
         return line
 
     def _read(self, doing: str) -> None:
-        readable, _, _ = select.select([self._stdout], [], [], _WATCH_SECONDS)
-        if not readable:
+        if not wait([self._stdout.fileno()], _WATCH_SECONDS):
             return
         chunk = self._stdout.read1(1 << 20)  # type: ignore[attr-defined]
         if not chunk:

@@ -168,7 +168,7 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(PIECES, max_size=60).map("".join))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_extracted_code_is_part_of_the_text(text: str) -> None:
     found = extract_code(text)
     lines = set(text.replace("\r", "\n").split("\n"))
@@ -178,7 +178,7 @@ def test_extracted_code_is_part_of_the_text(text: str) -> None:
 
 
 @given(st.text(max_size=200).filter(lambda t: "`" not in t and "~" not in t and "\r" not in t))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_fenced_block_survives_unchanged(body: str) -> None:
     if "from" in body or "think>" in body:
         return

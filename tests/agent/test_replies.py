@@ -132,7 +132,7 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(PIECES, max_size=40).map("".join))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_answer_is_exactly_one_of_them(text: str) -> None:
     found = reply_to(text)
     assert (found.extracted is not None) is (found.kind is ReplyKind.PROGRAM)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import pty
 import re
-import select
 import shutil
 import subprocess
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
@@ -104,7 +104,7 @@ def in_zsh(directory: Path) -> Complete:
 
         def until(words: str) -> bool:
             nonlocal shown
-            while select.select([terminal], [], [], 0)[0]:
+            while wait([terminal], 0):
                 shown += os.read(terminal, 65536).decode(errors="replace")
             return words in shown
 

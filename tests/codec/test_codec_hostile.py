@@ -71,7 +71,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(shape(one) == shape(other))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(value=values)
 def test_plain_values_round_trip_in_both_directions(value: Any) -> None:
     text = encode_value(value, max_bytes=MIB)
@@ -79,7 +79,7 @@ def test_plain_values_round_trip_in_both_directions(value: Any) -> None:
     assert same(open_value(text), value), "inside the sandbox"
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(args=st.lists(values), kwargs=st.dictionaries(text, values))
 def test_arguments_round_trip(args: list[Any], kwargs: dict[str, Any]) -> None:
     data = encode_arguments(tuple(args), kwargs).encode()

@@ -138,14 +138,14 @@ class Console:
         assert answer.is_success, answer.text
         return dict(answer.json())
 
-    def ended(self, turn_id: str) -> dict[str, Any]:
+    def ended(self, turn_id: str, *, seconds: float = WAIT_SECONDS) -> dict[str, Any]:
         """Wait for the end of a turn."""
 
         def end() -> dict[str, Any] | None:
             tree = self.turn(turn_id)
             return tree if tree["state"] in ("done", "failed", "cancelled") else None
 
-        return dict(wait_until(end, what=self.fleet.waiting_for("the end of the turn")))
+        return dict(wait_until(end, what=self.fleet.waiting_for("the end of the turn"), seconds=seconds))
 
     def call(self, method: str, chat_key: str = "trials", **kwargs: Any) -> Any:
         """Call a method; returns the answer."""

@@ -26,8 +26,7 @@ def test_a_call_is_seen_before_it_ends_with_the_line_that_makes_it(console: Cons
     with console.window() as window:
         turn = console.say("live", "Cook.", SLOW)
         page = window.go(f"#/turns/{turn}")
-        row = page.locator(".call", has_text="simmer")
-        row.wait_for()
+        page.locator(".call", has_text="simmer").first.wait_for()
         page.locator(".call[data-tone='busy']", has_text="slow soup: step").wait_for()
         line = page.locator(".code-line.runs")
         line.wait_for()

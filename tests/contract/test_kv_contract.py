@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker_config.settings import StoreSettings
@@ -92,7 +92,7 @@ async def test_thousand_concurrent_calls_all_succeed(store: KeyValueStore) -> No
     assert await asyncio.gather(*(one(n) for n in range(500))) == [str(n) for n in range(500)]
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=25)
 @given(chat_key=TEXT, user_key=TEXT, store_key=st.text(min_size=1, max_size=128), value=st.text())
 async def test_any_text_is_stored_unchanged(
     store: KeyValueStore, chat_key: str, user_key: str, store_key: str, value: str

@@ -226,7 +226,6 @@ async def _require_one_end_per_turn(services: Services, chats: Sequence[str]) ->
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("fault", ["restart", "failover"])
 async def test_readers_lose_and_repeat_nothing_when_the_database_restarts_or_fails_over(
     fault: str,
@@ -266,7 +265,6 @@ async def test_readers_lose_and_repeat_nothing_when_the_database_restarts_or_fai
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 async def test_readers_read_again_what_an_asynchronous_failover_has_replaced(
     tmp_path: Path, own_redis: RedisServer, gateways: Callable[[Fleet, int], list[GatewayProcess]]
 ) -> None:

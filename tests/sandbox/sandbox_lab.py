@@ -11,7 +11,6 @@ import atexit
 import functools
 import json
 import os
-import select
 import shutil
 import subprocess
 import sys
@@ -21,6 +20,7 @@ import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -276,7 +276,7 @@ def as_other_user(request: dict[str, Any], *, uid: int = OTHER_USER) -> dict[str
     started = _lab_of(uid)
     assert started.stdin is not None and started.stdout is not None
     print(json.dumps(request), file=started.stdin, flush=True)
-    if not select.select([started.stdout], [], [], ANSWER_SECONDS)[0]:
+    if not wait([started.stdout.fileno()], ANSWER_SECONDS):
         started.kill()
         _lab_of.cache_clear()
         raise AssertionError(f"no answer after {ANSWER_SECONDS} s")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_sdk_signatures import CALLS, documented, owner_of
 
@@ -63,7 +63,7 @@ def functions(world: InMemoryRuntime, plugin: NekroPlugin) -> dict[str, tuple[Ca
 
 
 @given(data=st.data())
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300)
 async def test_arbitrary_values_are_accepted_or_raise_value_or_type_errors(data: st.DataObject) -> None:
     plugin = NekroPlugin("p", "p", "", "1", "Ada", "")
     async with InMemoryRuntime(plugin) as world:

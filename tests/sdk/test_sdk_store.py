@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from loguru import logger
 
@@ -37,7 +37,7 @@ async def test_arguments_may_be_positional(world: InMemoryRuntime, plugin: Nekro
 
 
 @given(chat=keys, user=keys, key=names, value=st.text(max_size=500), other=st.tuples(keys, keys, names))
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80)
 async def test_any_text_is_a_key_and_a_value_and_scopes_are_exact(
     chat: str, user: str, key: str, value: str, other: tuple[str, str, str]
 ) -> None:

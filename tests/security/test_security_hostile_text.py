@@ -11,13 +11,13 @@ import json
 import os
 import pty
 import re
-import select
 import signal
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +218,7 @@ def at_terminal(settings: Settings, directory: Path, *arguments: str) -> str:
     os.close(theirs)
     received = b""
     try:
-        while select.select([ours], [], [], SECONDS)[0]:
+        while wait([ours], SECONDS):
             chunk = os.read(ours, 65536)
             received += chunk
     except OSError:  # the last end of the terminal was closed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nekro_agent.errors import InvalidValueError, StorageError
@@ -22,7 +22,7 @@ def test_areas_are_at_the_paths_that_plugins_expect(tmp_path: Path) -> None:
     assert all(path.is_dir() for path in tmp_path.glob("*/*")) and len(list(tmp_path.glob("*/*"))) == 3
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=60)
 @given(keys=st.sets(st.text(min_size=1), min_size=2, max_size=4))
 def test_every_chat_has_its_own_directory_below_uploads(tmp_path: Path, keys: set[str]) -> None:
     areas = DataAreas(tmp_path)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Column, MetaData, Table, insert, literal, select
 from sqlalchemy.dialects.sqlite import dialect as SQLiteDialect
@@ -86,7 +86,7 @@ async def test_invalid_json_is_refused_by_name(scratch: Database) -> None:
         await _round_trip(scratch, json={"raw": b"x"})
 
 
-@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=10)
 @given(at=st.datetimes(min_value=datetime(1971, 1, 1), max_value=datetime(2900, 1, 1)))
 async def test_times_are_read_back_in_utc(scratch: Database, at: datetime) -> None:
     aware = at.replace(tzinfo=timezone(timedelta(hours=5, minutes=45)))

@@ -13,7 +13,7 @@ from threading import Barrier
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Engine, text
 from waiting import WAIT_SECONDS
@@ -168,7 +168,7 @@ async def test_two_chats_never_share_a_directory(names: UploadAreas, database: D
         names.name(CHAT)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200)
 @given(key=st.text(min_size=1))
 def test_no_chat_key_can_name_the_directory_of_another(key: str) -> None:
     assert not encode_key(key).startswith("~")

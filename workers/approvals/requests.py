@@ -24,8 +24,8 @@ from workers.approvals.shown import arguments_of, shown_call
 from workers.catalogue.arguments import refuse_unfit
 from workers.catalogue.entries import MethodEntry
 from workers.chats.publisher import EventPublisher
+from workers.chats.sure_writes import write_surely
 from workers.chats.writer import append_message
-from workers.sure_writes import write_surely
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -27,10 +27,10 @@ from storage.states import CrashPolicy, EventType
 from storage.transaction import Transaction
 from workers.chats.events import record_job
 from workers.chats.publisher import EventPublisher
+from workers.chats.sure_writes import write_surely
 from workers.jobs.data import info_of, is_call, pack, unpack
 from workers.jobs.watch import JobWatch
 from workers.pools.background import BackgroundLoop
-from workers.sure_writes import write_surely
 
 __all__ = ["SqlJobs"]
 
