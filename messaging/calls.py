@@ -257,11 +257,11 @@ class MethodCaller:
             MessageRefusedError: the answer is not an envelope of this call, or a call with this
                 id is already in progress here.
         """
-        envelope = await self.call_patiently(invocation, lane=lane)
+        envelope = await self.call_or_detach(invocation, lane=lane)
         assert envelope is not None  # noqa: S101 - without ``leave`` it does not stop waiting
         return envelope
 
-    async def call_patiently(
+    async def call_or_detach(
         self,
         invocation: Invocation,
         *,

@@ -175,11 +175,11 @@ class PipelinePublisher:
         attempt = _Attempt()
         try:
             with self._limits.of(PUBLISH_SECONDS):
-                return await self._patiently(ask, attempt, may_repeat=may_repeat)
+                return await self._send_with_retries(ask, attempt, may_repeat=may_repeat)
         except (RedisError, OSError) as exc:
             raise unavailable(self._url, attempt.refusal or exc, is_sent=attempt.is_sent) from exc
 
-    async def _patiently(
+    async def _send_with_retries(
         self, ask: Callable[[], Awaitable[Any]], attempt: _Attempt, *, may_repeat: bool
     ) -> Any:
         """Send a request; retry while a restarting Redis breaks or refuses the connection."""

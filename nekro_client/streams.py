@@ -145,7 +145,7 @@ class StreamCursor(ABC, Generic[T]):
             raise InvalidAnswerError(f"{self.path} sent something else than events: {exc}") from exc
 
     def _connected(self) -> None:
-        """Take notice of an event, after which a lost connection is made again soon."""
+        """Reset the delay after an event, so that a lost connection is made again soon."""
         self._delay = _FIRST_DELAY_SECONDS
 
     def delay_after(self, error: ClientError | None) -> float:

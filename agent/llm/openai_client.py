@@ -80,7 +80,7 @@ class _Gathered:
             self.on_piece(piece)
 
     def add_rest(self, message: ChatCompletionMessage | ChoiceDelta) -> bool:
-        """Take what a message has beside its text; returns whether there was anything."""
+        """Add what a message has besides its text; returns whether there was anything."""
         functions = [getattr(call, "function", None) for call in message.tool_calls or ()]
         names = [getattr(function, "name", None) for function in (*functions, message.function_call)]
         self.tools += [name for name in names if isinstance(name, str)]

@@ -122,7 +122,7 @@ class Changes:
         self._stop()
 
     def added(self, chat_key: str, number: int, types: frozenset[str]) -> None:
-        """Take an announcement of events; see ``gateway.streams.hub.Observer``."""
+        """Process an announcement of events; see ``gateway.streams.hub.Observer``."""
         self._announced[chat_key] = max(number, self._announced.get(chat_key, 0))
         if types and types <= self._passed_on.get((chat_key, number), frozenset()):
             return

@@ -61,7 +61,7 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
             try:
                 admit(message, self.app.task_seal)
             except Exception as exc:  # bodies and headers of any shape
-                return self._refuse_aside(message, exc)
+                return self._refuse_on_thread(message, exc)
             if deliveries(message.headers) < limit and self._is_ordinary(message):
                 return self._guarded(self._begin, message)
             return self.hub.call_soon(on_hub, message)
@@ -191,7 +191,7 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
             ),
         )
 
-    def _refuse_aside(self, message: Any, exc: Exception) -> None:
+    def _refuse_on_thread(self, message: Any, exc: Exception) -> None:
         """Refuse a message on a separate thread, because the pool's loop must not wait for Redis.
 
         The hub is not used: it may run only once a second, and many refused messages would delay others.
@@ -245,7 +245,7 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
             if threading.get_ident() == self._hub_thread:
                 self.on_refused(message, exc)
             else:
-                self._refuse_aside(message, exc)
+                self._refuse_on_thread(message, exc)
             return
         _log("undecodable", message, exc)
         message.ack()

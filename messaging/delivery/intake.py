@@ -69,7 +69,7 @@ class LoopIntake:
         self._task: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
         #: Background requests to Redis, awaited only at the end.
-        self._asides: set[asyncio.Task[None]] = set()
+        self._side_tasks: set[asyncio.Task[None]] = set()
 
     # Called on the hub's thread.
 
@@ -137,8 +137,8 @@ class LoopIntake:
                 await self._take_forever(waiting, taking)
             finally:
                 await self._close_handoff()
-                if self._asides:
-                    await asyncio.wait(self._asides)
+                if self._side_tasks:
+                    await asyncio.wait(self._side_tasks)
 
     async def _take_forever(self, waiting: RedisLink, taking: RedisLink) -> None:
         knows_of_some = True
@@ -152,7 +152,7 @@ class LoopIntake:
                     self._handoff.offer()
                 found = None if knows_of_some else await self._wait(waiting, queues)
                 if knows_of_some or found is not None or len(queues) > 1:
-                    knows_of_some = await self._claim(taking, foreseen=found)
+                    knows_of_some = await self._claim(taking, next_message=found)
                     if not knows_of_some:
                         # Let delivered messages start before the next peek.
                         await asyncio.sleep(0)
@@ -167,10 +167,10 @@ class LoopIntake:
                 logger.exception("messages cannot be taken")
                 await self._rest(RETRY_SECONDS)
 
-    def _go_aside(self, exchange: Coroutine[Any, Any, None]) -> None:
+    def _start_side_task(self, exchange: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(exchange)
-        self._asides.add(task)
-        task.add_done_callback(self._asides.discard)
+        self._side_tasks.add(task)
+        task.add_done_callback(self._side_tasks.discard)
 
     @contextlib.contextmanager
     def _link(self) -> Iterator[RedisLink]:
@@ -197,11 +197,11 @@ class LoopIntake:
         found: bytes | None = await link.execute(*command, blocks_seconds=float(command[-1]))
         return found
 
-    async def _claim(self, link: RedisLink, *, foreseen: bytes | None) -> bool:
+    async def _claim(self, link: RedisLink, *, next_message: bytes | None) -> bool:
         """Claim and deliver messages; returns whether there may be more.
 
         Args:
-            foreseen: the message that will be claimed unless another worker is faster; None if not known.
+            next_message: the message that will be claimed unless another worker is faster; None if not known.
         """
         # Read again: during the wait a queue may have been cancelled, or the place taken.
         queues, room = self._queues(), await self._room_beside_offer()
@@ -210,12 +210,12 @@ class LoopIntake:
         self._claims = True
         try:
             claim = link.begin(*self._channel.claim_command(queues, room))
-            if foreseen is not None:
-                await self._read_ahead(foreseen)
+            if next_message is not None:
+                await self._read_ahead(next_message)
             answer = await claim
             taken = [answer[i : i + 3] for i in range(0, len(answer), 3)]
             for number, tag, message in taken:
-                if len(message) > LONG_BYTES and not self._channel.has_foreseen(message):
+                if len(message) > LONG_BYTES and not self._channel.is_predecoded(message):
                     await self._read_ahead(message)
                 self._deliver(queues[number - 1], bytes_to_str(tag), message)
         finally:
@@ -225,10 +225,10 @@ class LoopIntake:
     async def _read_ahead(self, message: bytes) -> None:
         """Parse a message before its delivery; a long one in steps, so that the loop can run other tasks."""
         is_long = len(message) > LONG_BYTES
-        self._channel.foresee(message)
+        self._channel.predecode(message)
         if is_long:
             await asyncio.sleep(0)
-        self._channel.foresee_body()
+        self._channel.predecode_body()
         if is_long:
             await asyncio.sleep(0)
 
@@ -243,17 +243,17 @@ class LoopIntake:
         return self._channel.room()
 
     def _on_handed(self, text: bytes) -> None:
-        """Take a directly delivered message, unless it is so old that another worker may have it."""
+        """Accept a directly delivered message, unless it is so old that another worker may have it."""
         raw_tag, raw_queue, message = text.split(b"\n", 2)
         tag, queue = raw_tag.decode(), raw_queue.decode()
         age_seconds = float("inf") if self._handoff is None else self._handoff.taken()
         if age_seconds < HANDOFF_SECONDS / 2:
             self._keeper.renew_soon(tag)
-            self._channel.foresee(message)
-            self._channel.foresee_body()
+            self._channel.predecode(message)
+            self._channel.predecode_body()
             self._deliver(queue, tag, message)
             return
-        self._go_aside(self._take_if_held(queue, tag, message))
+        self._start_side_task(self._take_if_held(queue, tag, message))
 
     async def _take_if_held(self, queue: str, tag: str, message: bytes) -> None:
         index, _ = held_keys(self._channel)

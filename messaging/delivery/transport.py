@@ -313,7 +313,7 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
         # A counter, because a random id per tag would cost a system call.
         self._tags = map(f"{holder()}{uuid4()}.{{}}".format, count())
         self._claims_next = True
-        self._foreseen: tuple[bytes, dict[str, Any]] | None = None
+        self._predecoded: tuple[bytes, dict[str, Any]] | None = None
         self._asked: list[str] = []  # queues of the claim in flight; empty otherwise
         self._command = "BLMOVE"  # the command in flight
         self._parameters: dict[str, Any] | None = None
@@ -403,31 +403,31 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
         """
         return taken > (0 if len(self.active_queues) > 1 else 1)
 
-    def foresee(self, raw: bytes) -> None:
+    def predecode(self, raw: bytes) -> None:
         """Parse a message ahead of its delivery, usually while Redis processes the claim."""
         try:
-            self._foreseen = (raw, _readable(raw))
+            self._predecoded = (raw, _readable(raw))
         except (ValueError, TypeError, KeyError, RecursionError):
-            self._foreseen = None  # if it is delivered, the normal path refuses it
+            self._predecoded = None  # if it is delivered, the normal path refuses it
 
-    def foresee_body(self) -> None:
+    def predecode_body(self) -> None:
         """Decode the body of the message that was parsed ahead, unless it was delivered meanwhile."""
-        if self._foreseen is None:
+        if self._predecoded is None:
             return
-        message = self._foreseen[1]
+        message = self._predecoded[1]
         try:
             if message["properties"]["body_encoding"] == "utf-8":
                 message[_DECODED] = plain_json.load(message["body"])
         except (ValueError, TypeError, KeyError, RecursionError):
             return  # as above
 
-    def has_foreseen(self, raw: bytes) -> bool:
+    def is_predecoded(self, raw: bytes) -> bool:
         """Whether this is the message that was parsed ahead."""
-        return self._foreseen is not None and self._foreseen[0] == raw
+        return self._predecoded is not None and self._predecoded[0] == raw
 
     def _read(self, raw: bytes) -> dict[str, Any]:
-        foreseen, self._foreseen = self._foreseen, None
-        return foreseen[1] if foreseen is not None and foreseen[0] == raw else _readable(raw)
+        predecoded, self._predecoded = self._predecoded, None
+        return predecoded[1] if predecoded is not None and predecoded[0] == raw else _readable(raw)
 
     def _receive_one(self, c: Any) -> Any:
         try:

@@ -292,7 +292,7 @@ class _Exchange(asyncio.Protocol):
     # Methods of asyncio.Protocol, called by the loop.
 
     def connection_made(self, transport: Any) -> None:
-        """Take over the transport."""
+        """Keep the transport of the new connection."""
         self._transport = transport
         # Written data is sent immediately; commands that can wait are collected in ``_unsent``.
         transport.set_write_buffer_limits(high=0)

@@ -81,9 +81,10 @@ class PluginHost:
         init_seconds: float = 600,
         cleanup_seconds: float = 20,
     ) -> None:
-        """Take the plugins in loading order.
+        """Create the runner of hooks.
 
         Args:
+            plugins: in loading order.
             remote: None if every plugin runs in this process. Init and cleanup always run here.
             hook_seconds: time limit of a hook of a message, prompt or reset.
             init_seconds: time limit of one init; long, because it may migrate data.

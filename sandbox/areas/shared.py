@@ -32,7 +32,7 @@ class Hold:
     """Prevents a shared directory from being emptied until it is released."""
 
     def __init__(self, directory: Path) -> None:
-        """Take the lock; waits for a sweep that is emptying the directory."""
+        """Acquire the lock; waits for a sweep that is emptying the directory."""
         self._fd = os.open(directory, _DIRECTORY)
         fcntl.flock(self._fd, fcntl.LOCK_SH)
 

@@ -197,7 +197,7 @@ class Guards:
             guard.allowed_seconds = pause
 
 
-class _Judge:
+class _GuardThread:
     """Judges the guards of all sandboxes of this process, on a thread that sleeps while there are none."""
 
     def __init__(self) -> None:
@@ -251,6 +251,6 @@ def _name_of(exc: BaseException) -> str:
     return type(exc).__name__
 
 
-_JUDGE: Final = _Judge()
+_JUDGE: Final = _GuardThread()
 # In a forked child the thread does not exist, and the lock may be held forever.
 os.register_at_fork(after_in_child=_JUDGE.__init__)  # type: ignore[misc]

@@ -73,7 +73,7 @@ class SqliteConnection:
             found = self.run_here(sql, parameters)
             if found is not None:
                 return found
-        return await self._on_thread(partial(self._run_patiently, sql, parameters))
+        return await self._on_thread(partial(self._run_with_retries, sql, parameters))
 
     def run_here(self, sql: str, parameters: Parameters | None) -> DriverRows | None:
         """Run a short statement on the calling thread; None if it would have to wait for a lock."""
@@ -128,7 +128,7 @@ class SqliteConnection:
         finally:
             cursor.close()  # an error that is kept would keep the cursor, and the cursor its locks
 
-    def _run_patiently(self, sql: str, parameters: Parameters | None, job: _Job) -> DriverRows:
+    def _run_with_retries(self, sql: str, parameters: Parameters | None, job: _Job) -> DriverRows:
         """Run a statement on the thread; wait for the locks of other connections."""
         end, attempts = None, 0
         while True:

@@ -473,17 +473,17 @@ def test_a_decoded_body_is_used_for_its_own_message_only(app: NekroApp) -> None:
         first, second = raw("first"), raw("second")
         forged = raw("third", **{"nekro decoded": [["forged"], {}, {}]})
         for unreadable in (b"{", b"[]", json.dumps({"body": "{"}).encode()):
-            channel.foresee(unreadable)
-            channel.foresee_body()
-        channel.foresee(first)
-        channel.foresee_body()
+            channel.predecode(unreadable)
+            channel.predecode_body()
+        channel.predecode(first)
+        channel.predecode_body()
         channel._take("methods", "tag.1", second)  # another worker acknowledged the first one earlier
         channel._take("methods", "tag.2", first)
-        channel.foresee(forged)
-        channel.foresee_body()
+        channel.predecode(forged)
+        channel.predecode_body()
         channel._take("methods", "tag.3", forged)
-        channel.foresee(raw("of another encoding", properties={"body_encoding": "base64"}))
-        channel.foresee_body()
+        channel.predecode(raw("of another encoding", properties={"body_encoding": "base64"}))
+        channel.predecode_body()
         assert [message.payload[0] for message in delivered] == [["second"], ["first"], ["third"]]
         assert [message.delivery_tag for message in delivered] == ["tag.1", "tag.2", "tag.3"]
         for message in delivered:

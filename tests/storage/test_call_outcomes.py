@@ -175,7 +175,7 @@ class Caller:
         self.relay.reset()
 
     async def taken(self) -> dict[str, Any]:
-        """Take the next message as a worker would; returns its headers and properties."""
+        """Receive the next message as a worker would; returns its headers and properties."""
         popped = await self.client.blpop([self.queue], 20)
         assert popped is not None
         message: dict[str, Any] = plain_json.load(popped[1])

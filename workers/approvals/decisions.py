@@ -132,7 +132,7 @@ class ApprovalDecisions:
             await record_decided(transaction, self._publisher, row)
             return row
 
-        row = await self._surely(asked.id, decision, write, is_in_doubt=is_repetition)
+        row = await self._write_with_retries(asked.id, decision, write, is_in_doubt=is_repetition)
         logger.bind(approval_id=row.id, method=row.method, by=by, scope=scope.value).info("call_approved")
         return row
 
@@ -158,7 +158,7 @@ class ApprovalDecisions:
             await self._refuse(transaction, row, why, is_new_work=True)
             return row
 
-        row = await self._surely(approval_id, decision, write, is_in_doubt=is_repetition)
+        row = await self._write_with_retries(approval_id, decision, write, is_in_doubt=is_repetition)
         logger.bind(approval_id=row.id, method=row.method, by=by).info("call_denied")
         return row
 
@@ -181,7 +181,7 @@ class ApprovalDecisions:
                 await self._refuse(transaction, row, "nobody decided in time", is_new_work=False)
         return len(expired)
 
-    async def _surely(
+    async def _write_with_retries(
         self,
         approval_id: str,
         decision: Decision,

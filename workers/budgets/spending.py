@@ -120,7 +120,7 @@ class Spending:
 
             transaction.after_commit(count)
 
-    async def settle_surely(
+    async def settle_with_retries(
         self, reservation: Reservation, uses: Sequence[ModelUse], *, sandbox_seconds: float | None = None
     ) -> None:
         """Settle in a transaction of its own; if the database does not answer, the estimate stays."""

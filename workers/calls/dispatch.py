@@ -261,7 +261,7 @@ class Dispatcher:
         invocation = invocation_of(entry, arguments, scope, call_id=call_id, deadline=deadline)
         return await self._caller.call(invocation, lane=self.lane_of(entry))
 
-    async def invoke_patiently(
+    async def invoke_or_detach(
         self, entry: MethodEntry, arguments: str, scope: CallScope, *, call_id: str, lane: str
     ) -> Envelope | None:
         """Run a method on a worker and wait for its result for the configured time.
@@ -296,7 +296,7 @@ class Dispatcher:
             row = await self._detacher().detach(entry, invocation, lane=lane)
             return row.finished_at is None
 
-        return await self._caller.call_patiently(invocation, lane=lane, seconds=patience, leave=leave)
+        return await self._caller.call_or_detach(invocation, lane=lane, seconds=patience, leave=leave)
 
     async def _send_detached(self, invocation: Invocation, lane: str) -> None:
         call_id = invocation.call_id
@@ -412,7 +412,7 @@ class RunCalls:
             if entry.requires_approval and await self._waits(entry, call.call_id, arguments, lane, record):
                 part.tell(awaits_approval=self._waiting_call == call.call_id)
                 return Stopped(stop=StopType.APPROVAL)
-            envelope = await self._dispatcher.invoke_patiently(
+            envelope = await self._dispatcher.invoke_or_detach(
                 entry, arguments, self._scope, call_id=call.call_id, lane=lane
             )
         except NekroError as exc:

@@ -131,7 +131,7 @@ class ServerDesk:
             await transaction.job_signals.end(call_id, key=key, waiter=waiter)
 
     async def _taken(self, call_id: str, key: str, waiter: str) -> Any:
-        """Take the answer; None if there is none yet."""
+        """Remove and return the answer; None if there is none yet."""
         async with self._database.read() as transaction:
             state = await transaction.job_signals.look(call_id, key=key, waiter=waiter)
         if state is not WaitState.READY:

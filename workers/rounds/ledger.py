@@ -199,7 +199,7 @@ class RoundLedger:
                 following = await self._start(transaction, ended.chat_key, fence, next_worker, later=True)
             return ended
 
-        ended = await self._surely(write, events)
+        ended = await self._write_with_retries(write, events)
         stop = None if outcome.stop_type is None else outcome.stop_type.name
         logger.bind(
             chat_key=ended.chat_key,
@@ -251,7 +251,7 @@ class RoundLedger:
             await self._end_turns(transaction, ended, fault=Fault(code=error.code, text=report.error or ""))
             return ended
 
-        await self._surely(write, events)
+        await self._write_with_retries(write, events)
         logger.bind(error=report.error, error_type=type(error).__name__).error("round_failed")
 
     async def stop(
@@ -282,7 +282,7 @@ class RoundLedger:
             await self._end_turns(transaction, ended)
             return ended
 
-        await self._surely(write, events)
+        await self._write_with_retries(write, events)
         logger.info("round_cancelled")
 
     async def cancel(self, chat_key: str, *, reason: str, turn_id: str | None = None) -> list[Round]:
@@ -307,7 +307,9 @@ class RoundLedger:
         """How long a chat stays with a worker that does not renew its lease."""
         return self._settings.lease_seconds
 
-    async def _surely(self, write: Callable[[Transaction], Awaitable[Round]], events: RoundEvents) -> Round:
+    async def _write_with_retries(
+        self, write: Callable[[Transaction], Awaitable[Round]], events: RoundEvents
+    ) -> Round:
         """Write, and retry for the time of a lease; a fenced write is safe to repeat.
 
         Raises:
