@@ -141,7 +141,7 @@ class AsyncChat:
                     pass
                 if cursor.last_number is not None:
                     return cursor.last_number
-        raise InvalidAnswerError(f"{cursor.path} does not tell its position")
+        raise InvalidAnswerError(f"{cursor.path} has no position")
 
     async def cancel(self, *, wait: float = 0) -> Reset:
         """Cancel the chat's waiting rounds and stop its running one; returns the rounds.

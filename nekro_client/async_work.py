@@ -73,7 +73,7 @@ class AsyncTurns:
         return await self._connection.send(endpoints.cancel_turn(turn_id))
 
     async def wait(self, turn_id: str, *, timeout_seconds: float | None = None) -> Turn:
-        """Return a turn when it has ended, which the chat's event stream tells.
+        """Return a turn when it has ended, as the chat's event stream shows.
 
         Raises:
             WaitTimeoutError: it has not after ``timeout_seconds``; None waits without end.

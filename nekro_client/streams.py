@@ -80,7 +80,7 @@ class StreamCursor(ABC, Generic[T]):
         self._parser = EventParser()
         self._opened_at = time.monotonic()
         headers = {"accept": "text/event-stream", "cache-control": "no-store"}
-        if "." in self._last_id:  # of a chat it tells more than the number: whether the event was lost
+        if "." in self._last_id:  # a chat's ids show also whether the event was lost
             headers["last-event-id"] = self._last_id
         return {}, headers
 

@@ -71,7 +71,7 @@ class Turns:
         return self._connection.send(endpoints.cancel_turn(turn_id))
 
     def wait(self, turn_id: str, *, timeout_seconds: float | None = None) -> Turn:
-        """Return a turn when it has ended, which the chat's event stream tells.
+        """Return a turn when it has ended, as the chat's event stream shows.
 
         Raises:
             WaitTimeoutError: it has not after ``timeout_seconds``; None waits without end.

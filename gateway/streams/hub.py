@@ -55,7 +55,7 @@ class EventsLostError(Exception):
 
 
 class Observer(Protocol):
-    """Is notified of new events of all chats."""
+    """Receives the announcements of new events of all chats."""
 
     def added(self, chat_key: str, number: int, types: frozenset[str]) -> None:
         """Called with the number of a chat's newest event and the types of the new ones; empty: unknown."""

@@ -85,7 +85,7 @@ class RequestContext:
             ):
                 await self._serve(scope, receive, answer)
                 route, method = _route(scope), _method(scope)
-                part.tell(route=route, method=method, status=answer.status)
+                part.set_attributes(route=route, method=method, status=answer.status)
                 self._record(scope, answer, route, method, started)
         finally:
             held.close()

@@ -231,9 +231,9 @@ class PluginHost:
         if plugin.is_enabled == enabled:
             return []
         plugin.set_enabled(enabled)
-        return await self.tell_state(plugin)
+        return await self.run_state_hooks(plugin)
 
-    async def tell_state(self, plugin: NekroPlugin) -> list[HookFailure]:
+    async def run_state_hooks(self, plugin: NekroPlugin) -> list[HookFailure]:
         """Run a plugin's ``on_enabled`` hooks, or its ``on_disabled`` hooks if it is disabled."""
         name = "on_enabled" if plugin.is_enabled else "on_disabled"
         ran = [

@@ -149,7 +149,7 @@ class Pool(Generic[C]):
         """
         self._is_closed = True
         end = time.monotonic() + CLOSE_STEP_SECONDS
-        # Telling the pool about the end of each statement would cost more.
+        # Notifying the pool of the end of each statement would cost more.
         while (running := self._running()) and time.monotonic() < end:  # noqa: ASYNC110
             await asyncio.sleep(POLL_SECONDS)
         if running:

@@ -159,7 +159,7 @@ async def test_older_messages_are_not_overtaken(
     world.client.lpush(world.queue, json.dumps({"older": "message"}))
     await world.publisher.send(message, queue="methods", may_repeat=False)
     assert world.waiting() == 2
-    assert world.client.zrange(world.offers, 0, -1) == [offer], "nobody took it"
+    assert world.client.zrange(world.offers, 0, -1) == [offer], "the offer was not taken"
     worker.send(signal.SIGCONT)
 
 
@@ -171,11 +171,11 @@ async def test_long_messages_are_sent_through_the_queue(world: World, start_work
     assert world.pushes() == 1
 
 
-@pytest.mark.parametrize("why", ["nobody listens", "it ended"])
+@pytest.mark.parametrize("why", ["no subscriber", "it ended"])
 async def test_an_offer_without_listener_or_past_its_end_is_dropped(why: str, world: World) -> None:
     place = {"channel": "nobody", "queue": "methods", "index": "i", "held": "h", "seconds": 5}
     seconds, _ = world.client.time()
-    ends_at = seconds + (60 if why == "nobody listens" else -1)
+    ends_at = seconds + (60 if why == "no subscriber" else -1)
     with world.client.pubsub() as listener:  # type: ignore[no-untyped-call]
         if why == "it ended":
             listener.subscribe("nobody")
@@ -419,7 +419,7 @@ def test_only_short_leases_are_renewed_soon(client: redis.Redis) -> None:
             keeper.renew_soon(tag)
         wait_until(lambda: client.zscore("index", "short") > now + 50, what="the renewal")
         assert client.zscore("index", "long") == now + 100
-        assert client.zscore("index", "gone") == now + 1, "it ended, so nobody holds it"
+        assert client.zscore("index", "gone") == now + 1, "it ended, so no worker holds it"
     finally:
         held.clear()
         keeper.close(running=set())

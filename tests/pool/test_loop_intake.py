@@ -192,7 +192,7 @@ def test_queues_are_cancelled_and_added_at_run_time(
     assert app.control.add_consumer("long", reply=True, limit=1, timeout=WAIT_SECONDS)
     for _ in range(3):
         assert send("f.run", body, queue="long").get(WAIT_SECONDS) == 1
-    assert waiting(client, settings) == 3, "nobody consumes that queue"
+    assert waiting(client, settings) == 3, "that queue has no consumer"
     assert app.control.add_consumer("methods", reply=True, limit=1, timeout=WAIT_SECONDS)
     for result in left:
         assert result.get(WAIT_SECONDS) == 1

@@ -271,7 +271,7 @@ async def test_a_refused_call_is_withdrawn_before_its_caller_gets_the_error(
     storage.go_away()
     await world.refuse(message)
     await asyncio.wait([calling], timeout=1.5)
-    assert not calling.done(), "told although the call may still run"
+    assert not calling.done(), "answered although the call may still run"
     storage.come_back()
     with pytest.raises(StorageUnavailableError):
         await calling

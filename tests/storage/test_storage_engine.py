@@ -413,7 +413,7 @@ async def test_violated_constraint_is_a_conflict_inside_the_block(leases: Leases
     assert caught.value.__cause__ is None
 
 
-# --- a PostgreSQL that goes away ---------------------------------------------------------------
+# --- a PostgreSQL that stops ---------------------------------------------------------------
 
 
 @pytest.fixture

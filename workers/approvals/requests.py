@@ -162,7 +162,7 @@ class ApprovalRequests:
         )
 
     def _notice(self, row: Approval) -> NewMessage:
-        """Return the message by which people and the model hear that the call waits."""
+        """Return the message for people and the model that the call waits."""
         text = f"{row.method} waits for approval {row.id}; it has not run yet."
         if self._settings.approvers:
             call = shown_call(row.method, row.arguments)

@@ -327,7 +327,7 @@ class Dispatcher:
         Args:
             timeout_seconds: None means the limit of the method's lane.
             call_id: None makes a new one.
-            approver: who approves the call by making it; None: nobody.
+            approver: who approves the call by making it; None: the call is not approved.
 
         Raises:
             NotApprovedError: the method requires approval, and there is no approver.
@@ -410,7 +410,7 @@ class RunCalls:
             arguments = arguments_text(call.arguments)
             refuse_unfit_text(entry, arguments)
             if entry.requires_approval and await self._waits(entry, call.call_id, arguments, lane, record):
-                part.tell(awaits_approval=self._waiting_call == call.call_id)
+                part.set_attributes(awaits_approval=self._waiting_call == call.call_id)
                 return Stopped(stop=StopType.APPROVAL)
             envelope = await self._dispatcher.invoke_or_detach(
                 entry, arguments, self._scope, call_id=call.call_id, lane=lane
@@ -424,10 +424,10 @@ class RunCalls:
             record(error="cancelled: its deadline passed, or its run ended")
             raise
         if envelope is None:
-            part.tell(is_detached=True)
+            part.set_attributes(is_detached=True)
             record(is_detached=True)
             return still_running(entry, call.call_id)
-        part.tell(follow_up_round_id=envelope.round_id)
+        part.set_attributes(follow_up_round_id=envelope.round_id)
         part.result(envelope)
         record(
             envelope,

@@ -32,7 +32,7 @@ from workers.approvals.decisions import cancel_pending
 from workers.budgets.round_meter import RoundMeter
 from workers.calls.detached import end_job
 from workers.calls.dispatch import CallRecord
-from workers.calls.story import call_json, told_calls
+from workers.calls.story import call_json, listed_calls
 from workers.chats.events import record, round_ended, round_started
 from workers.chats.publisher import EventPublisher
 from workers.chats.writer import append_message
@@ -214,7 +214,7 @@ class RoundLedger:
         self, transaction: Transaction, ended: Round, claimed: ClaimedRound, outcome: RoundOutcome
     ) -> None:
         if outcome.notice is not None:
-            await self._tell_chat(transaction, ended, outcome.notice, kind=MessageKind.ASSISTANT)
+            await self._append_notice(transaction, ended, outcome.notice, kind=MessageKind.ASSISTANT)
         # The follow-up round of a result was requested by the worker that ran the method.
         if outcome.needs_follow_up and outcome.stop_type not in STOPS.values():
             await self._request_follow_up(transaction, ended, user_id=claimed.user_id)
@@ -418,7 +418,7 @@ class RoundLedger:
         report = RoundReport(
             stop_type=int(StopType.ERROR if stop is None else stop),
             error=interruption_of(rows) if stop is None else None,
-            calls=told_calls([], rows, await transaction.approvals.of_calls(rows)),
+            calls=listed_calls([], rows, await transaction.approvals.of_calls(rows)),
         )
         ended = await transaction.rounds.finish(orphan.id, fence=fence, report=report)
         record(transaction, self._publisher, ended.chat_key, round_ended(ended))
@@ -431,11 +431,11 @@ class RoundLedger:
         elif stop is None:
             notice = verdict.rounds_used_up(self._settings.rounds_per_turn).notice or ""
             fault = Fault(code=verdict.TURN_LIMIT, text=notice)
-            await self._tell_chat(transaction, ended, notice, kind=MessageKind.ASSISTANT)
+            await self._append_notice(transaction, ended, notice, kind=MessageKind.ASSISTANT)
         await self._end_turns(transaction, ended, fault=fault)
 
     async def _explain_failure(self, transaction: Transaction, ended: Round, said: str | None = None) -> None:
-        """Tell the chat why a round failed.
+        """Record in the chat why a round failed.
 
         Args:
             said: the reason in a sentence for people, who get it as a message; None: a system message has
@@ -443,10 +443,10 @@ class RoundLedger:
         """
         if said is not None:
             notice = f"I could not answer: {said}."
-            await self._tell_chat(transaction, ended, notice, kind=MessageKind.ASSISTANT)
+            await self._append_notice(transaction, ended, notice, kind=MessageKind.ASSISTANT)
         else:
             notice = f"The agent could not answer: {ended.error}"
-            await self._tell_chat(transaction, ended, notice, kind=MessageKind.SYSTEM)
+            await self._append_notice(transaction, ended, notice, kind=MessageKind.SYSTEM)
 
     async def _cancel_calls(self, transaction: Transaction, ended: Round) -> None:
         await cancel_pending(
@@ -486,7 +486,7 @@ class RoundLedger:
         )
         await append_message(transaction, self._publisher, message, later=later)
 
-    async def _tell_chat(
+    async def _append_notice(
         self, transaction: Transaction, ended: Round, text: str, *, kind: MessageKind
     ) -> None:
         message = NewMessage(
