@@ -143,9 +143,9 @@ class OpenAIClient:
             pause = self._policy.pause_seconds(fault, tries)
             if pause is None and fault.is_of_the_model and models and models[-1] != model:
                 models, pause = models[-1:], 0.0
-            logger.bind(model=model, status=fault.status, tries=tries, pause_seconds=pause).warning(
-                "llm.try_failed: {}", fault.what
-            )
+            logger.bind(
+                model=model, status=fault.status, tries=tries, pause_seconds=pause, error=fault.what
+            ).warning("llm_try_failed")
             if pause is None:
                 raise self._error(fault, model, tries)
             await asyncio.sleep(pause)

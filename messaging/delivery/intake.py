@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import logging
 import threading
 from collections.abc import Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import redis
 from kombu.utils.encoding import bytes_to_str
+from loguru import logger
 
 from messaging.delivery.handoff import Handoff
 from messaging.delivery.leases import RENEW, LeaseKeeper, ack_of
@@ -37,8 +37,6 @@ __all__ = ["LoopIntake"]
 #: Larger messages are parsed in steps, between which the loop runs other tasks: parsing a MiB of JSON takes
 #: 4 ms, and its body takes the same time again.
 LONG_BYTES: Final = 64 << 10
-
-logger = logging.getLogger(__name__)
 
 
 class LoopIntake:
@@ -90,7 +88,7 @@ class LoopIntake:
         try:
             asyncio.run_coroutine_threadsafe(end, self._loop).result(CLOSE_STEP_SECONDS)
         except concurrent.futures.TimeoutError:
-            logger.warning("the event loop did not stop taking messages within %s s", CLOSE_STEP_SECONDS)
+            logger.bind(seconds=CLOSE_STEP_SECONDS).warning("intake_not_stopped")
             return
         except RuntimeError:  # a worker that must not wait for calls closes the loop first
             end.close()
@@ -158,13 +156,13 @@ class LoopIntake:
                         await asyncio.sleep(0)
             except redis.ResponseError as exc:
                 # Usually out of memory: both commands write. It is temporary; the pause prevents a busy loop.
-                logger.error("Redis refuses to deliver messages: %s", exc)
+                logger.bind(error=str(exc)).error("messages_refused_by_redis")
                 await self._rest(RETRY_SECONDS)
             except (redis.RedisError, OSError) as exc:  # the hub detects it as well
-                logger.warning("messages cannot be taken: %s", exc)
+                logger.bind(error=str(exc)).warning("messages_not_claimed")
                 await self._rest(RETRY_SECONDS)
             except Exception:  # only this task takes messages
-                logger.exception("messages cannot be taken")
+                logger.exception("messages_not_claimed")
                 await self._rest(RETRY_SECONDS)
 
     def _start_side_task(self, exchange: Coroutine[Any, Any, None]) -> None:
@@ -262,10 +260,10 @@ class LoopIntake:
                 "EVAL", RENEW, 2, index, seen_key(index), float(self._channel.visibility_timeout), tag
             )
         except (redis.RedisError, OSError) as exc:  # it is not renewed, so it is redelivered
-            logger.warning("delivery %s is not taken: %s", tag, exc)
+            logger.bind(tag=tag, error=str(exc)).warning("delivery_not_confirmed")
             return
         if lost:
-            logger.warning("delivery %s arrived too late; another worker has it", tag)
+            logger.bind(tag=tag).warning("delivery_too_late")
             metrics().leases_lost.labels("delivery").inc()
         else:
             self._deliver(queue, tag, message)
@@ -277,7 +275,7 @@ class LoopIntake:
             async with asyncio.timeout(CLOSE_STEP_SECONDS / 2):
                 await self._handoff.close()
         except (redis.RedisError, OSError) as exc:  # TimeoutError is an OSError
-            logger.warning("the offer to take a message cannot be withdrawn: %s", exc)
+            logger.bind(error=str(exc)).warning("offer_not_withdrawn")
         finally:
             self._handoff = None
 
@@ -307,7 +305,7 @@ class LoopIntake:
         try:
             self._channel._take(queue, tag, message)
         except (redis.RedisError, OSError) as exc:
-            logger.warning("delivery %s is requeued: %s", tag, exc)
+            logger.bind(tag=tag, error=str(exc)).warning("delivery_requeued")
             self._channel.qos.reject(tag, requeue=True)
 
     # Called on either thread.
@@ -317,4 +315,4 @@ class LoopIntake:
             self._channel.qos.restore_by_tag(tag)
         except (redis.RedisError, OSError) as exc:
             # It is not renewed, so it is redelivered when its lease expires.
-            logger.warning("delivery %s could not be requeued: %s", tag, exc)
+            logger.bind(tag=tag, error=str(exc)).warning("delivery_not_requeued")

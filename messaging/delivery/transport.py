@@ -19,7 +19,6 @@ It is written for kombu 5.7, whose private names it overrides. It needs Redis 6.
 from __future__ import annotations
 
 import json
-import logging
 import os
 from functools import cache
 from itertools import count
@@ -33,6 +32,7 @@ from kombu.transport import redis as stock
 from kombu.transport import virtual
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import dumps, loads
+from loguru import logger
 
 from broker_config.keys import DEAD_KEY, DEAD_LIMIT, MAX_REFUSED_BYTES, REFUSED_KEY, REFUSED_LIMIT
 from codec import plain_json
@@ -119,8 +119,6 @@ LOST: Final = (redis.ConnectionError, redis.TimeoutError, OSError)
 #: Key of the decoded body in a message that was parsed ahead; no field of a message has this name.
 _DECODED: Final = "nekro decoded"
 
-logger = logging.getLogger(__name__)
-
 
 class Keeper(Protocol):
     """Sends acknowledgements for the channel; see ``messaging.delivery.leases``."""
@@ -170,7 +168,7 @@ class ClaimQoS(stock.QoS):  # type: ignore[misc]
             self.restore_by_tag(delivery_tag, leftmost=True)
         except LOST as exc:
             # It is no longer renewed, so it is redelivered when its lease expires.
-            logger.warning("delivery %s could not be requeued: %s", delivery_tag, exc)
+            logger.bind(tag=delivery_tag, error=str(exc)).warning("delivery_not_requeued")
         virtual.QoS.ack(self, delivery_tag)
 
     def held(self) -> dict[str, Any]:
@@ -435,7 +433,7 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
         except LOST:
             raise
         except Exception as exc:  # nested too deeply, not an object, …: a broadcast must not stop the worker
-            logger.error("a broadcast cannot be read (%s); dropped", type(exc).__name__)
+            logger.bind(error_type=type(exc).__name__).error("broadcast_unreadable")
             return False  # kombu's Empty would delay the broadcasts after it until another one arrives
 
     def _brpop_start(self, timeout: float | None = None) -> None:
@@ -466,7 +464,7 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
             raise
         except redis.ResponseError as exc:
             # Usually out of memory: both commands write. It is temporary; the pause prevents a busy loop.
-            logger.error("Redis refuses %s: %s", command, exc)
+            logger.bind(command=command, error=str(exc)).error("messages_refused_by_redis")
             self._resume_at = monotonic() + RETRY_SECONDS
             raise Empty from exc
         finally:
@@ -503,10 +501,9 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
         except LOST:
             raise
         except Exception as exc:  # one message must not stop the worker
-            logger.critical(
-                "a message of %d bytes in queue %s cannot be read (%s); it was moved to the dead list",
-                len(raw), queue, type(exc).__name__,
-            )  # fmt: skip
+            logger.bind(
+                bytes=len(raw), queue=queue, error_type=type(exc).__name__
+            ).critical("unreadable_message_dead_lettered")  # fmt: skip
             self.claimed.discard(tag)
             with self.conn_or_acquire() as client, client.pipeline() as pipe:
                 self.bury(raw, pipe)

@@ -216,7 +216,7 @@ async def test_a_call_delivered_to_a_frozen_worker_waits_for_one_short_lease(
     assert [await world.value(other) for other in others] == [0, 1, 2]
     assert await world.value(handed) == "handed"
     frozen.send(signal.SIGCONT)
-    await asyncio.to_thread(frozen.wait_log, "arrived too late; another worker has it")
+    await asyncio.to_thread(frozen.wait_log, "delivery_too_late")
     await world.offered(2)
     assert await world.value(await world.call(value="after")) == "after"
     assert set(Counter(world.starts()).values()) == {1}
@@ -242,7 +242,7 @@ async def test_a_call_that_reaches_its_worker_after_its_lease_runs_once(
         assert await world.value(handed) == "handed"
         for client in subscriptions:
             client.passes.set()
-        await asyncio.to_thread(lagging.wait_log, "arrived too late; another worker has it")
+        await asyncio.to_thread(lagging.wait_log, "delivery_too_late")
         assert world.starts() == [handed.id]
         lagging.kill()
 
