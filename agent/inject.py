@@ -47,7 +47,7 @@ async def _inject(
         error = f"{type(exc).__name__}: {redact(str(exc))}"[:_ERROR_CHARS]
         if isinstance(exc, TimeoutError) and limit.expired():
             error = f"no answer within {timeout_seconds:g} s"
-        logger.bind(plugin=key).opt(exception=exc).warning("inject.failed")
+        logger.bind(plugin=key).opt(exception=exc).warning("inject_failed")
         return InjectedPrompt(plugin=key, error=error)
     return InjectedPrompt(plugin=key, text="" if text is None else str(text))
 

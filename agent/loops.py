@@ -64,7 +64,7 @@ def makes_no_progress(last: TurnRound, earlier: Sequence[TurnRound]) -> bool:
 def error_of(item: TurnRound) -> str:
     """Return how a round failed, as one line; "" if it did not.
 
-    That is the error of its traceback, else the reason that the model was told and the last line of output.
+    That is the error of its traceback, else the reason that the model was given and the last line of output.
     """
     if item.stop_type not in _FAILED or item.is_interrupted:
         return ""

@@ -1,4 +1,4 @@
-"""Tells what a model's answer is: a program, words for the people in the chat, or neither.
+"""Classifies a model's answer: a program, words for the people in the chat, or neither.
 
 Answers are untrusted text of any shape. They are judged line by line in linear time; nothing is parsed as
 Python on the host.
@@ -85,7 +85,7 @@ class Reply:
 
 
 def read_reply(answer: LLMAnswer, names: Collection[str]) -> Reply:
-    """Tell what an answer is, in time linear in its length.
+    """Classify an answer, in time linear in its length.
 
     A block labelled as Python or without a label is the program, the last one as in ``extract_code``. An
     answer without such a block is words, with the blocks of other languages as they are written, unless it

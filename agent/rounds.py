@@ -422,7 +422,7 @@ class _Round:
         )
         with span("sandbox.run", {"run_id": request.run_id}) as part:
             self._result = result = await self._runner.sandbox.run(request)
-            part.tell(stop_type=result.stop_type.name)
+            part.set_attributes(stop_type=result.stop_type.name)
         if self._word_in_call or reveals_check_word(self._check_word, result.output):
             return verdict.word_revealed()
         self._output = result.output

@@ -228,7 +228,7 @@ class ApprovalSettings(_Group):
         (),
         description="Who may decide with `/approve` and `/deny` in a chat: patterns of `VOUCHER:user_id`. "
         "The voucher is what states the user's id: `sse` for the SSE adapter, `key:ID` for a key of the API, "
-        "`gateway` for an API without keys. Empty: no one; decisions come from the shell and the API then.",
+        "`gateway` for an API without keys. Empty: no approver; the shell and the API decide.",
     )
     pending_seconds: float = Field(
         86400, gt=0, description="How long a call waits for a decision; then it does not run any more."

@@ -63,7 +63,7 @@ class PartialError(Exception):
     """A command failed and has a result nevertheless; ``--json`` prints both in one object."""
 
     def __init__(self, error: NekroError, result: Mapping[str, object]) -> None:
-        """Take the error that the command ends with, and the further keys of the object."""
+        """``error`` ends the command; ``result`` has the further keys of the object."""
         super().__init__(str(error))
         self.error = error
         self.result = result

@@ -158,7 +158,7 @@ class DecodePool:
             gc.enable()
 
     def _next(self) -> tuple[str, _Reading] | None:
-        """Take the first text of the next chat; the chat moves to the end of the order."""
+        """Remove and return the first text of the next chat; the chat moves to the end of the order."""
         with self._lock:
             if not self._waiting:
                 self._is_running = False

@@ -55,7 +55,7 @@ class _Sink:
         return size
 
 
-class _AnyPickler(pickle.Pickler):
+class _FallbackPickler(pickle.Pickler):
     """Pickles instances of any class except those that must stay on the worker."""
 
     #: The object that was pickled last; after an error, the object that failed.
@@ -172,7 +172,7 @@ def written(value: object, *, max_bytes: int) -> bytes:
     """
     text, _ = _tagged(value, max_bytes)
     if text is None:
-        text = _written_carefully(value, max_bytes)
+        text = _write_checked(value, max_bytes)
     if len(text) > max_bytes:
         raise _too_large(max_bytes)
     return text
@@ -190,9 +190,9 @@ def _tagged(value: object, max_bytes: int) -> tuple[bytes | None, str]:
         return None, "a string is not valid Unicode (a lone surrogate?)"
 
 
-def _written_carefully(value: object, max_bytes: int) -> bytes:
+def _write_checked(value: object, max_bytes: int) -> bytes:
     sink = _Sink(max_bytes)
-    pickler = _AnyPickler(sink, _PROTOCOL)
+    pickler = _FallbackPickler(sink, _PROTOCOL)
     try:
         plain = _Copier().plain(value)
         text, reason = _tagged(plain, max_bytes)

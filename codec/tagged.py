@@ -52,7 +52,7 @@ def write_text(value: Any, most_chars: int) -> str:
         NotPlainError: it contains something without a tagged form or itself, or is nested too deeply.
         TooLongError: the text would have more than ``most_chars`` characters.
     """
-    text = written_plainly([value], value, most_chars)
+    text = write_json_text([value], value, most_chars)
     return check_length(Tagger(most_chars).text(value, 0) if text is None else text, most_chars)
 
 
@@ -62,7 +62,7 @@ def write_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], most_chars: i
     if SCALARS.issuperset(map(type, args)) and not kwargs:
         text = encoded((args, kwargs))
     else:
-        text = written_plainly([*args, kwargs], (args, kwargs), most_chars, levels=2)
+        text = write_json_text([*args, kwargs], (args, kwargs), most_chars, levels=2)
     if text is None:
         text = Tagger(most_chars).text([list(args), kwargs], 0)
     return check_length(text, most_chars)
@@ -75,7 +75,7 @@ def check_length(text: str, most_chars: int) -> str:
     return text
 
 
-def written_plainly(items: list[Any], value: Any, most_chars: int, *, levels: int = 0) -> str | None:
+def write_json_text(items: list[Any], value: Any, most_chars: int, *, levels: int = 0) -> str | None:
     """Write a value of JSON's own types in one step; None when it needs tags or is invalid.
 
     Args:
@@ -86,7 +86,7 @@ def written_plainly(items: list[Any], value: Any, most_chars: int, *, levels: in
 
 
 def encoded(value: Any) -> str | None:
-    """Write a value of JSON's own types, or None as ``written_plainly``."""
+    """Write a value of JSON's own types, or None as ``write_json_text``."""
     try:
         text = "".join(write_json(value, 0))
     except (ValueError, RecursionError):  # NaN, a long integer

@@ -31,7 +31,7 @@ from gateway.plugins.proxy import PluginProxy
 from gateway.streams.changes import Changes
 from gateway.streams.hub import EventHub
 from gateway.web.limits import BodyLimit
-from gateway.web.middleware import Entrance, RequestContext
+from gateway.web.middleware import HostCheck, RequestContext
 from gateway.web.responses import JsonAnswer
 from gateway.webhooks import routes
 from gateway.webhooks.sender import WebhookSender
@@ -136,5 +136,5 @@ def _add_middleware(app: FastAPI, settings: GatewaySettings) -> None:
             allow_headers=_CORS_REQUEST_HEADERS,
             expose_headers=_CORS_ANSWER_HEADERS,
         )
-    app.add_middleware(Entrance, settings=settings)
+    app.add_middleware(HostCheck, settings=settings)
     app.add_middleware(RequestContext)

@@ -90,7 +90,7 @@ class ProblemError(Exception):
     def __init__(
         self, status: HTTPStatus, code: str, detail: str, *, headers: dict[str, str] | None = None
     ) -> None:
-        """Take the HTTP status, the stable code, and a text that says what to do."""
+        """``code`` is stable; ``detail`` is a text that says what to do."""
         super().__init__(detail)
         self.status, self.code, self.detail, self.headers = status, code, detail, headers or {}
 

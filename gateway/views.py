@@ -281,7 +281,7 @@ def call_of_report(call: Mapping[str, Any]) -> models.Call:
 def _state_of_report(call: Mapping[str, Any]) -> str:
     if call["error"]:
         return "failed"
-    # A worker of an earlier release does not tell it.
+    # A worker of an earlier release does not record it.
     return "awaiting" if call.get("awaits_approval") else "done"
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from loguru import logger
 from pydantic import ValidationError
 from redis import RedisError
 
@@ -68,8 +68,6 @@ _LANES: Final = frozenset(lane.value for lane in Lane)
 #: Celery's states of a task that has ended.
 _SUCCESS: Final = "SUCCESS"
 _READY: Final = frozenset((_SUCCESS, "FAILURE", "REVOKED"))
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -257,11 +255,11 @@ class MethodCaller:
             MessageRefusedError: the answer is not an envelope of this call, or a call with this
                 id is already in progress here.
         """
-        envelope = await self.call_patiently(invocation, lane=lane)
+        envelope = await self.call_or_detach(invocation, lane=lane)
         assert envelope is not None  # noqa: S101 - without ``leave`` it does not stop waiting
         return envelope
 
-    async def call_patiently(
+    async def call_or_detach(
         self,
         invocation: Invocation,
         *,
@@ -456,7 +454,9 @@ class MethodCaller:
             try:
                 return await self._ledger.settle(pending.message)
             except StorageError as exc:
-                logger.warning("call %s is in doubt: %s", pending.message.invocation.call_id, exc)
+                logger.bind(call_id=pending.message.invocation.call_id, error=str(exc)).warning(
+                    "call_in_doubt"
+                )
             await asyncio.sleep(REFRESH_SECONDS)
         return None
 
@@ -486,14 +486,14 @@ class MethodCaller:
         try:
             await self._ledger.withdraw(call_id)
         except StorageError as exc:  # the call ends at its deadline
-            logger.warning("call %s cannot be withdrawn: %s", call_id, exc)
+            logger.bind(call_id=call_id, error=str(exc)).warning("call_not_withdrawn")
 
     def _revoke_soon(self, call_id: str) -> asyncio.Task[None]:
         async def revoke() -> None:
             try:
                 await self.revoke(call_id)
             except Exception as exc:  # the worker stops the call at its deadline anyway
-                logger.warning("cannot revoke call %s: %s", call_id, exc)
+                logger.bind(call_id=call_id, error=str(exc)).warning("call_not_revoked")
 
         task = asyncio.create_task(revoke())
         self._revocations.add(task)
@@ -511,9 +511,9 @@ class MethodCaller:
                 if calls:
                     await self._send_lost_again()
             except (RedisError, OSError, BrokerError) as exc:
-                logger.debug("recovery of pending calls failed: %s", exc)
+                logger.bind(error=str(exc)).debug("pending_calls_not_recovered")
             except Exception:  # all calls depend on this task
-                logger.exception("recovery of pending calls failed")
+                logger.exception("pending_calls_not_recovered")
 
     async def _read(self, calls: Sequence[str]) -> None:
         """Read the stored results of calls.
@@ -533,7 +533,7 @@ class MethodCaller:
             try:
                 await self._read(calls)
             except (RedisError, OSError) as exc:  # the regular reading finds them
-                logger.debug("results cannot be read yet: %s", exc)
+                logger.bind(error=str(exc)).debug("results_not_read")
 
         if calls:
             task = asyncio.create_task(read())
@@ -558,7 +558,7 @@ class MethodCaller:
             else:
                 lost.append(pending)
         if lost:
-            logger.warning("the broker lost data; publishing %d calls again", len(lost))
+            logger.bind(calls=len(lost)).warning("lost_calls_republished")
         for pending in lost:
             pending.place = await self._put(pending)
 
@@ -567,7 +567,7 @@ class MethodCaller:
         try:
             record = plain_json.load(raw)
         except ValueError:
-            logger.warning("an announcement of %d bytes is not JSON; dropped", len(raw))
+            logger.bind(bytes=len(raw)).warning("announcement_unreadable")
             return
         call_id = str(record.get("task_id")) if isinstance(record, dict) else ""
         if call_id not in self._pending:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import logging
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from uuid import uuid4
 
 import redis
+from loguru import logger
 from redis import RedisError
 
 from broker_config.keys import Keys
@@ -61,7 +61,6 @@ end
 return {{word, number}}
 """)
 
-logger = logging.getLogger(__name__)
 #: Unique ids; generating each randomly would cost a system call.
 _unique = map(f"{uuid4()}.{{}}".format, count())
 
@@ -175,11 +174,11 @@ class PipelinePublisher:
         attempt = _Attempt()
         try:
             with self._limits.of(PUBLISH_SECONDS):
-                return await self._patiently(ask, attempt, may_repeat=may_repeat)
+                return await self._send_with_retries(ask, attempt, may_repeat=may_repeat)
         except (RedisError, OSError) as exc:
             raise unavailable(self._url, attempt.refusal or exc, is_sent=attempt.is_sent) from exc
 
-    async def _patiently(
+    async def _send_with_retries(
         self, ask: Callable[[], Awaitable[Any]], attempt: _Attempt, *, may_repeat: bool
     ) -> Any:
         """Send a request; retry while a restarting Redis breaks or refuses the connection."""
@@ -355,7 +354,7 @@ class KombuPublisher:
             try:
                 connection.release()
             except Exception:  # the connection is broken anyway
-                logger.debug("closing a broken broker connection failed", exc_info=True)
+                logger.opt(exception=True).debug("broken_connection_not_closed")
 
 
 def _consume_exception(future: asyncio.Future[Any]) -> None:

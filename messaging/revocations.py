@@ -6,12 +6,12 @@ Redis, and a worker reads them each time it connects, before it consumes.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any, Final
 
 import redis
 from celery import Celery, bootsteps
+from loguru import logger
 
 from broker_config.keys import Keys
 from messaging.celery.worker_state import add_revoked
@@ -23,8 +23,6 @@ __all__ = ["RevocationStep", "revoke"]
 REVOKED_SECONDS: Final = 24 * 3600
 #: Maximum number of ids; as many as Celery itself keeps in a worker.
 MAX_REVOKED: Final = 50_000
-
-logger = logging.getLogger(__name__)
 
 
 def revoke(app: Celery, task_ids: Sequence[str], *, terminate: bool = True) -> None:
@@ -60,7 +58,7 @@ class RevocationStep(bootsteps.StartStopStep):  # type: ignore[misc]
             )
         except (redis.RedisError, OSError) as exc:
             # Broadcasts still work, and a call's deadline is checked anyway.
-            logger.warning("revoked calls cannot be read: %s", exc)
+            logger.bind(error=str(exc)).warning("revoked_calls_not_read")
             return
         add_revoked(raw.decode(errors="replace") for raw in found)
 

@@ -24,7 +24,7 @@ __all__ = [
 #: server asks it twice per second and worker; a caller loses half a second of its time limit.
 RETRY_SECONDS: Final = 0.5
 #: Interval at which one waiter checks a condition that no event announces: a file lock, a row, a process.
-#: Nobody notices the delay, and a check costs less than a hundredth of it.
+#: The delay is not noticeable, and a check costs less than a hundredth of it.
 POLL_SECONDS: Final = 0.05
 #: Interval at which a process writes, and others read, state that is followed while it changes: progress,
 #: signals, requests to stop. People see no delay, and each costs one statement.

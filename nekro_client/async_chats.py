@@ -38,7 +38,6 @@ class AsyncChat:
     """One chat of a gateway."""
 
     def __init__(self, connection: AsyncConnection, key: str) -> None:
-        """Take the connection and the chat's key."""
         segment(key)  # refuses what no URL can name
         self._connection = connection
         self.key = key
@@ -142,7 +141,7 @@ class AsyncChat:
                     pass
                 if cursor.last_number is not None:
                     return cursor.last_number
-        raise InvalidAnswerError(f"{cursor.path} does not tell its position")
+        raise InvalidAnswerError(f"{cursor.path} has no position")
 
     async def cancel(self, *, wait: float = 0) -> Reset:
         """Cancel the chat's waiting rounds and stop its running one; returns the rounds.
@@ -175,7 +174,6 @@ class AsyncFiles:
     """Files of a chat."""
 
     def __init__(self, connection: AsyncConnection, chat_key: str) -> None:
-        """Take the connection and the chat's key."""
         self._connection = connection
         self._chat_key = chat_key
 

@@ -38,7 +38,6 @@ class AsyncTurns:
     """What messages, calls, timers and jobs caused."""
 
     def __init__(self, connection: AsyncConnection) -> None:
-        """Take the connection."""
         self._connection = connection
 
     async def get(self, turn_id: str, *, with_values: bool = True) -> Turn:
@@ -74,7 +73,7 @@ class AsyncTurns:
         return await self._connection.send(endpoints.cancel_turn(turn_id))
 
     async def wait(self, turn_id: str, *, timeout_seconds: float | None = None) -> Turn:
-        """Return a turn when it has ended, which the chat's event stream tells.
+        """Return a turn when it has ended, as the chat's event stream shows.
 
         Raises:
             WaitTimeoutError: it has not after ``timeout_seconds``; None waits without end.
@@ -85,11 +84,11 @@ class AsyncTurns:
             if wait.position is None:
                 wait.position = await AsyncChat(self._connection, turn.chat_key).last_event_number()
             else:
-                await self._see_end(wait, turn)
+                await self._wait_for_end_event(wait, turn)
             turn = await self.get(turn_id)
         return turn
 
-    async def _see_end(self, wait: TurnWait, turn: Turn) -> None:
+    async def _wait_for_end_event(self, wait: TurnWait, turn: Turn) -> None:
         async with AsyncEventStream(self._connection.http, wait.cursor(turn)) as events:
             async for event in events:
                 if event.turn_id == wait.turn_id:
@@ -100,7 +99,6 @@ class AsyncJobs:
     """Background jobs of plugins."""
 
     def __init__(self, connection: AsyncConnection) -> None:
-        """Take the connection."""
         self._connection = connection
 
     async def list(
@@ -137,7 +135,6 @@ class AsyncApprovals:
     """Calls that wait for approval, and decisions on them."""
 
     def __init__(self, connection: AsyncConnection) -> None:
-        """Take the connection."""
         self._connection = connection
 
     async def list(
@@ -200,7 +197,6 @@ class AsyncTimers:
     """Timers of chats that have not ended."""
 
     def __init__(self, connection: AsyncConnection) -> None:
-        """Take the connection."""
         self._connection = connection
 
     async def list(
@@ -228,7 +224,6 @@ class AsyncDeadLetters:
     """Messages that workers could not process."""
 
     def __init__(self, connection: AsyncConnection) -> None:
-        """Take the connection."""
         self._connection = connection
 
     async def list(self, *, cursor: str | None = None, limit: int | None = None) -> Page[DeadLetter]:
@@ -257,7 +252,6 @@ class AsyncKeys:
     """Keys of the API; for keys with the scope admin."""
 
     def __init__(self, connection: AsyncConnection) -> None:
-        """Take the connection."""
         self._connection = connection
 
     async def create(

@@ -38,7 +38,6 @@ class Chat:
     """One chat of a gateway."""
 
     def __init__(self, connection: Connection, key: str) -> None:
-        """Take the connection and the chat's key."""
         segment(key)  # refuses what no URL can name
         self._connection = connection
         self.key = key
@@ -142,7 +141,7 @@ class Chat:
                     pass
                 if cursor.last_number is not None:
                     return cursor.last_number
-        raise InvalidAnswerError(f"{cursor.path} does not tell its position")
+        raise InvalidAnswerError(f"{cursor.path} has no position")
 
     def cancel(self, *, wait: float = 0) -> Reset:
         """Cancel the chat's waiting rounds and stop its running one; returns the rounds.
@@ -175,7 +174,6 @@ class Files:
     """Files of a chat."""
 
     def __init__(self, connection: Connection, chat_key: str) -> None:
-        """Take the connection and the chat's key."""
         self._connection = connection
         self._chat_key = chat_key
 

@@ -243,7 +243,7 @@ class Client:
         return self._connection.all(lambda cursor: endpoints.list_plugins(cursor=cursor))
 
     def enable_plugin(self, key: str, *, is_enabled: bool = True) -> PluginState:
-        """Enable a plugin on all workers, or disable it; the answer tells whether that changed anything."""
+        """Enable a plugin on all workers, or disable it; the answer says whether that changed anything."""
         return self._connection.send(endpoints.decide_plugin(key, is_enabled=is_enabled))
 
     def mcp_servers(self) -> list[McpServer]:
@@ -499,7 +499,7 @@ class AsyncClient:
         return await self._connection.all(lambda cursor: endpoints.list_plugins(cursor=cursor))
 
     async def enable_plugin(self, key: str, *, is_enabled: bool = True) -> PluginState:
-        """Enable a plugin on all workers, or disable it; the answer tells whether that changed anything."""
+        """Enable a plugin on all workers, or disable it; the answer says whether that changed anything."""
         return await self._connection.send(endpoints.decide_plugin(key, is_enabled=is_enabled))
 
     async def mcp_servers(self) -> list[McpServer]:

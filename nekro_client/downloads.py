@@ -18,7 +18,7 @@ class Download:
     def __init__(
         self, target: BinaryIO, *, retry_seconds: float, start: int = 0, end: int | None = None
     ) -> None:
-        """Take where to write and which bytes to fetch: from ``start``, before ``end`` (None: to the end)."""
+        """Fetch the bytes from ``start`` and before ``end`` (None: to the end) into ``target``."""
         self._target = target
         self._start, self._end = start, end
         self._etag: str | None = None

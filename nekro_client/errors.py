@@ -45,7 +45,7 @@ class ApiError(ClientError):
     """The gateway answered with a problem document, or a proxy before it with an error status."""
 
     def __init__(self, problem: Problem, *, retry_after_seconds: float | None = None) -> None:
-        """Take the document; ``retry_after_seconds`` is the header of that name, None if there was none."""
+        """``retry_after_seconds`` is the value of the header ``Retry-After``, None if there was none."""
         self.problem = problem
         self.retry_after_seconds = retry_after_seconds
         named = f" (request {problem.request_id})" if problem.request_id else ""

@@ -174,7 +174,7 @@ class _RunOutput:
             raise InvalidAnswerError(f"{self._path} sent something else than a run: {exc}") from exc
 
     def end(self) -> None:
-        """Take the end of the answer."""
+        """Process the end of the answer."""
         if self._run is None:
             raise UnreachableError(f"{self._path}: the stream ended before the run")
 

@@ -76,7 +76,7 @@ class StreamCursor(ABC, Generic[T]):
         self._parser = EventParser()
         self._opened_at = time.monotonic()
         headers = {"accept": "text/event-stream", "cache-control": "no-store"}
-        if "." in self._last_id:  # of a chat it tells more than the number: whether the event was lost
+        if "." in self._last_id:  # a chat's ids show also whether the event was lost
             headers["last-event-id"] = self._last_id
         return {}, headers
 
@@ -141,7 +141,7 @@ class StreamCursor(ABC, Generic[T]):
             raise InvalidAnswerError(f"{self.path} sent something else than events: {exc}") from exc
 
     def _connected(self) -> None:
-        """Take notice of an event, after which a lost connection is made again soon."""
+        """Reset the delay after an event, so that a lost connection is made again soon."""
         self._delay.reset()
 
     def delay_after(self, error: ClientError | None) -> float:

@@ -38,7 +38,6 @@ class Turns:
     """What messages, calls, timers and jobs caused."""
 
     def __init__(self, connection: Connection) -> None:
-        """Take the connection."""
         self._connection = connection
 
     def get(self, turn_id: str, *, with_values: bool = True) -> Turn:
@@ -72,7 +71,7 @@ class Turns:
         return self._connection.send(endpoints.cancel_turn(turn_id))
 
     def wait(self, turn_id: str, *, timeout_seconds: float | None = None) -> Turn:
-        """Return a turn when it has ended, which the chat's event stream tells.
+        """Return a turn when it has ended, as the chat's event stream shows.
 
         Raises:
             WaitTimeoutError: it has not after ``timeout_seconds``; None waits without end.
@@ -83,11 +82,11 @@ class Turns:
             if wait.position is None:
                 wait.position = Chat(self._connection, turn.chat_key).last_event_number()
             else:
-                self._see_end(wait, turn)
+                self._wait_for_end_event(wait, turn)
             turn = self.get(turn_id)
         return turn
 
-    def _see_end(self, wait: TurnWait, turn: Turn) -> None:
+    def _wait_for_end_event(self, wait: TurnWait, turn: Turn) -> None:
         with EventStream(self._connection.http, wait.cursor(turn)) as events:
             for event in events:
                 if event.turn_id == wait.turn_id:
@@ -98,7 +97,6 @@ class Jobs:
     """Background jobs of plugins."""
 
     def __init__(self, connection: Connection) -> None:
-        """Take the connection."""
         self._connection = connection
 
     def list(
@@ -135,7 +133,6 @@ class Approvals:
     """Calls that wait for approval, and decisions on them."""
 
     def __init__(self, connection: Connection) -> None:
-        """Take the connection."""
         self._connection = connection
 
     def list(
@@ -198,7 +195,6 @@ class Timers:
     """Timers of chats that have not ended."""
 
     def __init__(self, connection: Connection) -> None:
-        """Take the connection."""
         self._connection = connection
 
     def list(
@@ -224,7 +220,6 @@ class DeadLetters:
     """Messages that workers could not process."""
 
     def __init__(self, connection: Connection) -> None:
-        """Take the connection."""
         self._connection = connection
 
     def list(self, *, cursor: str | None = None, limit: int | None = None) -> Page[DeadLetter]:
@@ -253,7 +248,6 @@ class Keys:
     """Keys of the API; for keys with the scope admin."""
 
     def __init__(self, connection: Connection) -> None:
-        """Take the connection."""
         self._connection = connection
 
     def create(

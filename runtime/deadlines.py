@@ -10,17 +10,17 @@ A deadline never expires early; it expires late by at most ``TICK_SECONDS`` or a
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+from loguru import logger
+
 __all__ = ["Deadlines", "Limit", "Limits"]
 
 T = TypeVar("T")
 
-logger = logging.getLogger(__name__)
 
 #: Resolution of the shortest deadlines: calls share timers, and limits are seconds.
 TICK_SECONDS: Final = 0.05
@@ -70,7 +70,7 @@ class Deadlines(Generic[T]):
             try:
                 self._on_due(entry)
             except Exception:  # the other entries are due as well
-                logger.exception("deadline callback failed")
+                logger.exception("deadline_callback_failed")
 
 
 class _Limited(Protocol):

@@ -9,7 +9,6 @@ use their blocking path.
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,6 +18,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 from greenlet import getcurrent, greenlet
+from loguru import logger
 
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 
@@ -44,8 +44,6 @@ LEAST_SECONDS: Final = 0.5
 #: Idle greenlets kept per thread. Creating one takes tens of microseconds, because memory for its frames is
 #: mapped, touched and unmapped each time.
 MAX_IDLE: Final = 256
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,7 +191,7 @@ async def _close_within(step: Closing, seconds: float) -> None:
     task = asyncio.ensure_future(_logged(step))
     if (await asyncio.wait({task}, timeout=seconds))[0]:
         return
-    logger.warning("%s took longer than %.1f s to close; abandoned", step.what, seconds)
+    logger.bind(what=step.what, seconds=round(seconds, 1)).warning("cleanup_abandoned")
     task.cancel()
     await asyncio.wait({task}, timeout=LEAST_SECONDS)
 
@@ -202,4 +200,4 @@ async def _logged(step: Closing) -> None:
     try:
         await step.cleanup()
     except Exception:  # the remaining steps of the shutdown must run
-        logger.exception("%s could not be closed", step.what)
+        logger.bind(what=step.what).exception("cleanup_failed")

@@ -213,7 +213,7 @@ class Bridge:
             self._writer.write_eof()
 
     def _fail(self, exc: Exception) -> None:
-        logger.opt(exception=exc).error("sandbox.bridge_failed")
+        logger.opt(exception=exc).error("sandbox_bridge_failed")
         # The class alone: the message may name paths of the host.
         words = f"the run was ended because its bridge failed ({type(exc).__name__})"
         self._end(BridgeOutcome(limit=Limit.GUARD, error=words))

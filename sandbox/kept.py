@@ -72,7 +72,7 @@ async def read_kept(payload: bytes, *, reserved: frozenset[str], most_bytes: int
     try:
         names, texts = await _parts(payload)
     except ArgumentError as exc:
-        logger.bind(error=str(exc)).warning("sandbox.variables_refused")
+        logger.bind(error=str(exc)).warning("sandbox_variables_refused")
         return KeptVariables()
     kept: dict[str, str] = {}
     left_out = [name for name in names if is_variable(name)]

@@ -236,7 +236,7 @@ class SandboxManager:
             quota = await asyncio.to_thread(Quota.at_start, sandbox.spec.shared_dir, self._settings)
 
         def end(limit: Limit, error: str | None) -> None:
-            logger.warning("sandbox.waiting_ended limit={} error={}", limit, error)
+            logger.bind(limit=limit.value, error=error).warning("sandbox_waiting_ended")
             sandbox.kill()
 
         guards = Guards(
@@ -300,7 +300,7 @@ def _methods_by_token(request: RunRequest) -> dict[str, StubMethod]:
 def _sweep_leftovers() -> None:
     """End processes and remove directories of killed services; the driver removes control groups."""
     if ended := end_orphans():
-        logger.warning("sandbox.orphans_ended count={}", ended)
+        logger.bind(count=ended).warning("sandbox_orphans_ended")
     sweep_homes()
 
 
@@ -311,7 +311,7 @@ async def _close_later(rest: contextlib.AsyncExitStack) -> None:
         try:
             await rest.aclose()
         except Exception:  # this task is not awaited
-            logger.exception("sandbox.not_cleared_up")
+            logger.exception("sandbox_not_removed")
 
 
 async def _uncancelled(work: Awaitable[_Result]) -> _Result:

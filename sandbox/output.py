@@ -146,7 +146,7 @@ class OutputCollector:
                 on_output(text)
         except Exception as exc:
             # A failing callback must not end the run; the output is still kept.
-            logger.warning("sandbox.output_watcher_failed error={!r}", exc)
+            logger.bind(error=repr(exc)).warning("sandbox_output_watcher_failed")
             self._on_output = None
 
     def text(self) -> str:

@@ -99,6 +99,6 @@ async def _close_when_started(starting: asyncio.Task[Sandbox]) -> None:
             sandbox = await starting
         except Exception as exc:
             # Only a warning: the run reports the error when it starts its own sandbox.
-            logger.warning("sandbox.prepare_failed error={}", exc)
+            logger.bind(error=str(exc)).warning("sandbox_prepare_failed")
             return
         await sandbox.close()

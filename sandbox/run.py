@@ -135,7 +135,7 @@ class SandboxRun:
                 pump.cancel()
                 self.rest = clean_up.pop_all()
             else:
-                status = await self._see_out(outcome)
+                status = await self._exit_or_kill(outcome)
                 await asyncio.wait([pump], timeout=_EXIT_SECONDS)
         broken, words = self._broken or (None, None)
         stop_type, limit, error = judge(
@@ -227,7 +227,7 @@ class SandboxRun:
             return False
         return True
 
-    async def _see_out(self, outcome: BridgeOutcome) -> ExitStatus:
+    async def _exit_or_kill(self, outcome: BridgeOutcome) -> ExitStatus:
         """Wait for the exit of code that ended by itself, else kill the sandbox; returns the exit status."""
         if outcome.limit is None and outcome.stop is None:
             with contextlib.suppress(TimeoutError):

@@ -61,7 +61,7 @@ def sandbox_uid(container_key: str, *, settings: SandboxSettings) -> int:
 
 
 def hold_user(container_key: str, *, settings: SandboxSettings, directory: Path | None = None) -> UserHold:
-    """Take a host user for a container key's code; several holds of one key share the user.
+    """Reserve a host user for a container key's code; several holds of one key share the user.
 
     Unless this service is root, the code's user is its own and nothing is held.
 

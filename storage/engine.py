@@ -14,7 +14,6 @@ commits may be missing (never torn, never out of order) after a power loss or a 
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import weakref
 from collections.abc import AsyncIterator, Mapping
@@ -22,6 +21,8 @@ from contextlib import asynccontextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from loguru import logger
 
 from broker_config.settings import DatabaseSettings
 from nekro_agent.durations import CLOSE_STEP_SECONDS
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from storage.driver.statements import SingleStatement
 
 __all__ = ["Database"]
-
-logger = logging.getLogger(__name__)
 
 
 class Database:
@@ -211,7 +210,7 @@ class Database:
 async def _close_there(pool: Pool[Any], loop: asyncio.AbstractEventLoop) -> None:
     future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(pool.close(), loop))
     if not (await asyncio.wait({future}, timeout=2 * CLOSE_STEP_SECONDS))[0]:
-        logger.warning("the database connections of a blocked event loop were not closed; abandoned")
+        logger.warning("connections_of_blocked_loop_abandoned")
         future.cancel()
         return
     future.result()

@@ -50,13 +50,13 @@ class CallState(StrEnum):
 class ApprovalState(StrEnum):
     """State of a request for approval of a call."""
 
-    #: Nobody has decided yet.
+    #: Not decided yet.
     PENDING = "pending"
     #: The call may run once.
     APPROVED = "approved"
     #: The call does not run.
     DENIED = "denied"
-    #: Nobody decided in time; the call does not run.
+    #: Not decided in time; the call does not run.
     EXPIRED = "expired"
     #: The request was withdrawn: its turn was cancelled, or its chat was reset.
     CANCELLED = "cancelled"

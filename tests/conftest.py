@@ -20,6 +20,7 @@ import psycopg
 import pytest
 import redis
 from left_out import pytest_terminal_summary as pytest_terminal_summary
+from loguru import logger
 from postgres_process import PostgresServer
 from redis_process import RedisServer, use_server
 from sentinel_group import SentinelGroup
@@ -115,6 +116,19 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture
+def logged() -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    """Event and fields of each record that this process logs during the test."""
+    found: list[tuple[str, dict[str, Any]]] = []
+
+    def keep(message: Any) -> None:
+        found.append((message.record["message"], message.record["extra"]))
+
+    sink = logger.add(keep, level=0)
+    yield found
+    logger.remove(sink)
 
 
 @pytest.fixture(scope="session")

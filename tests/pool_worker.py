@@ -24,6 +24,7 @@ from broker_config.app import WORKER_FLAGS, NekroApp, create_app
 from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.settings import Settings
 from codec.wire import Envelope, Signer
+from nekro_agent.core.logger import configure
 from nekro_agent.errors import ArgumentError, MethodDisabledError, ResultError
 from nekro_agent.methods import SandboxMethodType
 from runtime.metrics import start_metrics
@@ -335,6 +336,7 @@ def main() -> None:
     """Run a worker until it receives a stop signal."""
     raw, lane, pool, concurrency, *options = sys.argv[1:]
     settings = Settings.load(env_file=None, **json.loads(raw))
+    configure()  # so that records show their fields
     app = create_app(settings, lane=lane)
     for register in (register_plain, register_hostile, register_loops, register_methods):
         register(app, Ledger(settings))

@@ -9,11 +9,13 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from test_layers import PACKAGES
+
 ROOT = Path(__file__).parent.parent
-PACKAGES = (
-    "agent", "benchmarks", "broker_config", "cli", "codec", "gateway", "messaging", "nekro_agent",
-    "nekro_client", "plugin_pkgs", "runtime", "sandbox", "scripts", "storage", "workers",
-)  # fmt: skip
+#: Code that runs in or beside the product; new packages are included by themselves.
+DIRECTORIES = (*PACKAGES, "benchmarks", "examples", "scripts")
+#: First line of a script.
+PYTHON = b"#!/usr/bin/env python3\n"
 #: Where splitting at more characters than the format has is intended.
 ALLOWED: dict[str, str] = {}
 #: Text files that the host writes itself; everything else in ``sandbox`` is read as bytes.
@@ -26,11 +28,19 @@ READ_AS_TEXT = {
 }
 
 
+def python_files(directory: Path) -> list[Path]:
+    """Modules, and scripts without a suffix, in order; at least one."""
+    scripts = [path for path in directory.iterdir() if path.is_file() and not path.suffix]
+    found = [*directory.rglob("*.py"), *(s for s in scripts if s.read_bytes().startswith(PYTHON))]
+    assert found, f"{directory} has no Python file"
+    return sorted(found)
+
+
 def calls_of(name: str, packages: tuple[str, ...]) -> set[str]:
     """Files that use an attribute of that name, called or not."""
     found = set()
     for package in packages:
-        for path in sorted((ROOT / package).rglob("*.py")):
+        for path in python_files(ROOT / package):
             nodes = ast.walk(ast.parse(path.read_text("utf-8")))
             if any(isinstance(node, ast.Attribute) and node.attr == name for node in nodes):
                 found.add(str(path.relative_to(ROOT)))
@@ -38,7 +48,7 @@ def calls_of(name: str, packages: tuple[str, ...]) -> set[str]:
 
 
 def test_no_text_is_split_by_splitlines() -> None:
-    assert calls_of("splitlines", PACKAGES) - ALLOWED.keys() == set(), 'use split("\\n"), or proc_files'
+    assert calls_of("splitlines", DIRECTORIES) - ALLOWED.keys() == set(), 'use split("\\n"), or proc_files'
 
 
 def test_the_sandbox_reads_no_kernel_file_as_text() -> None:

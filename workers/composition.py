@@ -304,7 +304,7 @@ class Services(Parts):
             call_id: a call other than of type TOOL has at most one effect per id; None makes a new one.
             timeout_seconds: None means the limit of the method's lane.
             approver: who approves the call by making it, if it requires approval, such as ``shell:ada``.
-                None: nobody; ``ask_approval`` lets such a call wait.
+                None: not approved; ``ask_approval`` lets such a call wait.
 
         Raises:
             MethodNotFoundError, MethodDisabledError, ArgumentError, MethodFailedError, NotApprovedError,

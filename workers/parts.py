@@ -458,7 +458,7 @@ class Parts:
             is_fallback=self.role != Lane.PINNED.value,
             refresh=self.marks.refresh,
             consume=consume,
-            tell_start=self.states.tell_start,
+            run_start_hooks=self.states.run_start_hooks,
         )
         return self._pinned_owner
 

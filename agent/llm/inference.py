@@ -147,7 +147,7 @@ def _record(part: Span, running: Inference, error: str) -> None:
             genai.TIME_TO_FIRST_CHUNK: running.first_chunk_seconds,
         }
     )
-    part.tell(cost=running.cost or None)
+    part.set_attributes(cost=running.cost or None)
     if not error:
         part.content(genai.OUTPUT_MESSAGES, lambda: [_answer(running)])
 

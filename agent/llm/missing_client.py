@@ -14,7 +14,7 @@ class MissingClient:
     """Answers every request with the reason why there is no model."""
 
     def __init__(self, reason: str) -> None:
-        """Take the text of the error, which names the settings."""
+        """``reason`` is the text of the error; it names the settings."""
         self._reason = reason
 
     async def complete(self, request: LLMRequest) -> NoReturn:

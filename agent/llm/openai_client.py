@@ -80,7 +80,7 @@ class _Gathered:
             self.on_piece(piece)
 
     def add_rest(self, message: ChatCompletionMessage | ChoiceDelta) -> bool:
-        """Take what a message has beside its text; returns whether there was anything."""
+        """Add what a message has besides its text; returns whether there was anything."""
         functions = [getattr(call, "function", None) for call in message.tool_calls or ()]
         names = [getattr(function, "name", None) for function in (*functions, message.function_call)]
         self.tools += [name for name in names if isinstance(name, str)]
@@ -143,9 +143,9 @@ class OpenAIClient:
             pause = self._policy.pause_seconds(fault, tries)
             if pause is None and fault.is_of_the_model and models and models[-1] != model:
                 models, pause = models[-1:], 0.0
-            logger.bind(model=model, status=fault.status, tries=tries, pause_seconds=pause).warning(
-                "llm.try_failed: {}", fault.what
-            )
+            logger.bind(
+                model=model, status=fault.status, tries=tries, pause_seconds=pause, error=fault.what
+            ).warning("llm_try_failed")
             if pause is None:
                 raise self._error(fault, model, tries)
             await asyncio.sleep(pause)

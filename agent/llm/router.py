@@ -86,8 +86,8 @@ class ModelRouter:
         try:
             groups = chat_groups(self._settings, request.group or DEFAULT_GROUP)
         except ModelGroupError as exc:
-            logger.bind(chat_key=request.chat_key, group=request.group).warning(
-                "llm.group_unknown: {}; group default answers", exc
+            logger.bind(chat_key=request.chat_key, group=request.group, error=str(exc)).warning(
+                "llm_group_unknown"
             )
             groups = chat_groups(self._settings, DEFAULT_GROUP)
         now = self._clock()
@@ -96,7 +96,9 @@ class ModelRouter:
     def _note(self, group: ModelGroup, exc: LLMError) -> None:
         if not isinstance(exc, _OF_THE_PROMPT):
             self._open_until[group.name] = self._clock() + self._breaker_seconds
-        logger.bind(group=group.name, model=group.model, code=exc.code).warning("llm.group_failed: {}", exc)
+        logger.bind(group=group.name, model=group.model, code=exc.code, error=str(exc)).warning(
+            "llm_group_failed"
+        )
 
     def _client(self, group: ModelGroup) -> LLMClient:
         if group.name not in self._clients:

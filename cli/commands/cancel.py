@@ -71,7 +71,7 @@ def show(described: Mapping[str, Sequence[Mapping[str, Any]]], args: Args, deps:
         PartialError: one still runs.
     """
     if not args.json:
-        _tell(described, args, deps)
+        _show_cancelled(described, args, deps)
     if described["still_running"]:
         item = described["still_running"][0]
         error = ServiceError(
@@ -83,7 +83,7 @@ def show(described: Mapping[str, Sequence[Mapping[str, Any]]], args: Args, deps:
         deps.output.json(described)
 
 
-def _tell(described: Mapping[str, Sequence[Mapping[str, Any]]], args: Args, deps: Deps) -> None:
+def _show_cancelled(described: Mapping[str, Sequence[Mapping[str, Any]]], args: Args, deps: Deps) -> None:
     stopped, cancelled = described["stopped"], described["cancelled"]
     if stopped or cancelled:
         deps.output.words(f"stopped {len(stopped)} running, cancelled {len(cancelled)} waiting")

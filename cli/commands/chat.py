@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from cli.command import Deps, add_chat_key
 from cli.commands.files import save
 from cli.commands.send import DEFAULT_USER
-from cli.services.beside import Beside, opened_beside
+from cli.services.beside import BackgroundContext, opened_in_background
 from cli.services.system import ROUND_LANES, System, open_services
 from cli.views.conversation import Conversation
 from cli.views.line_reader import LineReader
@@ -83,7 +83,7 @@ def run(args: Args, deps: Deps) -> int:
         needs_workers=False,
     )
     reader = LineReader(deps.output, settings.data_dir / "chat_history")
-    with closing(reader), opened_beside(opening) as beside:
+    with closing(reader), opened_in_background(opening) as beside:
         services = beside.value[1]
         chat = beside.run(services.chat(args.chat_key))
         return _Local(beside, reader, services.files_of(chat), args, deps).hold()
@@ -94,7 +94,7 @@ class _Local(Conversation["Attachment"]):
 
     def __init__(
         self,
-        beside: Beside[tuple[System, Services]],
+        beside: BackgroundContext[tuple[System, Services]],
         reader: LineReader,
         files: ChatFiles,
         args: Args,

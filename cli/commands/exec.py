@@ -79,9 +79,9 @@ def run(args: Args, deps: Deps) -> int:
                 file_name=args.file.name if str(args.file) != "-" else "<stdin>",
             )
             if system.own and report.has_detached:
-                await _see_jobs_through(services, args, deps)
+                await _wait_for_jobs(services, args, deps)
             if report.follow_ups and system.own:
-                await _see_follow_ups_through(services, report, args, deps, has_model=has_model)
+                await _wait_for_follow_ups(services, report, args, deps, has_model=has_model)
             return report
 
     report = run_async(work())
@@ -118,7 +118,7 @@ def show_end(described: Mapping[str, Any], error: str | None, deps: Deps) -> Non
             )
 
 
-async def _see_jobs_through(services: Services, args: Args, deps: Deps) -> None:
+async def _wait_for_jobs(services: Services, args: Args, deps: Deps) -> None:
     """Wait for calls that outlived the code: the workers that run them end with this command."""
     from cli.views.turns import wait_for_jobs
 
@@ -131,7 +131,7 @@ async def _see_jobs_through(services: Services, args: Args, deps: Deps) -> None:
             deps.output.words(f"job {job.id} ({job.type}) failed: {job.message}")
 
 
-async def _see_follow_ups_through(
+async def _wait_for_follow_ups(
     services: Services, report: CodeReport, args: Args, deps: Deps, *, has_model: bool
 ) -> None:
     """Wait for the follow-up rounds: the workers that run them end with this command."""

@@ -127,11 +127,13 @@ def _serve(settings: Settings, args: Args, deps: Deps) -> None:
     passed = args.listen_fd is not None
     opened = socket.socket(fileno=args.listen_fd) if passed else listen(settings.gateway)
     with traced(settings.tracing, role="gateway", node=node), opened as listener:
-        serving = serve(create_app(settings), listener, on_ready=lambda url: _tell(url, settings, args, deps))
+        serving = serve(
+            create_app(settings), listener, on_ready=lambda url: _show_address(url, settings, args, deps)
+        )
         run_async(serving, loop_factory=uvloop.new_event_loop)
 
 
-def _tell(url: str, settings: Settings, args: Args, deps: Deps) -> None:
+def _show_address(url: str, settings: Settings, args: Args, deps: Deps) -> None:
     if args.supervisor_fd is not None:
         from cli.services.process import attach_to_supervisor
 

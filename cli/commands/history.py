@@ -13,7 +13,7 @@ from cli.command import Deps, add_json, chat_key, positive_int
 from cli.output import one_line
 from cli.running import run_async
 from cli.services.database import open_database
-from cli.views.round_story import calls_of, describe_round, tell_round
+from cli.views.round_story import calls_of, describe_round, round_lines
 from cli.views.turns import newest_messages, newest_rounds
 from nekro_agent.errors import NotFoundError
 from nekro_agent.tools.visible_text import visible_lines
@@ -127,7 +127,7 @@ def show(
         deps.output.report(f"{message['at']:%Y-%m-%d %H:%M:%S}  {speaker}: {_text(message)}")
     for entry in rounds:
         deps.output.report("")
-        for line in tell_round(entry):
+        for line in round_lines(entry):
             deps.output.report(line)
 
 

@@ -39,7 +39,7 @@ Shows what the console shows of a turn: the message, the rounds with their attem
 model with tokens and cost, code with line numbers, calls with waiting and running time, arguments, results
 and errors, output, messages, jobs, and the turns that followed. Beside the workers the beginning of an id is
 enough; `nekro history CHAT --trace` shows ids. `--follow` goes on until the turn has ended, as the events of
-its chat tell, and shows what running code prints when it prints it; with `--json` it prints one object per
+its chat show, and prints the output of running code at once; with `--json` it prints one object per
 line, each the whole turn. The object is that of `GET /turns/{id}`. The exit code is 0 also for a turn that
 failed.
 """
@@ -114,7 +114,7 @@ class TurnPrinter:
 
     def show(self, turn: Turn) -> bool:
         """Print what is new; returns whether to look again."""
-        from cli.views.turn_text import is_over, tell_turn
+        from cli.views.turn_text import is_over, turn_lines
 
         if self._args.json:
             text = turn.model_dump_json()
@@ -125,7 +125,7 @@ class TurnPrinter:
             self._last = text
         else:
             shown = {entry.id for entry in turn.rounds if self._is_shown(entry.id, entry.output)}
-            for line in tell_turn(turn, without_output=shown):
+            for line in turn_lines(turn, without_output=shown):
                 if line.key not in self._printed:
                     self._printed.add(line.key)
                     self._deps.output.report(line.text)

@@ -35,7 +35,7 @@ def _checked(name: str, step: Callable[[Client], str]) -> Check:
     try:
         with open_client() as client:
             return Check(name=name, verdict=Verdict.OK, detail=step(client))
-    except _Doubt as exc:
+    except _CheckFailedError as exc:
         return Check(name=name, verdict=Verdict.WARNING, detail=str(exc))
     except NekroError as exc:
         is_denied = "scope" in str(exc) and isinstance(exc, UsageError)
@@ -43,7 +43,7 @@ def _checked(name: str, step: Callable[[Client], str]) -> Check:
         return Check(name=name, verdict=verdict, detail=str(exc), code=exit_code_of(exc))
 
 
-class _Doubt(Exception):
+class _CheckFailedError(Exception):
     """The state is one that an operator should know."""
 
 
@@ -56,7 +56,7 @@ def _plugins(client: Client) -> str:
     plugins = client.plugins()
     failed = [plugin.key for plugin in plugins if plugin.status == "failed"]
     if failed:
-        raise _Doubt(f"not loaded: {', '.join(failed)}; `nekro plugins` shows the errors")
+        raise _CheckFailedError(f"not loaded: {', '.join(failed)}; `nekro plugins` shows the errors")
     return f"{len(plugins)} plugins"
 
 
@@ -64,12 +64,12 @@ def _workers(client: Client) -> str:
     live = [worker for worker in client.workers() if worker.is_live]
     lanes = sorted({worker.lane for worker in live})
     if not live:
-        raise _Doubt("no worker is live")
+        raise _CheckFailedError("no worker is live")
     return f"{len(live)} live, for {', '.join(lanes)}"
 
 
 def _queues(client: Client) -> str:
     queues = client.queues()
     if queues.dead_letters:
-        raise _Doubt(f"{queues.dead_letters} dead letters; `nekro dead` lists them")
+        raise _CheckFailedError(f"{queues.dead_letters} dead letters; `nekro dead` lists them")
     return f"{sum(queue.waiting for queue in queues.queues)} messages wait"

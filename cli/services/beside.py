@@ -15,14 +15,14 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from cli.running import TerminatedError
 
-__all__ = ["Beside", "opened_beside"]
+__all__ = ["BackgroundContext", "opened_in_background"]
 
 T = TypeVar("T")
 V = TypeVar("V")
 
 
-class Beside(Generic[V]):
-    """What was opened on the loop; made by ``opened_beside``."""
+class BackgroundContext(Generic[V]):
+    """What was opened on the loop; made by ``opened_in_background``."""
 
     def __init__(self, value: V, loop: asyncio.AbstractEventLoop) -> None:
         self.value = value
@@ -43,14 +43,14 @@ class Beside(Generic[V]):
 
 
 @contextmanager
-def opened_beside(opening: AbstractAsyncContextManager[V]) -> Iterator[Beside[V]]:
+def opened_in_background(opening: AbstractAsyncContextManager[V]) -> Iterator[BackgroundContext[V]]:
     """Keep a context open on an event loop in a thread; both end with the block.
 
     Raises:
         TerminatedError: SIGTERM, while the block runs.
         Exception: the context cannot be opened or closed.
     """
-    opened: Future[Beside[V]] = Future()
+    opened: Future[BackgroundContext[V]] = Future()
     ended: Future[None] = Future()
     holder: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any] | None]] = []
     closing = threading.Event()
@@ -59,7 +59,7 @@ def opened_beside(opening: AbstractAsyncContextManager[V]) -> Iterator[Beside[V]
         loop = asyncio.get_running_loop()
         holder.append((loop, asyncio.current_task()))
         async with opening as value:
-            opened.set_result(Beside(value, loop))
+            opened.set_result(BackgroundContext(value, loop))
             await asyncio.to_thread(closing.wait)
 
     def main() -> None:

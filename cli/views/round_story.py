@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from storage.engine import Database
     from storage.repositories.rounds import Round
 
-__all__ = ["calls_of", "describe_round", "tell_round"]
+__all__ = ["calls_of", "describe_round", "round_lines"]
 
 _TEXT_COLUMNS: Final = 100
 #: Most lines of a program or its output in the text; ``--json`` has all.
@@ -26,12 +26,12 @@ Calls = Sequence[Mapping[str, Any]]
 
 async def calls_of(database: Database, rounds: Sequence[Round]) -> dict[str, list[dict[str, Any]]]:
     """Return the calls of each round by round id: its own record, completed from the ledger of calls."""
-    from workers.calls.story import told_calls
+    from workers.calls.story import listed_calls
 
     async with database.read() as transaction:
         rows = {entry.id: await transaction.calls.of_round(entry.id) for entry in rounds}
         approvals = await transaction.approvals.of_calls(chain.from_iterable(rows.values()))
-    return {entry.id: told_calls(entry.calls or [], rows[entry.id], approvals) for entry in rounds}
+    return {entry.id: listed_calls(entry.calls or [], rows[entry.id], approvals) for entry in rounds}
 
 
 def describe_round(entry: Round, calls: Calls) -> dict[str, Any]:
@@ -75,8 +75,8 @@ def stop_name(entry: Round) -> str | None:
     return None if entry.stop_type is None else StopType(entry.stop_type).name
 
 
-def tell_round(entry: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines that tell of a round, as ``describe_round`` returns it."""
+def round_lines(entry: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines that show a round, as ``describe_round`` returns it."""
     state = " ".join(word for word in (entry["state"], entry["stop_type"]) if word)
     cause = one_line(f"{entry['trigger']} {entry['trigger_id']}", limit=60)
     yield f"turn {entry['turn'][:8]} round {entry['number']}: {state}, caused by {cause}"

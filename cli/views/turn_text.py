@@ -12,7 +12,7 @@ from cli.output import one_line
 from nekro_agent.tools.visible_text import visible_lines
 from nekro_client.models import Call, Message, Round, Turn
 
-__all__ = ["Line", "is_over", "tell_turn"]
+__all__ = ["Line", "is_over", "turn_lines"]
 
 _COLUMNS: Final = 110
 #: Most lines of a program or its output; ``--json`` has all.
@@ -31,7 +31,7 @@ def is_over(turn: Turn) -> bool:
     return turn.finished_at is not None
 
 
-def tell_turn(turn: Turn, *, without_output: Collection[str] = ()) -> Iterator[Line]:
+def turn_lines(turn: Turn, *, without_output: Collection[str] = ()) -> Iterator[Line]:
     """Yield the lines of a turn in the order in which things happened.
 
     Args:
@@ -87,7 +87,7 @@ def _round(entry: Round, *, has_output: bool) -> Iterator[Line]:
         return
     for one in entry.attempts:
         lost = ": its worker died or lost the chat" if one.outcome == "lost" else ""
-        last = f", last heard of {one.last_event_at:%H:%M:%S}" if lost and one.last_event_at else ""
+        last = f", last event at {one.last_event_at:%H:%M:%S}" if lost and one.last_event_at else ""
         text = f"attempt {one.number}  {one.started_at:%H:%M:%S} on {one.worker}"
         yield Line(f"{prefix} attempt {one.number}", f"    {one_line(text)}")
         if lost:

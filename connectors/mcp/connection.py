@@ -48,7 +48,7 @@ class Opened:
     ) -> None:
         """
         Args:
-            ended: set when the transport ends; None where only requests tell.
+            ended: set when the transport ends; None where only requests show it.
             verify: checks the isolation after the server has answered.
         """
         self.session, self.ended, self.why_it_ended, self.verify = session, ended, why_it_ended, verify
@@ -179,7 +179,7 @@ class Connection:
             try:
                 await self._serve()
             except Exception as exc:  # the server's fault, whatever it is; the worker must go on
-                error = self._hide(_told(exc))
+                error = self._hide(_error_line(exc))
             finally:
                 self._opened = None
             if self._is_closing.is_set() or (error is None and not self._stays):
@@ -261,7 +261,7 @@ async def _first_of(events: list[asyncio.Event], *, seconds: float | None) -> No
         await asyncio.gather(*waits, return_exceptions=True)
 
 
-def _told(exc: BaseException) -> str:
+def _error_line(exc: BaseException) -> str:
     """Return an error as one line; of a group, its first error."""
     while isinstance(exc, BaseExceptionGroup):
         exc = exc.exceptions[0]

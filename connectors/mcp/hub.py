@@ -1,4 +1,4 @@
-"""The connections of one process to all servers: opens them, calls tools, records what servers tell."""
+"""The connections of one process to all servers: opens them, calls tools, records what servers report."""
 
 from __future__ import annotations
 

@@ -333,7 +333,7 @@ class McpSession:
         self._logged.append(now)
         text = self._hide(line(params.data, _MOST_LOG_CHARS))
         level = _LEVELS.get(params.level, "WARNING")
-        logger.bind(server=self._name, level=params.level).log(level, "mcp_log: {}", text)
+        logger.bind(server=self._name, level=params.level, text=text).log(level, "mcp_log")
 
     async def _on_message(self, message: object) -> None:
         """Notice that the tools may have changed."""

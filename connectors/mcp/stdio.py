@@ -228,7 +228,7 @@ class StdioTransport:
     def _log(self, source: str, text: str) -> None:
         self._logged[source] += 1
         if self._logged[source] <= _MOST_LOGGED_LINES:
-            logger.bind(server=self._name, source=source).debug("mcp_server_wrote: {}", self._hide(text))
+            logger.bind(server=self._name, source=source, text=self._hide(text)).debug("mcp_server_wrote")
 
     async def _watch(self) -> None:
         """Kill a server that uses too much memory, where the kernel does not bound it."""

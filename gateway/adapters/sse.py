@@ -134,7 +134,7 @@ async def command(
     x_client_id: Annotated[str | None, Header()] = None,
     x_access_key: Annotated[str | None, Header()] = None,
 ) -> dict[str, Any]:
-    """Take a command: ``register``, ``subscribe``, ``unsubscribe``, ``message`` or ``response``."""
+    """Process a command: ``register``, ``subscribe``, ``unsubscribe``, ``message`` or ``response``."""
     adapter.admit(x_access_key)
     body = await request.body()
     try:

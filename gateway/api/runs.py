@@ -179,7 +179,7 @@ async def _frames(execution: _Execution, reader: Reader, request: Request) -> As
 
 
 def _output(reader: Reader, run_id: str) -> Iterator[bytes]:
-    """Take what a run has printed from the live events of its chat."""
+    """Remove the live events of a chat from its reader and yield the frames of the run's output."""
     while reader.live:
         item = reader.live.popleft()
         if item.event.call_id == run_id and item.event.type == EventType.OUTPUT_CHUNK:

@@ -50,7 +50,7 @@ async def log_in(
 
 @router.get("")
 async def who(request: Request, response: Response, services: ServicesDep) -> ConsoleSession:
-    """Show who is logged in; 401: no one."""
+    """Show who is logged in; 401: no session."""
     identity = await identity_of(request)
     response.headers["Cache-Control"] = "no-store"
     session = None

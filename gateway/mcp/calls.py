@@ -54,7 +54,7 @@ async def call_method(
 
     Raises:
         ProblemError: the key may not call methods.
-        NekroError: as from ``Dispatcher.invoke_patiently``.
+        NekroError: as from ``Dispatcher.invoke_or_detach``.
     """
     caller.identity.require(Scope.CALL, chat_key=caller.chat_key)
     args, kwargs = arguments_of(entry, given)
@@ -68,7 +68,7 @@ async def call_method(
             return awaiting(approval_id, call_id, entry.name)
     with tool_span(entry.task, kind=entry.type.value, call_id=call_id, lane=lane):
         async with reported(hub, caller.chat_key, call_id, report):
-            envelope = await services.dispatcher.invoke_patiently(
+            envelope = await services.dispatcher.invoke_or_detach(
                 entry, arguments, scope, call_id=call_id, lane=lane
             )
     if envelope is None:

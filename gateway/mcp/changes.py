@@ -1,4 +1,4 @@
-"""`subscriptions/listen`: tells clients that tools, prompts, resources or the history of a chat changed.
+"""`subscriptions/listen`: notifies clients that tools, prompts, resources or the history of a chat changed.
 
 Each gateway watches the catalogue and the events by itself, so a client may listen at any of them.
 """

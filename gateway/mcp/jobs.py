@@ -66,14 +66,14 @@ async def wait_for(
     caller.identity.require(Scope.READ)
     loop = asyncio.get_running_loop()
     until = loop.time() + min(max(seconds, 0.0), _MOST_SECONDS)
-    told = -1
+    reported = -1
     while True:
         seen = await _seen(services, caller, job_id)
         if seen.is_final or loop.time() >= until:
             return seen.result
-        if report is not None and seen.percent > told:
-            told = seen.percent
-            await report(told, 100, seen.message)
+        if report is not None and seen.percent > reported:
+            reported = seen.percent
+            await report(reported, 100, seen.message)
         await asyncio.sleep(REFRESH_SECONDS)
 
 

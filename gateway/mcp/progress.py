@@ -33,12 +33,12 @@ async def reported(hub: EventHub, chat_key: str, call_id: str, report: Report | 
         if report is None or reader is None:
             yield
             return
-        telling = asyncio.create_task(_tell(reader, call_id, report), name="nekro-mcp-progress")
+        reporting = asyncio.create_task(_report_progress(reader, call_id, report), name="nekro-mcp-progress")
         try:
             yield
         finally:
-            telling.cancel()
-            await asyncio.gather(telling, return_exceptions=True)
+            reporting.cancel()
+            await asyncio.gather(reporting, return_exceptions=True)
 
 
 async def _reader(hub: EventHub, chat_key: str, call_id: str, closing: AsyncExitStack) -> Reader | None:
@@ -50,8 +50,8 @@ async def _reader(hub: EventHub, chat_key: str, call_id: str, closing: AsyncExit
         return None
 
 
-async def _tell(reader: Reader, call_id: str, report: Report) -> None:
-    told = -1.0
+async def _report_progress(reader: Reader, call_id: str, report: Report) -> None:
+    reported = -1.0
     while True:
         while reader.live:
             event = reader.live.popleft().event
@@ -59,8 +59,8 @@ async def _tell(reader: Reader, call_id: str, report: Report) -> None:
                 continue
             number, end, text = _progress(event)
             # The protocol requires that the number grows.
-            if number > told:
-                told = number
+            if number > reported:
+                reported = number
                 await report(number, end, text)
         await reader.wait()
 

@@ -42,7 +42,7 @@ _ANY_ARGUMENTS: Final[dict[str, Any]] = {"type": "object", "additionalProperties
 def input_schema(entry: MethodEntry) -> dict[str, Any]:
     """Return the schema of a method's arguments; shared, so it must not be changed.
 
-    A type that the text does not tell, such as a class of the plugin, is left open. ``*args`` is an array
+    A type that the text does not define, such as a class of the plugin, is left open. ``*args`` is an array
     with the name of the parameter.
     """
     function = _parsed(entry.signature)

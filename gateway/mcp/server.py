@@ -106,7 +106,7 @@ class McpServer:
             on_list_prompts=self._list_prompts,
             on_get_prompt=self._get_prompt,
         )
-        self.sdk.middleware.append(self._see_cancellations)
+        self.sdk.middleware.append(self._handle_cancellations)
 
     async def _list_tools(self, ctx: Context, params: PaginatedRequestParams | None) -> ListToolsResult:
         caller = self._caller_of(ctx)
@@ -256,7 +256,7 @@ class McpServer:
             code = INVALID_PARAMS if is_theirs else INTERNAL_ERROR
             raise MCPError(code, failure_text(exc, self._services)) from exc
 
-    async def _see_cancellations(self, ctx: Context, call_next: CallNext) -> HandlerResult:
+    async def _handle_cancellations(self, ctx: Context, call_next: CallNext) -> HandlerResult:
         if ctx.method == "notifications/cancelled" and ctx.request_id is None:
             request_id = (ctx.params or {}).get("requestId")
             caller = self._caller_of(ctx)

@@ -66,7 +66,7 @@ class AnswerReader:
     """Reads answers for one request."""
 
     def __init__(self, request: Request, services: Services, hub: EventHub) -> None:
-        """Take what it reads from; links are for the address that the request names."""
+        """Links in answers have the address that ``request`` names."""
         self._base_url = str(request.base_url)
         self._services, self._hub, self._ids = services, hub, services.file_ids
 

@@ -39,7 +39,7 @@ class APIError(Exception):
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Take the status, the stable code, a text that says what to do, and the field that is wrong."""
+        """``code`` is stable; ``message`` says what to do; ``param`` names the wrong field, None for none."""
         super().__init__(message)
         self.status, self.code, self.param = status, code, param
         self.headers = dict(headers or {})

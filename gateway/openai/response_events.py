@@ -93,7 +93,7 @@ class ResponseView:
             yield part
 
     def _add(self, part: Piece | AnswerEnd) -> dict[str, Any] | None:
-        """Take one more part; returns the output item of a message."""
+        """Add a part; returns the output item of a message, None for the end."""
         if isinstance(part, AnswerEnd):
             self.end = part
             self.status = "failed" if part.error is not None else _STATUS.get(part.state, "completed")

@@ -1,4 +1,4 @@
-"""Readers of changes: what each may hear, and what waits for it."""
+"""Readers of changes: the kinds that each may follow, and the hints that wait for it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from nekro_client.models import Change, ChangeKind
 
 __all__ = ["ChangeReader", "Hint", "kinds_of"]
 
-#: Different hints that wait for one reader; of more it hears that it must read everything again.
+#: Most different hints that wait for one reader; above that it gets the hint ``reset``.
 _MOST_WAITING: Final = 1_000
-#: Scopes of which a key needs one to hear of a kind: those of the list that it names.
+#: A key needs one of these scopes to follow a kind, as for the list of that name.
 _SCOPES: Final[Mapping[ChangeKind, frozenset[Scope]]] = {
     ChangeKind.CHATS: frozenset({Scope.READ}),
     ChangeKind.TURNS: frozenset({Scope.READ}),
@@ -24,7 +24,7 @@ _SCOPES: Final[Mapping[ChangeKind, frozenset[Scope]]] = {
     ChangeKind.TIMERS: frozenset({Scope.ADMIN}),
     ChangeKind.PLUGINS: frozenset({Scope.CALL, Scope.RUN, Scope.ADMIN}),
 }
-#: Kinds that only a key for all chats and users hears of.
+#: Kinds that only a key for all chats and users may follow.
 _OF_FLEET: Final = frozenset(
     {
         ChangeKind.WORKERS,
@@ -39,7 +39,7 @@ _OF_FLEET: Final = frozenset(
 
 
 class Hint(NamedTuple):
-    """That something has changed."""
+    """One change: its kind and its chat."""
 
     kind: ChangeKind
     #: None: of no chat, or of any.
@@ -47,7 +47,7 @@ class Hint(NamedTuple):
 
 
 def kinds_of(identity: Identity) -> frozenset[ChangeKind]:
-    """Return the kinds of which an identity may hear, of its chats."""
+    """Return the kinds that an identity may follow, of its chats."""
     own = {kind for kind, scopes in _SCOPES.items() if scopes & identity.scopes}
     if Scope.ADMIN in identity.scopes and identity.is_of_all_chats and identity.user_id is None:
         own |= _OF_FLEET
@@ -76,7 +76,7 @@ class ChangeReader:
             self._woken.set()
 
     def reset(self) -> None:
-        """Tell the reader to read everything again, in the place of what waits for it."""
+        """Replace the waiting hints by the hint to read everything again."""
         self._is_reset = True
         self._waiting.clear()
         self._woken.set()

@@ -1,4 +1,4 @@
-"""What no event announces: lists of which a gateway reads fingerprints while someone wants to hear of them.
+"""What no event announces: lists of which a gateway reads fingerprints while a reader follows them.
 
 A fingerprint differs when something that the list shows has changed; ``None`` stands for the whole list, a
 chat's key for the part of a chat.

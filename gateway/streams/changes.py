@@ -1,9 +1,9 @@
 """The stream of changes: hints about all chats and the fleet, so that clients need not poll.
 
 Events of chats are announced by the processes that write them. Everything else is watched: once per process,
-and only while there are readers who may hear of it, the gateway reads the fingerprints of
-``gateway.streams.change_sources`` and tells what differs. Hints are put together for ``REFRESH_SECONDS``, so
-a reader costs a few writes per second under any load.
+and only while a reader may follow it, the gateway reads the fingerprints of
+``gateway.streams.change_sources`` and sends a hint for each difference. Hints are collected for
+``REFRESH_SECONDS``, so a reader costs a few writes per second under any load.
 
 A position is ``<epoch>.<number>``. The epoch changes whenever hints may have been missed; a reader that comes
 back with a position of the present epoch gets what it missed, each other one the hint ``reset``.
@@ -122,7 +122,7 @@ class Changes:
         self._stop()
 
     def added(self, chat_key: str, number: int, types: frozenset[str]) -> None:
-        """Take an announcement of events; see ``gateway.streams.hub.Observer``."""
+        """Process an announcement of events; see ``gateway.streams.hub.Observer``."""
         self._announced[chat_key] = max(number, self._announced.get(chat_key, 0))
         if types and types <= self._passed_on.get((chat_key, number), frozenset()):
             return
@@ -130,10 +130,10 @@ class Changes:
         if len(self._passed_on) > _MOST_PASSED_ON:
             del self._passed_on[next(iter(self._passed_on))]
         kinds = {_KINDS[one] for one in types if one in _KINDS} if types else _ALL_OF_CHAT
-        self._tell(Hint(kind, chat_key) for kind in kinds)
+        self._pass_on(Hint(kind, chat_key) for kind in kinds)
 
     def missed(self) -> None:
-        """Tell every reader to read everything again, because announcements were missed."""
+        """Send every reader the hint to read everything again, because announcements were missed."""
         self._begin_epoch()
         for reader in self._readers:
             reader.reset()
@@ -155,7 +155,7 @@ class Changes:
             await self._look(self._wanted() - self._marks.keys())
 
     def _resume(self, reader: ChangeReader, last_id: str | None) -> None:
-        """Give a reader what it missed; not all is known: tell it to read everything again."""
+        """Send a reader the hints that it missed, or ``reset`` if not all of them are known."""
         epoch, _, number = (last_id or "").partition(".")
         after = int(number) if number.isascii() and number.isdigit() else -1
         if epoch != self._epoch or not self._forgotten <= after <= self._number:
@@ -183,7 +183,7 @@ class Changes:
         for known in (self._waiting, self._marks, self._announced, self._found):
             known.clear()
 
-    def _tell(self, hints: Iterable[Hint]) -> None:
+    def _pass_on(self, hints: Iterable[Hint]) -> None:
         """Pass hints to the readers soon, together with those that come until then."""
         self._waiting.update(dict.fromkeys(hints))
         if self._waiting and self._flushing is None:
@@ -226,17 +226,17 @@ class Changes:
         return frozenset(kinds & SOURCES.keys())
 
     async def _look(self, kinds: Iterable[ChangeKind]) -> None:
-        """Read fingerprints, and tell what differs from the last ones."""
+        """Read fingerprints, and send hints for what differs from the last ones."""
         async with self._looking:
             for kind in kinds:
                 marks = await SOURCES[kind](self._services)
                 known = self._marks.get(kind, marks)
                 self._marks[kind] = marks
                 changed = (key for key in known.keys() | marks.keys() if known.get(key) != marks.get(key))
-                self._tell(Hint(kind, key) for key in changed)
+                self._pass_on(Hint(kind, key) for key in changed)
 
     async def _find_lost(self) -> None:
-        """Tell of events whose announcement was lost.
+        """Send hints for events whose announcement was lost.
 
         An announcement may be on its way, so only what the search before found already is missing.
         """

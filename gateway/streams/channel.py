@@ -37,7 +37,7 @@ class Reader:
         self.wake()
 
     def wake(self) -> None:
-        """Tell the reader that there are events."""
+        """Wake the reader: there are events."""
         self._woken.set()
 
     async def wait(self) -> None:

@@ -33,7 +33,7 @@ class Position:
 
 
 def mark_of(at: datetime | None) -> str | None:
-    """Return what tells an event from another one with its number; None if its time is not known.
+    """Return what distinguishes an event from another one with its number; None if its time is not known.
 
     A database that fails over without its last transactions gives their numbers again. Such events have
     other times.

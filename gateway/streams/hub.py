@@ -55,13 +55,13 @@ class EventsLostError(Exception):
 
 
 class Observer(Protocol):
-    """Hears of the new events of all chats."""
+    """Receives the announcements of new events of all chats."""
 
     def added(self, chat_key: str, number: int, types: frozenset[str]) -> None:
-        """Take the number of a chat's newest event, and the types of the new ones; without types: any."""
+        """Called with the number of a chat's newest event and the types of the new ones; empty: unknown."""
 
     def missed(self) -> None:
-        """Take notice that announcements were missed until now."""
+        """Called when announcements were missed until now."""
 
 
 class EventHub:
@@ -197,7 +197,7 @@ class EventHub:
             return channel.after(reader.position)
         if reader.has_reached_ring:
             raise SlowReaderError(f"a reader of chat {channel.chat_key!r} is {RING} events behind")
-        rows = await self._patiently(self._page, channel.chat_key, reader.position)
+        rows = await self._read_with_retries(self._page, channel.chat_key, reader.position)
         # Later ones come by the ring: the hub notices the loss of no event that it does not know.
         rows = [row for row in rows if row.number <= channel.newest]
         if not rows:  # retention has just deleted them
@@ -299,7 +299,7 @@ class EventHub:
         try:
             while channel.newest < channel.announced:
                 # With the newest one that is known, which the database must still have.
-                rows = await self._patiently(self._page, channel.chat_key, max(0, channel.newest - 1))
+                rows = await self._read_with_retries(self._page, channel.chat_key, max(0, channel.newest - 1))
                 if rows and rows[0].number == channel.newest:
                     known = rows.pop(0)
                     if channel.mark not in (None, mark_of(known.created_at)):
@@ -322,7 +322,7 @@ class EventHub:
         if self._channels.get(channel.chat_key) is channel:
             del self._channels[channel.chat_key]
         kept: list[ChatEvent] = []
-        while rows := await self._patiently(
+        while rows := await self._read_with_retries(
             self._page, channel.chat_key, kept[-1].number if kept else channel.oldest - 1
         ):
             kept += rows
@@ -370,7 +370,9 @@ class EventHub:
                 number, at = (await transaction.events.newest([chat_key])).get(chat_key, (0, None))
             return Position(number, mark_of(at))
 
-    async def _patiently(self, read: Callable[[str, int], Awaitable[T]], chat_key: str, after: int) -> T:
+    async def _read_with_retries(
+        self, read: Callable[[str, int], Awaitable[T]], chat_key: str, after: int
+    ) -> T:
         """Read, also through an outage of the database: its readers keep their connections."""
         while True:
             try:

@@ -18,7 +18,7 @@ class RoundEvents:
     """What the events tell of a round; nothing if they have expired."""
 
     def __init__(self, events: Sequence[ChatEvent]) -> None:
-        """Take the events of the round, in order."""
+        """``events`` are those of the round, in order."""
         self._events = events
         #: By call id and type.
         self.of_calls: defaultdict[str, dict[str, ChatEvent]] = defaultdict(dict)

@@ -44,7 +44,7 @@ class TurnEnd:
     """How a turn stands."""
 
     def __init__(self, rounds: Sequence[_Round], takers: Sequence[_Round], end: ChatEvent | None) -> None:
-        """Take what is known.
+        """Compute the state from the rows.
 
         Args:
             rounds: rounds of the turn, at least one.

@@ -22,7 +22,7 @@ from storage.repositories.jobs import Job
 from storage.repositories.rounds import Round
 from storage.states import EventType, TriggerKind
 from storage.transaction import Transaction
-from workers.calls.story import told_calls
+from workers.calls.story import listed_calls
 from workers.chats.file_ids import FileIds
 from workers.chats.turn_traces import trace_of
 from workers.composition import Services
@@ -30,7 +30,7 @@ from workers.composition import Services
 __all__ = ["TurnSource", "read_call", "read_rounds", "read_turn"]
 
 #: A call of ``workers.calls.story``, and its row; None for a call without one, such as of a TOOL.
-_ToldCall: TypeAlias = tuple[dict[str, Any], Call | None]
+_ListedCall: TypeAlias = tuple[dict[str, Any], Call | None]
 
 
 class TurnSource(Protocol):
@@ -156,7 +156,7 @@ async def _cause(transaction: Transaction, first: Round) -> models.TurnCause:
 
 
 async def _following(
-    transaction: Transaction, turn_id: str, calls: Iterable[Sequence[_ToldCall]], jobs: Sequence[Job]
+    transaction: Transaction, turn_id: str, calls: Iterable[Sequence[_ListedCall]], jobs: Sequence[Job]
 ) -> list[str]:
     """Return the turns that began with an approved or detached call, or a job, of a turn."""
     late = [
@@ -171,7 +171,7 @@ async def _following(
     return sorted({item.turn_id for item in found} - {turn_id})
 
 
-async def _calls(transaction: Transaction, item: Round, *, call_id: str | None = None) -> list[_ToldCall]:
+async def _calls(transaction: Transaction, item: Round, *, call_id: str | None = None) -> list[_ListedCall]:
     """Return the calls of a round, and their rows where they have some.
 
     Args:
@@ -184,10 +184,10 @@ async def _calls(transaction: Transaction, item: Round, *, call_id: str | None =
         listed = [call for call in listed if call["id"] == call_id]
     by_id = {row.id: row for row in rows}
     approvals = await transaction.approvals.of_calls(rows)
-    return [(call, by_id.get(call["id"])) for call in told_calls(listed, rows, approvals)]
+    return [(call, by_id.get(call["id"])) for call in listed_calls(listed, rows, approvals)]
 
 
-def _known(calls: Sequence[_ToldCall], events: RoundEvents) -> dict[str, _ToldCall]:
+def _known(calls: Sequence[_ListedCall], events: RoundEvents) -> dict[str, _ListedCall]:
     known = {call["id"]: (call, row) for call, row in calls}
     # While the round runs its row has no calls yet, but the events have them.
     for call_id, own in events.of_calls.items():
@@ -198,7 +198,7 @@ def _known(calls: Sequence[_ToldCall], events: RoundEvents) -> dict[str, _ToldCa
 
 
 def _round(
-    item: Round, calls: Sequence[_ToldCall], events: RoundEvents, *, with_values: bool
+    item: Round, calls: Sequence[_ListedCall], events: RoundEvents, *, with_values: bool
 ) -> models.Round:
     answered = {} if events.answered is None else events.answered.data
     known = _known(calls, events)

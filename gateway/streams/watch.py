@@ -20,7 +20,7 @@ __all__ = ["EventWatch"]
 
 
 class EventWatch:
-    """Polls a queue of its own while someone reads; kombu's sockets block, so a thread does it."""
+    """Polls a queue of its own while there is a reader; kombu's sockets block, so a thread does it."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class EventWatch:
         self._task = asyncio.create_task(self._watch(), name="nekro-event-watch")
 
     def need(self, is_needed: bool) -> None:
-        """Say whether anyone reads."""
+        """Whether there is a reader."""
         if is_needed:
             self._needed.set()
         else:

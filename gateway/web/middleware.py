@@ -28,7 +28,7 @@ from messaging.tracing import span, trace_headers
 from runtime.metrics import metrics
 from workers.ops.host_header import AllowedHosts, is_loopback
 
-__all__ = ["Entrance", "RequestContext"]
+__all__ = ["HostCheck", "RequestContext"]
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 #: Source: W3C Trace Context, section 3.2.
@@ -85,7 +85,7 @@ class RequestContext:
             ):
                 await self._serve(scope, receive, answer)
                 route, method = _route(scope), _method(scope)
-                part.tell(route=route, method=method, status=answer.status)
+                part.set_attributes(route=route, method=method, status=answer.status)
                 self._record(scope, answer, route, method, started)
         finally:
             held.close()
@@ -143,7 +143,7 @@ class _Recorded:
         await self._send(message)
 
 
-class Entrance:
+class HostCheck:
     """Refuses requests for other hosts, and requests that a foreign web site makes through a browser."""
 
     def __init__(self, app: ASGIApp, *, settings: GatewaySettings) -> None:

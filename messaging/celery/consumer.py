@@ -9,7 +9,6 @@ caller, answered with an error.
 from __future__ import annotations
 
 import json
-import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from celery.exceptions import NotRegistered
 from celery.worker import state
 from celery.worker.consumer import Consumer
 from kombu.transport import redis
+from loguru import logger
 
 from broker_config.keys import is_caller_id
 from messaging.celery.admission import MAX_ID_CHARS, admit
@@ -33,8 +33,6 @@ from nekro_agent.errors import MessageRefusedError, OutcomeUnknownError
 from runtime.metrics import metrics
 
 __all__ = ["AnsweringConsumer"]
-
-logger = logging.getLogger(__name__)
 
 
 class AnsweringConsumer(Consumer):  # type: ignore[misc]
@@ -61,7 +59,7 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
             try:
                 admit(message, self.app.task_seal)
             except Exception as exc:  # bodies and headers of any shape
-                return self._refuse_aside(message, exc)
+                return self._refuse_on_thread(message, exc)
             if deliveries(message.headers) < limit and self._is_ordinary(message):
                 return self._guarded(self._begin, message)
             return self.hub.call_soon(on_hub, message)
@@ -191,7 +189,7 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
             ),
         )
 
-    def _refuse_aside(self, message: Any, exc: Exception) -> None:
+    def _refuse_on_thread(self, message: Any, exc: Exception) -> None:
         """Refuse a message on a separate thread, because the pool's loop must not wait for Redis.
 
         The hub is not used: it may run only once a second, and many refused messages would delay others.
@@ -204,7 +202,7 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         try:
             self.on_refused(message, exc)
         except Exception as lost:  # not acknowledged, so it is redelivered
-            logger.warning("a refused message cannot be dead-lettered: %s", lost)
+            logger.bind(error=str(lost)).warning("refused_message_not_dead_lettered")
         if self._intake is not None:
             self._intake.wake()
 
@@ -245,7 +243,7 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
             if threading.get_ident() == self._hub_thread:
                 self.on_refused(message, exc)
             else:
-                self._refuse_aside(message, exc)
+                self._refuse_on_thread(message, exc)
             return
         _log("undecodable", message, exc)
         message.ack()
@@ -281,7 +279,7 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         try:
             self.app.backend.mark_as_failure(task_id, error, request=request)
         except Exception:  # the caller has a deadline, and the consumer must continue
-            logger.exception("cannot answer the caller of task %s", task_id)
+            logger.bind(task_id=task_id).exception("caller_not_answered")
 
 
 class _Ending:
@@ -305,12 +303,11 @@ def _wake_up() -> None:
 def _log(kind: str, message: Any, exc: Exception | None) -> None:
     metrics().messages_refused.labels(kind).inc()
     headers = message.headers if isinstance(message.headers, dict) else {}
-    logger.error(
-        "refused %s message: task=%r id=%r content_type=%r bytes=%d reason=%s",
-        kind,
-        str(headers.get("task"))[:200],
-        str(headers.get("id"))[:64],
-        message.content_type,
-        len(message.body or b""),
-        type(exc).__name__ if exc else kind,
-    )
+    logger.bind(
+        kind=kind,
+        task=str(headers.get("task"))[:200],
+        task_id=str(headers.get("id"))[:64],
+        content_type=message.content_type,
+        bytes=len(message.body or b""),
+        reason=type(exc).__name__ if exc else kind,
+    ).error("message_refused")

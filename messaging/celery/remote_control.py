@@ -10,7 +10,6 @@ refused even if they are signed. Answers go only to the application's own reply 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -20,6 +19,7 @@ from uuid import uuid4
 from celery.app.control import Control
 from celery.utils.collections import LimitedSet
 from kombu.pidbox import Mailbox, Node
+from loguru import logger
 
 from broker_config.embedded import resolve_signing_key
 from codec.seal import CONTROL, Seal
@@ -58,8 +58,6 @@ MAX_REMEMBERED: Final = 20_000
 _FIELDS: Final = ("method", "arguments", "destination", "pattern", "matcher", "ticket", "reply_to")
 _PROOF: Final = "proof"
 
-logger = logging.getLogger(__name__)
-
 
 def _signed(body: Mapping[str, Any], nonce: str, sent_at: str) -> list[str]:
     covered = {name: body.get(name) for name in _FIELDS}
@@ -93,7 +91,7 @@ class SignedNode(Node):  # type: ignore[misc]
             refusal = type(exc).__name__
         if refusal is not None:
             metrics().messages_refused.labels("control").inc()
-            logger.error("refused control command: %s", refusal)
+            logger.bind(reason=refusal).error("control_command_refused")
             return None
         command = {name: value for name, value in body.items() if name != _PROOF}
         # The message is not passed on, because its clock header is not signed.
@@ -102,7 +100,7 @@ class SignedNode(Node):  # type: ignore[misc]
     def on_decode_error(self, message: Any, exc: Exception) -> None:
         """Drop a broadcast that cannot be decoded, without logging its content."""
         metrics().messages_refused.labels("control").inc()
-        logger.error("refused control command: %s", type(exc).__name__)
+        logger.bind(reason=type(exc).__name__).error("control_command_refused")
 
     def _refusal(self, body: Any) -> str | None:
         """Return why a broadcast is refused; None when it is executed."""

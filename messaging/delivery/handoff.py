@@ -87,7 +87,7 @@ class Handoff:
             self.is_open = True
             # Sent immediately instead of in a task, so that a withdrawal cannot overtake it.
             sent = self._link.begin("EVAL", OFFER_PLACE, 1, place.key, place.text, OFFER_SECONDS)
-            asyncio.ensure_future(sent).add_done_callback(_look_away)
+            asyncio.ensure_future(sent).add_done_callback(_ignore_result)
 
     def next_offer(self) -> PlaceOffer | None:
         """Return an offer of a place that is about to become free; None if one is open or none can be made.
@@ -174,7 +174,7 @@ class Handoff:
             self._again = None
 
 
-def _look_away(sent: asyncio.Future[Any]) -> None:
+def _ignore_result(sent: asyncio.Future[Any]) -> None:
     """Ignore the outcome of an offer: a lost offer delays no message, because the queue is used instead."""
     if not sent.cancelled():
         sent.exception()

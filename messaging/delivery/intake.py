@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import logging
 import threading
 from collections.abc import Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import redis
 from kombu.utils.encoding import bytes_to_str
+from loguru import logger
 
 from messaging.delivery.handoff import Handoff
 from messaging.delivery.leases import RENEW, LeaseKeeper, ack_of
@@ -37,8 +37,6 @@ __all__ = ["LoopIntake"]
 #: Larger messages are parsed in steps, between which the loop runs other tasks: parsing a MiB of JSON takes
 #: 4 ms, and its body takes the same time again.
 LONG_BYTES: Final = 64 << 10
-
-logger = logging.getLogger(__name__)
 
 
 class LoopIntake:
@@ -69,7 +67,7 @@ class LoopIntake:
         self._task: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
         #: Background requests to Redis, awaited only at the end.
-        self._asides: set[asyncio.Task[None]] = set()
+        self._side_tasks: set[asyncio.Task[None]] = set()
 
     # Called on the hub's thread.
 
@@ -90,7 +88,7 @@ class LoopIntake:
         try:
             asyncio.run_coroutine_threadsafe(end, self._loop).result(CLOSE_STEP_SECONDS)
         except concurrent.futures.TimeoutError:
-            logger.warning("the event loop did not stop taking messages within %s s", CLOSE_STEP_SECONDS)
+            logger.bind(seconds=CLOSE_STEP_SECONDS).warning("intake_not_stopped")
             return
         except RuntimeError:  # a worker that must not wait for calls closes the loop first
             end.close()
@@ -137,8 +135,8 @@ class LoopIntake:
                 await self._take_forever(waiting, taking)
             finally:
                 await self._close_handoff()
-                if self._asides:
-                    await asyncio.wait(self._asides)
+                if self._side_tasks:
+                    await asyncio.wait(self._side_tasks)
 
     async def _take_forever(self, waiting: RedisLink, taking: RedisLink) -> None:
         knows_of_some = True
@@ -152,25 +150,25 @@ class LoopIntake:
                     self._handoff.offer()
                 found = None if knows_of_some else await self._wait(waiting, queues)
                 if knows_of_some or found is not None or len(queues) > 1:
-                    knows_of_some = await self._claim(taking, foreseen=found)
+                    knows_of_some = await self._claim(taking, next_message=found)
                     if not knows_of_some:
                         # Let delivered messages start before the next peek.
                         await asyncio.sleep(0)
             except redis.ResponseError as exc:
                 # Usually out of memory: both commands write. It is temporary; the pause prevents a busy loop.
-                logger.error("Redis refuses to deliver messages: %s", exc)
+                logger.bind(error=str(exc)).error("messages_refused_by_redis")
                 await self._rest(RETRY_SECONDS)
             except (redis.RedisError, OSError) as exc:  # the hub detects it as well
-                logger.warning("messages cannot be taken: %s", exc)
+                logger.bind(error=str(exc)).warning("messages_not_claimed")
                 await self._rest(RETRY_SECONDS)
             except Exception:  # only this task takes messages
-                logger.exception("messages cannot be taken")
+                logger.exception("messages_not_claimed")
                 await self._rest(RETRY_SECONDS)
 
-    def _go_aside(self, exchange: Coroutine[Any, Any, None]) -> None:
+    def _start_side_task(self, exchange: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(exchange)
-        self._asides.add(task)
-        task.add_done_callback(self._asides.discard)
+        self._side_tasks.add(task)
+        task.add_done_callback(self._side_tasks.discard)
 
     @contextlib.contextmanager
     def _link(self) -> Iterator[RedisLink]:
@@ -197,11 +195,11 @@ class LoopIntake:
         found: bytes | None = await link.execute(*command, blocks_seconds=float(command[-1]))
         return found
 
-    async def _claim(self, link: RedisLink, *, foreseen: bytes | None) -> bool:
+    async def _claim(self, link: RedisLink, *, next_message: bytes | None) -> bool:
         """Claim and deliver messages; returns whether there may be more.
 
         Args:
-            foreseen: the message that will be claimed unless another worker is faster; None if not known.
+            next_message: the message that will be claimed unless another worker is faster; None if not known.
         """
         # Read again: during the wait a queue may have been cancelled, or the place taken.
         queues, room = self._queues(), await self._room_beside_offer()
@@ -210,12 +208,12 @@ class LoopIntake:
         self._claims = True
         try:
             claim = link.begin(*self._channel.claim_command(queues, room))
-            if foreseen is not None:
-                await self._read_ahead(foreseen)
+            if next_message is not None:
+                await self._read_ahead(next_message)
             answer = await claim
             taken = [answer[i : i + 3] for i in range(0, len(answer), 3)]
             for number, tag, message in taken:
-                if len(message) > LONG_BYTES and not self._channel.has_foreseen(message):
+                if len(message) > LONG_BYTES and not self._channel.is_predecoded(message):
                     await self._read_ahead(message)
                 self._deliver(queues[number - 1], bytes_to_str(tag), message)
         finally:
@@ -225,10 +223,10 @@ class LoopIntake:
     async def _read_ahead(self, message: bytes) -> None:
         """Parse a message before its delivery; a long one in steps, so that the loop can run other tasks."""
         is_long = len(message) > LONG_BYTES
-        self._channel.foresee(message)
+        self._channel.predecode(message)
         if is_long:
             await asyncio.sleep(0)
-        self._channel.foresee_body()
+        self._channel.predecode_body()
         if is_long:
             await asyncio.sleep(0)
 
@@ -243,17 +241,17 @@ class LoopIntake:
         return self._channel.room()
 
     def _on_handed(self, text: bytes) -> None:
-        """Take a directly delivered message, unless it is so old that another worker may have it."""
+        """Accept a directly delivered message, unless it is so old that another worker may have it."""
         raw_tag, raw_queue, message = text.split(b"\n", 2)
         tag, queue = raw_tag.decode(), raw_queue.decode()
         age_seconds = float("inf") if self._handoff is None else self._handoff.taken()
         if age_seconds < HANDOFF_SECONDS / 2:
             self._keeper.renew_soon(tag)
-            self._channel.foresee(message)
-            self._channel.foresee_body()
+            self._channel.predecode(message)
+            self._channel.predecode_body()
             self._deliver(queue, tag, message)
             return
-        self._go_aside(self._take_if_held(queue, tag, message))
+        self._start_side_task(self._take_if_held(queue, tag, message))
 
     async def _take_if_held(self, queue: str, tag: str, message: bytes) -> None:
         index, _ = held_keys(self._channel)
@@ -262,10 +260,10 @@ class LoopIntake:
                 "EVAL", RENEW, 2, index, seen_key(index), float(self._channel.visibility_timeout), tag
             )
         except (redis.RedisError, OSError) as exc:  # it is not renewed, so it is redelivered
-            logger.warning("delivery %s is not taken: %s", tag, exc)
+            logger.bind(tag=tag, error=str(exc)).warning("delivery_not_confirmed")
             return
         if lost:
-            logger.warning("delivery %s arrived too late; another worker has it", tag)
+            logger.bind(tag=tag).warning("delivery_too_late")
             metrics().leases_lost.labels("delivery").inc()
         else:
             self._deliver(queue, tag, message)
@@ -277,7 +275,7 @@ class LoopIntake:
             async with asyncio.timeout(CLOSE_STEP_SECONDS / 2):
                 await self._handoff.close()
         except (redis.RedisError, OSError) as exc:  # TimeoutError is an OSError
-            logger.warning("the offer to take a message cannot be withdrawn: %s", exc)
+            logger.bind(error=str(exc)).warning("offer_not_withdrawn")
         finally:
             self._handoff = None
 
@@ -307,7 +305,7 @@ class LoopIntake:
         try:
             self._channel._take(queue, tag, message)
         except (redis.RedisError, OSError) as exc:
-            logger.warning("delivery %s is requeued: %s", tag, exc)
+            logger.bind(tag=tag, error=str(exc)).warning("delivery_requeued")
             self._channel.qos.reject(tag, requeue=True)
 
     # Called on either thread.
@@ -317,4 +315,4 @@ class LoopIntake:
             self._channel.qos.restore_by_tag(tag)
         except (redis.RedisError, OSError) as exc:
             # It is not renewed, so it is redelivered when its lease expires.
-            logger.warning("delivery %s could not be requeued: %s", tag, exc)
+            logger.bind(tag=tag, error=str(exc)).warning("delivery_not_requeued")

@@ -9,7 +9,6 @@ acknowledges its delivery (``messaging.delivery.offers``).
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Iterable, Set
@@ -18,6 +17,7 @@ from typing import Any, Final
 import redis
 from celery import bootsteps
 from celery.worker import state
+from loguru import logger
 
 from broker_config.redis_endpoint import RedisEndpoint
 from messaging.delivery.offers import HANDOFF_SECONDS, Ack
@@ -49,8 +49,6 @@ for i = 2, #ARGV do
 end
 return lost
 """
-
-logger = logging.getLogger(__name__)
 
 
 def ack_of(channel: ClaimChannel, tag: str) -> Ack:
@@ -174,13 +172,13 @@ class LeaseKeeper:
             try:
                 channel.qos.restore_by_tag(tag)
             except LOST as exc:
-                logger.warning("deliveries cannot be requeued (%s); their leases will expire", exc)
+                logger.bind(error=str(exc)).warning("deliveries_not_requeued")
                 return
             channel.qos._quick_ack(tag)
             self._since.pop(tag, None)
             count += 1
         if count:
-            logger.info("requeued %d deliveries", count)
+            logger.bind(count=count).info("deliveries_requeued")
 
     def _run(self) -> None:
         give_up_at: float | None = None
@@ -200,11 +198,11 @@ class LeaseKeeper:
                     self._renew_due()
             except Exception as exc:
                 if not isinstance(exc, redis.RedisError | OSError):
-                    logger.exception("leases cannot be renewed, retrying")  # only this thread renews
+                    logger.exception("leases_not_renewed")  # only this thread renews
                 with self._changed:
                     self._acks = acks + self._acks
                 if give_up_at is not None and time.monotonic() > give_up_at:
-                    logger.warning("%d tasks were not acknowledged; they will run again", len(self._acks))
+                    logger.bind(count=len(self._acks)).warning("tasks_not_acknowledged")
                     return
                 time.sleep(RETRY_SECONDS)
                 continue
@@ -275,7 +273,7 @@ class LeaseKeeper:
             held = channel.qos.held()
             for tag in ({raw.decode() for raw in lost} & held.keys()) - self._lost - self._acknowledged():
                 # Restored while this process was suspended or disconnected: another worker has it.
-                logger.error("lost the lease of delivery %s (task %s)", tag, held[tag].headers.get("id"))
+                logger.bind(tag=tag, task_id=held[tag].headers.get("id")).error("delivery_lease_lost")
                 metrics().leases_lost.labels("delivery").inc()
                 self._lost.add(tag)
 

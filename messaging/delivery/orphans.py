@@ -1,7 +1,7 @@
 """The calls that a worker held when its process ended, for the parent of the process, which knows at once.
 
 Elsewhere their leases expire, as it is unknown whether the worker lives. Only calls with a waiting caller
-are handled: all other messages announce rows, which the sweep looks after.
+are handled: all other messages announce rows, which the sweep publishes again.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ It is written for kombu 5.7, whose private names it overrides. It needs Redis 6.
 from __future__ import annotations
 
 import json
-import logging
 import os
 from functools import cache
 from itertools import count
@@ -33,6 +32,7 @@ from kombu.transport import redis as stock
 from kombu.transport import virtual
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import dumps, loads
+from loguru import logger
 
 from broker_config.keys import DEAD_KEY, DEAD_LIMIT, MAX_REFUSED_BYTES, REFUSED_KEY, REFUSED_LIMIT
 from codec import plain_json
@@ -119,8 +119,6 @@ LOST: Final = (redis.ConnectionError, redis.TimeoutError, OSError)
 #: Key of the decoded body in a message that was parsed ahead; no field of a message has this name.
 _DECODED: Final = "nekro decoded"
 
-logger = logging.getLogger(__name__)
-
 
 class Keeper(Protocol):
     """Sends acknowledgements for the channel; see ``messaging.delivery.leases``."""
@@ -170,7 +168,7 @@ class ClaimQoS(stock.QoS):  # type: ignore[misc]
             self.restore_by_tag(delivery_tag, leftmost=True)
         except LOST as exc:
             # It is no longer renewed, so it is redelivered when its lease expires.
-            logger.warning("delivery %s could not be requeued: %s", delivery_tag, exc)
+            logger.bind(tag=delivery_tag, error=str(exc)).warning("delivery_not_requeued")
         virtual.QoS.ack(self, delivery_tag)
 
     def held(self) -> dict[str, Any]:
@@ -313,7 +311,7 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
         # A counter, because a random id per tag would cost a system call.
         self._tags = map(f"{holder()}{uuid4()}.{{}}".format, count())
         self._claims_next = True
-        self._foreseen: tuple[bytes, dict[str, Any]] | None = None
+        self._predecoded: tuple[bytes, dict[str, Any]] | None = None
         self._asked: list[str] = []  # queues of the claim in flight; empty otherwise
         self._command = "BLMOVE"  # the command in flight
         self._parameters: dict[str, Any] | None = None
@@ -403,31 +401,31 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
         """
         return taken > (0 if len(self.active_queues) > 1 else 1)
 
-    def foresee(self, raw: bytes) -> None:
+    def predecode(self, raw: bytes) -> None:
         """Parse a message ahead of its delivery, usually while Redis processes the claim."""
         try:
-            self._foreseen = (raw, _readable(raw))
+            self._predecoded = (raw, _readable(raw))
         except (ValueError, TypeError, KeyError, RecursionError):
-            self._foreseen = None  # if it is delivered, the normal path refuses it
+            self._predecoded = None  # if it is delivered, the normal path refuses it
 
-    def foresee_body(self) -> None:
+    def predecode_body(self) -> None:
         """Decode the body of the message that was parsed ahead, unless it was delivered meanwhile."""
-        if self._foreseen is None:
+        if self._predecoded is None:
             return
-        message = self._foreseen[1]
+        message = self._predecoded[1]
         try:
             if message["properties"]["body_encoding"] == "utf-8":
                 message[_DECODED] = plain_json.load(message["body"])
         except (ValueError, TypeError, KeyError, RecursionError):
             return  # as above
 
-    def has_foreseen(self, raw: bytes) -> bool:
+    def is_predecoded(self, raw: bytes) -> bool:
         """Whether this is the message that was parsed ahead."""
-        return self._foreseen is not None and self._foreseen[0] == raw
+        return self._predecoded is not None and self._predecoded[0] == raw
 
     def _read(self, raw: bytes) -> dict[str, Any]:
-        foreseen, self._foreseen = self._foreseen, None
-        return foreseen[1] if foreseen is not None and foreseen[0] == raw else _readable(raw)
+        predecoded, self._predecoded = self._predecoded, None
+        return predecoded[1] if predecoded is not None and predecoded[0] == raw else _readable(raw)
 
     def _receive_one(self, c: Any) -> Any:
         try:
@@ -435,7 +433,7 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
         except LOST:
             raise
         except Exception as exc:  # nested too deeply, not an object, …: a broadcast must not stop the worker
-            logger.error("a broadcast cannot be read (%s); dropped", type(exc).__name__)
+            logger.bind(error_type=type(exc).__name__).error("broadcast_unreadable")
             return False  # kombu's Empty would delay the broadcasts after it until another one arrives
 
     def _brpop_start(self, timeout: float | None = None) -> None:
@@ -466,7 +464,7 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
             raise
         except redis.ResponseError as exc:
             # Usually out of memory: both commands write. It is temporary; the pause prevents a busy loop.
-            logger.error("Redis refuses %s: %s", command, exc)
+            logger.bind(command=command, error=str(exc)).error("messages_refused_by_redis")
             self._resume_at = monotonic() + RETRY_SECONDS
             raise Empty from exc
         finally:
@@ -503,10 +501,9 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
         except LOST:
             raise
         except Exception as exc:  # one message must not stop the worker
-            logger.critical(
-                "a message of %d bytes in queue %s cannot be read (%s); it was moved to the dead list",
-                len(raw), queue, type(exc).__name__,
-            )  # fmt: skip
+            logger.bind(
+                bytes=len(raw), queue=queue, error_type=type(exc).__name__
+            ).critical("unreadable_message_dead_lettered")  # fmt: skip
             self.claimed.discard(tag)
             with self.conn_or_acquire() as client, client.pipeline() as pipe:
                 self.bury(raw, pipe)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import logging
 import select
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -20,6 +19,7 @@ from typing import Any, Final
 
 import hiredis
 import redis
+from loguru import logger
 
 from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.redis_errors import NotPrimaryError, error_of_reply
@@ -34,7 +34,6 @@ BLOCK_SECONDS: Final = 1.0
 TRUSTED_SECONDS: Final = 10.0
 #: A connection that received data this recently is not checked before a command is sent, for speed.
 RESTING_SECONDS: Final = 0.001
-logger = logging.getLogger(__name__)
 #: Error replies of a server that is not the primary, or is not ready yet.
 _ELSEWHERE: Final = (NotPrimaryError, redis.BusyLoadingError)
 
@@ -292,7 +291,7 @@ class _Exchange(asyncio.Protocol):
     # Methods of asyncio.Protocol, called by the loop.
 
     def connection_made(self, transport: Any) -> None:
-        """Take over the transport."""
+        """Keep the transport of the new connection."""
         self._transport = transport
         # Written data is sent immediately; commands that can wait are collected in ``_unsent``.
         transport.set_write_buffer_limits(high=0)
@@ -322,7 +321,7 @@ class _Exchange(asyncio.Protocol):
         try:
             on_message(message)
         except Exception:  # later messages must still be handled
-            logger.exception("a message on %s could not be handled", channel.decode())
+            logger.bind(channel=channel.decode()).exception("message_not_handled")
 
     def _hand_out(self, reply: Any) -> None:
         waiter, _, _ = self._due.popleft()

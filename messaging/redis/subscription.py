@@ -7,12 +7,12 @@ what they announce is stored elsewhere, or the publisher uses a queue if PUBLISH
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from typing import Final, NoReturn
 
 import redis
+from loguru import logger
 
 from broker_config.settings import BrokerSettings
 from messaging.redis.link import RedisLink
@@ -22,8 +22,6 @@ __all__ = ["MAX_PUBLISHED_BYTES", "Subscription"]
 
 #: Maximum length of a published message. Redis disconnects a subscriber that is 32 MiB behind (its default).
 MAX_PUBLISHED_BYTES: Final = 16 << 10
-
-logger = logging.getLogger(__name__)
 
 
 class Subscription:
@@ -76,7 +74,7 @@ class Subscription:
                     self._proved_at = time.monotonic()
                     await asyncio.sleep(FRESH_SECONDS)
             except (redis.RedisError, OSError) as exc:  # missed messages are read elsewhere
-                logger.debug("the subscription to %s broke: %s", self.channel, exc)
+                logger.bind(channel=self.channel, error=str(exc)).debug("subscription_broken")
             self._proved_at = float("-inf")
             await asyncio.sleep(RETRY_SECONDS)
 

@@ -51,7 +51,7 @@ class Span(Protocol):
         self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
 
-    def tell(self, **attributes: str | int | float | bool | None) -> None:
+    def set_attributes(self, **attributes: str | int | float | bool | None) -> None:
         """Add attributes with the prefix ``nekro.``; None is omitted."""
         ...
 
@@ -81,7 +81,7 @@ class _Nothing:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def tell(self, **attributes: object) -> None:
+    def set_attributes(self, **attributes: object) -> None:
         pass
 
     def put(self, attributes: object) -> None:
@@ -154,7 +154,7 @@ class _Part:
             context.detach(self._token)
         self._span.end()
 
-    def tell(self, **attributes: str | int | float | bool | None) -> None:
+    def set_attributes(self, **attributes: str | int | float | bool | None) -> None:
         self._span.set_attributes(named(attributes))
 
     def put(self, attributes: Mapping[str, Value]) -> None:

@@ -28,7 +28,7 @@ class ToolSpan(Protocol):
         self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
 
-    def tell(self, **attributes: str | int | float | bool | None) -> None:
+    def set_attributes(self, **attributes: str | int | float | bool | None) -> None:
         """Add attributes with the prefix ``nekro.``; None is omitted."""
         ...
 
@@ -62,7 +62,7 @@ class _Unobserved:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def tell(self, **attributes: object) -> None:
+    def set_attributes(self, **attributes: object) -> None:
         pass
 
     def arguments(self, text: bytes) -> None:
@@ -108,8 +108,8 @@ class _Observed:
             duration.observe(time.monotonic() - self._begin)
         self._part.__exit__(kind, exc, traceback)
 
-    def tell(self, **attributes: str | int | float | bool | None) -> None:
-        self._part.tell(**attributes)
+    def set_attributes(self, **attributes: str | int | float | bool | None) -> None:
+        self._part.set_attributes(**attributes)
 
     def arguments(self, text: bytes) -> None:
         self._part.content(genai.ARGUMENTS, lambda: _data(text))

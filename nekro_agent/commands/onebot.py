@@ -139,7 +139,7 @@ _COMMAND_MODULES: Final = tuple(
 
 
 def registered(package: str) -> list[Command]:
-    """Take the commands that handlers in a package and its modules registered during their import."""
+    """Remove and return the commands that a package and its modules registered during their import."""
     modules = [name for name in _commands if name == package or name.startswith(f"{package}.")]
     return [command for name in modules for command in _commands.pop(name)]
 

@@ -71,9 +71,10 @@ class AddressPolicy:
     def __init__(
         self, allow_private: Iterable[str] = (), *, setting: str = "NEKRO_DOWNLOADS__ALLOW_PRIVATE"
     ) -> None:
-        """Take host names (``models.internal``), addresses and networks (``10.0.0.0/8``).
+        """Parse the entries.
 
         Args:
+            allow_private: host names (``models.internal``), addresses and networks (``10.0.0.0/8``).
             setting: variable with these entries, for errors.
 
         Raises:

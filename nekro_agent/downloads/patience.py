@@ -8,10 +8,10 @@ import time
 from nekro_agent.errors import DownloadError
 from nekro_agent.policies import DownloadPolicy
 
-__all__ = ["Patience"]
+__all__ = ["RetryLimit"]
 
 
-class Patience:
+class RetryLimit:
     """Limits consecutive attempts of a transfer that bring no new bytes."""
 
     def __init__(self, policy: DownloadPolicy) -> None:

@@ -28,7 +28,7 @@ class GatheringStream(httpcore.AsyncNetworkStream):
     """A TCP connection, with or without TLS, whose reader is not woken for each packet."""
 
     def __init__(self, connection: socket.socket) -> None:
-        """Take a connected, non-blocking socket."""
+        """``connection`` is connected and non-blocking."""
         self._socket = connection
         #: Number of bytes for which a read is worth waiting.
         self._worth = 1

@@ -9,7 +9,7 @@ from typing import Final
 
 from nekro_agent.downloads.http import Answer, Interrupted, Source
 from nekro_agent.downloads.part import PartFile, PartState
-from nekro_agent.downloads.patience import Patience
+from nekro_agent.downloads.patience import RetryLimit
 from nekro_agent.downloads.socket import BLOCK_BYTES
 from nekro_agent.errors import DownloadError, DownloadRefusedError
 from nekro_agent.policies import DownloadPolicy
@@ -82,7 +82,7 @@ class Transfer:
         #: False once the server has ignored a range request.
         self._sends_ranges = True
         self._accepts_ranges = False
-        self._patience = Patience(policy)
+        self._retry_limit = RetryLimit(policy)
         self._grown = asyncio.Event()
         if part.spans.total:
             self._grown.set()
@@ -128,7 +128,7 @@ class Transfer:
                 return await self._attempt()
             except _StartOver as exc:
                 await in_thread(self._part.restart)
-                await self._patience.after(exc, held_bytes=0)
+                await self._retry_limit.after(exc, held_bytes=0)
             except Interrupted as exc:
                 await self._after_cut(exc)
 
@@ -154,7 +154,7 @@ class Transfer:
         Raises:
             _StartOver: the answer is not for the content on disk.
         """
-        self._patience.has_answer = True
+        self._retry_limit.has_answer = True
         if start and (answer.status != 206 or self._is_other(answer)):
             self._reject(answer)
         if answer.status == 416:
@@ -230,7 +230,7 @@ class Transfer:
             except Interrupted as exc:
                 if not self._can_resume or segment.end is None:
                     raise
-                await self._patience.after(exc, held_bytes=self._part.spans.total)
+                await self._retry_limit.after(exc, held_bytes=self._part.spans.total)
                 answer = None
 
     async def _receive_more(self, segment: _Segment) -> None:
@@ -290,7 +290,7 @@ class Transfer:
     async def _after_cut(self, exc: Interrupted) -> None:
         held = self._part.spans.total
         reason = exc if not held else Interrupted(f"{self._source.url} broke off after {held} bytes: {exc}")
-        await self._patience.after(reason, held_bytes=held)
+        await self._retry_limit.after(reason, held_bytes=held)
         if self._whole is None or not self._can_resume:
             await in_thread(self._part.restart)
 

@@ -81,9 +81,10 @@ class PluginHost:
         init_seconds: float = 600,
         cleanup_seconds: float = 20,
     ) -> None:
-        """Take the plugins in loading order.
+        """Create the runner of hooks.
 
         Args:
+            plugins: in loading order.
             remote: None if every plugin runs in this process. Init and cleanup always run here.
             hook_seconds: time limit of a hook of a message, prompt or reset.
             init_seconds: time limit of one init; long, because it may migrate data.
@@ -230,9 +231,9 @@ class PluginHost:
         if plugin.is_enabled == enabled:
             return []
         plugin.set_enabled(enabled)
-        return await self.tell_state(plugin)
+        return await self.run_state_hooks(plugin)
 
-    async def tell_state(self, plugin: NekroPlugin) -> list[HookFailure]:
+    async def run_state_hooks(self, plugin: NekroPlugin) -> list[HookFailure]:
         """Run a plugin's ``on_enabled`` hooks, or its ``on_disabled`` hooks if it is disabled."""
         name = "on_enabled" if plugin.is_enabled else "on_disabled"
         ran = [

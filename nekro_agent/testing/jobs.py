@@ -130,12 +130,12 @@ class InMemoryJobs:
         data = str(last.data) if isinstance(last.data, BaseException) else last.data
         percent = 100 if last.signal is TaskSignal.SUCCESS else self._jobs[job_id].percent
         self._update(job_id, state=_FINAL[last.signal], message=last.message, data=data, percent=percent)
-        _tell(request.on_terminal, last)
+        _call_back(request.on_terminal, last)
 
     def _update(self, job_id: str, **changes: Any) -> None:
         self._jobs[job_id] = dataclasses.replace(self._jobs[job_id], **changes)
 
 
-def _tell(callback: Callable[[Any], object] | None, last: TaskCtl) -> None:
+def _call_back(callback: Callable[[Any], object] | None, last: TaskCtl) -> None:
     if callback is not None:
         callback(last)

@@ -42,7 +42,7 @@ class InMemoryRuntime:
         uploads: UploadPolicy | None = None,
         core: CoreConfig | None = None,
     ) -> None:
-        """Take the plugins to run.
+        """Create a world that runs ``plugins``.
 
         Args:
             data_dir: None creates a temporary directory that is removed at the end.

@@ -49,7 +49,7 @@ async def process_image_data_url(data_url: str, max_size: int = 500 * 1024) -> s
             return data_url
         return await asyncio.to_thread(_shrunk, content, max_size)
     except (ValueError, OSError, UnidentifiedImageError, Image.DecompressionBombError) as exc:
-        logger.error(f"process_image_data_url: the image is returned unchanged: {exc}")
+        logger.bind(error=str(exc)).error("image_not_made_small")
         return data_url
 
 

@@ -148,7 +148,7 @@ def _format(image: Path, settings: SandboxSettings) -> None:
 def _mount(image: Path, directory: Path) -> None:
     failed = _run("mount", "-t", "ext4", "-o", _OPTIONS, str(image), str(directory))
     if failed and image.stat().st_size:
-        logger.warning("sandbox.area_not_mounted image={} error={}", image, failed)
+        logger.bind(image=str(image), error=failed).warning("sandbox_area_not_mounted")
         _run("e2fsck", "-p", str(image))
         failed = _run("mount", "-t", "ext4", "-o", _OPTIONS, str(image), str(directory))
     if failed:
@@ -179,7 +179,7 @@ def _move_files(below: int, directory: Path, settings: SandboxSettings) -> None:
             with safe_files.open_file(below, entry.path) as source:
                 safe_files.replace_file(directory, entry.path, source)
     except (OSError, NekroError) as exc:
-        logger.warning("sandbox.area_files_not_moved directory={} error={}", directory.name, exc)
+        logger.bind(directory=directory.name, error=str(exc)).warning("sandbox_area_files_not_moved")
     safe_files.empty_directory(below)
 
 

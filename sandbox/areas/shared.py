@@ -32,7 +32,7 @@ class Hold:
     """Prevents a shared directory from being emptied until it is released."""
 
     def __init__(self, directory: Path) -> None:
-        """Take the lock; waits for a sweep that is emptying the directory."""
+        """Acquire the lock; waits for a sweep that is emptying the directory."""
         self._fd = os.open(directory, _DIRECTORY)
         fcntl.flock(self._fd, fcntl.LOCK_SH)
 
@@ -88,10 +88,10 @@ class SharedCleaner:
                     count = await asyncio.to_thread(self._sweep, parent)
                 except OSError as exc:
                     # The next sweep tries again; files that cannot be removed do not affect runs.
-                    logger.warning("sandbox.sweep_failed directory={} error={}", parent, exc)
+                    logger.bind(directory=str(parent), error=str(exc)).warning("sandbox_sweep_failed")
                     continue
                 if count:
-                    logger.info("sandbox.shared_emptied count={}", count)
+                    logger.bind(count=count).info("sandbox_shared_emptied")
 
     def _sweep(self, parent: Path) -> int:
         count = 0

@@ -27,7 +27,7 @@ from nekro_agent.errors import SandboxUnavailableError
 from sandbox.bundle import PROGRAM_INSIDE, encode_config, guest_program
 from sandbox.driver import Check, Enforcement, Enforcer, ExitStatus, SandboxSpec, Usage
 from sandbox.drivers.bwrap_args import LAYERS_INSIDE
-from sandbox.drivers.door import Door
+from sandbox.drivers.door import GuestListener
 from sandbox.drivers.homes import make_home, remove_home
 from sandbox.drivers.process import expect_hello
 from sandbox.filter.seccomp import build_filter
@@ -126,7 +126,7 @@ class ContainerDriver:
     async def _start(self, spec: SandboxSpec, home: Path, name: str) -> ContainerSandbox:
         uid = _user(spec)
         _furnish(home, uid)
-        door = Door(home / "door" / "bridge.sock", uid=uid)
+        door = GuestListener(home / "door" / "bridge.sock", uid=uid)
         await door.open()
         process = await asyncio.create_subprocess_exec(
             self.engine,

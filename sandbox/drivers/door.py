@@ -10,10 +10,10 @@ from pathlib import Path
 from nekro_agent.durations import PROGRAM_SECONDS
 from nekro_agent.errors import SandboxUnavailableError
 
-__all__ = ["Door"]
+__all__ = ["GuestListener"]
 
 
-class Door:
+class GuestListener:
     """A listening socket that accepts one connection, of one user."""
 
     def __init__(self, path: Path, *, uid: int) -> None:

@@ -235,4 +235,4 @@ class ProcessSandbox:
             await asyncio.to_thread(self.group.remove) if self.group.is_populated() else self.group.remove()
         )
         if not removed:
-            logger.error("sandbox.group_not_removed pid={}", self.first_pid)
+            logger.bind(pid=self.first_pid).error("sandbox_group_not_removed")

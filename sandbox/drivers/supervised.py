@@ -257,7 +257,7 @@ class UnsafeDriver(_SupervisedDriver):
         """
         if os.environ.get(UNSAFE_SWITCH) != "1":
             raise SandboxUnavailableError(f"sandbox.driver=unsafe needs {UNSAFE_SWITCH}=1 as well")
-        logger.warning("sandbox.unsafe_run uid={}", spec.uid if self.root_mode else os.geteuid())
+        logger.bind(uid=spec.uid if self.root_mode else os.geteuid()).warning("sandbox_unsafe_run")
         return await super().start(spec)
 
 

@@ -295,7 +295,7 @@ class Channel:
         if get_ident() != self._main_thread:
             self._send_call(waiter, payload)
         # Below a call that holds the lock, another thread would wait for it forever.
-        elif self._main_thread_sends or not (count_threads() and self._post_apart(waiter, payload)):
+        elif self._main_thread_sends or not (count_threads() and self._send_on_thread(waiter, payload)):
             outer, self._main_thread_sends = self._main_thread_sends, True
             before = pthread_sigmask(SIG_BLOCK, ALL_SIGNALS)
             try:
@@ -304,7 +304,7 @@ class Channel:
                 pthread_sigmask(SIG_SETMASK, before)
                 self._main_thread_sends = outer
 
-    def _post_apart(self, waiter: Waiter, payload: bytes) -> bool:
+    def _send_on_thread(self, waiter: Waiter, payload: bytes) -> bool:
         """Send a call from a thread of its own; False when none can be started."""
         sent = allocate_lock()
         sent.acquire()

@@ -158,11 +158,11 @@ def main() -> NoReturn:
     if not os.read(config["gate"], 1):
         os._exit(1)
 
-    def told_to_end(signum: int, frame: object) -> None:
+    def on_sigterm(signum: int, frame: object) -> None:
         end_all()
         os._exit(128 + signal.SIGKILL)
 
-    signal.signal(signal.SIGTERM, told_to_end)
+    signal.signal(signal.SIGTERM, on_sigterm)
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -101,7 +101,7 @@ class Display:
         self._directory = SHARED if os.path.isdir(SHARED) else os.path.abspath("shared")
 
     def begin(self, run: dict[str, Any], names: dict[str, Any]) -> None:
-        """Take the run's settings, and the method that sends files if the run has it."""
+        """Apply the run's settings, and keep the method that sends files if the run has it."""
         self._mode = run["figures"]
         self._chat_key = run["chat_key"]
         has_method = any(stub["name"] == "send_msg_file" for stub in run["stubs"])

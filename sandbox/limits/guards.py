@@ -121,7 +121,7 @@ class Guards:
         """End the run because a guard failed."""
         if self._closed.is_set():
             return
-        logger.opt(exception=exc).error("sandbox.guard_failed guard={}", name)
+        logger.bind(guard=name).opt(exception=exc).error("sandbox_guard_failed")
         # The class alone: the message may name paths of the host, or contain text that the code chose.
         self._end(Limit.GUARD, f"the run was ended because its guard {name!r} failed ({_name_of(exc)})")
 
@@ -134,7 +134,7 @@ class Guards:
             since = guard.since
             late = 0.0 if since is None else now - since - guard.allowed_seconds
             if late > self.bound_seconds and not self._closed.is_set() and self._alive():
-                logger.error("sandbox.guard_stalled guard={} seconds={:.1f}", guard.name, late)
+                logger.bind(guard=guard.name, seconds=round(late, 1)).error("sandbox_guard_stalled")
                 self._end(
                     Limit.GUARD,
                     f"the run was ended because its guard {guard.name!r} stalled"
@@ -197,7 +197,7 @@ class Guards:
             guard.allowed_seconds = pause
 
 
-class _Judge:
+class _GuardThread:
     """Judges the guards of all sandboxes of this process, on a thread that sleeps while there are none."""
 
     def __init__(self) -> None:
@@ -244,13 +244,13 @@ def _judge_one(guards: Guards, now: float) -> None:
     try:
         guards.judge(now)
     except Exception:
-        logger.exception("sandbox.judge_failed")
+        logger.exception("sandbox_judge_failed")
 
 
 def _name_of(exc: BaseException) -> str:
     return type(exc).__name__
 
 
-_JUDGE: Final = _Judge()
+_JUDGE: Final = _GuardThread()
 # In a forked child the thread does not exist, and the lock may be held forever.
 os.register_at_fork(after_in_child=_JUDGE.__init__)  # type: ignore[misc]

@@ -97,7 +97,7 @@ class PackageService:
             try:
                 built = await self._builder.build(requirement)
             except NekroError as exc:
-                logger.warning("sandbox.package_failed requirement={} error={}", requirement, exc)
+                logger.bind(requirement=str(requirement), error=str(exc)).warning("sandbox_package_failed")
                 raise
-        logger.info("sandbox.package_built requirement={} digest={}", requirement, built.digest)
+        logger.bind(requirement=str(requirement), digest=built.digest).info("sandbox_package_built")
         return built

@@ -112,7 +112,7 @@ class ApprovalRepository(Repository):
         return await self._one_or_none(Approval, statement.returning(ApprovalRow))
 
     async def overdue_chats(self, *, limit: int) -> list[str]:
-        """List chats with requests on which nobody decided in time."""
+        """List chats with requests that are expired and not decided."""
         statement = (
             select(ApprovalRow.chat_key)
             .where(is_one_of(ApprovalRow.state, ApprovalState.PENDING), ApprovalRow.expires_at <= now())
@@ -123,7 +123,7 @@ class ApprovalRepository(Repository):
         return [chat_key for (chat_key,) in await self._rows(statement)]
 
     async def expire(self, chat_key: str, *, limit: int) -> list[Approval]:
-        """End requests of a chat on which nobody decided in time; returns them in order."""
+        """End expired requests of a chat; returns them in order."""
         chosen = (
             select(ApprovalRow.sequence)
             .where(

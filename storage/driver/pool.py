@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final, Generic, TypeVar
+
+from loguru import logger
 
 from broker_config.settings import DatabaseSettings
 from nekro_agent.durations import CLOSE_STEP_SECONDS, FRESH_SECONDS, POLL_SECONDS
@@ -24,8 +25,6 @@ C = TypeVar("C", bound=DriverConnection)
 
 #: How much later than its connection a transaction's task is stopped, so that the driver's error comes first.
 _GRACE_SECONDS: Final = 1.0
-
-logger = logging.getLogger(__name__)
 
 
 def connection_gate(size: int, settings: DatabaseSettings) -> Gate:
@@ -149,14 +148,12 @@ class Pool(Generic[C]):
         """
         self._is_closed = True
         end = time.monotonic() + CLOSE_STEP_SECONDS
-        # Telling the pool about the end of each statement would cost more.
+        # Notifying the pool of the end of each statement would cost more.
         while (running := self._running()) and time.monotonic() < end:  # noqa: ASYNC110
             await asyncio.sleep(POLL_SECONDS)
         if running:
-            logger.warning(
-                "database connections (%d) still ran statements after %g s; abandoned",
-                running,
-                CLOSE_STEP_SECONDS,
+            logger.bind(connections=running, seconds=CLOSE_STEP_SECONDS).warning(
+                "database_connections_abandoned"
             )
         closing = set(self._opened).difference(self._in_use)
         self._idle.clear()

@@ -8,7 +8,6 @@ another connection's lock refuses is tried again on the thread, and every commit
 from __future__ import annotations
 
 import asyncio
-import logging
 import sqlite3
 import time
 import weakref
@@ -18,6 +17,8 @@ from functools import partial
 from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Final
+
+from loguru import logger
 
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from runtime.completion import outlast
@@ -29,8 +30,6 @@ __all__ = ["SqliteConnection"]
 
 #: Pauses between the attempts of a statement that waits for a lock, as SQLite makes them; the last repeats.
 _PAUSES: Final = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.025)
-
-logger = logging.getLogger(__name__)
 
 
 class SqliteConnection:
@@ -73,7 +72,7 @@ class SqliteConnection:
             found = self.run_here(sql, parameters)
             if found is not None:
                 return found
-        return await self._on_thread(partial(self._run_patiently, sql, parameters))
+        return await self._on_thread(partial(self._run_with_retries, sql, parameters))
 
     def run_here(self, sql: str, parameters: Parameters | None) -> DriverRows | None:
         """Run a short statement on the calling thread; None if it would have to wait for a lock."""
@@ -107,7 +106,7 @@ class SqliteConnection:
         self._end()
         await asyncio.to_thread(thread.join, CLOSE_STEP_SECONDS)
         if thread.is_alive():
-            logger.warning("a connection to SQLite was not closed within %g s; abandoned", CLOSE_STEP_SECONDS)
+            logger.bind(seconds=CLOSE_STEP_SECONDS).warning("sqlite_connection_abandoned")
 
     async def _finish(self, sql: str) -> None:
         self._begins = False
@@ -128,7 +127,7 @@ class SqliteConnection:
         finally:
             cursor.close()  # an error that is kept would keep the cursor, and the cursor its locks
 
-    def _run_patiently(self, sql: str, parameters: Parameters | None, job: _Job) -> DriverRows:
+    def _run_with_retries(self, sql: str, parameters: Parameters | None, job: _Job) -> DriverRows:
         """Run a statement on the thread; wait for the locks of other connections."""
         end, attempts = None, 0
         while True:

@@ -107,7 +107,7 @@ class AdapterRepository(Repository):
         )
 
     async def connect(self, client_id: str, *, owner: str, lease_seconds: float) -> int:
-        """Take a client's stream, also from an earlier connection; returns the fencing token.
+        """Acquire a client's stream, also from an earlier connection; returns the fencing token.
 
         What an earlier connection sent and the client did not confirm is due again.
         """
@@ -130,7 +130,7 @@ class AdapterRepository(Repository):
         return int(fence)
 
     async def renew(self, client_id: str, fence: int, *, lease_seconds: float) -> bool:
-        """Keep a client's stream; False when a later connection has it."""
+        """Renew the lease of a client's stream; False when a later connection has it."""
         statement = (
             update(AdapterClientRow)
             .where(AdapterClientRow.id == client_id, is_held_by(AdapterClientRow, fence))
@@ -195,7 +195,7 @@ class AdapterRepository(Repository):
     async def take_due(
         self, client_id: str, fence: int, *, adapter_key: str, answer_seconds: float, limit: int
     ) -> list[AdapterSend]:
-        """Take requests for a client, in order: of each channel only the oldest message that is not ended.
+        """Claim requests for a client, in order: of each channel only the oldest message that is not ended.
 
         Args:
             fence: of the client's connection; nothing is taken if a later one exists.

@@ -75,7 +75,7 @@ class McpServerRepository(Repository):
         return await self._count(delete(McpServerRow).where(declared)) > 0
 
     async def take(self, name: str, *, digest: str, seconds: float) -> bool:
-        """Take the right to list a server; False if a worker listed it, or began to, less than so long ago.
+        """Acquire the right to list a server; False if a listing began in the last ``seconds``.
 
         With a declaration that no worker has tried yet it is always given, to one worker.
         """

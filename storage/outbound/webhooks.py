@@ -189,7 +189,7 @@ class WebhookRepository(Repository):
         return len(events)
 
     async def take_due(self, webhook_id: str, *, lease_seconds: float, limit: int) -> list[Delivery]:
-        """Take due deliveries of a webhook; one that is not ended by then is due again."""
+        """Claim due deliveries of a webhook; one that is not ended by then is due again."""
         due = (
             select(WebhookDeliveryRow.id)
             .where(

@@ -219,7 +219,7 @@ class CallRepository(Repository):
         return await self._all(Call, statement.values(**_cancelled(reason)).returning(CallRow))
 
     async def take_unclaimed(self, *, waiting_seconds: float, limit: int) -> list[Call]:
-        """Take calls to publish again: unclaimed for ``waiting_seconds``, or repeatable with a dead worker.
+        """Return calls to publish again: unclaimed for ``waiting_seconds``, or repeatable with a dead worker.
 
         Later sweeps skip them for another ``waiting_seconds``.
         """

@@ -74,7 +74,7 @@ class JobSignalRepository(Repository):
         return WaitState.READY if _DATA + key in rows else WaitState.WAITING
 
     async def take(self, job_id: str, *, key: str, waiter: str) -> SignalView:
-        """Take the signal and end the wait; if another waiter replaced the wait, the signal stays for it."""
+        """Remove the signal and end the wait; a signal for a later waiter stays."""
         wait = aliased(JobSignalRow)
         is_mine = exists().where(wait.job_id == job_id, wait.key == _WAIT + key, wait.data == waiter)
         statement = (

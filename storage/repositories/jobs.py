@@ -199,7 +199,7 @@ class JobRepository(Repository):
     async def take_orphans(
         self, *, waiting_seconds: float, limit: int, queued_seconds: float | None = None
     ) -> list[Job]:
-        """Take jobs to publish again: unclaimed ones, and those that restart because their worker died.
+        """Return jobs to publish again: unclaimed ones, and those that restart because their worker died.
 
         Args:
             waiting_seconds: how long later sweeps skip a job that was taken.

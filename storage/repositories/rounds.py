@@ -2,9 +2,11 @@
 
     REQUESTED ──claim_next──▶ RUNNING ──finish──▶ DONE | FAILED | CANCELLED
         │  ▲                     │
-        │  └──────take_over──────┤ (its worker lost the chat's lease before the LLM answered)
-        │                        ├──take_over──▶ FAILED (too many attempts), CANCELLED (requested)
-        ├──claim_next of an older one──▶ MERGED
+        │  ├──────take_over──────┤ (its worker lost the chat's lease before the LLM answered)
+        │  │                     ├──take_over──▶ FAILED (too many attempts), CANCELLED (requested)
+        │  │                     └──take_over──▶ RUNNING (after the answer; the new holder ends it)
+        │  └──split (the older one was cancelled)──┐
+        ├──claim_next of an older one──▶ MERGED ───┘
         └──cancel──▶ CANCELLED
 
 The worker that runs a chat's rounds holds the chat's lease; each of its writes carries the fencing token.

@@ -145,7 +145,7 @@ class TimerRepository(Repository):
         )
 
     async def fire_due(self, *, limit: int) -> list[TimerInfo]:
-        """Take the timers that are due, the most overdue first; each is returned only once.
+        """Claim the timers that are due, the most overdue first; each is returned only once.
 
         Request their rounds in the same transaction.
         """

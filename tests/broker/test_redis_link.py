@@ -472,7 +472,7 @@ async def test_abort_fails_pending_commands(world: World, key: str) -> None:
 
 @on_both_loops
 async def test_a_failing_subscriber_gets_the_next_message(
-    world: World, key: str, caplog: pytest.LogCaptureFixture
+    world: World, key: str, logged: list[tuple[str, dict[str, Any]]]
 ) -> None:
     received: asyncio.Queue[bytes] = asyncio.Queue()
 
@@ -489,4 +489,4 @@ async def test_a_failing_subscriber_gets_the_next_message(
         assert await received.get() == b"good"
     finally:
         subscriber.abort()
-    assert f"a message on {key} could not be handled" in caplog.text
+    assert ("message_not_handled", key) in [(event, fields.get("channel")) for event, fields in logged]

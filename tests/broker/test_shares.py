@@ -61,7 +61,7 @@ async def test_calls_over_the_waiting_limit_are_refused_until_one_leaves() -> No
         await Call(shares, "a").task
     free = Call(shares, "b")
     await settled()
-    assert free.has_turn, "nobody of its chat waits"
+    assert free.has_turn, "no call of its chat waits"
     waits.task.cancel()
     await settled()
     again = Call(shares, "a")

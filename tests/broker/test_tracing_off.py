@@ -17,7 +17,7 @@ from messaging import tracing
 from broker_config.settings import TracingSettings
 with tracing.traced(TracingSettings(), role="methods", node="n"):
     with tracing.span("call", {"method": "a.b.c"}, kind="client") as part:
-        part.tell(outcome="ok")
+        part.set_attributes(outcome="ok")
         part.fail("ValueError")
         assert tracing.trace_headers() == {}
 assert tracing.span("a", {}) is tracing.span("b", {})

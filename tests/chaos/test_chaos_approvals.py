@@ -1,4 +1,4 @@
-"""Approved calls while everything is killed: each runs once, or its chat is told that this is unknown."""
+"""Approved calls while everything is killed: each runs once, or its chat reads that this is unknown."""
 
 from __future__ import annotations
 

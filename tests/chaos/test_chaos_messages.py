@@ -244,4 +244,4 @@ async def test_unknown_outcomes_are_distinguished_from_failures(make_chaos: Make
         fleet.start("methods")
         with pytest.raises(OutcomeUnknownError):
             await running
-        print(f"the caller heard {time.monotonic() - begin:.1f} s after the kill, not at its deadline")
+        print(f"an error came {time.monotonic() - begin:.1f} s after the kill, not at its deadline")

@@ -100,7 +100,7 @@ async def under_load(fleet: Fleet, fault: Callable[[], None]) -> tuple[Account, 
         doubled, missing = await account.doubled_and_missing(services, fleet)
     assert account.count == len(load.sent), "each call has one outcome"
     assert account.wild == {}
-    assert left == 0, "calls that nobody ends"
+    assert left == 0, "calls that never end"
     print(
         f"{account.count} calls, ok={len(account.ok)} unknown={len(account.unknown)} "
         f"errors={dict(account.error_kinds)} slowest={max(account.seconds.values()):.1f} s "

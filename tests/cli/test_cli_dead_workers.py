@@ -121,7 +121,7 @@ def runs(shell: Shell, name: str) -> int:
 @pytest.mark.parametrize(
     ("method", "end"), [("crash", "SIGSEGV"), ("leave", "exit code 3"), ("leave_long", "exit code 4")]
 )
-def test_the_caller_of_a_call_that_ended_its_worker_hears_so(shell: Shell, method: str, end: str) -> None:
+def test_a_call_that_ends_its_worker_fails_with_an_error(shell: Shell, method: str, end: str) -> None:
     lane = "long" if method == "leave_long" else "methods"
     before = serving(shell, lane)
     done = shell.inside("call", method, "--json")

@@ -142,7 +142,7 @@ def test_debug_adds_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("error", "code", "last_line"),
     [
-        (errors.BrokerUnavailableError("redis is away"), 3, "error: redis is away"),
+        (errors.BrokerUnavailableError("redis is unavailable"), 3, "error: redis is unavailable"),
         (errors.StorageUnavailableError("no schema"), 4, "error: no schema"),
         (ValueError("odd"), 1, "error: internal error, ValueError: odd (`--debug` shows where)"),
         (KeyboardInterrupt(), 130, "interrupted"),

@@ -329,7 +329,7 @@ def test_commands_of_plugins_run_ask_and_fail(nekro: Command) -> None:
     assert nekro("command", "kitchen", " ")[0] == ExitCode.USAGE
 
 
-def test_doctor_checks_what_a_gateway_tells(over_gateway: Command, gateway_url: str) -> None:
+def test_doctor_checks_the_answers_of_a_gateway(over_gateway: Command, gateway_url: str) -> None:
     code, out, _ = over_gateway("doctor", "--json")
     checks = {check["name"]: check for check in json.loads(out)}
     assert code == 0

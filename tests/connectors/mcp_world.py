@@ -35,7 +35,7 @@ def server_of(entry: dict[str, Any], name: str = "odd") -> McpServer:
 
 
 class Listed:
-    """Remembers what servers told, as the database does."""
+    """Keeps what servers reported, as the database does."""
 
     def __init__(self) -> None:
         self.tools: list[str] = []

@@ -1,4 +1,4 @@
-"""Lists hear what happens elsewhere, ask for nothing while nothing happens, and say when they cannot."""
+"""Lists show changes made elsewhere, request nothing without a change, and show a lost connection."""
 
 from __future__ import annotations
 

@@ -627,7 +627,7 @@ def flower_wants_its_password(scene: Scene, _: Running) -> None:
             return exc.code == 401
         except (urllib.error.URLError, ConnectionError):
             return False
-        raise AssertionError("Flower let somebody in without a password")
+        raise AssertionError("Flower answered without a password")
 
     wait_until(refuses, seconds=WAIT_SECONDS, what="Flower")
     assert "Flower" in scene.ask("/", password="ada:secret")

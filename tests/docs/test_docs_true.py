@@ -9,6 +9,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from test_layers import ORDER
 
 from broker_config.model_groups import group_variables
 from broker_config.settings import CLIENT_VARIABLES
@@ -98,3 +99,25 @@ def test_each_file_that_contributing_names_is_there() -> None:
     files = [span for span in spans if re.fullmatch(r"[\w./-]+/[\w.-]*", span) and "NAME" not in span]
     assert len(files) > 50
     assert [name for name in files if not (ROOT / name).exists()] == []
+
+
+def test_the_glossary_has_each_term_once_in_alphabetical_order() -> None:
+    page = (ROOT / "docs" / "glossary.md").read_text("utf-8")
+    rows = [
+        re.findall(r"\*\*(.+?)\*\*", line.split("|")[1])
+        for line in page.split("\n")
+        if line.startswith("| **")
+    ]
+    first = [terms[0].lower() for terms in rows]
+    assert first == sorted(first)
+    terms = [term for row in rows for term in row]
+    assert len(terms) == len(set(terms))
+
+
+def test_the_pages_list_the_packages_in_the_order_of_their_imports() -> None:
+    contributing = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    line = next(line for line in contributing.split("\n") if "Imports go one way" in line)
+    chain = line.split("Imports go one way:")[1].split(";")[0]
+    assert tuple(SPAN.findall(chain)) == ORDER
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8").split("## Package layout")[1]
+    assert tuple(re.findall(r"^\| `(\w+)/` \|", page, re.MULTILINE)) == (*ORDER, "plugin_pkgs")

@@ -1,4 +1,4 @@
-"""The stream of changes: what is told, to whom, and what a reader that was away hears."""
+"""The stream of changes: hints, who gets them, and what a reader that reconnects gets."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Reader:
             async with self._came, asyncio.timeout(WAIT_SECONDS):
                 await self._came.wait_for(is_met)
         except TimeoutError:
-            pytest.fail(f"heard only {self.seen}")
+            pytest.fail(f"got only {self.seen}")
 
     async def hears(self, kind: str, chat_key: str | None = None) -> None:
         await self.until(lambda: (kind, chat_key) in self.seen)
@@ -89,7 +89,7 @@ class Reader:
 async def reading(
     http: httpx.AsyncClient, headers: dict[str, str] | None = None, *, path: str = PATH, after: str = ""
 ) -> AsyncIterator[Reader]:
-    """A reader that has heard the first hint."""
+    """A reader that has got the first hint."""
     sent = {**(headers or {}), **({"Last-Event-ID": after} if after else {})}
     reader = Reader()
     async with http.stream("GET", path, headers=sent, timeout=None) as response:
@@ -114,7 +114,7 @@ async def two(fresh_fleet: Fleet) -> AsyncIterator[tuple[httpx.AsyncClient, http
         yield one, other
 
 
-async def test_what_one_gateway_writes_is_heard_at_the_other_and_once(
+async def test_a_change_through_one_gateway_arrives_at_the_other_once(
     two: tuple[httpx.AsyncClient, httpx.AsyncClient], services: Services
 ) -> None:
     one, other = two
@@ -133,7 +133,7 @@ async def test_what_one_gateway_writes_is_heard_at_the_other_and_once(
             assert [one for one in reader.seen if one[1] == CHAT].count(("chats", CHAT)) == 1
 
 
-async def test_a_key_hears_of_its_chats_and_of_what_it_may_list(
+async def test_a_key_gets_hints_about_its_chats_and_what_it_may_list(
     two: tuple[httpx.AsyncClient, httpx.AsyncClient], services: Services
 ) -> None:
     _, of_one = await make_key(services, Scope.READ, chats="group_*")
@@ -165,7 +165,7 @@ async def test_a_key_hears_of_its_chats_and_of_what_it_may_list(
                 await whole.hears(kind, chat_key)
         await whole.hears("keys")
         await whole.hears("audit")
-        # The last thing: whoever could hear of an earlier one has.
+        # The last change: earlier ones would have arrived before it.
         await write(services, CHAT, "job.ended", "approval.decided")
         for reader in (one, admin, approver):
             await reader.hears("approvals" if reader is approver else "jobs", CHAT)
@@ -176,7 +176,7 @@ async def test_a_key_hears_of_its_chats_and_of_what_it_may_list(
         assert set(approver.seen[1:]) == {("approvals", "other"), ("approvals", CHAT)}
 
 
-async def test_what_has_no_event_is_heard_of(
+async def test_changes_without_an_event_are_found(
     two: tuple[httpx.AsyncClient, httpx.AsyncClient], fresh_fleet: Fleet, services: Services
 ) -> None:
     http = two[0]
@@ -249,7 +249,7 @@ async def test_a_stream_without_a_key_ends_when_there_is_one(
         await reader.until(lambda: reader.is_over)
 
 
-async def test_a_reader_that_comes_back_hears_what_it_missed_and_elsewhere_a_reset(
+async def test_a_reader_that_reconnects_gets_what_it_missed_and_elsewhere_a_reset(
     two: tuple[httpx.AsyncClient, httpx.AsyncClient], services: Services
 ) -> None:
     one, other = two
@@ -280,12 +280,12 @@ async def test_announcements_that_were_missed_are_a_reset(fresh_fleet: Fleet, se
             assert back.seen[0] == ("reset", None)
 
 
-async def test_events_whose_announcement_was_lost_are_heard_of(
+async def test_events_whose_announcement_was_lost_are_found(
     fresh_fleet: Fleet, services: Services, two: tuple[httpx.AsyncClient, httpx.AsyncClient]
 ) -> None:
     async with reading(two[0]) as reader:
         async with services.database.begin() as tx:
-            tx.events.add(CHAT, NewEvent(type="message.received"))  # nobody announces it
+            tx.events.add(CHAT, NewEvent(type="message.received"))  # not announced
         await reader.hears("chats", CHAT)
 
 

@@ -234,7 +234,7 @@ async def test_an_empty_program_sends_nothing(agents: Agents) -> None:
         ("word", "SECURITY", "confidential check word", "No secrets."),
     ],
 )
-async def test_other_answers_are_not_sent_and_the_model_is_told_why(
+async def test_other_answers_are_not_sent_and_the_next_prompt_has_the_reason(
     agents: Agents, scene: str, stop: str, reason: str, answer: str
 ) -> None:
     turn = await agents.turn(scene)

@@ -144,7 +144,7 @@ async def test_requests_are_listed_by_pages_and_denied(clients: dict[str, AsyncC
     assert denied.call_error is not None and denied.call_error.code == "NotApprovedError"
 
 
-async def test_of_two_people_who_decide_at_once_one_hears_what_the_other_decided(
+async def test_of_two_concurrent_decisions_the_second_gets_the_first(
     clients: dict[str, AsyncClient],
 ) -> None:
     asked = await ask(clients["caller"], "both", chat_key="web-7")
@@ -199,7 +199,7 @@ async def test_code_ends_at_a_call_that_waits_and_its_report_names_the_approval(
     (call,) = ran.calls
     assert (call.method, call.state, call.worker) == ("tests.till.pay", "awaiting", None)
     again = await coder.run(code, chat_key="web-5", user_id="u1", idempotency_key="fay")
-    assert again == ran, "a repetition asks nobody again"
+    assert again == ran, "a repetition makes no second request"
     (row,) = (await decider.approvals.list(chat_key="web-5")).items
     assert (row.id, row.call_id, row.user_id) == (call.approval_id, call.id, "u1")
     with pytest.raises(InvalidRequestError, match="belongs to no turn"):

@@ -142,7 +142,7 @@ async def test_live_events_have_no_number_and_can_be_left_out(
         def publish() -> bool:
             return services.publisher.live(chat, body)
 
-        # The gateway's queue may not be bound yet, and nobody keeps a live event.
+        # The gateway's queue may not be bound yet, and live events are not kept.
         first = asyncio.create_task(take(with_live, 1))
         await eventually(lambda: publish() and first.done(), what="the live event")
         (frame,) = await first
@@ -345,7 +345,7 @@ async def lose(services: Services, chat_key: str, *, after: int) -> None:
 
 
 @pytest.mark.parametrize("added", [0, 2, 3])
-async def test_a_reader_of_lost_events_is_told_where_to_read_again(
+async def test_a_reader_of_lost_events_gets_the_position_to_read_again_from(
     fleet: Fleet, services: Services, chat: str, added: int
 ) -> None:
     """The numbers of the lost events are given to others: not yet, as many, or more."""
@@ -377,7 +377,7 @@ async def test_a_reader_of_lost_events_is_told_where_to_read_again(
 
 
 @pytest.mark.parametrize("added", [0, 3])
-async def test_a_client_that_comes_back_with_a_lost_event_is_told(
+async def test_a_client_that_reconnects_with_a_lost_event_gets_events_lost(
     fleet: Fleet, services: Services, chat: str, added: int
 ) -> None:
     await add(services, chat, 5)

@@ -212,7 +212,7 @@ async def test_every_post_runs_once_per_idempotency_key(
         status, _, after_crash = await post(client, path, body, "k")
         if template in NOT_REPEATABLE:
             assert (status, after_crash["code"]) == (502, "outcome_unknown"), path
-        elif template == "/api/v1/webhooks/{webhook}/secret":  # nobody has seen the secret before
+        elif template == "/api/v1/webhooks/{webhook}/secret":  # the secret was not shown before
             assert status == 200 and after_crash["secret"] != first["secret"]
         else:
             assert status < 300 and named(after_crash) == named(first), (path, after_crash)

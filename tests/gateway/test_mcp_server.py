@@ -289,9 +289,7 @@ async def test_an_error_names_the_value_and_what_to_do(gateway: httpx.AsyncClien
         assert raised.is_error and "ZeroDivisionError" in raised.content[0].text
 
 
-async def test_changes_are_told_to_those_who_listen(
-    gateway: httpx.AsyncClient, fleet: Fleet, key: str
-) -> None:
+async def test_changes_are_sent_to_subscribers(gateway: httpx.AsyncClient, fleet: Fleet, key: str) -> None:
     poster = await asyncio.to_thread(make_key, fleet.settings, Scope.POST)
     uri = "nekro://chats/group_1/messages"
     async with connected(gateway, key, "2026-07-28") as client:

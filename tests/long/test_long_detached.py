@@ -112,7 +112,7 @@ async def test_a_behavior_of_lane_long_is_detached_at_once_and_reports_to_the_ch
     await ended(fleet, services, "behavior")
     assert await texts(services, "behavior") == ["hauled stones"]
     async with services.database.read() as tx:
-        assert await tx.rounds.newest("behavior", limit=9) == [], "a BEHAVIOR wakes nobody"
+        assert await tx.rounds.newest("behavior", limit=9) == [], "a BEHAVIOR requests no round"
 
     async def closed() -> bool:
         return (await job_of(services, "behavior")).state is JobState.SUCCEEDED

@@ -290,7 +290,7 @@ def test_workers_continue_after_redis_was_out_of_memory(
     with redis.Redis.from_url(own_redis.url) as client:
         client.config_set("maxmemory", 1)
         client.config_set("maxmemory-policy", "noeviction")
-        worker.wait_log("Redis refuses")
+        worker.wait_log("messages_refused_by_redis")
         client.config_set("maxmemory", 0)
     assert running.get(WAIT_SECONDS) == "done"
     assert caller.send_task("t.wait", [0], queue="methods").get(WAIT_SECONDS) == "done"

@@ -202,7 +202,7 @@ def test_each_call_is_counted_once(
     limited.get(WAIT_SECONDS, propagate=False)
     wait_until(lambda: nothing_is_held(client, settings), what="the acknowledgements")
     figures = send("t.figures").get(WAIT_SECONDS)
-    assert figures["in_flight"] == 1, "the task that tells them"
+    assert figures["in_flight"] == 1, "the task that returns them"
     # One with an unencodable value has succeeded when Celery sees it, one nested too deep has failed.
     assert figures["f.run"] == {
         "ok": 6,

@@ -159,7 +159,7 @@ async def test_older_messages_are_not_overtaken(
     world.client.lpush(world.queue, json.dumps({"older": "message"}))
     await world.publisher.send(message, queue="methods", may_repeat=False)
     assert world.waiting() == 2
-    assert world.client.zrange(world.offers, 0, -1) == [offer], "nobody took it"
+    assert world.client.zrange(world.offers, 0, -1) == [offer], "the offer was not taken"
     worker.send(signal.SIGCONT)
 
 
@@ -171,11 +171,11 @@ async def test_long_messages_are_sent_through_the_queue(world: World, start_work
     assert world.pushes() == 1
 
 
-@pytest.mark.parametrize("why", ["nobody listens", "it ended"])
+@pytest.mark.parametrize("why", ["no subscriber", "it ended"])
 async def test_an_offer_without_listener_or_past_its_end_is_dropped(why: str, world: World) -> None:
     place = {"channel": "nobody", "queue": "methods", "index": "i", "held": "h", "seconds": 5}
     seconds, _ = world.client.time()
-    ends_at = seconds + (60 if why == "nobody listens" else -1)
+    ends_at = seconds + (60 if why == "no subscriber" else -1)
     with world.client.pubsub() as listener:  # type: ignore[no-untyped-call]
         if why == "it ended":
             listener.subscribe("nobody")
@@ -216,7 +216,7 @@ async def test_a_call_delivered_to_a_frozen_worker_waits_for_one_short_lease(
     assert [await world.value(other) for other in others] == [0, 1, 2]
     assert await world.value(handed) == "handed"
     frozen.send(signal.SIGCONT)
-    await asyncio.to_thread(frozen.wait_log, "arrived too late; another worker has it")
+    await asyncio.to_thread(frozen.wait_log, "delivery_too_late")
     await world.offered(2)
     assert await world.value(await world.call(value="after")) == "after"
     assert set(Counter(world.starts()).values()) == {1}
@@ -242,7 +242,7 @@ async def test_a_call_that_reaches_its_worker_after_its_lease_runs_once(
         assert await world.value(handed) == "handed"
         for client in subscriptions:
             client.passes.set()
-        await asyncio.to_thread(lagging.wait_log, "arrived too late; another worker has it")
+        await asyncio.to_thread(lagging.wait_log, "delivery_too_late")
         assert world.starts() == [handed.id]
         lagging.kill()
 
@@ -419,7 +419,7 @@ def test_only_short_leases_are_renewed_soon(client: redis.Redis) -> None:
             keeper.renew_soon(tag)
         wait_until(lambda: client.zscore("index", "short") > now + 50, what="the renewal")
         assert client.zscore("index", "long") == now + 100
-        assert client.zscore("index", "gone") == now + 1, "it ended, so nobody holds it"
+        assert client.zscore("index", "gone") == now + 1, "it ended, so no worker holds it"
     finally:
         held.clear()
         keeper.close(running=set())

@@ -192,7 +192,7 @@ def test_queues_are_cancelled_and_added_at_run_time(
     assert app.control.add_consumer("long", reply=True, limit=1, timeout=WAIT_SECONDS)
     for _ in range(3):
         assert send("f.run", body, queue="long").get(WAIT_SECONDS) == 1
-    assert waiting(client, settings) == 3, "nobody consumes that queue"
+    assert waiting(client, settings) == 3, "that queue has no consumer"
     assert app.control.add_consumer("methods", reply=True, limit=1, timeout=WAIT_SECONDS)
     for result in left:
         assert result.get(WAIT_SECONDS) == 1
@@ -415,7 +415,7 @@ def test_messages_claimed_during_a_stop_are_given_back(
 
 
 def test_a_stop_after_the_loop_was_closed_is_no_fault(
-    app: NekroApp, settings: Settings, client: redis.Redis, caplog: pytest.LogCaptureFixture
+    app: NekroApp, settings: Settings, client: redis.Redis, logged: list[tuple[str, dict[str, Any]]]
 ) -> None:
     loop = asyncio.new_event_loop()
     loop.close()
@@ -424,7 +424,7 @@ def test_a_stop_after_the_loop_was_closed_is_no_fault(
         keeper = LeaseKeeper(client, visibility_timeout_seconds=channel.visibility_timeout)
         LoopIntake(channel, loop, keeper=keeper, settings=settings.broker).stop()
     gc.collect()  # of a coroutine that was not awaited, which is a warning
-    assert not caplog.records
+    assert logged == []
 
 
 def test_messages_claimed_from_a_cancelled_queue_are_given_back_at_once(
@@ -473,17 +473,17 @@ def test_a_decoded_body_is_used_for_its_own_message_only(app: NekroApp) -> None:
         first, second = raw("first"), raw("second")
         forged = raw("third", **{"nekro decoded": [["forged"], {}, {}]})
         for unreadable in (b"{", b"[]", json.dumps({"body": "{"}).encode()):
-            channel.foresee(unreadable)
-            channel.foresee_body()
-        channel.foresee(first)
-        channel.foresee_body()
+            channel.predecode(unreadable)
+            channel.predecode_body()
+        channel.predecode(first)
+        channel.predecode_body()
         channel._take("methods", "tag.1", second)  # another worker acknowledged the first one earlier
         channel._take("methods", "tag.2", first)
-        channel.foresee(forged)
-        channel.foresee_body()
+        channel.predecode(forged)
+        channel.predecode_body()
         channel._take("methods", "tag.3", forged)
-        channel.foresee(raw("of another encoding", properties={"body_encoding": "base64"}))
-        channel.foresee_body()
+        channel.predecode(raw("of another encoding", properties={"body_encoding": "base64"}))
+        channel.predecode_body()
         assert [message.payload[0] for message in delivered] == [["second"], ["first"], ["third"]]
         assert [message.delivery_tag for message in delivered] == ["tag.1", "tag.2", "tag.3"]
         for message in delivered:

@@ -82,7 +82,7 @@ class DirectCaller:
         except Exception as exc:
             raise MethodFailedError(type(exc).__name__, str(exc)) from exc
 
-    async def call_patiently(
+    async def call_or_detach(
         self, invocation: Invocation, *, lane: str, seconds: float, leave: Callable[[], Awaitable[bool]]
     ) -> Envelope | None:
         """Run it as ``call`` does, and detach it when its caller has waited long enough."""

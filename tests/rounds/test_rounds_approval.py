@@ -160,7 +160,7 @@ async def test_a_request_follows_the_call_that_waits_for_it(
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
-async def test_a_denied_call_does_not_run_and_the_model_is_told(till: Bench) -> None:
+async def test_a_denied_call_does_not_run_and_the_next_prompt_says_so(till: Bench) -> None:
     row = await asked(till)
     denied = await till.services.approval_decisions.deny(row.id, by="shell:root", reason="too much")
     assert (denied.state, denied.reason) == (ApprovalState.DENIED, "too much")
@@ -290,7 +290,7 @@ async def test_a_request_expires_and_then_no_decision_counts(kind: str, open_ben
     assert (expired.state, expired.decided_by) == (ApprovalState.EXPIRED, None)
     model = Model(SAY)
     rounds = await bench.play("chat", bench.drain(model))
-    assert f"pay did not run: approval {row.id}: nobody decided in time" in model.prompts[0]
+    assert f"pay did not run: approval {row.id}: no decision in time" in model.prompts[0]
     assert rounds[-1].number == 2, "expiry does not begin new work"
     assert (await call_of(bench, row)).state is CallState.FAILED and paid(bench) == []
 
@@ -389,7 +389,7 @@ async def test_text_of_the_agent_of_code_and_of_plugins_is_no_decision(till: Ben
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
-async def test_people_of_a_chat_list_deny_and_hear_what_is_wrong(till: Bench) -> None:
+async def test_people_of_a_chat_list_deny_and_get_errors(till: Bench) -> None:
     row = await asked(till)
 
     async def answer(line: str, *, chat_key: str = "chat") -> str:
@@ -466,7 +466,7 @@ for thread in threads:
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
-async def test_a_call_that_does_not_fit_or_cannot_be_shown_asks_nobody(till: Bench) -> None:
+async def test_a_call_that_does_not_fit_or_cannot_be_shown_makes_no_request(till: Bench) -> None:
     await till.say("chat", "hello")
     await till.play("chat", till.drain(Model("pay()", "pay('ada', whom=1)", "pay('x' * 70_000)", SAY)))
     assert await approvals(till) == []
@@ -474,7 +474,7 @@ async def test_a_call_that_does_not_fit_or_cannot_be_shown_asks_nobody(till: Ben
     assert stops == [StopType.ERROR, StopType.ERROR, StopType.ERROR, StopType.NORMAL]
 
 
-async def test_a_rounds_worker_that_dies_after_the_request_leaves_it_and_asks_nobody_else(
+async def test_a_rounds_worker_that_dies_after_the_request_leaves_it_and_makes_no_second_one(
     till: Bench,
 ) -> None:
     await till.say("chat", "hello")

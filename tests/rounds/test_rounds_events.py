@@ -49,7 +49,7 @@ def test_the_client_knows_all_types_of_events() -> None:
     assert {item.value for item in EventType} == {item.value for item in models.EventType}
 
 
-async def test_a_turn_tells_its_messages_rounds_and_calls(bench: Bench) -> None:
+async def test_a_turn_has_events_of_its_messages_rounds_and_calls(bench: Bench) -> None:
     message_id = await bench.say(CHAT, "hello")
     model = Model('look("tea")', f'print(tick("one"))\n{SAY}')
     first, second = await bench.play(CHAT, bench.drain(model, slots=2))
@@ -492,7 +492,7 @@ async def test_an_observation_follows_its_call_also_when_the_call_is_delivered_a
     ]
 
 
-async def test_messages_of_a_round_whose_worker_died_are_told_before_its_end(
+async def test_events_of_messages_precede_the_end_of_a_round_whose_worker_died(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FLUSH_SECONDS", 60.0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from round_bench import Bench, Model
 
-from cli.views.round_story import calls_of, describe_round, tell_round
+from cli.views.round_story import calls_of, describe_round, round_lines
 from sandbox.models import StopType
 
 CODE = """print("so far")
@@ -58,7 +58,7 @@ async def test_the_course_of_a_round_is_readable(bench: Bench) -> None:
     await bench.say("chat", "hello")
     rounds = await bench.play("chat", bench.drain(Model(CODE, "")))
     calls = await calls_of(bench.database, rounds)
-    text = "\n".join(tell_round(describe_round(rounds[0], calls[rounds[0].id])))
+    text = "\n".join(round_lines(describe_round(rounds[0], calls[rounds[0].id])))
     for part in (
         "round 1: done AGENT, caused by message", "on w1", "model ", "program ", "to tests-1",
         "100 + 7 tokens", "cost 0.25", '| look("tea")', "call tests.scene.tick (tool) in lane methods on ",
@@ -73,12 +73,12 @@ async def test_merged_and_waiting_rounds_are_shown_as_well(bench: Bench) -> None
     rounds = await bench.play("chat", bench.drain(Model("")))
     await bench.say("chat", "three")
     rounds = await bench.rounds("chat")
-    stories = ["\n".join(tell_round(describe_round(item, []))) for item in rounds]
+    stories = ["\n".join(round_lines(describe_round(item, []))) for item in rounds]
     assert f"merged into round {rounds[0].id}" in stories[1]
     assert "waiting since" in stories[2]
 
 
-async def test_a_method_named_like_a_part_of_the_sandbox_is_told_and_called_by_its_full_name(
+async def test_a_method_named_like_a_part_of_the_sandbox_is_listed_and_called_by_its_full_name(
     kind: str, open_bench: Callable[..., Awaitable[Bench]]
 ) -> None:
     plugin = Path(__file__).parent.parent / "system" / "plugins" / "dynamic_importer.py"

@@ -101,7 +101,7 @@ async def test_a_failed_init_lets_the_next_process_try(processes: list[Process])
         @process.plugin.mount_init_method()
         async def fail(owner: str = process.owner) -> None:
             tried.append(owner)
-            raise RuntimeError("the service is away")
+            raise RuntimeError("the service is unavailable")
 
         process.loaded.add_error = (  # type: ignore[method-assign]
             lambda key, error, process=process: process.failures.append(f"{key}: {error}")
@@ -110,7 +110,7 @@ async def test_a_failed_init_lets_the_next_process_try(processes: list[Process])
         await process.start()
         await process.database.dispose()
     assert tried == [process.owner for process in processes]
-    expected = ["Ada.migrating: init hook: RuntimeError: the service is away"]
+    expected = ["Ada.migrating: init hook: RuntimeError: the service is unavailable"]
     assert [process.failures for process in processes] == [expected] * 4
 
 
@@ -231,7 +231,7 @@ async def test_a_decision_is_applied_everywhere_and_its_hooks_run_once(
     assert len(ran) == 2
 
 
-async def test_a_worker_that_starts_later_knows_the_decision_and_runs_what_nobody_ran(
+async def test_a_worker_that_starts_later_knows_the_decision_and_runs_the_hooks_that_did_not_run(
     processes: list[Process], database: Database
 ) -> None:
     ran: list[str] = []

@@ -49,7 +49,7 @@ async def chat(database: Database) -> None:
         await tx.chats.ensure("c")
 
 
-async def test_a_job_tells_its_start_progress_and_end_to_the_chat_of_its_call(
+async def test_a_job_records_its_start_progress_and_end_as_events_of_its_chat(
     database: Database, bench: Bench, jobs: SqlJobs, plugin: NekroPlugin
 ) -> None:
     half_seen = asyncio.Event()

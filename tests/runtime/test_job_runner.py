@@ -176,7 +176,7 @@ async def test_job_outlives_an_outage_that_is_longer_than_its_lease(
 
     async def away(self: LeaseRepository, *args: Any, **options: Any) -> Renewal:
         if is_away:
-            raise StorageUnavailableError("the database is away")
+            raise StorageUnavailableError("the database is unavailable")
         return await renew(self, *args, **options)
 
     @plugin.mount_async_task("work")
@@ -359,7 +359,7 @@ async def chat_of(database: Database) -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.parametrize("how", ["raise", "declare"])
-async def test_a_failed_job_tells_its_chat_and_wakes_the_agent(
+async def test_a_failed_job_notifies_its_chat_and_wakes_the_agent(
     database: Database,
     bench: Bench,
     jobs: SqlJobs,
@@ -381,7 +381,7 @@ async def test_a_failed_job_tells_its_chat_and_wakes_the_agent(
     assert recorder.rounds == ["c"]
 
 
-async def test_a_job_that_ended_otherwise_tells_its_chat_nothing(
+async def test_a_job_that_ended_otherwise_sends_its_chat_nothing(
     database: Database, bench: Bench, jobs: SqlJobs, plugin: NekroPlugin
 ) -> None:
     @plugin.mount_async_task("work")
@@ -401,7 +401,7 @@ async def test_a_job_that_ended_otherwise_tells_its_chat_nothing(
     assert await chat_of(database) == ([], [])
 
 
-async def test_a_failure_that_the_job_told_itself_is_not_told_again(
+async def test_a_failure_that_the_job_reported_is_not_reported_again(
     database: Database, bench: Bench, jobs: SqlJobs, plugin: NekroPlugin
 ) -> None:
     @plugin.mount_async_task("work")
@@ -409,7 +409,7 @@ async def test_a_failure_that_the_job_told_itself_is_not_told_again(
         handle.has_notified_agent = True  # as ``notify_agent`` does, which needs a whole runtime
         if how == "raise":
             raise ValueError("later")
-        yield TaskCtl.fail("told")
+        yield TaskCtl.fail("reported")
 
     for how in ("declare", "raise"):
         with pytest.raises(MethodFailedError):

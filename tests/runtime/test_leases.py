@@ -333,7 +333,7 @@ async def test_pinned_plugins_are_acquired_after_an_unexpected_error(
         if tries == 1:
             raise RuntimeError("unexpected")
 
-    async def tell_start(_: NekroPlugin) -> list[HookFailure]:
+    async def run_start_hooks(_: NekroPlugin) -> list[HookFailure]:
         return []
 
     owner = PinnedOwner(
@@ -345,7 +345,7 @@ async def test_pinned_plugins_are_acquired_after_an_unexpected_error(
         is_fallback=False,
         refresh=refresh,
         consume=consumed.append,
-        tell_start=tell_start,
+        run_start_hooks=run_start_hooks,
     )
     owner.start()
     await eventually(lambda: bool(consumed), what="the queue to be served")

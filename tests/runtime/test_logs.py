@@ -16,7 +16,7 @@ from nekro_agent.core.logger import configure, get_sub_logger
 from runtime.redaction import Redactor
 from workers.ops.logs import configure_logs
 
-SECRET = 'pass"word\\of the house'
+SECRET = 'pass"word\\of operators'
 
 
 @pytest.fixture(autouse=True)

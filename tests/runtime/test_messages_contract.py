@@ -85,7 +85,7 @@ async def test_concurrent_messages_are_all_recorded_in_one_order(port: Port) -> 
 async def test_subscriber_that_reads_at_each_announcement_gets_everything_in_order(
     database: Database, recorder: RecordingPublisher
 ) -> None:
-    """The announcement follows the rows, so a reader finds the event when it hears of it."""
+    """The announcement follows the rows, so a reader that gets it finds the event."""
     messages, seen = SqlMessages(database, recorder), list[tuple[str, str]]()
     for number in range(10):
         await messages.send(OutgoingMessage(chat_key="a", text=f"{number}"))

@@ -103,7 +103,7 @@ SOCKETS = {
 
 
 async def test_attack_L13_name_of_a_socket_does_not_blind_the_guards(tmp_path: Path) -> None:
-    """Only the look after the sockets' names can then count what exceeds the quota."""
+    """Only the check of the sockets' names can then count what exceeds the quota."""
     codes = {what: f"NAME = '{name.replace('/', '_')}'" + SOCKET_NAME + BIG for what, name in SOCKETS.items()}
     assert await stops(tmp_path, codes) == dict.fromkeys(codes, (StopType.ERROR, Limit.DISK))
 

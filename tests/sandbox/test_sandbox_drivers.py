@@ -155,7 +155,7 @@ async def test_unsafe_driver_runs_with_both_switches_and_warns(
     # Even without isolation, code does not run as root.
     assert result.output == "((2,), {}) True True\n"
     logger.remove(sink)
-    assert "sandbox.unsafe_run" in "".join(warnings)
+    assert "sandbox_unsafe_run" in "".join(warnings)
 
 
 @pytest.fixture

@@ -69,7 +69,7 @@ def concurrency(app: NekroApp) -> int:
 
 def refused(worker: WorkerProcess) -> int:
     """Number of commands that it refused."""
-    return worker.log.read_text().count("refused control command")
+    return worker.log.read_text().count("control_command_refused")
 
 
 def peak_bytes(worker: WorkerProcess) -> int:

@@ -265,4 +265,4 @@ def test_a_flood_of_refused_messages_is_bounded_and_displaces_no_call(
     target.finish()
     assert len(target.refused()) == REFUSED_LIMIT
     assert target._client.lrange(dead, 0, -1) == [b"a call of the operator"]
-    assert target.result(forged) is None, "nobody waits, so nothing is stored"
+    assert target.result(forged) is None, "no caller waits, so nothing is stored"

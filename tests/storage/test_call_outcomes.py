@@ -180,7 +180,7 @@ class Caller:
         self.relay.reset()
 
     async def taken(self) -> dict[str, Any]:
-        """Take the next message as a worker would; returns its headers and properties."""
+        """Receive the next message as a worker would; returns its headers and properties."""
         popped = await self.client.blpop([self.queue], 20)
         assert popped is not None
         message: dict[str, Any] = plain_json.load(popped[1])
@@ -276,7 +276,7 @@ async def test_a_refused_call_is_withdrawn_before_its_caller_gets_the_error(
     storage.go_away()
     await world.refuse(message)
     await asyncio.wait([calling], timeout=1.5)
-    assert not calling.done(), "told although the call may still run"
+    assert not calling.done(), "answered although the call may still run"
     storage.come_back()
     with pytest.raises(StorageUnavailableError):
         await calling

@@ -105,7 +105,7 @@ class Load:
             rows = await tx.connection.execute(text("SELECT id, state FROM calls"))
             done = {call_id for call_id, state in rows if state == CallState.DONE}
         assert self.incidents == []
-        assert self.recorded <= done, "a caller was told of a record that is not there"
+        assert self.recorded <= done, "a caller got a record that is missing"
         assert len(self.recorded) >= self._calls - len(self._cancelled)
 
     def p99_seconds(self) -> float:

@@ -57,7 +57,7 @@ async def test_a_download_without_a_worker_can_be_deleted(database: Database) ->
         assert await tx.downloads.idle(idle_seconds=60, limit=9) == []
     await claim(database)
     async with database.begin() as tx:
-        assert not await tx.downloads.forget(idle), "somebody took it up meanwhile"
+        assert not await tx.downloads.forget(idle), "another owner claimed it meanwhile"
         await tx.downloads.end("a/b", fence=2, report=None)
         (idle,) = await tx.downloads.idle(idle_seconds=-5, limit=9)
         assert await tx.downloads.forget(idle)

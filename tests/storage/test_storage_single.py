@@ -368,7 +368,7 @@ async def test_transaction_is_not_starved_by_single_writes() -> None:
     assert entered == ["first", "beside", "transaction", "behind", "behind too"]
 
 
-# --- a PostgreSQL that goes away ---------------------------------------------------------------------------
+# --- a PostgreSQL that stops ---------------------------------------------------------------------------
 
 
 @pytest.fixture

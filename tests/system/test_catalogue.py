@@ -144,7 +144,7 @@ async def test_wrong_names_and_arguments_are_refused_before_anything_is_sent(
     fleet: Fleet, redis_server: Any, tmp_path: Path
 ) -> None:
     todo = write_todo(tmp_path / "todo", version="1", parameter=", of: str = ''")
-    # The worker of another lane publishes the methods too; nobody would take a message.
+    # The worker of another lane publishes the methods too; no worker would receive a message.
     await asyncio.to_thread(fleet.start, "long", settings=with_dirs(fleet, todo))
     services = fleet.services()
     await services.start()
@@ -181,7 +181,7 @@ async def test_wrong_names_and_arguments_are_refused_before_anything_is_sent(
         assert await recorded() == before
     finally:
         await services.close()
-    # The hook that selects the methods was sent, and nobody took it.
+    # The hook that selects the methods was sent, and no worker received it.
     assert not any(b"note_it" in message for message in queued())
 
 

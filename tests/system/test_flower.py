@@ -28,7 +28,7 @@ from nekro_agent.errors import MethodFailedError, NekroError
 from workers.composition import Services
 
 CHAT = "flower-chat"
-PASSWORD = "operator:of the house"
+PASSWORD = "operator:of operators"
 
 
 class Flower:

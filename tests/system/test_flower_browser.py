@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 HERE = Path(__file__).parent
 ARTIFACTS = HERE.parents[1] / "artifacts" / "flower"
-USER, PASSWORD = "operator", "of the house"
+USER, PASSWORD = "operator", "of operators"
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 

@@ -172,7 +172,7 @@ async def test_job_that_must_not_restart_fails_with_its_worker_and_wakes_the_age
             rounds = await tx.rounds.newest("payments", limit=9)
         return [round_.state for round_ in rounds] == [RoundState.DONE]
 
-    await eventually(answered, what=fleet.waiting_for("the agent to hear of it"))
+    await eventually(answered, what=fleet.waiting_for("the agent's round"))
     state = task.get_state("pay", "once")
     assert state is not None and state.signal is TaskSignal.FAIL and "worker died" in state.message
     assert len(journal(services, "once")) == 1

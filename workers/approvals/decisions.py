@@ -132,14 +132,14 @@ class ApprovalDecisions:
             await record_decided(transaction, self._publisher, row)
             return row
 
-        row = await self._surely(asked.id, decision, write, is_in_doubt=is_repetition)
+        row = await self._write_with_retries(asked.id, decision, write, is_in_doubt=is_repetition)
         logger.bind(approval_id=row.id, method=row.method, by=by, scope=scope.value).info("call_approved")
         return row
 
     async def deny(
         self, approval_id: str, *, by: str, reason: str | None = None, is_repetition: bool = False
     ) -> Approval:
-        """Refuse a call; its chat and the model are told.
+        """Refuse a call, and notify its chat and the model.
 
         Args:
             by: whose decision it is.
@@ -158,7 +158,7 @@ class ApprovalDecisions:
             await self._refuse(transaction, row, why, is_new_work=True)
             return row
 
-        row = await self._surely(approval_id, decision, write, is_in_doubt=is_repetition)
+        row = await self._write_with_retries(approval_id, decision, write, is_in_doubt=is_repetition)
         logger.bind(approval_id=row.id, method=row.method, by=by).info("call_denied")
         return row
 
@@ -173,15 +173,15 @@ class ApprovalDecisions:
             return bool(await transaction.approvals.revoke(row.chat_key, approval_id=row.id))
 
     async def expire(self, chat_key: str, *, limit: int) -> int:
-        """End the requests of a chat on which nobody decided in time; returns how many."""
+        """End the expired requests of a chat; returns how many."""
         async with self._database.begin() as transaction:
             await transaction.chats.lock(chat_key, create=True)
             expired = await transaction.approvals.expire(chat_key, limit=limit)
             for row in expired:
-                await self._refuse(transaction, row, "nobody decided in time", is_new_work=False)
+                await self._refuse(transaction, row, "no decision in time", is_new_work=False)
         return len(expired)
 
-    async def _surely(
+    async def _write_with_retries(
         self,
         approval_id: str,
         decision: Decision,
@@ -264,7 +264,7 @@ class ApprovalDecisions:
         return CallMessage.of(approved, signer=self._signer, lane=row.lane, reply_to=None, trace=stored.trace)
 
     async def _refuse(self, transaction: Transaction, row: Approval, why: str, *, is_new_work: bool) -> None:
-        """End the call of a request that was not approved, and tell its chat.
+        """End the call of a request that was not approved, and notify its chat.
 
         Args:
             is_new_work: whether the limit of rounds of its turn counts from here. Expiry does not begin new

@@ -109,7 +109,7 @@ class ApprovalRequests:
                 await record_requested(transaction, self._publisher, row)
             return row
 
-        return await self._surely(write, invocation)
+        return await self._write_with_retries(write, invocation)
 
     async def permit(self, invocation: Invocation, *, lane: str, by: str) -> Approval:
         """Record that the one who makes a call approves it.
@@ -135,7 +135,7 @@ class ApprovalRequests:
                 await record_decided(transaction, self._publisher, row)
             return row
 
-        return await self._surely(write, invocation)
+        return await self._write_with_retries(write, invocation)
 
     async def _new(self, invocation: Invocation, *, lane: str) -> NewApproval:
         root = turn_id = invocation.turn_id
@@ -158,7 +158,7 @@ class ApprovalRequests:
         )
 
     def _notice(self, row: Approval) -> NewMessage:
-        """Return the message by which people and the model hear that the call waits."""
+        """Return the message for people and the model that the call waits."""
         text = f"{row.method} waits for approval {row.id}; it has not run yet."
         if self._settings.approvers:
             call = shown_call(row.method, row.arguments)
@@ -175,7 +175,7 @@ class ApprovalRequests:
             once_key=f"approval:{row.id}",
         )
 
-    async def _surely(
+    async def _write_with_retries(
         self, write: Callable[[Transaction], Awaitable[Approval]], invocation: Invocation
     ) -> Approval:
         """Write once, and retry during a short outage of the database; the row of the call is unique."""

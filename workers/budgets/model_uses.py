@@ -30,7 +30,7 @@ class ModelUses:
         )
 
     def complete(self, llm: LLMAnswer) -> None:
-        """Take the figures of an answer whose client did not report its requests."""
+        """Add the figures of an answer whose client did not report its requests."""
         if not self._uses:
             self._uses[llm.group, llm.model] = ModelUse(
                 group=llm.group,

@@ -71,7 +71,7 @@ class _Charge:
             completion_tokens=answer_tokens,
             cost=price_of(self._group, prompt_tokens, answer_tokens, cached_tokens),
         )
-        await self._spending.settle_surely(self._reservation, [use])
+        await self._spending.settle_with_retries(self._reservation, [use])
 
 
 def _address(model: str, base_url: str | None) -> tuple[str, str]:

@@ -60,4 +60,4 @@ class RunMeter:
             raise
         finally:
             seconds = time.monotonic() - began if measured.seconds is None else measured.seconds
-            await complete(self._spending.settle_surely(reservation, [], sandbox_seconds=seconds))
+            await complete(self._spending.settle_with_retries(reservation, [], sandbox_seconds=seconds))

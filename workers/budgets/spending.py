@@ -111,8 +111,8 @@ class Spending:
             entry.id, uses, sandbox_seconds=sandbox_seconds, is_of_plugin=entry.is_of_plugin
         )
         if entry.chat_key is not None:
-            told = [total for total in totals if turn_goes_on or total.scope != BudgetScope.TURN]
-            await self._warn(transaction, told, reservation.key, entry.chat_key)
+            warned_of = [total for total in totals if turn_goes_on or total.scope != BudgetScope.TURN]
+            await self._warn(transaction, warned_of, reservation.key, entry.chat_key)
         if is_last:
 
             async def count() -> None:
@@ -120,7 +120,7 @@ class Spending:
 
             transaction.after_commit(count)
 
-    async def settle_surely(
+    async def settle_with_retries(
         self, reservation: Reservation, uses: Sequence[ModelUse], *, sandbox_seconds: float | None = None
     ) -> None:
         """Settle in a transaction of its own; if the database does not answer, the estimate stays."""
@@ -221,9 +221,9 @@ class Spending:
             ]
             warned = ",".join([*known, *(budget.measure for budget in near)])
             if near and await transaction.spendings.warn(total, warned):
-                await self._tell(transaction, near, chat_key)
+                await self._send_warning(transaction, near, chat_key)
 
-    async def _tell(self, transaction: Transaction, near: Sequence[Budget], chat_key: str) -> None:
+    async def _send_warning(self, transaction: Transaction, near: Sequence[Budget], chat_key: str) -> None:
         text = "\n".join(budget.warning for budget in near)
         message = NewMessage(chat_key=chat_key, kind=MessageKind.ASSISTANT, text=text)
         await append_message(transaction, self._publisher, message)

@@ -58,7 +58,7 @@ class SummaryMeter:
             answer = await client.complete(replace(request, on_spent=uses.add))
             uses.complete(answer)
         finally:
-            await complete(self._spending.settle_surely(reservation, uses.all))
+            await complete(self._spending.settle_with_retries(reservation, uses.all))
         return answer
 
     def _is_refused(self, entry: NewSpending) -> bool:

@@ -120,7 +120,7 @@ class CallClaims:
                 del self._under_way[invocation.call_id]
 
     async def _claim(self, subject: CallSubject, invocation: Invocation, worker: str) -> HeldClaim:
-        claim = await self._patiently(subject, invocation, worker)
+        claim = await self._claim_with_retries(subject, invocation, worker)
         if claim.verdict is ClaimVerdict.GRANTED:
             lease = self._leases.hold(
                 CALL,
@@ -138,7 +138,7 @@ class CallClaims:
                 await settle(transaction, self._publisher, claim.call)
         return HeldClaim(call_id=invocation.call_id, subject=subject, envelope=_earlier_outcome(claim.call))
 
-    async def _patiently(self, subject: CallSubject, invocation: Invocation, worker: str) -> Claim:
+    async def _claim_with_retries(self, subject: CallSubject, invocation: Invocation, worker: str) -> Claim:
         """Claim; retry while the database does not answer and the call may still start."""
         first_at: float | None = None
         while True:
@@ -197,7 +197,7 @@ class CallClaims:
         if text is not None and await self._is_dropped(invocation.chat_key, text):
             text = None
         try:
-            return await self._record_patiently(claim, invocation, envelope, text, value)
+            return await self._record_with_retries(claim, invocation, envelope, text, value)
         except OutcomeUnknownError:
             raise
         except BaseException as exc:
@@ -211,7 +211,7 @@ class CallClaims:
         finally:
             self._end(claim)
 
-    async def _record_patiently(
+    async def _record_with_retries(
         self, claim: HeldClaim, invocation: Invocation, envelope: Envelope, text: str | None, value: Any
     ) -> Envelope:
         give_up_at = time.monotonic() + 3 * GRACE_SECONDS

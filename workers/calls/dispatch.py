@@ -261,7 +261,7 @@ class Dispatcher:
         invocation = invocation_of(entry, arguments, scope, call_id=call_id, deadline=deadline)
         return await self._caller.call(invocation, lane=self.lane_of(entry))
 
-    async def invoke_patiently(
+    async def invoke_or_detach(
         self, entry: MethodEntry, arguments: str, scope: CallScope, *, call_id: str, lane: str
     ) -> Envelope | None:
         """Run a method on a worker and wait for its result for the configured time.
@@ -297,7 +297,7 @@ class Dispatcher:
             row = await self._detacher().detach(entry, invocation, lane=lane)
             return row.finished_at is None
 
-        return await self._caller.call_patiently(invocation, lane=lane, seconds=patience, leave=leave)
+        return await self._caller.call_or_detach(invocation, lane=lane, seconds=patience, leave=leave)
 
     async def _send_detached(self, invocation: Invocation, lane: str) -> None:
         call_id = invocation.call_id
@@ -328,7 +328,7 @@ class Dispatcher:
         Args:
             timeout_seconds: None means the limit of the method's lane.
             call_id: None makes a new one.
-            approver: who approves the call by making it; None: nobody.
+            approver: who approves the call by making it; None: the call is not approved.
 
         Raises:
             NotApprovedError: the method requires approval, and there is no approver.
@@ -411,9 +411,9 @@ class RunCalls:
             arguments = arguments_text(call.arguments)
             refuse_unfit_text(entry, arguments)
             if entry.requires_approval and await self._waits(entry, call.call_id, arguments, lane, record):
-                part.tell(awaits_approval=self._waiting_call == call.call_id)
+                part.set_attributes(awaits_approval=self._waiting_call == call.call_id)
                 return Stopped(stop=StopType.APPROVAL)
-            envelope = await self._dispatcher.invoke_patiently(
+            envelope = await self._dispatcher.invoke_or_detach(
                 entry, arguments, self._scope, call_id=call.call_id, lane=lane
             )
         except NekroError as exc:
@@ -425,10 +425,10 @@ class RunCalls:
             record(error="cancelled: its deadline passed, or its run ended")
             raise
         if envelope is None:
-            part.tell(is_detached=True)
+            part.set_attributes(is_detached=True)
             record(is_detached=True)
             return still_running(entry, call.call_id)
-        part.tell(follow_up_round_id=envelope.round_id)
+        part.set_attributes(follow_up_round_id=envelope.round_id)
         part.result(envelope)
         record(
             envelope,

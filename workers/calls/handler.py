@@ -115,7 +115,7 @@ class CallTarget(Protocol):
         ...
 
     def explained(self, error: Exception, arguments: Arguments) -> Exception:
-        """Return an error of ``run``, or one in its place that tells the caller more."""
+        """Return an error of ``run``, or one in its place that says more to the caller."""
         return error
 
     def places(self, error: Exception, redactor: Redactor) -> tuple[AuthorFrame, ...]:

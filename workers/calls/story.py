@@ -12,13 +12,13 @@ from storage.states import CallState
 if TYPE_CHECKING:
     from workers.calls.dispatch import CallRecord
 
-__all__ = ["call_json", "told_calls"]
+__all__ = ["call_json", "listed_calls"]
 
 
 def call_json(record: CallRecord) -> dict[str, Any]:
     """Describe a call as its caller saw it; times are ISO 8601 in UTC, None if unknown.
 
-    ``awaits_approval`` says whether it waits for approval: when its caller ended, and in ``told_calls`` now.
+    ``awaits_approval`` says whether it waits for approval: when its caller ended; in ``listed_calls``: now.
     ``approval_id`` is its request for approval.
     """
     return {
@@ -38,7 +38,7 @@ def call_json(record: CallRecord) -> dict[str, Any]:
     }
 
 
-def told_calls(
+def listed_calls(
     listed: Sequence[dict[str, Any]], rows: Sequence[Call], approvals: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """Complete a round's own list of its calls with the recorded rows.

@@ -132,9 +132,7 @@ class Registry:
         try:
             return await self._collect(plugin, own, ctx)
         except Exception as exc:  # plugin code; the other plugins' methods must stay available
-            logger.opt(exception=exc).error(
-                f"{plugin.key}: mount_collect_methods failed; it keeps all methods"
-            )
+            logger.bind(plugin=plugin.key).opt(exception=exc).error("collect_methods_failed")
             return own
 
     def _claim(self, name: str, entry: MethodEntry) -> None:
@@ -151,7 +149,7 @@ class Registry:
             return
         owner = self._by_name.setdefault(label, entry)
         if owner is not entry:
-            logger.debug(f"label {label} of {entry.task} is not an alias: the name belongs to {owner.task}")
+            logger.bind(label=label, task=entry.task, owner=owner.task).debug("label_is_no_alias")
 
     def _warn(self, text: str) -> None:
         self.warnings.append(text)

@@ -54,7 +54,7 @@ class EventPublisher:
     def __init__(self, app: Celery) -> None:
         self._app = app
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="publish")
-        self._put_off = _PutOff(self._pool, seconds=2 * DEFER_SECONDS)
+        self._delayed = _DelayedEvents(self._pool, seconds=2 * DEFER_SECONDS)
         #: Number of the newest event of each chat that is not announced yet, and the types of all of these.
         self._added: dict[str, tuple[int, frozenset[str]]] = {}
         self._live_waiting = 0
@@ -69,7 +69,7 @@ class EventPublisher:
             later: return at once and publish after a short delay.
         """
         send = partial(publish_round_requested, self._app, chat_key)
-        if not (later and self._put_off.add("round.requested", send)):
+        if not (later and self._delayed.add("round.requested", send)):
             await self._publish("round.requested", send)
 
     async def rounds_overdue(self, chat_keys: Sequence[str]) -> int:
@@ -133,7 +133,7 @@ class EventPublisher:
         if waits:
             return
         send = partial(self._send_added, chat_key)
-        if not (later and self._put_off.add(EVENTS_ADDED, send)):
+        if not (later and self._delayed.add(EVENTS_ADDED, send)):
             self._submit(EVENTS_ADDED, send)
 
     def live(self, chat_key: str, event: Mapping[str, Any]) -> bool:
@@ -164,7 +164,7 @@ class EventPublisher:
     def close(self) -> None:
         """Finish running publications and accept no more; live events that wait are dropped."""
         self._pool.shutdown(wait=True, cancel_futures=True)
-        self._put_off.send_all()
+        self._delayed.send_all()
         for chat_key in list(self._added):
             _attempt(EVENTS_ADDED, partial(self._send_added, chat_key))
 
@@ -172,7 +172,7 @@ class EventPublisher:
         return await asyncio.get_running_loop().run_in_executor(self._pool, _attempt, name, send)
 
 
-class _PutOff:
+class _DelayedEvents:
     """Events that are published after a delay, in the order given."""
 
     def __init__(self, pool: ThreadPoolExecutor, *, seconds: float) -> None:

@@ -50,7 +50,7 @@ class SqlDownloads:
         self._running: set[SqlDownloadClaim] = set()
         self._poll = Poll(
             background,
-            self._tell,
+            self._write_progress,
             seconds=REFRESH_SECONDS,
             is_needed=lambda: bool(self._running),
             on_error="download_progress_not_written",
@@ -89,10 +89,10 @@ class SqlDownloads:
         is_below = target.is_relative_to(self._data_dir)
         return str(target.relative_to(self._data_dir) if is_below else target)
 
-    async def _tell(self) -> None:
+    async def _write_progress(self) -> None:
         for claim in list(self._running):
             with survived("download_progress_not_written", target=claim.target):
-                await claim.tell()
+                await claim.write_progress()
 
 
 class SqlDownloadClaim:
@@ -112,7 +112,7 @@ class SqlDownloadClaim:
         self._lease = lease
         self._on_end = on_end
         self._progress: tuple[int, int | None] = (0, None)
-        self._told: tuple[int, int | None] = self._progress
+        self._written: tuple[int, int | None] = self._progress
 
     @property
     def is_lost(self) -> bool:
@@ -131,10 +131,10 @@ class SqlDownloadClaim:
         """
         await self._lease.confirm()
 
-    async def tell(self) -> None:
+    async def write_progress(self) -> None:
         """Write the progress if it has changed."""
         done_bytes, whole_bytes = progress = self._progress
-        if progress == self._told or self.is_lost:
+        if progress == self._written or self.is_lost:
             return
         try:
             async with self._database.autocommit() as transaction:
@@ -143,7 +143,7 @@ class SqlDownloadClaim:
                 )
         except FencedError:
             self._lease.lose()
-        self._told = progress
+        self._written = progress
 
     async def end(self, report: DownloadReport | None) -> None:
         """Release the claim; no effect if another owner has it."""

@@ -1,4 +1,4 @@
-"""Tells a chat that a job of it failed: a system message, and a round for an agent that may wait for it."""
+"""Notifies a chat of a failed job: a system message, and a round for an agent that may wait for it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from storage.transaction import Transaction
 from workers.chats.publisher import EventPublisher
 from workers.chats.writer import append_message, request_round
 
-__all__ = ["tell_chat"]
+__all__ = ["notify_chat_of_failure"]
 
 
-async def tell_chat(transaction: Transaction, publisher: EventPublisher, job: Job) -> None:
+async def notify_chat_of_failure(transaction: Transaction, publisher: EventPublisher, job: Job) -> None:
     """Record both once per job, in the transaction that ends the job; nothing for a job without a chat."""
     if not job.chat_key:
         return

@@ -35,7 +35,7 @@ from workers.chats.events import record_job
 from workers.chats.publisher import EventPublisher
 from workers.chats.turn_traces import trace_of
 from workers.jobs.data import plain_data, unpack
-from workers.jobs.notices import tell_chat
+from workers.jobs.notices import notify_chat_of_failure
 from workers.jobs.running import RunningJob, RunningJobs
 from workers.leases.keeper import on_this_loop
 from workers.pools.jobs import CANCEL_SECONDS
@@ -110,15 +110,15 @@ class JobRunner:
             span(f"job {job.plugin_key}.{job.type}", ids, kind="consumer", headers={}, turn=trace) as part,
         ):
             try:
-                last, is_told = await self._carry_out(job)
+                last, is_chat_notified = await self._carry_out(job)
             except FencedError as exc:
                 logger.bind(fence=job.fence).warning("job_claim_lost")
                 raise DuplicateDelivery(job_id) from exc
             except asyncio.CancelledError:
                 await self._leave(job, interruption())
                 raise
-            ended = await self._finish(job, last, is_told=is_told)
-            part.tell(state=ended.state.value)
+            ended = await self._finish(job, last, is_chat_notified=is_chat_notified)
+            part.set_attributes(state=ended.state.value)
             if ended.state is JobState.FAILED:
                 part.fail("JobFailed")
         logger.bind(job_id=job.id, state=ended.state.value, attempt=job.attempt).info("job_ended")
@@ -147,7 +147,7 @@ class JobRunner:
         return job
 
     async def _carry_out(self, job: Job) -> tuple[TaskCtl, bool]:
-        """Run the job; returns its last signal, and whether its own code told the chat of a failure."""
+        """Run the job; returns its last signal, and whether its own code notified the chat of a failure."""
         try:
             plugin, func = self._function(job)
             args, kwargs = unpack(job.args)
@@ -177,7 +177,7 @@ class JobRunner:
                 await asyncio.wait([work], timeout=0.75 * CANCEL_SECONDS)
                 raise
         last = _last_signal(running, work)
-        # An exception is told in any case: what the job said before it was about something else.
+        # The chat is always notified of an exception: an earlier notice of the job was about something else.
         return last, handle.has_notified_agent and not isinstance(last.data, BaseException)
 
     def _function(self, job: Job) -> tuple[NekroPlugin, Callable[..., Any]]:
@@ -191,11 +191,11 @@ class JobRunner:
             raise MethodNotFoundError(f"plugin {job.plugin_key} has no task type {job.type!r} any more")
         return plugin, func
 
-    async def _finish(self, job: Job, last: TaskCtl, *, is_told: bool = False) -> Job:
-        """Record the end, and tell the chat of a failure; retries for a minute without a database.
+    async def _finish(self, job: Job, last: TaskCtl, *, is_chat_notified: bool = False) -> Job:
+        """Record the end, and notify the chat of a failure; retries for a minute without a database.
 
         Args:
-            is_told: whether the chat knows of a failure already.
+            is_chat_notified: whether the chat knows of a failure already.
 
         Raises:
             DuplicateDelivery: another worker took the job over; this end is discarded.
@@ -217,8 +217,8 @@ class JobRunner:
                     await transaction.job_signals.clear(job.id)
                     await record_job(transaction, self._publisher, EventType.JOB_ENDED, ended)
                     is_wanted = ended.state is JobState.FAILED and ended.cancel_requested_at is None
-                    if is_wanted and not is_told:
-                        await tell_chat(transaction, self._publisher, ended)
+                    if is_wanted and not is_chat_notified:
+                        await notify_chat_of_failure(transaction, self._publisher, ended)
                 return ended
             except FencedError as exc:
                 logger.bind(job_id=job.id, fence=job.fence).warning("job_claim_lost")

@@ -131,7 +131,7 @@ class RunningJobs:
                 if time.monotonic() >= running.next_event_at:
                     running.next_event_at = time.monotonic() + _EVENT_SECONDS
                     await record_job(transaction, self._publisher, EventType.JOB_PROGRESS, job)
-        except FencedError:  # the job has ended, or its claim is lost: the read that follows tells
+        except FencedError:  # the job has ended, or its claim is lost: the next read shows which
             return
         if running in self._jobs:
             self._announce(job.id, job.percent, job.message)

@@ -227,7 +227,7 @@ class SqlJobs:
         self._alarms.ring(job_id, key)
 
     async def _take(self, job_id: str, key: str, waiter: str) -> dict[str, str] | None:
-        """Take the signal if it has arrived.
+        """Remove and return the signal if it has arrived.
 
         Raises:
             asyncio.CancelledError: the wait was cancelled.

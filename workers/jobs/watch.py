@@ -61,10 +61,10 @@ class JobWatch:
             with self._lock:
                 watcher = self._watchers.pop(job_id)
             if job is not None:
-                self._tell(watcher, TaskCtl.of_job(info_of(job)))
+                self._call_back(watcher, TaskCtl.of_job(info_of(job)))
 
     @staticmethod
-    def _tell(watcher: _Watcher, last: TaskCtl) -> None:
+    def _call_back(watcher: _Watcher, last: TaskCtl) -> None:
         with suppress(RuntimeError):  # the loop that started the job has ended
             watcher.loop.call_soon_threadsafe(_call, watcher.callback, last)
 

@@ -1,1 +1,1 @@
-"""What the code of a chat is told about its plugins and methods: help, search, which plugins are awake."""
+"""What the code of a chat can read about its plugins and methods: help, search, which plugins are awake."""

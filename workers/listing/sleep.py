@@ -1,4 +1,4 @@
-"""Plugins that sleep: prompts show them by a summary until someone wakes them for a number of turns.
+"""Plugins that sleep: prompts show them by a summary until they are woken for a number of turns.
 
 All methods of a plugin that is asleep can be called. Whether it is awake is decided at the first round of
 a turn and stays so, because the plugin that wakes in a turn is shown there by the result of the call.
@@ -135,7 +135,7 @@ async def wake(
 
 
 async def sleep(transaction: Transaction, chat_key: str, plugin_key: str) -> bool:
-    """Put a plugin to sleep in a chat; False if nobody has woken it."""
+    """Put a plugin to sleep in a chat; False if it is asleep already."""
     await transaction.chats.lock(chat_key, create=True)
     activations = await transaction.activations.of_chat(chat_key)
     if activations.pop(plugin_key, None) is None:

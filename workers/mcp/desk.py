@@ -85,7 +85,7 @@ class ServerDesk:
     async def ask(self, question: Question, ctx: AgentCtx, *, seconds: float) -> Reply:
         """See ``Desk``; after ``seconds`` without an answer the reply is ``cancel``."""
         if ctx.call_id is None or ctx.from_chat_key is None:
-            raise InvalidValueError("this call belongs to no chat, so nobody can be asked")
+            raise InvalidValueError("this call belongs to no chat, so it cannot ask a question")
         words = [question.server, question.text, question.schema, question.url]
         asked = question_id(ctx.call_id, words)
         give_up_at = time.monotonic() + seconds
@@ -102,7 +102,7 @@ class ServerDesk:
                 except InvalidValueError as exc:
                     await ctx.send_text(f"The answer to question {asked} does not fit: {exc}", record=False)
                     await self._begin(ctx.call_id, answer_key(asked), waiter)
-        await ctx.send_text(f"Nobody answered question {asked} in time.", record=False)
+        await ctx.send_text(f"Question {asked} was not answered in time.", record=False)
         return Reply(action="cancel")
 
     @asynccontextmanager
@@ -131,7 +131,7 @@ class ServerDesk:
             await transaction.job_signals.end(call_id, key=key, waiter=waiter)
 
     async def _taken(self, call_id: str, key: str, waiter: str) -> Any:
-        """Take the answer; None if there is none yet."""
+        """Remove and return the answer; None if there is none yet."""
         async with self._database.read() as transaction:
             state = await transaction.job_signals.look(call_id, key=key, waiter=waiter)
         if state is not WaitState.READY:

@@ -23,7 +23,7 @@ class AllowedHosts:
     """The loopback names and the configured ones."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
-        """Take host names and addresses, without port and brackets."""
+        """``names`` are host names and addresses, without port and brackets."""
         self._names = frozenset(map(_normal, (*LOOPBACK_NAMES, *names)))
 
     def admits(self, headers: Sequence[str]) -> bool:

@@ -29,7 +29,7 @@ from workers.chats.events import record_job
 from workers.chats.publisher import EventPublisher
 from workers.chats.writer import append_message, request_round
 from workers.jobs.data import is_call
-from workers.jobs.notices import tell_chat
+from workers.jobs.notices import notify_chat_of_failure
 
 __all__ = ["ApprovalSweep", "JobSweep", "RetentionSweep", "TimerFirings", "TimerSweep", "UploadSweep"]
 
@@ -150,7 +150,7 @@ class UploadSweep:
 
 
 class ApprovalSweep:
-    """Ends requests for approval on which nobody decided in time."""
+    """Ends expired requests for approval."""
 
     def __init__(self, database: Database, decisions: ApprovalDecisions) -> None:
         self._database = database
@@ -201,6 +201,6 @@ class JobSweep:
                 await transaction.job_signals.clear(job.id)
                 await record_job(transaction, self._publisher, EventType.JOB_ENDED, job)
                 if not is_call(job):
-                    await tell_chat(transaction, self._publisher, job)
+                    await notify_chat_of_failure(transaction, self._publisher, job)
                 return True
         return False

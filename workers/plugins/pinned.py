@@ -51,12 +51,12 @@ class PinnedOwner:
         is_fallback: bool,
         refresh: Callable[[], Awaitable[None]],
         consume: Callable[[str], None],
-        tell_start: Callable[[NekroPlugin], Awaitable[list[HookFailure]]],
+        run_start_hooks: Callable[[NekroPlugin], Awaitable[list[HookFailure]]],
     ) -> None:
         """Create the competitor.
 
         Args:
-            tell_start: runs the ``on_enabled`` hooks of a plugin.
+            run_start_hooks: runs the ``on_enabled`` hooks of a plugin.
             refresh: updates ``lanes``.
             is_fallback: do not compete while a process of lane ``pinned`` exists.
             consume: starts serving a plugin's queue.
@@ -69,7 +69,7 @@ class PinnedOwner:
         self._is_fallback = is_fallback
         self._refresh = refresh
         self._consume = consume
-        self._tell_start = tell_start
+        self._run_start_hooks = run_start_hooks
         self._held: dict[str, HeldLease] = {}
         #: Keys of the plugins whose init and ``on_enabled`` have run here. Until then nothing else of this
         #: process may run hooks of them.
@@ -149,7 +149,7 @@ class PinnedOwner:
 
     async def _adopt(self, plugin: NekroPlugin) -> None:
         """Run init and ``on_enabled`` here, then serve the plugin's calls, which thus find it initialised."""
-        for failure in [*await self._host.start_plugin(plugin), *await self._tell_start(plugin)]:
+        for failure in [*await self._host.start_plugin(plugin), *await self._run_start_hooks(plugin)]:
             # It keeps its methods, like a plugin that is not pinned.
             logger.bind(plugin=plugin.key, error=failure.error).error("pinned_plugin_init_failed")
         self._adopted.add(plugin.key)

@@ -23,7 +23,7 @@ class SourceWatch:
     """Watches the Python files of one plugin."""
 
     def __init__(self, imported: Imported) -> None:
-        """Take the files as they are now for those that were imported."""
+        """The present files count as those that were imported."""
         self._imported = imported
         self._loaded = self._previous = self._look()
 

@@ -94,14 +94,14 @@ class PluginStates:
         failures: list[HookFailure] = []
         for plugin in self._host.plugins:
             if plugin.is_enabled and not self._lanes.is_pinned(plugin.key):
-                failures += await self.tell_start(plugin)
+                failures += await self.run_start_hooks(plugin)
         return failures
 
-    async def tell_start(self, plugin: NekroPlugin) -> list[HookFailure]:
+    async def run_start_hooks(self, plugin: NekroPlugin) -> list[HookFailure]:
         """Run the ``on_enabled`` hooks of a plugin that was started here for the fleet."""
         if not state_hooks(plugin):
             return []
-        failures = await self._host.tell_state(plugin)
+        failures = await self._host.run_state_hooks(plugin)
         decision = (await self._decisions()).get(plugin.key)
         if decision is not None:
             await self._announced(decision)
@@ -150,7 +150,7 @@ class PluginStates:
             if is_disabled:
                 self._set_enabled(plugin, False)
             if state is not None and state.announced_revision < state.revision and state.is_enabled == wanted:
-                await self._tell(plugin, state)
+                await self._run_decision_hooks(plugin, state)
             if is_disabled and self._is_here(plugin):
                 await self._host.stop_plugin(plugin)  # after the hook, which may use what init made
 
@@ -170,7 +170,7 @@ class PluginStates:
         self._on_change()
         logger.bind(plugin=plugin.key, enabled=is_enabled).info("plugin_state_changed")
 
-    async def _tell(self, plugin: NekroPlugin, state: PluginState) -> None:
+    async def _run_decision_hooks(self, plugin: NekroPlugin, state: PluginState) -> None:
         """Run the hooks of a decision, unless another worker did."""
         if not state_hooks(plugin):
             await self._announced(state)
@@ -179,7 +179,7 @@ class PluginStates:
                 newest = (await self._decisions()).get(plugin.key)
                 if newest is None or newest.announced_revision >= state.revision:
                     return
-                await self._host.tell_state(plugin)
+                await self._host.run_state_hooks(plugin)
                 await self._announced(state)
 
     async def _announced(self, state: PluginState) -> None:

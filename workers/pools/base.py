@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from typing import Any, Final
@@ -10,6 +9,7 @@ from typing import Any, Final
 from celery.concurrency.base import BasePool
 from celery.concurrency.prefork import _run_ready_callbacks
 from kombu.asynchronous import get_event_loop
+from loguru import logger
 
 from nekro_agent.durations import POLL_SECONDS
 from workers.pools.jobs import CANCEL_SECONDS, Job, StopReason
@@ -17,7 +17,6 @@ from workers.pools.jobs import CANCEL_SECONDS, Job, StopReason
 __all__ = ["JobPool"]
 
 
-logger = logging.getLogger(__name__)
 #: Shared keyword arguments of tracers: nearly no job has any, and they are only read.
 _NO_NAMES: Final[dict[str, Any]] = {}
 
@@ -129,7 +128,7 @@ class JobPool(BasePool):  # type: ignore[misc]
         for job in left:
             job.stop(StopReason.TERMINATED)
         if left:
-            logger.warning("stopping %d jobs; their messages go back to the queue", len(left))
+            logger.bind(count=len(left)).warning("jobs_stopped")
             self._wait(lambda: bool(self._jobs), seconds=CANCEL_SECONDS)
         self.close_loops()
         _let_acknowledgements_through()
@@ -158,7 +157,7 @@ def _let_acknowledgements_through() -> None:
         hub.fire_timers()
         _run_ready_callbacks(hub)
     except Exception:  # the shutdown must continue; unacknowledged messages are delivered again
-        logger.warning("acknowledgements failed during shutdown", exc_info=True)
+        logger.opt(exception=True).warning("acknowledgements_failed")
 
 
 def _ignore(_: Any) -> None:

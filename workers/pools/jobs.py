@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import logging
 import threading
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
@@ -26,6 +25,7 @@ import uvloop
 from billiard.einfo import ExceptionInfo
 from celery.concurrency.base import apply_target
 from celery.exceptions import Ignore
+from loguru import logger
 
 from nekro_agent.errors import MethodAbortedError
 from runtime.deadlines import Deadlines
@@ -46,7 +46,6 @@ __all__ = [
 #: How long a cancelled coroutine may take to end before its loop, or its thread, is abandoned.
 CANCEL_SECONDS: Final = 2
 
-logger = logging.getLogger(__name__)
 #: Above any process id of Linux (2**22), so ``terminate_job`` can never name a real process.
 _numbers = itertools.count((1 << 22) + 1)
 #: Guards the state of every job, for short times; one shared lock uses less memory than thousands.
@@ -204,7 +203,7 @@ class Job:
         try:
             self.timeout_callback(False, self.hard_limit_seconds or 0)
         except Exception:  # the pool's loop must continue
-            logger.exception("the time limit of job %d could not be reported", self.pid)
+            logger.bind(pid=self.pid).exception("time_limit_not_reported")
 
     def report_soft_limit(self) -> None:
         """Report to Celery that the soft time limit passed: it logs a warning."""
@@ -223,7 +222,7 @@ class Job:
     def escape(self, exc: BaseException) -> None:
         """Report an exception that was not handled anywhere else."""
         if self._is_reported:
-            logger.error("exception after the end of job %d: %r", self.pid, exc, exc_info=exc)
+            logger.bind(pid=self.pid).opt(exception=exc).error("exception_after_job")
             return
         self._is_reported = True
         if (self.stop_reason is not None and self.stop_reason.is_final) or self.error_callback is None:
@@ -231,7 +230,7 @@ class Job:
         try:
             self.error_callback(_exception_info(exc))
         except BaseException:  # the caller's deadline covers the loss; the pool must continue
-            logger.exception("the failure of job %d could not be reported: %r", self.pid, exc)
+            logger.bind(pid=self.pid, failure=repr(exc)).exception("failure_not_reported")
 
 
 def _abortion(outcome: Any) -> BaseException | None:
@@ -464,7 +463,7 @@ def run_to_end(loop: asyncio.AbstractEventLoop) -> None:
         if tasks:
             _, stubborn = await asyncio.wait(tasks, timeout=CANCEL_SECONDS)
             if stubborn:
-                logger.warning("%d coroutines ignored their cancellation and were abandoned", len(stubborn))
+                logger.bind(count=len(stubborn)).warning("coroutines_abandoned")
         await close_loop_resources()
         await loop.shutdown_asyncgens()
 
@@ -481,6 +480,6 @@ def _finish(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None
     try:
         loop.run_until_complete(coroutine)
     except Exception:  # the process ends, and with it everything on the loop
-        logger.exception("an event loop was not closed cleanly")
+        logger.exception("event_loop_not_closed")
     finally:
         loop.close()

@@ -65,7 +65,7 @@ class Observation:
             metrics().call_seconds.labels(self._name).observe(seconds)
             logger.bind(outcome=outcome, seconds=round(seconds, 6)).info("call_ended")
         if self._span is not None:
-            self._span.tell(outcome=outcome)
+            self._span.set_attributes(outcome=outcome)
             if outcome not in _GOOD:
                 self._span.fail(outcome)
             self._span.__exit__(None, None, None)

@@ -8,13 +8,13 @@ enforces time limits, stops revoked jobs, and supports warm, soft and cold shutd
 from __future__ import annotations
 
 import contextvars
-import logging
 import threading
 import time
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import uvloop
+from loguru import logger
 
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from workers.pools.awaiting import thread_state
@@ -23,9 +23,6 @@ from workers.pools.jobs import CANCEL_SECONDS, Alarms, Job, LoopThread, run_to_e
 from workers.pools.niceness import SessionShare, lower_thread
 
 __all__ = ["ThreadPool"]
-
-
-logger = logging.getLogger(__name__)
 
 
 class ThreadPool(JobPool):
@@ -126,7 +123,7 @@ class ThreadPool(JobPool):
         for thread in list(self._threads):
             if thread.job is job and not thread.is_retired:
                 thread.is_retired = True
-                logger.warning("%s is over its time limit and was replaced", thread.name)
+                logger.bind(thread=thread.name).warning("thread_replaced")
                 self._add_thread()
 
 

@@ -93,7 +93,7 @@ class MessageIntake:
             once_key: a message with the same one is recorded once; the hooks do not run for a repetition.
             key_id: the key of the API on whose budget its turn is.
             voucher: who vouches for the sender's id, so that the message may be a decision on a call, or an
-                answer to an MCP server: an adapter, or a key of the API. None: nobody, as for messages that
+                answer to an MCP server: an adapter, or a key of the API. None for messages that
                 plugins push, because code in a sandbox may have written them.
         """
         known = None if once_key is None else await self._received(once_key)

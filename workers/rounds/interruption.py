@@ -24,7 +24,7 @@ async def woken_by(transaction: Transaction, rows: Sequence[Call]) -> StopType |
 
 
 def interruption_of(rows: Sequence[Call]) -> str:
-    """Tell the model that its program was interrupted, and what became of its recorded calls."""
+    """Return the text for the model: its program was interrupted, and the states of its recorded calls."""
     fates = "".join(f" `{row.method.rpartition('.')[2]}`: {_fate(row.state)}." for row in rows)
     return (
         "The host that ran the program went down, perhaps in the middle of it; what it printed is lost. "

@@ -32,7 +32,7 @@ from workers.approvals.decisions import cancel_pending
 from workers.budgets.round_meter import RoundMeter
 from workers.calls.detached import end_job
 from workers.calls.dispatch import CallRecord
-from workers.calls.story import call_json, told_calls
+from workers.calls.story import call_json, listed_calls
 from workers.chats.events import record, round_ended, round_started
 from workers.chats.publisher import EventPublisher
 from workers.chats.writer import append_message
@@ -199,7 +199,7 @@ class RoundLedger:
                 following = await self._start(transaction, ended.chat_key, fence, next_worker, later=True)
             return ended
 
-        ended = await self._surely(write, events)
+        ended = await self._write_with_retries(write, events)
         stop = None if outcome.stop_type is None else outcome.stop_type.name
         logger.bind(
             chat_key=ended.chat_key,
@@ -214,7 +214,7 @@ class RoundLedger:
         self, transaction: Transaction, ended: Round, claimed: ClaimedRound, outcome: RoundOutcome
     ) -> None:
         if outcome.notice is not None:
-            await self._tell_chat(transaction, ended, outcome.notice, kind=MessageKind.ASSISTANT)
+            await self._append_notice(transaction, ended, outcome.notice, kind=MessageKind.ASSISTANT)
         # The follow-up round of a result was requested by the worker that ran the method.
         if outcome.needs_follow_up and outcome.stop_type not in STOPS.values():
             await self._request_follow_up(transaction, ended, user_id=claimed.user_id)
@@ -251,7 +251,7 @@ class RoundLedger:
             await self._end_turns(transaction, ended, fault=Fault(code=error.code, text=report.error or ""))
             return ended
 
-        await self._surely(write, events)
+        await self._write_with_retries(write, events)
         logger.bind(error=report.error, error_type=type(error).__name__).error("round_failed")
 
     async def stop(
@@ -282,7 +282,7 @@ class RoundLedger:
             await self._end_turns(transaction, ended)
             return ended
 
-        await self._surely(write, events)
+        await self._write_with_retries(write, events)
         logger.info("round_cancelled")
 
     async def cancel(self, chat_key: str, *, reason: str, turn_id: str | None = None) -> list[Round]:
@@ -307,7 +307,9 @@ class RoundLedger:
         """How long a chat stays with a worker that does not renew its lease."""
         return self._settings.lease_seconds
 
-    async def _surely(self, write: Callable[[Transaction], Awaitable[Round]], events: RoundEvents) -> Round:
+    async def _write_with_retries(
+        self, write: Callable[[Transaction], Awaitable[Round]], events: RoundEvents
+    ) -> Round:
         """Write, and retry for the time of a lease; a fenced write is safe to repeat.
 
         Raises:
@@ -416,7 +418,7 @@ class RoundLedger:
         report = RoundReport(
             stop_type=int(StopType.ERROR if stop is None else stop),
             error=interruption_of(rows) if stop is None else None,
-            calls=told_calls([], rows, await transaction.approvals.of_calls(rows)),
+            calls=listed_calls([], rows, await transaction.approvals.of_calls(rows)),
         )
         ended = await transaction.rounds.finish(orphan.id, fence=fence, report=report)
         record(transaction, self._publisher, ended.chat_key, round_ended(ended))
@@ -429,11 +431,11 @@ class RoundLedger:
         elif stop is None:
             notice = verdict.rounds_used_up(self._settings.rounds_per_turn).notice or ""
             fault = Fault(code=verdict.TURN_LIMIT, text=notice)
-            await self._tell_chat(transaction, ended, notice, kind=MessageKind.ASSISTANT)
+            await self._append_notice(transaction, ended, notice, kind=MessageKind.ASSISTANT)
         await self._end_turns(transaction, ended, fault=fault)
 
     async def _explain_failure(self, transaction: Transaction, ended: Round, said: str | None = None) -> None:
-        """Tell the chat why a round failed.
+        """Record in the chat why a round failed.
 
         Args:
             said: the reason in a sentence for people, who get it as a message; None: a system message has
@@ -441,10 +443,10 @@ class RoundLedger:
         """
         if said is not None:
             notice = f"I could not answer: {said}."
-            await self._tell_chat(transaction, ended, notice, kind=MessageKind.ASSISTANT)
+            await self._append_notice(transaction, ended, notice, kind=MessageKind.ASSISTANT)
         else:
             notice = f"The agent could not answer: {ended.error}"
-            await self._tell_chat(transaction, ended, notice, kind=MessageKind.SYSTEM)
+            await self._append_notice(transaction, ended, notice, kind=MessageKind.SYSTEM)
 
     async def _cancel_calls(self, transaction: Transaction, ended: Round) -> None:
         await cancel_pending(
@@ -484,7 +486,7 @@ class RoundLedger:
         )
         await append_message(transaction, self._publisher, message, later=later)
 
-    async def _tell_chat(
+    async def _append_notice(
         self, transaction: Transaction, ended: Round, text: str, *, kind: MessageKind
     ) -> None:
         message = NewMessage(

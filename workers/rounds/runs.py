@@ -112,7 +112,7 @@ class CodeRuns:
         async with self._meter.running(run_id, chat=chat, user_id=user_id) as measured:
             with span("sandbox.run", {"run_id": request.run_id}) as part:
                 result = await manager.run(request)
-                part.tell(stop_type=result.stop_type.name)
+                part.set_attributes(stop_type=result.stop_type.name)
             measured.seconds = result.duration_seconds
         return CodeReport(
             stop_type=result.stop_type,

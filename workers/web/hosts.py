@@ -63,7 +63,7 @@ class PluginHosts:
             owns: whether this process owns the pinned plugin of a key.
             address: the address to listen on.
             advertised: the name or address by which gateways reach this host; None: ``address``.
-            on_failure: told the plugin's key and why its routes could not be built.
+            on_failure: called with the plugin's key and the reason why its routes could not be built.
         """
         self._role, self._key, self._database = role, key, database
         self._plugins, self._is_pinned, self._owns = plugins, is_pinned, owns

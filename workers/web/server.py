@@ -82,7 +82,7 @@ class PluginServer:
     def answers(self) -> bool:
         """Whether the server's loop runs; reports where it is blocked, once. Call it about every second."""
         if self._thread is None:
-            return True  # the watchdog of the loop looks after it
+            return True  # the watchdog of the loop checks it
         seconds = time.monotonic() - self._answered_at
         self._thread.call(self._answer)
         if seconds < _BLOCKED_SECONDS:

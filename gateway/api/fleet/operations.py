@@ -85,7 +85,7 @@ async def dead_letters(
     identity.require_all(Scope.ADMIN)
     after = None if cursor is None else _position(cursor)
     found, more = await _with_letters(services, lambda letters: letters.page(limit=limit, after=after))
-    # The last bit tells the kind, the others the number of older ones.
+    # The last bit gives the kind, the others the number of older ones.
     next_cursor = None if more is None else cursor_of(more.older << 1 | more.is_refused)
     return Page(items=[dead_letter_answer(message) for message in found], next_cursor=next_cursor)
 

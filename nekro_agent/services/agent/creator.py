@@ -82,7 +82,7 @@ class OpenAIChatMessage(BaseModel):
     content: list[Segment] = Field(default_factory=list)
 
     def __init__(self, role: Role, content: Iterable[Segment | ContentSegment] = (), **values: Any) -> None:
-        """Take a role and parts, positional as in the reference."""
+        """Create a message; ``role`` and ``content`` are positional as in the reference."""
         super().__init__(role=role, content=[_plain(part) for part in content], **values)
 
     @classmethod

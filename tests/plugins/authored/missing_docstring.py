@@ -1,4 +1,4 @@
-"""A method without a docstring: callable, and the LLM is not told of it."""
+"""A method without a docstring: callable, and not listed for the LLM."""
 
 from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
 

@@ -59,7 +59,7 @@ def shown_message(message: Message) -> HistoryMessage | None:
     if message.is_hidden:
         return None
     attachments = attachments_of(message.data or {})
-    # The agent made its own pictures; it is told their names.
+    # The agent made its own pictures; the prompt has their names.
     pictures = [a for a in attachments if a.kind == "image" and message.kind is MessageKind.USER]
     return HistoryMessage(
         message_id=message.id,

@@ -29,7 +29,7 @@ export function whenConnectionChanges(callback) {
 export function connect() {
   if (connection) return;
   connection = new AbortController();
-  follow(URL, { signal: connection.signal, onEvent: ({ data }) => hear(data), onState: (state, error) => onState(state, error) });
+  follow(URL, { signal: connection.signal, onEvent: ({ data }) => notify(data), onState: (state, error) => onState(state, error) });
 }
 
 /** Disconnect; the next `connect` begins anew. */
@@ -52,8 +52,8 @@ export function whenChanged(kinds, work, { signal, chat = null, pause = PAUSE_MI
   signal.addEventListener("abort", () => { listeners.delete(listener); listener.stop(); }, { once: true });
 }
 
-function hear({ kind, chat_key: chat }) {
-  for (const listener of listeners) if (listener.concerns(kind, chat)) listener.hear();
+function notify({ kind, chat_key: chat }) {
+  for (const listener of listeners) if (listener.concerns(kind, chat)) listener.notify();
 }
 
 class Listener {
@@ -65,7 +65,7 @@ class Listener {
     return kind === "reset" || (this.kinds.has(kind) && (this.chat === null || !chat || chat === this.chat));
   }
 
-  hear() {
+  notify() {
     this.isDue = true;
     this.plan();
   }

@@ -16,7 +16,7 @@ export class TurnModel {
     this.load(tree);
   }
 
-  /** Take a newer tree. What only live events tell stays. */
+  /** Replace the tree by a newer one; what only live events contain stays. */
   load(tree) {
     const calls = new Map(this.rounds.size ? [...this.rounds.values()].flatMap((round) => [...round.calls]) : []);
     this.turn = tree;
@@ -178,7 +178,7 @@ function job(model, event) {
   return { job: id, reload: event.type === "job.ended" ? "soon" : undefined };
 }
 
-/** What an older copy of a call knows that a tree does not tell. */
+/** What an older copy of a call has and a tree lacks. */
 function seen(call) {
   return call ? { line: call.line ?? null, progress: call.progress ?? null, arguments_bytes: call.arguments_bytes, value_bytes: call.value_bytes } : {};
 }
