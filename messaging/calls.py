@@ -330,9 +330,8 @@ class MethodCaller:
                 return await leave()
             except StorageUnavailableError as exc:
                 # The call runs on, so its caller waits on: an error would invite it to make the call again.
-                logger.warning(
-                    "call %s not detached, trying again: %s", pending.message.invocation.call_id, exc
-                )
+                call_id = pending.message.invocation.call_id
+                logger.bind(call_id=call_id, error=str(exc)).warning("call_not_detached")
             seconds = RETRY_SECONDS
         return False
 

@@ -173,7 +173,7 @@ class ProgramStarter:
         if not self._has_swept:
             self._has_swept = True
             if ended := await asyncio.to_thread(end_orphans):
-                logger.warning("sandbox.orphans_ended count={}", ended)
+                logger.bind(count=ended).warning("sandbox_orphans_ended")
         for path in spec.files:
             if not path.exists():
                 raise SandboxUnavailableError(f"the declared path {path} does not exist on this host")

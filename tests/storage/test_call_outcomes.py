@@ -326,7 +326,7 @@ class Leaving:
         self.attempts = 0
         self._storage = storage
         self.calling = asyncio.create_task(
-            world.caller.call_patiently(self.made, lane=Lane.METHODS, seconds=0.5, leave=self._leave)
+            world.caller.call_or_detach(self.made, lane=Lane.METHODS, seconds=0.5, leave=self._leave)
         )
 
     async def _leave(self) -> bool:

@@ -24,7 +24,7 @@ from workers.approvals.shown import arguments_of, shown_call
 from workers.catalogue.arguments import refuse_unfit
 from workers.catalogue.entries import MethodEntry
 from workers.chats.publisher import EventPublisher
-from workers.chats.sure_writes import write_surely
+from workers.chats.retried_writes import write_with_retries
 from workers.chats.writer import append_message
 
 if TYPE_CHECKING:
@@ -183,4 +183,4 @@ class ApprovalRequests:
             f"the approval of call {invocation.call_id} of {invocation.method} may or may not have been "
             "requested; the call has not run"
         )
-        return await write_surely(self._database, write, unknown=unknown)
+        return await write_with_retries(self._database, write, unknown=unknown)

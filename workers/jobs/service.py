@@ -27,7 +27,7 @@ from storage.states import CrashPolicy, EventType
 from storage.transaction import Transaction
 from workers.chats.events import record_job
 from workers.chats.publisher import EventPublisher
-from workers.chats.sure_writes import write_surely
+from workers.chats.retried_writes import write_with_retries
 from workers.jobs.data import info_of, is_call, pack, unpack
 from workers.jobs.watch import JobWatch
 from workers.pools.background import BackgroundLoop
@@ -95,7 +95,7 @@ class SqlJobs:
             return job
 
         unknown = f"job {new.id} ({new.type}) may or may not run"
-        job = await write_surely(self._database, write, unknown=unknown)
+        job = await write_with_retries(self._database, write, unknown=unknown)
         if request.on_terminal is not None:
             self._watch.add(job.id, request.on_terminal)
         return info_of(job)

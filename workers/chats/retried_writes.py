@@ -14,12 +14,12 @@ from storage.driver.errors import is_refusal
 from storage.engine import Database
 from storage.transaction import Transaction
 
-__all__ = ["write_surely"]
+__all__ = ["write_with_retries"]
 
 _Value = TypeVar("_Value")
 
 
-async def write_surely(
+async def write_with_retries(
     database: Database, write: Callable[[Transaction], Awaitable[_Value]], *, unknown: str
 ) -> _Value:
     """Run a transaction, and repeat it during a short outage of the database, for ``PUBLISH_SECONDS``.
