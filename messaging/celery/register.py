@@ -372,9 +372,7 @@ USES: Final = (
     Use(
         module="messaging.delivery.orphans",
         why="Answers the caller of a call whose worker has ended, as Celery's tracer reports a failure.",
-        tests=(
-            "tests/cli/test_cli_dead_workers.py::test_the_caller_of_a_call_that_ended_its_worker_gets_the_error",
-        ),
+        tests=("tests/cli/test_cli_dead_workers.py::test_a_call_that_ends_its_worker_fails_with_an_error",),
         imports="celery.app.task:Context",
     ),
     Use(
