@@ -20,7 +20,8 @@ FAST := $(addprefix tests/,agent/test_extraction.py agent/test_llm_openai.py age
 	agent/test_prompt.py agent/test_text.py agent/test_verdict.py broker codec/test_codec.py contract deploy runtime sdk storage \
 	workers test_layers.py test_lines_of_others.py)
 FAST_ONLY := not postgres and not sandbox and not supply_chain and not sdk_typing and not sdk_packages \
-	and not call_outcomes and not processes
+	and not call_outcomes and not processes and not promoted and not sentinels and not two_megabytes \
+	and not loads_nothing
 
 .DEFAULT_GOAL := help
 .PHONY: help install bubblewrap libmagic mcp-servers trace-viewer demo test test-fast test-slow chaos faults mcp-conformance axe console-pictures lint format types bench bench-gateway goals scale eval bench-sandbox bench-start-up fuzz docs constraints wheel sbom sbom-image compose-test clean
