@@ -343,7 +343,7 @@ class Leaving:
         await claim(self._storage, self.made)
         self._storage.go_away()
         await eventually(lambda: self.attempts >= 2, what="two attempts to leave")
-        assert not self.calling.done(), "told although the call runs"
+        assert not self.calling.done(), "it ended although the call runs"
         return message
 
 
