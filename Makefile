@@ -24,7 +24,7 @@ FAST_ONLY := not postgres and not sandbox and not supply_chain and not sdk_typin
 	and not loads_nothing
 
 .DEFAULT_GOAL := help
-.PHONY: help install bubblewrap libmagic mcp-servers trace-viewer demo test test-fast test-slow chaos faults mcp-conformance axe console-pictures lint format types bench bench-gateway goals scale eval bench-sandbox bench-start-up fuzz docs constraints wheel sbom sbom-image compose-test clean
+.PHONY: help install bubblewrap libmagic mcp-servers trace-viewer demo test test-extended test-all test-fast test-slow chaos faults mcp-conformance axe console-pictures lint format types bench bench-gateway goals scale eval bench-sandbox bench-start-up fuzz docs constraints wheel sbom sbom-image compose-test clean
 
 help: ## List the tasks.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -61,11 +61,19 @@ libmagic:
 demo: install ## Run the scripted tour: sandbox, plugins, queue, follow-up rounds.
 	$(BIN)/nekro demo
 
-test: install mcp-servers ## Run the default test suite (SQLite and PostgreSQL, real Redis, real sandbox).
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart 1 -m 'not slow' $(PYTEST_ARGS)
+# `loadfile`: tests of one file share its servers and fleets.
+PARALLEL := -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart 1
+
+test: install ## Run the default tests: every component on real servers and sandboxes, one fleet of each kind.
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow and not extended' $(PYTEST_ARGS)
+
+test-extended: install mcp-servers ## Run the tests that take longer: browser, whole systems, fleets on PostgreSQL.
+	$(BIN)/python -m pytest $(PARALLEL) -m 'extended and not slow' $(PYTEST_ARGS)
+
+test-all: test test-extended ## Run both.
 
 test-fast: install ## Run the tests of single components, for quick feedback: SQLite and Redis, no worker, no sandbox.
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m 'not slow' -k '$(FAST_ONLY)' $(FAST) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m 'not slow and not extended' -k '$(FAST_ONLY)' $(FAST) $(PYTEST_ARGS)
 
 test-slow: install ## Run the long tests: crashes, soak, load.
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)

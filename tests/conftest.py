@@ -262,7 +262,7 @@ def migrated_copy(
     return lambda kind: patient_database(sqlite() if kind == "sqlite" else emptied())
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.extended)])
 def database_url(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,

@@ -185,6 +185,7 @@ def test_a_fenced_block_survives_unchanged(body: str) -> None:
     assert code_of(f"Words.\n{FENCE}python\n{body}\n{FENCE}") == body.strip("\n")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "unit",
     ["<think>", "</think>", "</think>\n", "<think>\n</think>", "`", f"{FENCE}\n", f"{FENCE}python\n",

@@ -11,6 +11,8 @@ from benchmarks.alternate import as_text, measure, parse, ratios_of
 from benchmarks.harness.figures import percentile
 from benchmarks.peers import contender_named
 
+pytestmark = pytest.mark.extended
+
 
 def test_figures_are_divided_by_those_of_the_first_contender_in_the_same_round() -> None:
     found = measure(["raw-redis", "nekro-bridge"], rounds=2, calls=5)

@@ -22,6 +22,8 @@ from benchmarks.evaluation.tasks import GROUPS
 from benchmarks.harness.machine import describe_machine
 from broker_config.settings import Settings
 
+pytestmark = pytest.mark.extended
+
 PAGE = Path(__file__).parents[2] / "docs" / "evaluation.md"
 RUN = Run(seconds=2.0, rounds=2, requests=3, prompt_tokens=100, completion_tokens=10, cost=0.5, new_tokens=60)
 FAILED = replace(RUN, seconds=9.0, failures=(Failure(kind=FailureKind.OUTCOME, text="no | file"),))

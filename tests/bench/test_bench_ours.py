@@ -13,6 +13,8 @@ from benchmarks.harness.turn import Plan, take_turn
 from benchmarks.harness.yardstick import describe_beside
 from benchmarks.peers import contender_named
 
+pytestmark = pytest.mark.extended
+
 PLAN = Plan(sequential_calls=5, flood_calls=20, in_flight=5, workers=1, limit_seconds=60)
 
 

@@ -235,6 +235,7 @@ def test_last_output_of_a_failed_child_is_kept(tmp_path: Path) -> None:
         assert child.last_words() == "no such thing"
 
 
+@pytest.mark.extended
 def test_streams_reach_every_reader_once(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     options = ["--readers", "20", "--chats", "2", "--events", "5", "--per-second", "100"]

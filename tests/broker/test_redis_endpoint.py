@@ -62,6 +62,7 @@ def test_every_kind_of_connection_reaches_the_primary(
     assert b"tcp_port:%d\r\n" % port in asyncio.run(by_link())
 
 
+@pytest.mark.extended
 def test_the_next_connection_reaches_the_promoted_replica(group: SentinelGroup) -> None:
     broker = broker_of(group)
     endpoint = RedisEndpoint(broker, broker.url)

@@ -9,6 +9,8 @@ import pytest
 from nekro_shell import Shell, open_shell
 from terminal import Terminal
 
+pytestmark = pytest.mark.extended
+
 #: Any change of colour or style.
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
 #: Prints a table and, with `--debug`, log records.

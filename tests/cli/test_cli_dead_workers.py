@@ -18,6 +18,8 @@ from broker_config.settings import BrokerSettings
 from cli.exit_codes import ExitCode
 from cli.services.ownership import read_running
 
+pytestmark = pytest.mark.extended
+
 PLUGIN = '''
 import asyncio
 import ctypes

@@ -14,6 +14,8 @@ from worker_fleet import Fleet, build_fleet
 from cli.environment import environment_of
 from cli.main import COMMANDS
 
+pytestmark = pytest.mark.extended
+
 #: Runs commands, then writes the names of all imported modules to a file.
 _PROBE = """
 import json, sys

@@ -18,6 +18,8 @@ from storage.engine import Database
 from storage.kv import SqlKeyValueStore
 from storage.migrate import upgrade
 
+pytestmark = pytest.mark.extended
+
 KEY = "you.weather"
 
 

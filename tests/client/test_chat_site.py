@@ -20,6 +20,8 @@ from redis_process import free_port
 from waiting import WAIT_SECONDS, wait_until
 from worker_fleet import Fleet
 
+pytestmark = pytest.mark.extended
+
 ROOT = Path(__file__).parent.parent.parent
 SITE = ROOT / "examples" / "chat_site"
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

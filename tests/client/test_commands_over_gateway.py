@@ -22,6 +22,8 @@ from cli.main import ANYWHERE, COMMANDS, OVER_GATEWAY
 from cli.remote import target
 from nekro_client import AsyncClient, Client, ConflictError
 
+pytestmark = pytest.mark.extended
+
 Command = Callable[..., tuple[int, str, str]]
 ROOT = Path(__file__).parent.parent.parent
 

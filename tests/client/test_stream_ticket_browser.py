@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,6 +18,8 @@ from worker_fleet import Fleet, build_fleet
 from gateway.access.keys import create_key, new_key
 from gateway.identity import Scope
 from storage.engine import Database
+
+pytestmark = pytest.mark.extended
 
 FOLLOW = """url => { window.seen = []; window.source = new EventSource(url);
     source.addEventListener("message.received", event => seen.push(JSON.parse(event.data).data.text));

@@ -22,6 +22,8 @@ from nekro_agent.errors import MethodFailedError
 from nekro_agent.execution.signatures import describe
 from nekro_agent.testing.world import InMemoryRuntime
 
+pytestmark = pytest.mark.extended
+
 INSTALLED = Path(__file__).resolve().parents[2] / ".mcp-servers"
 NODE = INSTALLED / "node" / "node_modules" / "@modelcontextprotocol"
 

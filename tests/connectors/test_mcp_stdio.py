@@ -123,6 +123,7 @@ async def test_the_first_start_ends_what_a_killed_worker_left_of_its_starts(sett
 # -- hostile and broken servers -------------------------------------------------------------------
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("mode", "text"),
     [

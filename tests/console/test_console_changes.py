@@ -14,6 +14,8 @@ from gateway_process import GatewayProcess
 from test_console_operating import give_up
 from waiting import wait_until
 
+pytestmark = pytest.mark.extended
+
 LANES = ("methods", "long", "rounds")
 STREAM = "/api/v1/changes"
 #: Of a message that starts no turn.

@@ -20,6 +20,8 @@ from waiting import WAIT_SECONDS
 
 from broker_config.keys import Keys
 
+pytestmark = pytest.mark.extended
+
 #: Other forms of attempts than ``attack`` has.
 FORMS = {
     "message-script": "<script>alert('message-script')</script>",

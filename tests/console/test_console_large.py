@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import json
 import os
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 from console_world import DESKTOP, PHONE, Console
 from waiting import WAIT_SECONDS
+
+pytestmark = pytest.mark.extended
 
 CALLS = 2000
 #: Scrolling lays out every call, which takes most of the time.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,8 @@ from waiting import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Route
+
+pytestmark = pytest.mark.extended
 
 LANES = ("methods", "methods", "long", "rounds")
 #: Whether a picture of the plugin is drawn.

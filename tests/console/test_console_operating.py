@@ -19,6 +19,8 @@ from messaging.call_messages import CallMessage
 from messaging.delivery.transport import DELIVERIES_HEADER
 from messaging.publishing import encode_message
 
+pytestmark = pytest.mark.extended
+
 SETTINGS = {
     "tracing": {"enabled": True, "url_template": "http://127.0.0.1:9/traces/{trace_id}?view=<b>turn"},
     "agent": {"tool_call_share": 0},

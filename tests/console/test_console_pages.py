@@ -7,6 +7,8 @@ from collections.abc import Callable
 import pytest
 from console_world import PHONE, Console, Watched, axe_script, axe_violations
 
+pytestmark = pytest.mark.extended
+
 #: Names of the pages, with their addresses; ``{turn}`` and ``{approval}`` are of the file's system.
 PAGES = {
     "chats": "#/chats",

@@ -14,6 +14,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+pytestmark = pytest.mark.extended
+
 ROOT = Path(__file__).parents[2]
 LOCKS = ("constraints.txt", "deploy/requirements.txt")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]

@@ -16,6 +16,8 @@ from api_fleet import small_fleet
 from gateway_process import GatewayProcess
 from worker_fleet import Fleet
 
+pytestmark = pytest.mark.extended
+
 ROOT = Path(__file__).parent.parent.parent
 
 TEXT = (ROOT / "docs" / "api.md").read_text("utf-8")

@@ -61,6 +61,8 @@ from cli.main import WrongUsage, build_parser
 from messaging.delivery.transport import DELIVERIES_HEADER
 from sandbox.models import StopType
 
+pytestmark = pytest.mark.extended
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -16,6 +16,8 @@ import pytest
 from quick_nekro import quick_nekro
 from waiting import WAIT_SECONDS
 
+pytestmark = pytest.mark.extended
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
 #: The two commands of a fresh clone: the tour has its own test, and the other command is this suite.

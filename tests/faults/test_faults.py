@@ -18,6 +18,8 @@ from fault_plan import DATABASES, FaultKind, Options, call_plans, fault_schedule
 from fault_run import Report, figures_of, run
 from leftovers import adopting_orphans, descendants, left_over
 
+pytestmark = pytest.mark.extended
+
 #: Faults that need no worker start.
 SHORT = (FaultKind.CUT, FaultKind.LOSE, FaultKind.REDIS_RESTART, FaultKind.REDIS_EMPTY)
 DATABASE_FAULTS = (FaultKind.DB_LOCK, FaultKind.DB_AWAY, FaultKind.DB_LOSE)

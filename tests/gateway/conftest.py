@@ -28,7 +28,7 @@ def fleet(make_fleet: Callable[..., Fleet]) -> Fleet:
     return make_fleet()
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.extended)])
 def fresh_fleet(
     request: pytest.FixtureRequest,
     redis_server: Any,

@@ -18,6 +18,8 @@ from worker_fleet import Fleet
 from gateway.app import create_app
 from nekro_agent.shared_clock import shared_time
 
+pytestmark = pytest.mark.extended
+
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 T = TypeVar("T")
 SCRIPT: Final = "console.log('ran ' + location.href)"

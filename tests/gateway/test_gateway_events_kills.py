@@ -112,6 +112,7 @@ async def add(services: Services, chat_key: str, count: int) -> None:
         record(tx, services.publisher, chat_key, *(NewEvent(type="call.ended") for _ in range(count)))
 
 
+@pytest.mark.extended
 async def test_readers_lose_and_repeat_nothing_when_a_gateway_and_redis_are_killed(
     tmp_path: Path,
     own_redis: RedisServer,

@@ -25,6 +25,8 @@ from worker_fleet import Fleet, build_fleet
 from gateway.identity import Scope
 from gateway.openapi import document
 
+pytestmark = pytest.mark.extended
+
 ROOT = Path(__file__).parent.parent.parent
 CHECKS = "not_a_server_error,response_schema_conformance,content_type_conformance,status_code_conformance"
 

@@ -34,6 +34,8 @@ from storage.repositories.rounds import RoundRequest
 from storage.states import TriggerKind
 from workers.composition import Services
 
+pytestmark = pytest.mark.extended
+
 Bodies = tuple[Any, Any]
 NONE: Final[Bodies] = (b"", b"{}")
 _CHAT: Final = "/api/v1/chats/{chat}"

@@ -27,6 +27,8 @@ from gateway.app import create_app
 from gateway.openai.bodies import newest_message
 from nekro_client.models import NewImagePart, NewTextPart
 
+pytestmark = pytest.mark.extended
+
 DATA_URL = "data:image/png;base64," + base64.b64encode(PIXEL).decode()
 
 

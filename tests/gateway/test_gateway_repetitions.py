@@ -14,6 +14,8 @@ from worker_fleet import Fleet
 
 from storage.engine import Database
 
+pytestmark = pytest.mark.extended
+
 #: Each seed is another order of cuts.
 SEED = 20
 CHATS = 10

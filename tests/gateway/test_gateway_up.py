@@ -17,6 +17,8 @@ from worker_fleet import Fleet
 
 from broker_config.settings import BrokerSettings
 
+pytestmark = pytest.mark.extended
+
 
 @contextlib.contextmanager
 def running_up(fleet: Fleet, *, workers: str = "methods-1") -> Iterator[tuple[ForkedCommand, str]]:

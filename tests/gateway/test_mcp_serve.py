@@ -25,6 +25,8 @@ from cli.environment import environment_of
 from gateway.app import create_app
 from gateway.identity import Scope
 
+pytestmark = pytest.mark.extended
+
 ARGUMENTS = ["-P", "-m", "cli.main", "mcp", "serve"]
 BASE = {**os.environ, "PYTHONPATH": os.getcwd()}
 

@@ -58,6 +58,7 @@ async def patient_services(patient_fleet: Any) -> AsyncIterator[Services]:
     await services.close()
 
 
+@pytest.mark.extended
 async def test_fifty_callers_on_three_workers_cause_one_download(
     patient_services: Services, serve: Serve
 ) -> None:

@@ -23,6 +23,8 @@ from workers.calls.dispatch import CallScope, invocation_of
 from workers.composition import Services
 from workers.rounds.runs import context_of
 
+pytestmark = pytest.mark.extended
+
 PLUGINS = Path(__file__).parent / "pinned_plugins"
 
 

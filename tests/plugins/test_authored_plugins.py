@@ -26,6 +26,8 @@ from nekro_agent.schemas.chat_message import ChatMessage
 from nekro_agent.schemas.signal import MsgSignal
 from workers.plugins.loader import PluginStatus
 
+pytestmark = pytest.mark.extended
+
 
 def module_of(world: MemoryWorld, key: str) -> Any:
     record = next(record for record in world.loaded.records if record.key == key)

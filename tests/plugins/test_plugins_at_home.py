@@ -184,6 +184,7 @@ async def test_recurring_timers_are_listed_changed_paused_and_resumed(world: Que
     assert (await world.call("timers", chat_key=GROUP)).value == [["later"], "T", "active", 1]
 
 
+@pytest.mark.extended
 async def test_vectors_are_stored_in_the_embedded_database_by_several_processes(
     world: QueueWorld, home_system: QueueSystem, tmp_path: Path
 ) -> None:

@@ -290,6 +290,7 @@ def test_graceful_shutdown_gives_back_claimed_messages_that_have_not_started(
     assert Counter(starts(settings)) == Counter(result.id for result in results)
 
 
+@pytest.mark.extended
 def test_shutdown_under_load_loses_no_call_and_runs_none_twice(
     start_worker: StartWorker, send: Send, client: Any, settings: Settings
 ) -> None:

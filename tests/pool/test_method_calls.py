@@ -325,6 +325,7 @@ def test_caller_works_on_uvloop(app: NekroApp, settings: Settings, worker: Worke
         assert runner.run(main()) == "x"
 
 
+@pytest.mark.extended
 async def test_callers_of_several_processes_share_workers(
     settings: Settings, app: NekroApp, start_worker: StartWorker
 ) -> None:

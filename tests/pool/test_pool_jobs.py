@@ -151,6 +151,7 @@ def test_pool_describes_itself_and_its_jobs(
     assert stats["pool"]["max-concurrency"] == 5
 
 
+@pytest.mark.extended
 def test_a_thousand_waiting_tasks_run_concurrently(start_worker: StartWorker, send: Send) -> None:
     worker = start_worker("asyncio", concurrency=1000)
     results = [send("t.wait", 1.5) for _ in range(1000)]

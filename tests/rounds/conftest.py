@@ -34,7 +34,7 @@ def rounds_database(
     return settings
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.extended)])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

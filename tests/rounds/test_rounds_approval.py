@@ -541,6 +541,7 @@ async def test_a_lost_message_of_an_approved_call_is_found_by_the_sweep(till: Be
     assert (lost.id, lost.state) == (row.call_id, CallState.QUEUED)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", ["sqlite"])
 async def test_ten_thousand_requests_are_listed_decided_expired_and_withdrawn(
     kind: str, open_bench: OpenBench

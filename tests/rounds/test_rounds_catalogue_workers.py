@@ -46,6 +46,7 @@ def fleet(redis_server: Any, model: SceneModel, tmp_path_factory: pytest.TempPat
     fleet.stop()
 
 
+@pytest.mark.extended
 async def test_a_model_searches_reads_help_and_calls_a_tool_out_of_300(
     fleet: Fleet, model: SceneModel
 ) -> None:

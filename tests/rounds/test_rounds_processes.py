@@ -22,6 +22,8 @@ from storage.repositories.rounds import Round
 from storage.states import FINAL_ROUND_STATES
 from workers.composition import Services
 
+pytestmark = pytest.mark.extended
+
 LEASE_SECONDS = 2
 SWEEP_SECONDS = LEASE_SECONDS / 3
 #: Seconds for a process to be scheduled on a busy machine; no wait depends on it.

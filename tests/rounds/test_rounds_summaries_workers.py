@@ -19,6 +19,8 @@ from storage.repositories.rounds import Round
 from storage.states import FINAL_ROUND_STATES, RoundState
 from workers.composition import Services
 
+pytestmark = pytest.mark.extended
+
 LEASE_SECONDS = 2
 GROUP = "memory-model"
 

@@ -125,6 +125,7 @@ while True:
 """
 
 
+@pytest.mark.extended
 async def test_attack_F3_swap_race_from_inside_leaks_nothing(box: Lab, way: str, tmp_path: Path) -> None:
     """Code in a real sandbox swaps directory and file for links while the host reads 20,000 times."""
     secret = tmp_path / "secret"

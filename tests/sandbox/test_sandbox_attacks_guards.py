@@ -372,6 +372,7 @@ for number in range(100_000):
 """
 
 
+@pytest.mark.extended
 async def test_attack_L15_tens_of_thousands_of_directories_are_removed_after_each_run(tmp_path: Path) -> None:
     async with lab(tmp_path, shared_files=500) as box:
         (box.shared() / "old").mkdir()
@@ -392,6 +393,7 @@ TREES = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
 async def test_attack_L15_trees_of_any_shape_are_cut_back_below_the_quota(tmp_path: Path, tree: str) -> None:
     code = f"""

@@ -568,6 +568,7 @@ for number in (0, signal.SIGCONT, signal.SIGURG):
 """
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "last_words",
     ["os.getpid() == 2 and started()", "pass", NO_DEATH_SIGNAL],

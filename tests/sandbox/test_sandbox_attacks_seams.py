@@ -176,6 +176,7 @@ time.sleep(30)
 """
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "code",
     [

@@ -19,6 +19,8 @@ from sandbox.packages import base_build
 from sandbox.packages.base import named_packages, read_base
 from sandbox.packages.base_build import add_packages, build_base, remove_packages
 
+pytestmark = pytest.mark.extended
+
 #: Ordinary use of each package; `attempt` reports what fails.
 USE = """
 import warnings

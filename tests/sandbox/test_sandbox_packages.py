@@ -24,6 +24,8 @@ from sandbox.packages.index import IndexGateway
 from sandbox.packages.layers import LayerStore
 from sandbox.packages.requirement import check_policy, parse_requirement
 
+pytestmark = pytest.mark.extended
+
 
 def write_wheel(
     directory: Path, name: str, version: str, files: Mapping[str, str], requires: Sequence[str] = ()

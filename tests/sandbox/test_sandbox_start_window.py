@@ -20,6 +20,8 @@ from waiting import WAIT_SECONDS, wait_until
 from sandbox.drivers.bwrap import BwrapDriver
 from sandbox.guest.confine import children_of
 
+pytestmark = pytest.mark.extended
+
 #: Functions of the driver, and when the service is killed: before the call or after it.
 STOP_POINTS = [
     "before launch",

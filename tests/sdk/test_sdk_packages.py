@@ -26,6 +26,8 @@ from nekro_agent.policies import PackagePolicy
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.testing import InMemoryRuntime
 
+pytestmark = pytest.mark.extended
+
 
 class Wheels:
     """A folder of wheels that pip installs from."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import subprocess
 import sys
 from pathlib import Path
+
+pytestmark = pytest.mark.extended
 
 GOOD = """
 from typing import Annotated, Any

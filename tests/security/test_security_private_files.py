@@ -73,6 +73,7 @@ def tour(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
     return directory / "data", json.loads(done.stdout)
 
 
+@pytest.mark.extended
 def test_the_tour_passes_every_point(tour: tuple[Path, dict[str, Any]]) -> None:
     _, printed = tour
     left = [point for point in printed["points"] if not point["ok"] and not point["is_left_out"]]

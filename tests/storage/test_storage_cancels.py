@@ -156,6 +156,7 @@ def cancelled_at(work: Coroutine[Any, Any, None], wait: int, *, again: bool) -> 
             step = partial(work.send, None)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("again", [False, True], ids=["once", "again and again"])
 async def test_a_cancellation_at_any_wait_leaves_no_connection_open(
     database: Database, monkeypatch: pytest.MonkeyPatch, again: bool

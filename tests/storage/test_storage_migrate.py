@@ -161,6 +161,7 @@ def test_upgrades_only_add(path: Path) -> None:
     assert not columns or "nullable=True" in code or "server_default" in code
 
 
+@pytest.mark.extended
 async def test_processes_that_start_concurrently_migrate_once(
     database_settings: DatabaseSettings, tmp_path: Path
 ) -> None:

@@ -14,6 +14,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from waiting import WAIT_SECONDS
 
+pytestmark = pytest.mark.extended
+
 ROOT = Path(__file__).parents[2]
 #: Prints those of its arguments that are modules.
 ASK = """

@@ -62,6 +62,7 @@ async def run(services: Services, code: str, **options: Any) -> Any:
     return await services.run_code(code, file_name="test.py", **options)
 
 
+@pytest.mark.extended
 async def test_three_workers_share_a_thousand_calls_none_lost_none_twice(fleet: Any) -> None:
     async with opened(fleet) as services:
         gate = asyncio.Semaphore(100)

@@ -20,7 +20,7 @@ from storage.engine import Database
 from workers.catalogue.fleet import CatalogueReader, FleetCatalogue
 
 #: What differs between databases is proved in tests/storage/test_storage_catalogue.py.
-pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+pytestmark = [pytest.mark.extended, pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)]
 
 TODO = '''
 from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType

@@ -27,6 +27,8 @@ from storage.repositories.rounds import RoundRepository
 from storage.states import FINAL_ROUND_STATES, RoundState
 from workers.composition import Services
 
+pytestmark = pytest.mark.extended
+
 CHAT = "platform:group/1"
 HOUR = 3600
 SCRIPT = """

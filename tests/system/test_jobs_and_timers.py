@@ -20,6 +20,8 @@ from storage.repositories.jobs import Job
 from storage.states import RoundState
 from workers.composition import Services
 
+pytestmark = pytest.mark.extended
+
 PLUGINS = Path(__file__).parent / "job_plugins"
 #: Shorter than some of the jobs here, whose messages are therefore redelivered while they run.
 VISIBILITY_SECONDS = 3

@@ -28,6 +28,8 @@ from workers.mcp.answers import answer_question
 sys.path.insert(0, str(Path(__file__).parents[1] / "connectors"))
 from mcp_world import odd_entry
 
+pytestmark = pytest.mark.extended
+
 CHAT = "with-servers"
 
 

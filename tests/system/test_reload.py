@@ -19,6 +19,8 @@ from codec.values import decode_value
 from nekro_agent.errors import MethodDisabledError, MethodNotFoundError
 from workers.composition import Services
 
+pytestmark = pytest.mark.extended
+
 CHAT = "reloaded"
 
 PLUGIN = '''

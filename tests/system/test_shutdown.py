@@ -11,6 +11,8 @@ import pytest
 from waiting import WAIT_SECONDS
 from worker_fleet import Fleet
 
+pytestmark = pytest.mark.extended
+
 STUCK = Path(__file__).parent / "stuck_plugins"
 #: Workers with their own variables are not forked: the test is about the end of an interpreter.
 OWN_INTERPRETER = {"PYTHONUNBUFFERED": "1"}
