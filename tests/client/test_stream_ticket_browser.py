@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from gateway_process import GatewayProcess
 from test_chat_site import TIMEOUT_MS, open_page
 from waiting import WAIT_SECONDS

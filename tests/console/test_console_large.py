@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import json
 import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 from console_world import DESKTOP, PHONE, Console
 from waiting import WAIT_SECONDS
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from console_world import PHONE, Console
 from waiting import wait_until
 

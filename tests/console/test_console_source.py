@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import re
 from pathlib import Path
-
-pytestmark = pytest.mark.extended
 
 STATIC = Path(__file__).parents[2] / "gateway" / "console" / "static"
 SCRIPTS = sorted(STATIC.rglob("*.js"))

@@ -16,8 +16,6 @@ import pytest
 from quick_nekro import quick_nekro
 from waiting import WAIT_SECONDS
 
-pytestmark = pytest.mark.extended
-
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
 #: The two commands of a fresh clone: the tour has its own test, and the other command is this suite.
@@ -88,11 +86,13 @@ def test_every_block_is_tested() -> None:
     assert set(blocks("bash")) >= TWO_COMMANDS
 
 
+@pytest.mark.extended
 def test_documented_method_calls_work(folder: Path, environment: dict[str, str]) -> None:
     said = run(block_with("nekro methods"), folder, environment)
     assert "save_note" in said and "milk and bread" in said
 
 
+@pytest.mark.extended
 def test_documented_file_execution_works(folder: Path, environment: dict[str, str]) -> None:
     # By interpreters; those of the other blocks are forked.
     command = folder / ".venv" / "bin" / "nekro"
@@ -102,6 +102,7 @@ def test_documented_file_execution_works(folder: Path, environment: dict[str, st
     assert "Buy milk" in run(block_with("shopping.py"), folder, environment)
 
 
+@pytest.mark.extended
 def test_the_documented_plugin_works(folder: Path, environment: dict[str, str]) -> None:
     (plugin,) = blocks("python")
     (folder / "my_plugins").mkdir()
@@ -110,6 +111,7 @@ def test_the_documented_plugin_works(folder: Path, environment: dict[str, str]) 
     assert "you.hello" in said and "Hello, Ada!" in said
 
 
+@pytest.mark.extended
 async def test_the_documented_model_conversation_works(folder: Path, environment: dict[str, str]) -> None:
     import asyncio
 
@@ -131,6 +133,7 @@ def fleet_services(own_redis: Any, postgres_server: Any) -> Iterator[dict[str, s
     }
 
 
+@pytest.mark.extended
 def test_the_documented_fleet_starts(
     folder: Path, environment: dict[str, str], fleet_services: dict[str, str]
 ) -> None:

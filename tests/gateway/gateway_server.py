@@ -16,18 +16,31 @@ from waiting import WAIT_SECONDS
 __all__ = ["served"]
 
 
+class _Server(uvicorn.Server):
+    """Reports when the application has started, or could not start."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.has_started = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().startup(sockets)
+        finally:
+            self.has_started.set()
+
+
 @asynccontextmanager
 async def served(app: FastAPI, *, http: Any = "auto") -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the application on a free loopback port.
+    """A client of the application on a free loopback port, once the application has started.
 
     Args:
         http: class of uvicorn's protocol.
     """
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(
-            uvicorn.Config(app, log_config=None, lifespan="on", proxy_headers=False, http=http)
-        )
+        server = _Server(uvicorn.Config(app, log_config=None, lifespan="on", proxy_headers=False, http=http))
         running = asyncio.create_task(server.serve([listener]))
+        await server.has_started.wait()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:
             # Without certificates, whose loading takes longer than the application's start.
