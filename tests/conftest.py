@@ -67,14 +67,29 @@ RUN_STDERR = pytest.StashKey[int]()
 #: Files that take longest, mostly by waiting, then directories whose files take long. They run first, so
 #: that no process is left alone with one of them at the end.
 LONG_FIRST = (
-    *("docs/test_commands_run.py", "docs/test_readme.py", "gateway/test_gateway_openai.py"),
-    *("sandbox/test_sandbox_attacks_guards.py", "rounds/test_rounds_continued.py", "system/test_reload.py"),
-    *("rounds/test_rounds_order.py", "sandbox/test_sandbox_attacks_limits.py"),
-    *("plugins/test_authored_plugins.py", "gateway/test_outgoing_webhooks.py", "system/test_catalogue.py"),
-    *("storage/test_storage_migrate.py", "rounds/test_rounds_processes.py", "system/test_clocks.py"),
-    *("plugins/test_spec_examples.py", "pool/test_handoff.py", "storage/test_call_outcomes.py"),
-    *("pool", "docs", "plugins", "rounds", "system", "security", "gateway", "client", "storage"),
-    *("sandbox", "cli", "faults", "long", "broker"),
+    *("docs/test_commands_run.py", "plugins/test_authored_plugins.py", "gateway/test_gateway_openai.py"),
+    *(
+        "sandbox/test_sandbox_attacks_limits.py",
+        "plugins/test_spec_examples.py",
+        "console/test_console_changes.py",
+    ),
+    *(
+        "system/test_clocks.py",
+        "rounds/test_rounds_continued.py",
+        "docs/test_readme.py",
+        "system/test_reload.py",
+    ),
+    *("console/test_console_pages.py", "console/test_console_large.py", "system/test_mcp_fleet.py"),
+    *("storage/test_call_outcomes.py", "rounds/test_rounds_order.py", "rounds/test_rounds_processes.py"),
+    *("pool/test_handoff.py", "gateway/test_changes.py", "bench/test_bench_evaluation.py"),
+    *(
+        "storage/test_storage_migrate.py",
+        "sandbox/test_sandbox_attacks_guards.py",
+        "system/test_catalogue.py",
+    ),
+    *("runtime/test_leases.py", "gateway/test_outgoing_webhooks.py", "connectors/test_mcp_stdio.py"),
+    *("console", "pool", "rounds", "plugins", "system", "gateway", "security", "docs", "client", "storage"),
+    *("sandbox", "cli", "faults", "long", "agent", "runtime", "broker"),
 )
 
 
