@@ -11,8 +11,10 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 	--no-emit-index-url --no-emit-find-links --no-header --no-annotate $(UPGRADE)
 IMAGE ?= nekro-workers:local
 PYTEST_ARGS ?=
-# More processes than the 2 cores of a small machine, as many tests mostly wait.
+# More processes than the 2 cores of a small machine, as many tests mostly wait. Those of `make test-fast`
+# do not, and each further process collects all tests again.
 TEST_PROCESSES ?= 6
+FAST_PROCESSES ?= 3
 # Container images set this; without bytecode files, each process that tests start compiles the project again.
 unexport PYTHONDONTWRITEBYTECODE
 # Tests that start no worker and no sandbox.
@@ -62,18 +64,18 @@ demo: install ## Run the scripted tour: sandbox, plugins, queue, follow-up round
 	$(BIN)/nekro demo
 
 # `loadfile`: tests of one file share its servers and fleets.
-PARALLEL := -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart 1
+PARALLEL := --dist loadfile --no-loadscope-reorder --max-worker-restart 1
 
 test: install ## Run the default tests: every component on real servers and sandboxes, one fleet of each kind.
-	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow and not extended' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) $(PARALLEL) -m 'not slow and not extended' $(PYTEST_ARGS)
 
 test-extended: install mcp-servers ## Run the tests that take longer: browser, whole systems, fleets on PostgreSQL.
-	$(BIN)/python -m pytest $(PARALLEL) -m 'extended and not slow' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) $(PARALLEL) -m 'extended and not slow' $(PYTEST_ARGS)
 
 test-all: test test-extended ## Run both.
 
 test-fast: install ## Run the tests of single components, for quick feedback: SQLite and Redis, no worker, no sandbox.
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m 'not slow and not extended' -k '$(FAST_ONLY)' $(FAST) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(FAST_PROCESSES) $(PARALLEL) -m 'not slow and not extended' -k '$(FAST_ONLY)' $(FAST) $(PYTEST_ARGS)
 
 test-slow: install ## Run the long tests: crashes, soak, load.
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
