@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 import uuid
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,8 @@ from storage.transaction import Transaction
 
 if TYPE_CHECKING:
     from worker_fleet import Fleet
+
+    from workers.composition import Services
 
 # This variable chooses the redis-server of the whole suite by its path, instead of the one on PATH or in
 # the wheel. The commands under test find it on PATH.
@@ -323,6 +325,21 @@ def make_fleet(
     yield build
     for fleet in fleets:
         fleet.stop()
+
+
+@pytest.fixture
+async def services(fleet: Fleet) -> AsyncIterator[Services]:
+    """Services of the module's fleet in this process."""
+    services = fleet.services()
+    await services.start()
+    yield services
+    await services.close()
+
+
+@pytest.fixture
+def no_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send no spans; a test reads them from memory."""
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
 
 
 @pytest.fixture

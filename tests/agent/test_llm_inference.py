@@ -19,6 +19,8 @@ from nekro_agent.errors import LLMError
 from runtime import metrics
 from runtime.redaction import Redactor
 
+pytestmark = pytest.mark.usefixtures("no_exporter")
+
 KEY = "sk-very-secret"
 IMAGE = "data:image/png;base64,iVBORw0KGgo="
 REQUEST = LLMRequest(
@@ -29,11 +31,6 @@ REQUEST = LLMRequest(
     round_id="r1",
     chat_key="c:1",
 )
-
-
-@pytest.fixture(autouse=True)
-def no_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
 
 
 @pytest.fixture

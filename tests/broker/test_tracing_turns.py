@@ -17,12 +17,9 @@ from messaging.tracing import TurnTrace, genai
 from messaging.tracing.content import content_text
 from runtime.redaction import Redactor
 
+pytestmark = pytest.mark.usefixtures("no_exporter")
+
 WHEN = datetime(2026, 1, 2, tzinfo=UTC)
-
-
-@pytest.fixture(autouse=True)
-def no_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
 
 
 def turn_of(turn_id: str = "t1", root: str | None = None) -> TurnTrace:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from forked_process import ForkedCommand
-from nekro_shell import Shell, open_shell, running_up
+from nekro_shell import Shell, open_shell
+
+pytestmark = pytest.mark.usefixtures("up")
 
 PLUGIN = '''
 import json
@@ -92,12 +93,6 @@ def shell() -> Iterator[Shell]:
         (package / "__init__.py").write_text(PACKAGE, "utf-8")
         (package / "work.py").write_text("def fail():\n    raise KeyError('gone')\n", "utf-8")
         yield shell
-
-
-@pytest.fixture(scope="module", autouse=True)
-def up(shell: Shell) -> Iterator[ForkedCommand]:
-    with running_up(shell) as process:
-        yield process
 
 
 def line_of(text: str) -> int:

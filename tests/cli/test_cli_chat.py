@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from forked_process import ForkedCommand
-from nekro_shell import Shell, open_shell, running_up
+from nekro_shell import Shell, open_shell
 from terminal import Terminal
 
 from cli.exit_codes import ExitCode
+
+pytestmark = pytest.mark.usefixtures("up")
 
 PLUGIN = '''
 import asyncio
@@ -54,12 +55,6 @@ def shell() -> Iterator[Shell]:
         script.write_text(SCRIPT, "utf-8")
         shell.environment.update({"NEKRO_LLM__SCRIPT": str(script), "TERM": "xterm"})
         yield shell
-
-
-@pytest.fixture(scope="module", autouse=True)
-def up(shell: Shell) -> Iterator[ForkedCommand]:
-    with running_up(shell) as process:
-        yield process
 
 
 class Chat(Terminal):

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from forked_process import ForkedCommand
-from nekro_shell import Shell, open_shell, running_up
+from nekro_shell import Shell, open_shell
 from waiting import wait_until
 
 from broker_config.embedded import socket_path
@@ -95,12 +94,6 @@ def shell() -> Iterator[Shell]:
         {"probe.py": PLUGIN}, **settings, NEKRO_WORKERS__LONG_METHODS="t.probe.leave_long"
     ) as shell:
         yield shell
-
-
-@pytest.fixture(scope="module")
-def up(shell: Shell) -> Iterator[ForkedCommand]:
-    with running_up(shell) as process:
-        yield process
 
 
 def serving(shell: Shell, lane: str) -> int:

@@ -16,6 +16,8 @@ from cli.output import PartialError
 from cli.running import TerminatedError
 from nekro_agent.errors import MethodFailedError, ServiceError
 
+pytestmark = pytest.mark.usefixtures("no_settings_of_the_developer")
+
 #: A command line of each command with ``--json`` that parses and fails, with its exit code and error type.
 FAILING: dict[str, tuple[list[str], int, str]] = {
     "demo": (["--data-dir", "/dev/null/x", "demo", "--json"], ExitCode.FAILED, "NotADirectoryError"),
@@ -68,13 +70,6 @@ def error_of(stdout: str) -> dict[str, Any]:
     assert set(document["error"]) >= {"type", "message"}
     assert document["error"]["message"]
     return dict(document["error"])
-
-
-@pytest.fixture(autouse=True)
-def no_settings_of_the_developer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("NEKRO_BROKER__URL", "NEKRO_DATABASE__URL", "NEKRO_DATA_DIR", "NEKRO_PLUGINS__DIRS"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def test_the_table_has_every_command_with_json() -> None:

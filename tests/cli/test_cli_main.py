@@ -14,6 +14,8 @@ from cli.exit_codes import EXEC_CODES, ExitCode, exit_code_of
 from nekro_agent import errors
 from sandbox.models import StopType
 
+pytestmark = pytest.mark.usefixtures("no_settings_of_the_developer")
+
 
 def run(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
     """Run a command in this process; returns exit code, stdout, stderr."""
@@ -23,14 +25,6 @@ def run(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, 
         code = int(exc.code or 0)
     captured = capsys.readouterr()
     return code, captured.out, captured.err
-
-
-@pytest.fixture(autouse=True)
-def no_settings_of_the_developer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Commands read ``.env`` of the working directory and ``NEKRO_`` variables: provide neither."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("NEKRO_BROKER__URL", "NEKRO_DATABASE__URL", "NEKRO_DATA_DIR", "NEKRO_PLUGINS__DIRS"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def test_help_imports_no_command() -> None:

@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from forked_process import ForkedCommand
-from nekro_shell import Shell, open_shell, running_up
+from nekro_shell import Shell, open_shell
 
 from cli.exit_codes import ExitCode
 
@@ -56,12 +55,6 @@ def shell() -> Iterator[Shell]:
         script.write_text(SCRIPT, "utf-8")
         shell.environment["NEKRO_LLM__SCRIPT"] = str(script)
         yield shell
-
-
-@pytest.fixture(scope="module")
-def up(shell: Shell) -> Iterator[ForkedCommand]:
-    with running_up(shell) as process:
-        yield process
 
 
 @pytest.mark.usefixtures("up")

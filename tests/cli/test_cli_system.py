@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from forked_process import ForkedCommand
-from nekro_shell import NEKRO, Shell, open_shell, running_up
+from nekro_shell import NEKRO, Shell, open_shell
 from waiting import WAIT_SECONDS, wait_until
 
 from cli.services.ownership import read_running
@@ -70,13 +70,6 @@ def shell() -> Iterator[Shell]:
     broken = "import nothing_like_this\nplugin = 1\n"
     with open_shell({"probe.py": PLUGIN, "broken.py": broken}) as shell:
         yield shell
-
-
-@pytest.fixture(scope="module")
-def up(shell: Shell) -> Iterator[ForkedCommand]:
-    """A running `nekro up` on the shell's data directory."""
-    with running_up(shell) as process:
-        yield process
 
 
 LOOPS_AND_THREADS = """

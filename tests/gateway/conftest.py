@@ -18,6 +18,7 @@ from worker_fleet import Fleet
 
 from broker_config.settings import DatabaseSettings, Settings
 from gateway.app import create_app
+from workers.composition import Services
 
 PLUGINS = Path(__file__).parent / "plugins"
 
@@ -55,3 +56,19 @@ async def gateway(fresh_fleet: Fleet) -> AsyncIterator[tuple[Fleet, httpx.AsyncC
     """A gateway on a fleet without workers, whose database has no keys."""
     async with served(create_app(fresh_fleet.settings)) as client:
         yield fresh_fleet, client
+
+
+@pytest.fixture
+async def services(fresh_fleet: Fleet) -> AsyncIterator[Services]:
+    """Services on the fleet's database, in this process."""
+    services = fresh_fleet.services()
+    await services.start()
+    yield services
+    await services.close()
+
+
+@pytest.fixture
+async def http(fresh_fleet: Fleet, services: Services) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a gateway of the fleet, without a key."""
+    async with served(create_app(fresh_fleet.settings)) as client:
+        yield client

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
@@ -24,14 +23,6 @@ from workers.composition import Services
 
 CHAT = "group_1/ü x"
 EVENTS = "/api/v1/chats/group_1%2F%C3%BC%20x/events?after=0"
-
-
-@pytest.fixture
-async def services(fresh_fleet: Fleet) -> AsyncIterator[Services]:
-    services = fresh_fleet.services()
-    await services.start()
-    yield services
-    await services.close()
 
 
 @dataclasses.dataclass

@@ -148,9 +148,9 @@ class Agents:
 
 
 @pytest.fixture(scope="module")
-def database_url(tmp_path_factory: pytest.TempPathFactory) -> str:
+def database_url(sqlite_url: str) -> str:
     """One kind of database: no outcome depends on it."""
-    return f"sqlite:///{tmp_path_factory.mktemp('db') / 'nekro.db'}"
+    return sqlite_url
 
 
 @pytest.fixture(scope="module")

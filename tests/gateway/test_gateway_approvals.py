@@ -35,9 +35,9 @@ PAY = {"method": "tests.till.pay", "chat_key": "web-1", "args": ["ada"], "user_i
 
 
 @pytest.fixture(scope="module")
-def database_url(tmp_path_factory: pytest.TempPathFactory) -> str:
+def database_url(sqlite_url: str) -> str:
     """One database suffices here: rounds, whose tests run on each, decide on the same rows."""
-    return f"sqlite:///{tmp_path_factory.mktemp('db') / 'nekro.db'}"
+    return sqlite_url
 
 
 @pytest.fixture(scope="module")

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
 import httpx
 import pytest
-from gateway_server import served
-from worker_fleet import Fleet
 
 from gateway.access.keys import create_key, new_key
 from gateway.api import chats as routes
-from gateway.app import create_app
 from gateway.identity import Scope
 from nekro_agent.ports import MessageKind
 from nekro_agent.shared_clock import shared_time
@@ -24,20 +20,6 @@ from storage.states import RoundState, TriggerKind
 from workers.chats.events import message_event, record, turn_started
 from workers.composition import Services
 from workers.rounds.turn_ends import Fault, turn_ends
-
-
-@pytest.fixture
-async def services(fresh_fleet: Fleet) -> AsyncIterator[Services]:
-    services = fresh_fleet.services()
-    await services.start()
-    yield services
-    await services.close()
-
-
-@pytest.fixture
-async def http(fresh_fleet: Fleet, services: Services) -> AsyncIterator[httpx.AsyncClient]:
-    async with served(create_app(fresh_fleet.settings)) as client:
-        yield client
 
 
 async def say(services: Services, chat_key: str, text: str, *, kind: MessageKind = MessageKind.USER) -> str:

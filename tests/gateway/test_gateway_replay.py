@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
-import pytest
-from gateway_server import served
-from worker_fleet import Fleet
 
 from gateway.access.keys import create_key, new_key
-from gateway.app import create_app
 from gateway.identity import Scope
 from nekro_agent.ports import MessageKind
 from storage.repositories.messages import NewMessage
@@ -24,20 +19,6 @@ PICTURE = base64.b64encode(
         "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
     )
 ).decode()
-
-
-@pytest.fixture
-async def services(fresh_fleet: Fleet) -> AsyncIterator[Services]:
-    services = fresh_fleet.services()
-    await services.start()
-    yield services
-    await services.close()
-
-
-@pytest.fixture
-async def http(fresh_fleet: Fleet, services: Services) -> AsyncIterator[httpx.AsyncClient]:
-    async with served(create_app(fresh_fleet.settings)) as client:
-        yield client
 
 
 async def post(http: httpx.AsyncClient, text: str, *parts: dict[str, Any]) -> str:

@@ -45,9 +45,9 @@ time.sleep(3600)
 
 
 @pytest.fixture(scope="module")
-def database_url(tmp_path_factory: pytest.TempPathFactory) -> str:
+def database_url(sqlite_url: str) -> str:
     """One kind of database: runs are calls, whose rows are tested on both."""
-    return f"sqlite:///{tmp_path_factory.mktemp('db') / 'nekro.db'}"
+    return sqlite_url
 
 
 @pytest.fixture(scope="module")

@@ -30,9 +30,9 @@ CALL = (Scope.CALL, Scope.RUN, Scope.READ)
 
 
 @pytest.fixture(scope="module")
-def database_url(tmp_path_factory: pytest.TempPathFactory) -> str:
+def database_url(sqlite_url: str) -> str:
     """One kind of database: none of this depends on it."""
-    return f"sqlite:///{tmp_path_factory.mktemp('db') / 'nekro.db'}"
+    return sqlite_url
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +42,6 @@ def fleet(make_fleet: Callable[..., Any], tmp_path_factory: pytest.TempPathFacto
     )
     system.start("methods", "long", "rounds", concurrency=4)
     return system
-
-
-@pytest.fixture
-async def services(fleet: Any) -> AsyncIterator[Services]:
-    services = fleet.services()
-    await services.start()
-    yield services
-    await services.close()
 
 
 async def run(services: Services, code: str, chat: str) -> CodeReport:

@@ -28,14 +28,6 @@ def fleet(make_fleet: Callable[..., Any]) -> Any:
     )
 
 
-@pytest.fixture
-async def services(fleet: Any) -> AsyncIterator[Services]:
-    services = fleet.services()
-    await services.start()
-    yield services
-    await services.close()
-
-
 def models(services: Services) -> Path:
     plugin = plugin_of(services, "nekro.model_store")
     return plugin.get_plugin_data_dir() / "models"

@@ -6,7 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +44,6 @@ def up(fleet: Any, tmp_path: Path) -> Iterator[Path]:
     finally:
         process.terminate()
         process.wait(WAIT_SECONDS)
-
-
-@pytest.fixture
-async def services(fleet: Any) -> AsyncIterator[Services]:
-    services = fleet.services()
-    await services.start()
-    yield services
-    await services.close()
 
 
 async def logged(log: Path, words: str) -> None:

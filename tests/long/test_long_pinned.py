@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -41,14 +41,6 @@ def fleet(make_fleet: Callable[..., Any]) -> Any:
 def idle_fleet(make_fleet: Callable[..., Any]) -> Any:
     """A fleet without workers."""
     return make_fleet(plugins={"dirs": (PLUGINS,)})
-
-
-@pytest.fixture
-async def services(fleet: Any) -> AsyncIterator[Services]:
-    services = fleet.services()
-    await services.start()
-    yield services
-    await services.close()
 
 
 async def invoke(services: Services, name: str, chat_key: str, *args: Any) -> Envelope:

@@ -12,7 +12,9 @@ from runtime_bench import Bench, RecordingPublisher, emptied
 from waiting import WAIT_SECONDS
 
 from broker_config.settings import DatabaseSettings
+from nekro_agent.api.plugin import NekroPlugin
 from storage.engine import Database
+from workers.jobs.service import SqlJobs
 from workers.pools.background import BackgroundLoop
 
 
@@ -72,3 +74,13 @@ def bench(database: Database, background: BackgroundLoop, recorder: RecordingPub
 def patient_reads_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plugin's query of a job blocks its loop for a second at most; a busy machine takes longer."""
     monkeypatch.setattr("workers.jobs.service.ANSWER_SECONDS", WAIT_SECONDS)
+
+
+@pytest.fixture
+def plugin() -> NekroPlugin:
+    return NekroPlugin(name="J", module_name="jobs", description="", version="1", author="tests", url="")
+
+
+@pytest.fixture
+def jobs(database: Database, background: BackgroundLoop, recorder: RecordingPublisher) -> SqlJobs:
+    return SqlJobs(database, background, recorder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from runtime_bench import Bench, RecordingPublisher, shutdown
+from runtime_bench import Bench, shutdown
 from waiting import eventually
 
 from nekro_agent.api.plugin import NekroPlugin, TaskCtl
@@ -17,19 +17,8 @@ from storage.engine import Database
 from storage.repositories.events import ChatEvent
 from workers.jobs import running
 from workers.jobs.service import SqlJobs
-from workers.pools.background import BackgroundLoop
 
 CALL = CurrentCall(call_id="call", chat_key="c", round_id="round", turn_id="turn")
-
-
-@pytest.fixture
-def plugin() -> NekroPlugin:
-    return NekroPlugin(name="J", module_name="jobs", description="", version="1", author="tests", url="")
-
-
-@pytest.fixture
-def jobs(database: Database, background: BackgroundLoop, recorder: RecordingPublisher) -> SqlJobs:
-    return SqlJobs(database, background, recorder)
 
 
 async def start(jobs: SqlJobs, *, chat_key: str = "c") -> str:

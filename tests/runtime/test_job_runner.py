@@ -31,17 +31,6 @@ from workers.calls.claims import DuplicateDelivery
 from workers.jobs.runner import Interruption, JobResult
 from workers.jobs.service import SqlJobs
 from workers.ops.sweeps import JobSweep
-from workers.pools.background import BackgroundLoop
-
-
-@pytest.fixture
-def plugin() -> NekroPlugin:
-    return NekroPlugin(name="J", module_name="jobs", description="", version="1", author="tests", url="")
-
-
-@pytest.fixture
-def jobs(database: Database, background: BackgroundLoop, recorder: RecordingPublisher) -> SqlJobs:
-    return SqlJobs(database, background, recorder)
 
 
 @pytest.fixture

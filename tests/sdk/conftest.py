@@ -9,6 +9,7 @@ import pytest
 from file_server import FileServer, file_server
 
 from nekro_agent.core.logger import configure
+from nekro_agent.files.file_system import FileSystem
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.testing import InMemoryRuntime
 
@@ -35,3 +36,9 @@ async def world(plugin: NekroPlugin, tmp_path: Path) -> AsyncIterator[InMemoryRu
     """A bound runtime with that plugin; downloads may reach this machine."""
     async with InMemoryRuntime(plugin, data_dir=tmp_path / "data", downloads=FileServer.policy) as world:
         yield world
+
+
+@pytest.fixture
+def fs(world: InMemoryRuntime, plugin: NekroPlugin) -> FileSystem:
+    """The plugin's files."""
+    return world.context(plugin_key=plugin.key).fs

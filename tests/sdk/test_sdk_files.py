@@ -23,11 +23,6 @@ from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.testing import InMemoryRuntime
 
 
-@pytest.fixture
-def fs(world: InMemoryRuntime, plugin: NekroPlugin) -> FileSystem:
-    return world.context(plugin_key=plugin.key).fs
-
-
 async def test_bytes_and_data_urls_are_written_to_the_uploads(fs: FileSystem) -> None:
     assert await fs.mixed_forward_file(b"abc", file_name="x.bin") == "/app/uploads/x.bin"
     assert (fs.upload_path / "x.bin").read_bytes() == b"abc"

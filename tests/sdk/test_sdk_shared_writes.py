@@ -173,11 +173,6 @@ async def test_a_race_with_sandboxed_code_writes_to_no_host_file(fs: FileSystem,
     assert tree(host) == {"f": "before"}
 
 
-@pytest.fixture
-def fs(world: InMemoryRuntime, plugin: NekroPlugin) -> FileSystem:
-    return world.context(plugin_key=plugin.key).fs
-
-
 async def test_a_file_can_be_forwarded_before_the_call_ends(
     run: Any, shared: Path, world: InMemoryRuntime
 ) -> None:

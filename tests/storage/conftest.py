@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cut_proxy import CutProxy
 
 from broker_config.settings import DatabaseSettings
 from storage.engine import Database
@@ -40,3 +42,14 @@ def let_leases_run_out(database: Database) -> Callable[[], Awaitable[None]]:
                 )
 
     return run_out
+
+
+@pytest.fixture
+async def proxied(migrated_copy: Any, tmp_path: Path) -> AsyncIterator[tuple[Database, CutProxy]]:
+    """A database behind a proxy that cuts connections, and the proxy; transactions may take 0.5 s."""
+    proxy = CutProxy(migrated_copy("postgres"))
+    settings = await proxy.start()
+    database = Database(settings.model_copy(update={"transaction_timeout_seconds": 0.5}), tmp_path)
+    yield database, proxy
+    await database.dispose()
+    await proxy.stop()

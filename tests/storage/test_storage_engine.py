@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -414,16 +414,6 @@ async def test_violated_constraint_is_a_conflict_inside_the_block(leases: Leases
 
 
 # --- a PostgreSQL that stops ---------------------------------------------------------------
-
-
-@pytest.fixture
-async def proxied(migrated_copy: Any, tmp_path: Path) -> AsyncIterator[tuple[Database, CutProxy]]:
-    proxy = CutProxy(migrated_copy("postgres"))
-    settings = await proxy.start()
-    database = Database(settings.model_copy(update={"transaction_timeout_seconds": 0.5}), tmp_path)
-    yield database, proxy
-    await database.dispose()
-    await proxy.stop()
 
 
 async def test_frozen_server_is_an_error_after_the_time_limit_and_leaks_no_connection(

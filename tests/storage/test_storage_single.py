@@ -8,7 +8,7 @@ import gc
 import hashlib
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -369,16 +369,6 @@ async def test_transaction_is_not_starved_by_single_writes() -> None:
 
 
 # --- a PostgreSQL that stops ---------------------------------------------------------------------------
-
-
-@pytest.fixture
-async def proxied(migrated_copy: Any, tmp_path: Path) -> AsyncIterator[tuple[Database, CutProxy]]:
-    proxy = CutProxy(migrated_copy("postgres"))
-    settings = await proxy.start()
-    database = Database(settings.model_copy(update={"transaction_timeout_seconds": 0.5}), tmp_path)
-    yield database, proxy
-    await database.dispose()
-    await proxy.stop()
 
 
 async def test_frozen_server_is_an_error_after_the_time_limit_and_leaks_no_connection(

@@ -9,7 +9,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,14 +110,6 @@ def fleet(redis_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     fleet.start("methods")
     yield fleet
     fleet.stop()
-
-
-@pytest.fixture
-async def services(fleet: Fleet) -> AsyncIterator[Services]:
-    services = fleet.services()
-    await services.start()
-    yield services
-    await services.close()
 
 
 def git_entry(directory: Path, _: str) -> dict[str, Any]:

@@ -70,9 +70,9 @@ class Observed:
 
 
 @pytest.fixture(scope="module")
-def database_url(tmp_path_factory: pytest.TempPathFactory) -> str:
+def database_url(sqlite_url: str) -> str:
     """One kind of database suffices here: the repositories have tests on both."""
-    return f"sqlite:///{tmp_path_factory.mktemp('db') / 'nekro.db'}"
+    return sqlite_url
 
 
 @pytest.fixture(scope="module")

@@ -40,9 +40,9 @@ SPANS = """query ($trace: String!) { getTraceByOtelId(traceId: $trace) { spans(f
 
 
 @pytest.fixture(scope="module")
-def database_url(tmp_path_factory: pytest.TempPathFactory) -> str:
+def database_url(sqlite_url: str) -> str:
     """One kind of database suffices here."""
-    return f"sqlite:///{tmp_path_factory.mktemp('db') / 'nekro.db'}"
+    return sqlite_url
 
 
 @pytest.fixture(scope="module")
