@@ -25,6 +25,7 @@ from broker_config.settings import BrokerSettings
 from broker_config.topology import AGENT_EVENTS, encode_chat_key
 from broker_config.urls import is_redis
 from codec.wire import new_id
+from messaging.celery.names import delete_binding
 from messaging.publishing import unavailable
 from nekro_agent.durations import POLL_SECONDS
 
@@ -197,7 +198,7 @@ def drop_abandoned(app: Celery, settings: BrokerSettings) -> int:
                 row for row in watching if not client.exists(keys.watcher(row[2].removeprefix(WATCH_PREFIX)))
             ]
             for routing_key, pattern, queue in abandoned:
-                channel._delete(queue, AGENT_EVENTS.name, routing_key, pattern)
+                delete_binding(channel, queue, AGENT_EVENTS.name, routing_key, pattern)
     except _AWAY as exc:
         raise unavailable(settings.url, exc) from exc
     return len(abandoned)

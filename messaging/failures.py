@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from messaging.celery.names import ERROR_MODULES
 from nekro_agent import errors
 from nekro_agent.errors import (
     CallCancelledError,
@@ -42,7 +43,6 @@ _CELERYS: Final[Mapping[str, tuple[type[NekroError], str]]] = {
     "Ignore": (MethodAbortedError, "the worker dropped the call"),
     "Reject": (MethodAbortedError, "the worker refused the call"),
 }
-_CELERY_MODULES: Final = frozenset({"celery.exceptions", "billiard.exceptions", "celery.backends.base"})
 
 
 def failure_from_record(record: Mapping[str, Any]) -> NekroError:
@@ -67,7 +67,7 @@ def _error(record: Mapping[str, Any]) -> NekroError:
     name, module, detail = _unwrapped(named)
     if record.get("status") == "REVOKED":
         return CallCancelledError("the call was cancelled")
-    if module in _CELERY_MODULES and name in _CELERYS:
+    if module in ERROR_MODULES and name in _CELERYS:
         cls, message = _CELERYS[name]
         return cls(message.format(detail=detail))
     if module == errors.__name__ and name in _OURS:

@@ -14,6 +14,7 @@ from celery import Celery, bootsteps
 from loguru import logger
 
 from broker_config.keys import Keys
+from messaging.celery.names import MAILBOX_STEP
 from messaging.celery.worker_state import add_revoked
 from nekro_agent.shared_clock import shared_now
 
@@ -48,7 +49,7 @@ def revoke(app: Celery, task_ids: Sequence[str], *, terminate: bool = True) -> N
 class RevocationStep(bootsteps.StartStopStep):  # type: ignore[misc]
     """Reads the ids at each connect, after the mailbox has started listening, so that none is missed."""
 
-    requires = ("celery.worker.consumer.control:Control",)
+    requires = (MAILBOX_STEP,)
 
     def start(self, c: Any) -> None:
         """Load the ids that were revoked while this worker was not connected."""

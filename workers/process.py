@@ -15,6 +15,7 @@ from celery import bootsteps
 from loguru import logger
 
 from broker_config.settings import Settings
+from messaging.celery.names import POOL_STEP
 from messaging.celery.worker_state import consume_queue, is_stopping, serve_new_tasks, why_it_consumes_nothing
 from messaging.tracing import traced
 from nekro_agent.errors import NekroError, SettingsError
@@ -194,7 +195,7 @@ def _step(home: _Home) -> type[bootsteps.StartStopStep]:
     class ServicesStep(bootsteps.StartStopStep):  # type: ignore[misc]
         """Starts the services after the pool and before the consumer."""
 
-        requires = ("celery.worker.components:Pool",)
+        requires = (POOL_STEP,)
 
         def start(self, worker: Any) -> None:
             try:

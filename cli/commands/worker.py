@@ -90,8 +90,6 @@ def run(args: Args, deps: Deps) -> int:
         return _check(args.check, args, deps)
     if args.lane is None:
         raise UsageError("no lane was given; name one with --lane, or probe running workers with --check")
-    from celery.platforms import SecurityWarning
-
     settings = deps.load_settings()
     if args.supervisor_fd is not None:
         _report_to(args.supervisor_fd)
@@ -101,8 +99,9 @@ def run(args: Args, deps: Deps) -> int:
         require_running(settings.data_dir)
     if args.supervisor_fd is None:
         warn_of_root(deps.output)
-    # Celery's own warning is about pickled messages, which our workers do not accept.
-    warnings.filterwarnings("ignore", category=SecurityWarning)
+    from messaging.celery.names import pickle_warning
+
+    warnings.filterwarnings("ignore", category=pickle_warning())  # our workers accept no pickled messages
     from messaging.celery.worker_state import was_interrupted
     from workers.process import run_worker
 

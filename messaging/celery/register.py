@@ -141,6 +141,27 @@ USES: Final = (
         ),
     ),
     Use(
+        module="messaging.celery.names",
+        why="Names that modules elsewhere need: steps of a worker, loggers, modules of errors, the request "
+        "of a call that no worker answers, and the deletion of a killed watcher's queue.",
+        tests=(
+            "tests/rounds/test_rounds_watch.py::test_the_sweep_deletes_the_queues_of_killed_watchers_only",
+            "tests/pool/test_method_calls.py::test_revoked_call_ends_with_an_error_for_its_caller",
+            "tests/chaos/test_chaos_messages.py::"
+            "test_29_cancelled_call_stays_cancelled_when_all_workers_restart",
+            "tests/chaos/test_chaos_messages.py::test_unknown_outcomes_are_distinguished_from_failures",
+            "tests/pool/test_pool_jobs.py::test_events_cover_every_task_without_its_arguments",
+            "tests/system/test_observability.py::"
+            "test_a_ready_worker_reports_ready_and_a_stopping_one_does_not",
+            "tests/docs/test_commands_run.py::test_each_command_behaves_as_its_page_says",
+        ),
+        imports=(
+            "celery.app.task:Context celery.app.trace celery.backends.base celery.platforms:SecurityWarning "
+            "celery.worker.components:Pool celery.worker.consumer.control:Control celery.worker.strategy"
+        ),
+        private="_delete",
+    ),
+    Use(
         module="messaging.celery.private_tasks",
         why="Signs what is sent, hides arguments, and frees the body of a call that waits.",
         tests=(
@@ -444,43 +465,6 @@ USES: Final = (
         ),
     ),
     Use(
-        module="messaging.event_watch",
-        why="Deletes the queue of a watcher that was killed, with its binding.",
-        tests=(
-            ("tests/rounds/test_rounds_watch.py::test_the_sweep_deletes_the_queues_of_killed_watchers_only"),
-        ),
-        private="_delete",
-    ),
-    Use(
-        module="messaging.failures",
-        why="Recognises the errors that Celery itself stores, by the module in their record.",
-        tests=("tests/pool/test_method_calls.py::test_revoked_call_ends_with_an_error_for_its_caller",),
-        imports="celery.backends.base",
-    ),
-    Use(
-        module="messaging.revocations",
-        why="Starts after the mailbox listens.",
-        tests=(
-            (
-                "tests/chaos/test_chaos_messages.py::"
-                "test_29_cancelled_call_stays_cancelled_when_all_workers_restart"
-            ),
-        ),
-        imports="celery.worker.consumer.control:Control",
-    ),
-    Use(
-        module="workers.chats.publisher",
-        why="Answers the caller of a call that no worker will answer.",
-        tests=("tests/chaos/test_chaos_messages.py::test_unknown_outcomes_are_distinguished_from_failures",),
-        imports="celery.app.task:Context",
-    ),
-    Use(
-        module="workers.ops.logs",
-        why="Silences loggers that would show arguments.",
-        tests=("tests/pool/test_pool_jobs.py::test_events_cover_every_task_without_its_arguments",),
-        imports="celery.app.trace celery.worker.strategy",
-    ),
-    Use(
         module="workers.pools.asyncio_pool",
         why="Runs tasks as coroutines, and calls that succeed without Celery's tracer.",
         tests=("tests/pool/test_fast_path.py::test_a_success_leaves_the_same_keys_in_redis_as_celery",),
@@ -531,22 +515,5 @@ USES: Final = (
         why="Runs Celery's tracer for a job, and reports errors as its pools do.",
         tests=("tests/pool/test_pool_jobs.py::test_hard_limit_fails_a_task_and_frees_its_slot",),
         imports="billiard.einfo:ExceptionInfo celery.concurrency.base:apply_target",
-    ),
-    Use(
-        module="workers.process",
-        why="Starts the services after the pool and before the consumer.",
-        tests=(
-            (
-                "tests/system/test_observability.py::"
-                "test_a_ready_worker_reports_ready_and_a_stopping_one_does_not"
-            ),
-        ),
-        imports="celery.worker.components:Pool",
-    ),
-    Use(
-        module="cli.commands.worker",
-        why="Silences a warning about pickled messages, which our workers do not accept.",
-        tests=("tests/docs/test_commands_run.py::test_each_command_behaves_as_its_page_says",),
-        imports="celery.platforms:SecurityWarning",
     ),
 )

@@ -16,7 +16,6 @@ from threading import Lock
 from typing import Any, Final, TypeVar
 
 from celery import Celery
-from celery.app.task import Context
 from loguru import logger
 
 from broker_config.topology import (
@@ -30,6 +29,7 @@ from broker_config.topology import (
     sending_queue,
 )
 from messaging.call_messages import CallMessage
+from messaging.celery.names import request_of
 from messaging.revocations import revoke
 from nekro_agent.durations import DEFER_SECONDS
 from nekro_agent.errors import NekroError
@@ -100,10 +100,7 @@ class EventPublisher:
 
     async def call_ended(self, call: Call, error: NekroError) -> None:
         """Send an error to the caller of a call that no worker will answer."""
-        reply_to = (call.invocation or {}).get("reply_to")
-        request = Context(
-            id=call.id, task=call.method, reply_to=reply_to, errbacks=None, chord=None, group=None
-        )
+        request = request_of(call.id, call.method, (call.invocation or {}).get("reply_to"))
         backend = self._app.backend
         await self._publish("call.ended", partial(backend.mark_as_failure, call.id, error, request=request))
 

@@ -9,14 +9,12 @@ from celery import signals
 
 from broker_config.embedded import resolve_signing_key
 from broker_config.settings import Settings
+from messaging.celery.names import CALL_LOGGERS
 from nekro_agent.core.logger import StandardLogs, configure
 from runtime.redaction import Redactor
 
 __all__ = ["configure_logs"]
 
-#: Celery logs each call here; ``workers.pools.observation`` logs it with chat and round and without the
-#: returned value. Below WARNING these loggers also log arguments.
-_SAID_BETTER: Final = ("celery.worker.strategy", "celery.app.trace")
 #: Drivers that log every statement, request and poll at DEBUG or INFO.
 _TALKATIVE: Final = ("amqp", "asyncio", "httpcore", "httpx", "openai", "sqlalchemy", "kombu")
 
@@ -34,7 +32,8 @@ def configure_logs(settings: Settings, *, lane: str, worker: str) -> None:
         redact=Redactor((*settings.secret_values(), key)),
     )
     logging.basicConfig(handlers=[StandardLogs()], level=settings.log.level, force=True)
-    for name in (*_SAID_BETTER, *_TALKATIVE):
+    # ``workers.pools.observation`` logs each call, with chat and round and without values.
+    for name in (*CALL_LOGGERS, *_TALKATIVE):
         logging.getLogger(name).setLevel(logging.WARNING)
     signals.setup_logging.connect(_is_set_up, weak=False)
 
