@@ -55,7 +55,7 @@ def test_a_turn_of_2000_calls_is_complete_and_only_what_is_seen_is_laid_out(
     console: Console, artefacts: Path
 ) -> None:
     turn = console.say("pantry", "Weigh it all.", f"for number in range({CALLS}):\n    weigh(number)")
-    assert len(console.ended(turn, seconds=4 * WAIT_SECONDS)["rounds"][0]["calls"]) == CALLS
+    assert len(console.ended(turn, seconds=2 * WAIT_SECONDS)["rounds"][0]["calls"]) == CALLS
     figures: dict[str, dict[str, float]] = {}
     for name, size in (("desktop", DESKTOP), ("phone", PHONE)):
         with console.window(size=size) as window:
