@@ -15,7 +15,7 @@ The worker that runs a chat's rounds holds the chat's lease; each of its writes 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from functools import cache
 from typing import Any, Final
 
@@ -41,11 +41,11 @@ from storage.models import ChatRow, RoundRow
 from storage.repositories.base import Repository, found, is_one_of
 from storage.repositories.chats import ChatRepository
 from storage.repositories.leases import is_free
-from storage.repositories.round_values import ClaimedRound, Round, RoundReport, RoundRequest
+from storage.repositories.round_values import ClaimedRound, Round, RoundReport, RoundRequest, Standing
 from storage.states import FINAL_ROUND_STATES, RoundState, TriggerKind
 from storage.upsert import insert
 
-__all__ = ["ClaimedRound", "Round", "RoundReport", "RoundRepository", "RoundRequest"]
+__all__ = ["ClaimedRound", "Round", "RoundReport", "RoundRepository", "RoundRequest", "Standing"]
 
 _OPEN: Final = (RoundState.REQUESTED, RoundState.RUNNING)
 
@@ -81,21 +81,13 @@ class RoundRepository(Repository):
             ConflictError: a round of the chat is running (``take_over`` was not called).
         """
         await ChatRepository(self._connection).hold(chat_key, fence=fence)
-        waiting = await self._rows(_waiting_statement, {"of_chat": chat_key})
-        if not any(due for _, due in waiting):
+        values = {"of_chat": chat_key, "new_fence": fence, "new_worker": worker}
+        claimed = await self._all(Round, _claim_statement, values)
+        if not claimed:
             return None
-        ids: Sequence[str] = [round_id for round_id, _ in waiting]
-        if ids[1:]:
-            await self._count(
-                update(RoundRow)
-                .where(RoundRow.id.in_(ids[1:]))
-                .values(state=RoundState.MERGED, merged_into=ids[0], finished_at=now())
-            )
-        values = {"of_round": ids[0], "new_fence": fence, "new_worker": worker}
-        started = found(await self._one_or_none(Round, _start_statement, values), "round", ids[0])
-        # Read from the table: an earlier attempt, whose worker died, may have merged other rounds.
-        may_have_merged = bool(ids[1:]) or started.attempt > 1
-        merged = await self.merged_into(ids[0]) if may_have_merged else []
+        started, *merged = sorted(claimed, key=lambda item: item.sequence)
+        if started.attempt > 1:  # an earlier attempt, whose worker died, may have merged other rounds
+            merged = await self.merged_into(started.id)
         return ClaimedRound(round=started, merged=tuple(merged))
 
     async def record(self, round_id: str, *, fence: int, report: RoundReport) -> Round:
@@ -211,9 +203,12 @@ class RoundRepository(Repository):
         """Return the turns of a chat of which a round is open, or is merged into an open one."""
         return set((await self._rows(_open_turns_statement, {"of_chat": chat_key})).scalars())
 
-    async def is_cancel_requested(self, round_id: str) -> bool:
-        """Whether cancellation of the round was requested."""
-        return await self._scalar(_cancel_statement, {"of_round": round_id}) is not None
+    async def standing(self, round_id: str | None) -> Standing:
+        """Return how the round of a call stands; neither running nor stopping for a call of no round."""
+        row = None
+        if round_id is not None:
+            row = (await self._rows(_standing_statement, {"of_round": round_id})).first()
+        return Standing(*map(bool, row or (False, False)))
 
     async def cancel_requested(self, round_ids: Collection[str]) -> set[str]:
         """Return the ids of the rounds whose cancellation was requested."""
@@ -335,25 +330,23 @@ def _is_open(chat_key: str | BindParameter[str]) -> ColumnElement[bool]:
 
 
 @FixedStatement
-def _waiting_statement(_dialect: str) -> Executable:
-    return (
-        select(RoundRow.id, RoundRow.not_before <= now())
-        .where(_is_open(bindparam("of_chat")), RoundRow.state == RoundState.REQUESTED)
-        .order_by(RoundRow.sequence)
-    )
-
-
-@FixedStatement
-def _start_statement(_dialect: str) -> Executable:
+def _claim_statement(_dialect: str) -> Executable:
+    """UPDATE of the chat's requested rounds, if one is due: the oldest starts, the others are merged."""
+    is_waiting = and_(_is_open(bindparam("of_chat")), RoundRow.state == RoundState.REQUESTED)
+    earliest = func.min(RoundRow.not_before).over().label("due_at")
+    oldest = select(RoundRow.id, earliest).where(is_waiting).order_by(RoundRow.sequence).limit(1).subquery()
+    starts = RoundRow.id == oldest.c.id
     return (
         update(RoundRow)
-        .where(RoundRow.id == bindparam("of_round"))
+        .where(is_waiting, oldest.c.due_at <= now())
         .values(
-            state=RoundState.RUNNING,
-            attempt=RoundRow.attempt + 1,
-            fence=bindparam("new_fence"),
-            worker=bindparam("new_worker"),
-            started_at=now(),
+            state=case((starts, RoundState.RUNNING), else_=RoundState.MERGED),
+            attempt=case((starts, RoundRow.attempt + 1), else_=RoundRow.attempt),
+            fence=case((starts, bindparam("new_fence")), else_=RoundRow.fence),
+            worker=case((starts, bindparam("new_worker")), else_=RoundRow.worker),
+            started_at=case((starts, now()), else_=RoundRow.started_at),
+            merged_into=case((starts, None), else_=oldest.c.id),
+            finished_at=case((starts, None), else_=now()),
         )
         .returning(RoundRow)
     )
@@ -386,8 +379,9 @@ def _write_statement(names: tuple[str, ...], at: str | None) -> FixedStatement:
 
 
 @FixedStatement
-def _cancel_statement(_dialect: str) -> Executable:
-    return select(RoundRow.cancel_requested_at).where(RoundRow.id == bindparam("of_round"))
+def _standing_statement(_dialect: str) -> Executable:
+    runs = RoundRow.state == RoundState.RUNNING
+    return select(runs, RoundRow.cancel_requested_at.is_not(None)).where(RoundRow.id == bindparam("of_round"))
 
 
 @cache
