@@ -1,17 +1,26 @@
-"""What one attempt at a round spends: reserved before the model is asked, settled with the round's row."""
+"""What one attempt at a round spends: reserved when the model is asked, settled with the round's row.
+
+If a budget may refuse the reservation, it comes before the request. If none may, it is recorded while the
+model works: the request does not wait for it, but the use of the answer does.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 from agent.llm import LLMAnswer, ModelSpent
 from agent.rounds import RoundAnswer
 from broker_config.model_groups import DEFAULT_GROUP, ModelGroup, model_groups
 from broker_config.settings import Settings
+from nekro_agent.durations import DEFER_SECONDS
 from nekro_agent.ports import ChatInfo
 from nekro_agent.shared_clock import shared_time
+from runtime.completion import complete
 from sandbox.models import RunResult
-from storage.access.spendings import ModelUse, NewSpending, user_scope
+from storage.access.spendings import ModelUse, NewSpending, PayingKey, user_scope
 from storage.repositories.rounds import ClaimedRound
 from storage.states import TriggerKind
 from storage.transaction import Transaction
@@ -29,11 +38,11 @@ class RoundBudgets:
         self._spending = spending
         self._groups = model_groups(settings)
 
-    def meter(self, claimed: ClaimedRound, chat: ChatInfo) -> RoundMeter:
-        """Return the meter of an attempt that was just started."""
+    def meter(self, claimed: ClaimedRound, chat: ChatInfo, *, key: PayingKey | None) -> RoundMeter:
+        """Return the meter of an attempt that was just started; ``key`` pays, None: no key does."""
         default = self._groups[DEFAULT_GROUP]  # answers if the chosen group is unknown
         group = self._groups.get(chat.model_group or DEFAULT_GROUP, default)
-        return RoundMeter(self._spending, claimed, chat, group)
+        return RoundMeter(self._spending, claimed, chat, group, key)
 
 
 class RoundMeter:
@@ -45,25 +54,57 @@ class RoundMeter:
         claimed: ClaimedRound,
         chat: ChatInfo,
         group: ModelGroup,
+        key: PayingKey | None,
     ) -> None:
         """Create it.
 
         Args:
             group: the model group that is asked first, whose prices the estimate uses.
+            key: None: no key pays.
         """
         self._spending = spending
         self._claimed = claimed
         self._chat = chat
         self._group = group
+        self._key = key
         self._reservation: Reservation | None = None
         self._uses = ModelUses()
         #: When its code began to run, by ``time.monotonic``.
         self._ran_at: float | None = None
 
-    async def reserve(self, *, prompt_tokens: int, answer_tokens: int, sandbox_seconds: float) -> None:
+    @asynccontextmanager
+    async def reserved(
+        self, *, prompt_tokens: int, answer_tokens: int, sandbox_seconds: float
+    ) -> AsyncIterator[None]:
         """See ``RoundBudget``."""
+        entry = self._estimate(prompt_tokens, answer_tokens, sandbox_seconds)
+        if self._spending.is_limited(self._key):
+            await self._reserve(entry)
+            yield
+            return
+        ended = asyncio.Event()
+        recording = asyncio.create_task(self._reserve_meanwhile(entry, ended), name="nekro-reservation")
+        try:
+            yield
+        finally:
+            ended.set()
+            await complete(recording)
+
+    async def _reserve_meanwhile(self, entry: NewSpending, ended: asyncio.Event) -> None:
+        """Reserve when the request is on its way, or when the model has answered sooner."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DEFER_SECONDS):
+                await ended.wait()
+        await self._reserve(entry)
+
+    async def _reserve(self, entry: NewSpending) -> None:
         round_ = self._claimed.round
-        entry = NewSpending(
+        waking_call = round_.trigger_id if round_.trigger_kind is TriggerKind.CALL else None
+        self._reservation = await self._spending.reserve(entry, key=self._key, waking_call=waking_call)
+
+    def _estimate(self, prompt_tokens: int, answer_tokens: int, sandbox_seconds: float) -> NewSpending:
+        round_ = self._claimed.round
+        return NewSpending(
             # A recovered attempt is an entry of its own: what the one before asked for was spent too.
             id=f"{round_.id}:{round_.attempt}",
             day=day_of(shared_time()),
@@ -80,9 +121,6 @@ class RoundMeter:
                 cost=price_of(self._group, prompt_tokens, answer_tokens),
             ),
         )
-        turns = list(dict.fromkeys(trigger.turn_id for trigger in self._claimed.triggers))
-        waking_call = round_.trigger_id if round_.trigger_kind is TriggerKind.CALL else None
-        self._reservation = await self._spending.reserve(entry, turn_ids=turns, waking_call=waking_call)
 
     def spent(self, spent: ModelSpent) -> None:
         """See ``RoundBudget``."""
