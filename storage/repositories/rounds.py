@@ -81,13 +81,21 @@ class RoundRepository(Repository):
             ConflictError: a round of the chat is running (``take_over`` was not called).
         """
         await ChatRepository(self._connection).hold(chat_key, fence=fence)
-        values = {"of_chat": chat_key, "new_fence": fence, "new_worker": worker}
-        claimed = await self._all(Round, _claim_statement, values)
-        if not claimed:
+        waiting = sorted(await self._rows(_waiting_statement, {"of_chat": chat_key}))
+        if not any(due for _, _, due in waiting):
             return None
-        started, *merged = sorted(claimed, key=lambda item: item.sequence)
-        if started.attempt > 1:  # an earlier attempt, whose worker died, may have merged other rounds
-            merged = await self.merged_into(started.id)
+        ids = [round_id for _, round_id, _ in waiting]
+        if ids[1:]:
+            await self._count(
+                update(RoundRow)
+                .where(RoundRow.id.in_(ids[1:]))
+                .values(state=RoundState.MERGED, merged_into=ids[0], finished_at=now())
+            )
+        values = {"of_round": ids[0], "new_fence": fence, "new_worker": worker}
+        started = found(await self._one_or_none(Round, _start_statement, values), "round", ids[0])
+        # Read from the table: an earlier attempt, whose worker died, may have merged other rounds.
+        may_have_merged = bool(ids[1:]) or started.attempt > 1
+        merged = await self.merged_into(ids[0]) if may_have_merged else []
         return ClaimedRound(round=started, merged=tuple(merged))
 
     async def record(self, round_id: str, *, fence: int, report: RoundReport) -> Round:
@@ -330,23 +338,25 @@ def _is_open(chat_key: str | BindParameter[str]) -> ColumnElement[bool]:
 
 
 @FixedStatement
-def _claim_statement(_dialect: str) -> Executable:
-    """UPDATE of the chat's requested rounds, if one is due: the oldest starts, the others are merged."""
-    is_waiting = and_(_is_open(bindparam("of_chat")), RoundRow.state == RoundState.REQUESTED)
-    earliest = func.min(RoundRow.not_before).over().label("due_at")
-    oldest = select(RoundRow.id, earliest).where(is_waiting).order_by(RoundRow.sequence).limit(1).subquery()
-    starts = RoundRow.id == oldest.c.id
+def _waiting_statement(_dialect: str) -> Executable:
+    # Without an order: for one by sequence SQLite would take the index that has it, and read all rounds of
+    # the chat.
+    return select(RoundRow.sequence, RoundRow.id, RoundRow.not_before <= now()).where(
+        _is_open(bindparam("of_chat")), RoundRow.state == RoundState.REQUESTED
+    )
+
+
+@FixedStatement
+def _start_statement(_dialect: str) -> Executable:
     return (
         update(RoundRow)
-        .where(is_waiting, oldest.c.due_at <= now())
+        .where(RoundRow.id == bindparam("of_round"))
         .values(
-            state=case((starts, RoundState.RUNNING), else_=RoundState.MERGED),
-            attempt=case((starts, RoundRow.attempt + 1), else_=RoundRow.attempt),
-            fence=case((starts, bindparam("new_fence")), else_=RoundRow.fence),
-            worker=case((starts, bindparam("new_worker")), else_=RoundRow.worker),
-            started_at=case((starts, now()), else_=RoundRow.started_at),
-            merged_into=case((starts, None), else_=oldest.c.id),
-            finished_at=case((starts, None), else_=now()),
+            state=RoundState.RUNNING,
+            attempt=RoundRow.attempt + 1,
+            fence=bindparam("new_fence"),
+            worker=bindparam("new_worker"),
+            started_at=now(),
         )
         .returning(RoundRow)
     )

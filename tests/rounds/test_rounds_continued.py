@@ -126,7 +126,7 @@ async def test_a_follow_up_round_runs_few_statements(bench: Bench, monkeypatch: 
     await bench.drain(Model(LOOK, begin, end), slots=2).drain("chat")
     assert states(await bench.rounds("chat")) == ["done"] * 3
     counts = Counter(name for name in ran if name)  # without those of timers
-    assert counts == {"CallClaims.finish": 6, "RoundLedger.finish": 9, "ChatView.read": 3}
+    assert counts == {"CallClaims.finish": 6, "RoundLedger.finish": 10, "ChatView.read": 3}
 
 
 async def test_a_message_between_two_rounds_is_merged_into_the_next_one(bench: Bench) -> None:
