@@ -33,6 +33,18 @@ QUERIES: dict[str, Callable[[Transaction], Awaitable[object]]] = {
 }
 
 
+async def test_states_that_an_index_depends_on_are_no_parameters(
+    database: Database, watch_statements: Callable[[Transaction], list[tuple[str, Any]]]
+) -> None:
+    """SQLite would compile the statement each time that it runs."""
+    async with database.begin() as tx:
+        statements = watch_statements(tx)
+        await _claim(tx)
+    _, parameters = statements[-1]
+    values = parameters.values() if isinstance(parameters, dict) else parameters
+    assert list(values) == ["chat"]
+
+
 async def _claim(tx: Transaction) -> None:
     await tx.chats.ensure("chat")
     fence = await tx.chats.acquire("chat", owner="w", lease_seconds=60)
