@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, Protocol
@@ -73,15 +73,11 @@ class Sandbox(Protocol):
 class RoundBudget(Protocol):
     """What a round may spend, and has spent."""
 
-    def reserved(
-        self, *, prompt_tokens: int, answer_tokens: int, sandbox_seconds: float
-    ) -> AbstractAsyncContextManager[None]:
-        """Count what the round is expected to use; the block asks the model.
-
-        It is counted before the block if a budget may refuse it, and at the latest when the block has ended.
+    async def reserve(self, *, prompt_tokens: int, answer_tokens: int, sandbox_seconds: float) -> None:
+        """Count what the round is expected to use, before the model is asked.
 
         Raises:
-            BudgetExceededError: a budget is used up; the block does not begin.
+            BudgetExceededError: a budget is used up; the model must not be asked.
         """
         ...
 
@@ -321,30 +317,29 @@ class _Round:
         injected = await collect_injected(self._input.plugins, redact=self._runner.redact)
         room = await self._contexts.room(group)
         messages = await self._messages(injected, room)
-        async with self._reserved(room.tokens_of(messages)):
-            try:
-                return await self._ask(self._request(messages))
-            except LLMError as exc:
-                if not exc.is_too_long:
-                    raise
-                tokens = room.tokens_of(messages)
-                self._contexts.learn(group, tokens=tokens, said=str(exc))
-                room = await self._contexts.room(group)
-                messages = await self._messages(injected, room)
-                if room.tokens_of(messages) >= tokens:
-                    raise
-                tries = exc.tries
-            answer = await self._ask(self._request(messages))
-            return replace(answer, tries=tries + answer.tries)
+        await self._reserve(room.tokens_of(messages))
+        try:
+            return await self._ask(self._request(messages))
+        except LLMError as exc:
+            if not exc.is_too_long:
+                raise
+            tokens = room.tokens_of(messages)
+            self._contexts.learn(group, tokens=tokens, said=str(exc))
+            room = await self._contexts.room(group)
+            messages = await self._messages(injected, room)
+            if room.tokens_of(messages) >= tokens:
+                raise
+            tries = exc.tries
+        answer = await self._ask(self._request(messages))
+        return replace(answer, tries=tries + answer.tries)
 
-    def _reserved(self, prompt_tokens: int) -> AbstractAsyncContextManager[None]:
-        if self._input.budget is None:
-            return nullcontext()
-        return self._input.budget.reserved(
-            prompt_tokens=prompt_tokens,
-            answer_tokens=self._agent.answer_tokens,
-            sandbox_seconds=self._limits.wall_seconds,
-        )
+    async def _reserve(self, prompt_tokens: int) -> None:
+        if self._input.budget is not None:
+            await self._input.budget.reserve(
+                prompt_tokens=prompt_tokens,
+                answer_tokens=self._agent.answer_tokens,
+                sandbox_seconds=self._limits.wall_seconds,
+            )
 
     async def _messages(
         self, injected: Sequence[InjectedPrompt], room: PromptRoom

@@ -906,7 +906,7 @@ class KeyTurnRow(Base):
 class SpendingRow(Base):
     """What one attempt at a round, one request of a plugin to a model or one run of code used.
 
-    It is written when the model is asked, with an estimate, which stays if the worker dies.
+    It is written before the model is asked, with an estimate, which stays if the worker dies.
     """
 
     __tablename__ = "spendings"

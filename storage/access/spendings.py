@@ -1,6 +1,6 @@
 """What rounds and plugins spend: one entry per attempt or request, and totals per scope and period.
 
-An entry is added with an estimate when the model is asked, and settled with what was used. Totals change
+An entry is added with an estimate before the model is asked, and settled with what was used. Totals change
 in the same transaction by the same amounts, so a check reads a few rows by key, however much was spent. The
 rows of totals are written in one order everywhere, so transactions that share some do not lock each other
 out; a transaction that also writes to a chat locks the chat first.

@@ -1,24 +1,15 @@
-"""What one attempt at a round spends: reserved when the model is asked, settled with the round's row.
-
-If a budget may refuse the reservation, it comes before the request. If none may, it is recorded while the
-model works: the request does not wait for it, but the use of the answer does.
-"""
+"""What one attempt at a round spends: reserved before the model is asked, settled with the round's row."""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 
 from agent.llm import LLMAnswer, ModelSpent
 from agent.rounds import RoundAnswer
 from broker_config.model_groups import DEFAULT_GROUP, ModelGroup, model_groups
 from broker_config.settings import Settings
-from nekro_agent.durations import DEFER_SECONDS
 from nekro_agent.ports import ChatInfo
 from nekro_agent.shared_clock import shared_time
-from runtime.completion import complete
 from sandbox.models import RunResult
 from storage.access.spendings import ModelUse, NewSpending, PayingKey, user_scope
 from storage.repositories.rounds import ClaimedRound
@@ -72,39 +63,10 @@ class RoundMeter:
         #: When its code began to run, by ``time.monotonic``.
         self._ran_at: float | None = None
 
-    @asynccontextmanager
-    async def reserved(
-        self, *, prompt_tokens: int, answer_tokens: int, sandbox_seconds: float
-    ) -> AsyncIterator[None]:
+    async def reserve(self, *, prompt_tokens: int, answer_tokens: int, sandbox_seconds: float) -> None:
         """See ``RoundBudget``."""
-        entry = self._estimate(prompt_tokens, answer_tokens, sandbox_seconds)
-        if self._spending.is_limited(self._key):
-            await self._reserve(entry)
-            yield
-            return
-        ended = asyncio.Event()
-        recording = asyncio.create_task(self._reserve_meanwhile(entry, ended), name="nekro-reservation")
-        try:
-            yield
-        finally:
-            ended.set()
-            await complete(recording)
-
-    async def _reserve_meanwhile(self, entry: NewSpending, ended: asyncio.Event) -> None:
-        """Reserve when the request is on its way, or when the model has answered sooner."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(DEFER_SECONDS):
-                await ended.wait()
-        await self._reserve(entry)
-
-    async def _reserve(self, entry: NewSpending) -> None:
         round_ = self._claimed.round
-        waking_call = round_.trigger_id if round_.trigger_kind is TriggerKind.CALL else None
-        self._reservation = await self._spending.reserve(entry, key=self._key, waking_call=waking_call)
-
-    def _estimate(self, prompt_tokens: int, answer_tokens: int, sandbox_seconds: float) -> NewSpending:
-        round_ = self._claimed.round
-        return NewSpending(
+        entry = NewSpending(
             # A recovered attempt is an entry of its own: what the one before asked for was spent too.
             id=f"{round_.id}:{round_.attempt}",
             day=day_of(shared_time()),
@@ -121,6 +83,8 @@ class RoundMeter:
                 cost=price_of(self._group, prompt_tokens, answer_tokens),
             ),
         )
+        waking_call = round_.trigger_id if round_.trigger_kind is TriggerKind.CALL else None
+        self._reservation = await self._spending.reserve(entry, key=self._key, waking_call=waking_call)
 
     def spent(self, spent: ModelSpent) -> None:
         """See ``RoundBudget``."""

@@ -51,11 +51,6 @@ class Spending:
         self._settings = settings
         self._limits = limits_of_settings(settings)
 
-    def is_limited(self, key: PayingKey | None) -> bool:
-        """Whether a reservation that the key pays may be refused; None: no key pays."""
-        of_key = key is not None and bool(key_limits(self._settings, key))
-        return of_key or any(scope is not BudgetScope.KEY for scope in self._limits)
-
     async def paying_key(self, turn_id: str | None) -> PayingKey | None:
         """Return the key that pays for a turn; None: no key does, or it is no turn."""
         if turn_id is None:
