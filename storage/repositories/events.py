@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from sqlalchemy import Executable, Integer, bindparam, delete, func, literal, select, text, update
+from sqlalchemy import Executable, Integer, bindparam, delete, select, text, update
 
 from nekro_agent.shared_clock import shared_time
 from storage.clock import now
 from storage.driver.connection import Connection
 from storage.driver.statements import FixedStatement
 from storage.escaped_text import escaped
-from storage.models import CallRow, ChatEventRow, ChatRow
+from storage.models import ChatEventRow, ChatRow
 from storage.repositories.base import Repository
 from storage.states import EventType
 from storage.types import KeyText
@@ -62,6 +62,32 @@ _BEFORE: Final = "CAST(:before AS bigint)"
 _BEFORE_HELD: Final = """
 (SELECT coalesce(min(number), 0) - 2 FROM chat_events WHERE chat_key = :of_chat AND number < 0)
 """
+
+#: Whether the events of the round are its answer, but neither its end nor the call; a worker of a release
+#: that appends no calls does not append the answer either. In a turn whose TOOL calls are not kept, the call
+#: must have a row, which a call of a TOOL does not have.
+_IF_EARLY: Final = """
+WHERE EXISTS (
+    SELECT 1 FROM chat_events
+    WHERE turn_id = :of_turn AND round_id = :of_round AND type = :answered
+) AND NOT EXISTS (
+    SELECT 1 FROM chat_events
+    WHERE turn_id = :of_turn AND round_id = :of_round
+        AND (type = :ended OR type = :called AND call_id = :of_call)
+) AND (EXISTS (SELECT 1 FROM calls WHERE id = :of_call) OR NOT EXISTS (
+    SELECT 1 FROM chat_events
+    WHERE turn_id = :of_turn AND round_id = :of_round AND type = :answered
+        AND substr(data, 1, length(:keeps_no_tools)) = :keeps_no_tools
+))
+RETURNING number
+"""
+_OF_EARLY: Final = {
+    "answered": EventType.CODE_READY.value,
+    "ended": EventType.ROUND_ENDED.value,
+    "called": EventType.CALL_STARTED.value,
+    # JSON of other data cannot begin like this.
+    "keeps_no_tools": json.dumps(TOOLS_NOT_KEPT)[:-1],
+}
 
 #: A transaction that appends one of them also appends what was held back.
 _RELEASING: Final = frozenset({EventType.CALL_STARTED, EventType.ROUND_STARTED, EventType.ROUND_ENDED})
@@ -142,30 +168,22 @@ class EventRepository(Repository):
         self.types[chat_key] = self.types.get(chat_key, frozenset()).union(event.type for event in events)
         return int(last)
 
-    async def is_early(self, event: NewEvent) -> bool:
-        """Whether an event of a call must be held back: its round goes on and has yet to append the call.
+    async def hold_back(self, chat_key: str, event: NewEvent) -> bool:
+        """Keep an event of a call until its round appends the call; False if the event is to be appended now.
 
-        The transaction must have locked the chat.
+        It is kept while the round goes on and has yet to append the call. The transaction must have locked
+        the chat.
         """
         if event.call_id is None or event.round_id is None or event.turn_id is None:
             return False
-        values = {"of_turn": event.turn_id, "of_round": event.round_id, "of_call": event.call_id}
-        found = list(await self._rows(_progress_statement, values))
-        # A worker of a release that appends no calls does not append the answer either.
-        if {row[0] for row in found} != {EventType.CODE_READY}:
-            return False
-        if not any(row[1] for row in found):
-            return True
-        # Only calls with a row, which a call of a TOOL does not have, are appended in this turn.
-        return await self._scalar(_has_row_statement, {"of_call": event.call_id}) is not None
-
-    async def hold_back(self, chat_key: str, event: NewEvent) -> None:
-        """Keep an event until the round of its call appends the call.
-
-        The transaction must have locked the chat.
-        """
-        values = {"of_chat": chat_key, "rows": json.dumps([_row(event)])}
-        await self._connection.execute(_hold_statement, values)
+        values = {
+            "of_chat": chat_key,
+            "of_turn": event.turn_id,
+            "of_round": event.round_id,
+            "of_call": event.call_id,
+            "rows": json.dumps([_row(event)]),
+        }
+        return await self._scalar(_hold_statement, values) is not None
 
     async def _release(self, chat_key: str) -> list[ChatEvent]:
         held = await self._all(ChatEvent, _release_statement, {"of_chat": chat_key})
@@ -268,27 +286,6 @@ def _after_statement(_dialect: str) -> Executable:
 
 
 @FixedStatement
-def _progress_statement(_dialect: str) -> Executable:
-    is_of_call = (ChatEventRow.type == EventType.CALL_STARTED) & (
-        ChatEventRow.call_id == bindparam("of_call")
-    )
-    is_of_round = (ChatEventRow.type == EventType.CODE_READY) | (ChatEventRow.type == EventType.ROUND_ENDED)
-    # JSON of the other texts cannot begin like this.
-    beginning = json.dumps(TOOLS_NOT_KEPT)[:-1]
-    drops_tools = func.substr(ChatEventRow.data, 1, len(beginning)) == literal(beginning)
-    return select(ChatEventRow.type, drops_tools).where(
-        ChatEventRow.turn_id == bindparam("of_turn"),
-        ChatEventRow.round_id == bindparam("of_round"),
-        is_of_call | is_of_round,
-    )
-
-
-@FixedStatement
-def _has_row_statement(_dialect: str) -> Executable:
-    return select(CallRow.id).where(CallRow.id == bindparam("of_call"))
-
-
-@FixedStatement
 def _release_statement(_dialect: str) -> Executable:
     return (
         delete(ChatEventRow)
@@ -299,14 +296,12 @@ def _release_statement(_dialect: str) -> Executable:
 
 @FixedStatement
 def _insert_statement(dialect: str) -> Executable:
-    return _insert(dialect, _BEFORE)
+    statement = _INSERT + _SELECT[dialect].format(before=_BEFORE)
+    return text(statement).bindparams(bindparam("of_chat", type_=KeyText()))
 
 
 @FixedStatement
 def _hold_statement(dialect: str) -> Executable:
-    return _insert(dialect, _BEFORE_HELD)
-
-
-def _insert(dialect: str, before: str) -> Executable:
-    statement = _INSERT + _SELECT[dialect].format(before=before)
-    return text(statement).bindparams(bindparam("of_chat", type_=KeyText()))
+    statement = _INSERT + _SELECT[dialect].format(before=_BEFORE_HELD) + _IF_EARLY
+    named = [bindparam(name, type_=KeyText()) for name in ("of_chat", "of_turn", "of_round", "of_call")]
+    return text(statement).bindparams(*named, *(bindparam(name, value) for name, value in _OF_EARLY.items()))

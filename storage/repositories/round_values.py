@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from storage.repositories.base import new_id
 from storage.states import RoundState, TriggerKind
 
-__all__ = ["ClaimedRound", "Round", "RoundReport", "RoundRequest"]
+__all__ = ["ClaimedRound", "Round", "RoundReport", "RoundRequest", "Standing"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +86,13 @@ class Round(RoundReport):
     segments: list[dict[str, Any]] | None
     #: The turn in whose trace this one is; None if no other turn caused it.
     root_turn_id: str | None = None
+
+
+class Standing(NamedTuple):
+    """How a round stands, as a call of its code asks; both are False if it has no row."""
+
+    is_running: bool
+    is_asked_to_stop: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ The worker that runs a chat's rounds holds the chat's lease; each of its writes 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from functools import cache
 from typing import Any, Final
 
@@ -41,11 +41,11 @@ from storage.models import ChatRow, RoundRow
 from storage.repositories.base import Repository, found, is_one_of
 from storage.repositories.chats import ChatRepository
 from storage.repositories.leases import is_free
-from storage.repositories.round_values import ClaimedRound, Round, RoundReport, RoundRequest
+from storage.repositories.round_values import ClaimedRound, Round, RoundReport, RoundRequest, Standing
 from storage.states import FINAL_ROUND_STATES, RoundState, TriggerKind
 from storage.upsert import insert
 
-__all__ = ["ClaimedRound", "Round", "RoundReport", "RoundRepository", "RoundRequest"]
+__all__ = ["ClaimedRound", "Round", "RoundReport", "RoundRepository", "RoundRequest", "Standing"]
 
 _OPEN: Final = (RoundState.REQUESTED, RoundState.RUNNING)
 
@@ -81,10 +81,10 @@ class RoundRepository(Repository):
             ConflictError: a round of the chat is running (``take_over`` was not called).
         """
         await ChatRepository(self._connection).hold(chat_key, fence=fence)
-        waiting = await self._rows(_waiting_statement, {"of_chat": chat_key})
-        if not any(due for _, due in waiting):
+        waiting = sorted(await self._rows(_waiting_statement, {"of_chat": chat_key}))
+        if not any(due for _, _, due in waiting):
             return None
-        ids: Sequence[str] = [round_id for round_id, _ in waiting]
+        ids = [round_id for _, round_id, _ in waiting]
         if ids[1:]:
             await self._count(
                 update(RoundRow)
@@ -211,9 +211,12 @@ class RoundRepository(Repository):
         """Return the turns of a chat of which a round is open, or is merged into an open one."""
         return set((await self._rows(_open_turns_statement, {"of_chat": chat_key})).scalars())
 
-    async def is_cancel_requested(self, round_id: str) -> bool:
-        """Whether cancellation of the round was requested."""
-        return await self._scalar(_cancel_statement, {"of_round": round_id}) is not None
+    async def standing(self, round_id: str | None) -> Standing:
+        """Return how the round of a call stands; neither running nor stopping for a call of no round."""
+        row = None
+        if round_id is not None:
+            row = (await self._rows(_standing_statement, {"of_round": round_id})).first()
+        return Standing(*map(bool, row or (False, False)))
 
     async def cancel_requested(self, round_ids: Collection[str]) -> set[str]:
         """Return the ids of the rounds whose cancellation was requested."""
@@ -336,10 +339,11 @@ def _is_open(chat_key: str | BindParameter[str]) -> ColumnElement[bool]:
 
 @FixedStatement
 def _waiting_statement(_dialect: str) -> Executable:
-    return (
-        select(RoundRow.id, RoundRow.not_before <= now())
-        .where(_is_open(bindparam("of_chat")), RoundRow.state == RoundState.REQUESTED)
-        .order_by(RoundRow.sequence)
+    # Without an order: for one by sequence SQLite would take the index that has it, and read all rounds of
+    # the chat. The state is no parameter: SQLite compiles a statement again for each value that a partial
+    # index may depend on.
+    return select(RoundRow.sequence, RoundRow.id, RoundRow.not_before <= now()).where(
+        _is_open(bindparam("of_chat")), is_one_of(RoundRow.state, RoundState.REQUESTED)
     )
 
 
@@ -386,8 +390,9 @@ def _write_statement(names: tuple[str, ...], at: str | None) -> FixedStatement:
 
 
 @FixedStatement
-def _cancel_statement(_dialect: str) -> Executable:
-    return select(RoundRow.cancel_requested_at).where(RoundRow.id == bindparam("of_round"))
+def _standing_statement(_dialect: str) -> Executable:
+    runs = RoundRow.state == RoundState.RUNNING
+    return select(runs, RoundRow.cancel_requested_at.is_not(None)).where(RoundRow.id == bindparam("of_round"))
 
 
 @cache

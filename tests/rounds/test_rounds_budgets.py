@@ -13,7 +13,7 @@ from round_bench import Bench, Model, invocation, states
 from waiting import WAIT_SECONDS
 
 from agent.llm import LLMAnswer, LLMRequest, ModelSpent
-from nekro_agent.errors import BudgetExceededError, LLMError
+from nekro_agent.errors import BudgetExceededError, LLMError, StorageUnavailableError
 from nekro_agent.ports import MessageKind
 from storage.access.keys import NewKey
 from storage.access.spendings import ScopeKey, Total
@@ -211,6 +211,24 @@ async def test_a_worker_that_dies_in_the_code_keeps_what_the_model_used(
     assert after is not None and (after.rounds, after.tokens) == (2, 2 * 107)
     # How long the code of the dead worker ran is not known, so its longest time is counted.
     assert after.sandbox_seconds >= bench.settings.sandbox.wall_seconds
+
+
+async def test_a_model_is_not_asked_if_the_estimate_cannot_be_recorded(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: Any, **__: Any) -> None:
+        raise StorageUnavailableError("the database does not answer")
+
+    await bench.say("chat", "hello")
+    model = Model("")
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.services.spending, "reserve", fail)
+        await bench.drain(model).drain("chat")
+    assert states(await bench.rounds("chat")) == ["running"] and not model.prompts
+    rounds = await bench.play("chat", bench.drain(model, owner="w2"))
+    assert [(item.state.value, item.attempt) for item in rounds] == [("done", 2)]
+    used = await total(bench)
+    assert used is not None and (used.rounds, used.tokens) == (1, 107)
 
 
 class Failing(Model):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -19,7 +21,10 @@ from storage.engine import Database
 from storage.repositories.rounds import ClaimedRound, RoundReport
 from storage.states import TriggerKind
 from storage.transaction import Transaction
+from workers.budgets.spending import Spending
+from workers.calls.claims import CallClaims
 from workers.rounds.context.chat_view import ChatView, RoundPast
+from workers.rounds.ledger import RoundLedger
 from workers.rounds.turns import Turn
 
 OpenBench = Callable[..., Awaitable[Bench]]
@@ -79,6 +84,53 @@ async def test_a_follow_up_round_builds_no_statement(bench: Bench, monkeypatch: 
     await bench.drain(Model(LOOK, begin, end), slots=2).drain("chat")
     assert states(await bench.rounds("chat")) == ["done"] * 3
     assert built == []
+
+
+async def test_a_follow_up_round_runs_few_statements(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From an AGENT result to the next request each statement delays the model."""
+    part: ContextVar[str] = ContextVar("part", default="")
+    ran: list[str] = []
+
+    def counted(owner: type, name: str) -> None:
+        function = getattr(owner, name)
+
+        async def run(*given: Any, **named: Any) -> Any:
+            if owner is CallClaims:
+                ran.clear()  # the method has returned
+            token = part.set(f"{owner.__name__}.{name}")
+            try:
+                return await function(*given, **named)
+            finally:
+                part.reset(token)
+
+        monkeypatch.setattr(owner, name, run)
+
+    def noting(*given: Any) -> tuple[Any, ...]:
+        ran.append(part.get())
+        return prepared(*given)
+
+    async def begin(_: LLMRequest) -> str:
+        counted(CallClaims, "finish")
+        counted(RoundLedger, "finish")
+        counted(ChatView, "read")
+        counted(Spending, "reserve")
+        monkeypatch.setattr("storage.driver.statements.prepared", noting)
+        return 'look("milk")'
+
+    async def end(_: LLMRequest) -> str:
+        monkeypatch.undo()
+        return SAY
+
+    await bench.say("chat", "hello")
+    await bench.drain(Model(LOOK, begin, end), slots=2).drain("chat")
+    assert states(await bench.rounds("chat")) == ["done"] * 3
+    counts = Counter(name for name in ran if name)  # without those of timers
+    assert counts == {
+        "CallClaims.finish": 6,
+        "RoundLedger.finish": 10,
+        "ChatView.read": 3,
+        "Spending.reserve": 3,
+    }
 
 
 async def test_a_message_between_two_rounds_is_merged_into_the_next_one(bench: Bench) -> None:

@@ -14,6 +14,7 @@ from storage.transaction import Transaction
 QUERIES: dict[str, Callable[[Transaction], Awaitable[object]]] = {
     "ix_rounds_open": lambda tx: tx.rounds.due_chats(limit=5),
     "ix_rounds_open ": lambda tx: tx.rounds.seconds_until_due("chat"),
+    "ix_rounds_open  ": lambda tx: _claim(tx),
     "ix_rounds_chat_key_sequence": lambda tx: tx.rounds.newest("chat", limit=5),
     "ix_rounds_turn_id": lambda tx: tx.rounds.rounds_of_turns("turn"),
     "ix_rounds_merged_into": lambda tx: tx.rounds.rounds_of_turns("turn"),
@@ -30,6 +31,25 @@ QUERIES: dict[str, Callable[[Transaction], Awaitable[object]]] = {
     "uq_jobs_open": lambda tx: tx.jobs.take_orphans(waiting_seconds=5, limit=5),
     "ix_plugin_values_plugin_key": lambda tx: _purge(tx),
 }
+
+
+async def test_states_that_an_index_depends_on_are_no_parameters(
+    database: Database, watch_statements: Callable[[Transaction], list[tuple[str, Any]]]
+) -> None:
+    """SQLite would compile the statement each time that it runs."""
+    async with database.begin() as tx:
+        statements = watch_statements(tx)
+        await _claim(tx)
+    _, parameters = statements[-1]
+    values = parameters.values() if isinstance(parameters, dict) else parameters
+    assert list(values) == ["chat"]
+
+
+async def _claim(tx: Transaction) -> None:
+    await tx.chats.ensure("chat")
+    fence = await tx.chats.acquire("chat", owner="w", lease_seconds=60)
+    assert fence is not None
+    assert await tx.rounds.claim_next("chat", fence=fence, worker="w") is None
 
 
 async def _purge(tx: Transaction) -> None:

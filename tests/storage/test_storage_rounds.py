@@ -273,13 +273,13 @@ async def test_cancel_ends_waiting_rounds_and_requests_running_ones_to_stop(
     await _ask(database, _request("2"))
     assert running is not None
     async with database.begin() as tx:
-        assert not await tx.rounds.is_cancel_requested(running.round.id)
+        assert await tx.rounds.standing(running.round.id) == (True, False)
         assert await tx.rounds.cancel_requested([running.round.id, "another"]) == set()
         cancelled = await tx.rounds.cancel("chat", reason="a person said so")
     assert [item.state for item in cancelled] == [RoundState.RUNNING, RoundState.CANCELLED]
     assert cancelled[1].error == "a person said so"
     async with database.begin() as tx:
-        assert await tx.rounds.is_cancel_requested(running.round.id)
+        assert await tx.rounds.standing(running.round.id) == (True, True)
         assert await tx.rounds.cancel_requested([running.round.id, "another"]) == {running.round.id}
         done = await tx.rounds.finish(
             running.round.id, fence=fence, state=RoundState.CANCELLED, report=RoundReport(error="stopped")

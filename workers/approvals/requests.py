@@ -96,9 +96,7 @@ class ApprovalRequests:
         async def write(transaction: Transaction) -> Approval:
             await transaction.chats.lock(invocation.chat_key, create=True)
             # A request to stop takes the lock too: it either finds this request, or came before it.
-            if invocation.round_id is not None and await transaction.rounds.is_cancel_requested(
-                invocation.round_id
-            ):
+            if (await transaction.rounds.standing(invocation.round_id)).is_asked_to_stop:
                 raise CallCancelledError(f"call {invocation.call_id}: its round was stopped on request")
             is_new = await transaction.approvals.add(new)
             row = await transaction.approvals.of_call(invocation.call_id)

@@ -51,8 +51,8 @@ class PluginModels:
             is_of_plugin=True,
             use=use,
         )
-        turns = [] if payer.turn_id is None else [payer.turn_id]
-        reserved = await self._spending.reserve(entry, turn_ids=turns, plugin_tokens=payer.tokens_per_day)
+        key = await self._spending.paying_key(payer.turn_id)
+        reserved = await self._spending.reserve(entry, key=key, plugin_tokens=payer.tokens_per_day)
         return _Charge(self._spending, reserved, group)
 
 

@@ -11,7 +11,7 @@ from broker_config.settings import Settings
 from nekro_agent.ports import ChatInfo
 from nekro_agent.shared_clock import shared_time
 from sandbox.models import RunResult
-from storage.access.spendings import ModelUse, NewSpending, user_scope
+from storage.access.spendings import ModelUse, NewSpending, PayingKey, user_scope
 from storage.repositories.rounds import ClaimedRound
 from storage.states import TriggerKind
 from storage.transaction import Transaction
@@ -29,11 +29,11 @@ class RoundBudgets:
         self._spending = spending
         self._groups = model_groups(settings)
 
-    def meter(self, claimed: ClaimedRound, chat: ChatInfo) -> RoundMeter:
-        """Return the meter of an attempt that was just started."""
+    def meter(self, claimed: ClaimedRound, chat: ChatInfo, *, key: PayingKey | None) -> RoundMeter:
+        """Return the meter of an attempt that was just started; ``key`` pays, None: no key does."""
         default = self._groups[DEFAULT_GROUP]  # answers if the chosen group is unknown
         group = self._groups.get(chat.model_group or DEFAULT_GROUP, default)
-        return RoundMeter(self._spending, claimed, chat, group)
+        return RoundMeter(self._spending, claimed, chat, group, key)
 
 
 class RoundMeter:
@@ -45,16 +45,19 @@ class RoundMeter:
         claimed: ClaimedRound,
         chat: ChatInfo,
         group: ModelGroup,
+        key: PayingKey | None,
     ) -> None:
         """Create it.
 
         Args:
             group: the model group that is asked first, whose prices the estimate uses.
+            key: None: no key pays.
         """
         self._spending = spending
         self._claimed = claimed
         self._chat = chat
         self._group = group
+        self._key = key
         self._reservation: Reservation | None = None
         self._uses = ModelUses()
         #: When its code began to run, by ``time.monotonic``.
@@ -80,9 +83,8 @@ class RoundMeter:
                 cost=price_of(self._group, prompt_tokens, answer_tokens),
             ),
         )
-        turns = list(dict.fromkeys(trigger.turn_id for trigger in self._claimed.triggers))
         waking_call = round_.trigger_id if round_.trigger_kind is TriggerKind.CALL else None
-        self._reservation = await self._spending.reserve(entry, turn_ids=turns, waking_call=waking_call)
+        self._reservation = await self._spending.reserve(entry, key=self._key, waking_call=waking_call)
 
     def spent(self, spent: ModelSpent) -> None:
         """See ``RoundBudget``."""

@@ -50,7 +50,8 @@ class RunMeter:
             user_id=user_scope(chat.adapter_key, user_id),
             sandbox_seconds=self._wall_seconds,
         )
-        reservation = await self._spending.reserve(entry, turn_ids=[run_id])
+        key = await self._spending.paying_key(run_id)
+        reservation = await self._spending.reserve(entry, key=key)
         began = time.monotonic()
         measured = RunTime()
         try:

@@ -51,11 +51,18 @@ class Spending:
         self._settings = settings
         self._limits = limits_of_settings(settings)
 
+    async def paying_key(self, turn_id: str | None) -> PayingKey | None:
+        """Return the key that pays for a turn; None: no key does, or it is no turn."""
+        if turn_id is None:
+            return None
+        async with self._database.read() as transaction:
+            return await transaction.spendings.paying_key([turn_id])
+
     async def reserve(
         self,
         entry: NewSpending,
         *,
-        turn_ids: Sequence[str] = (),
+        key: PayingKey | None = None,
         waking_call: str | None = None,
         plugin_tokens: int | None = None,
         is_logged: bool = True,
@@ -64,7 +71,7 @@ class Spending:
 
         Args:
             entry: without a key.
-            turn_ids: the key that started the first of these turns pays; none of them: no key does.
+            key: as of ``paying_key``.
             waking_call: the call whose plugin the entry names; None leaves the entry's.
             plugin_tokens: most tokens per day of the entry's plugin, which the estimate must not exceed
                 either; None does not limit them.
@@ -74,10 +81,9 @@ class Spending:
             BudgetExceededError: a budget is used up; nothing was counted.
             StorageUnavailableError: the database does not answer.
         """
+        entry = replace(entry, key_id=None if key is None else key.id)
         try:
             async with self._database.begin() as transaction:
-                key = await transaction.spendings.paying_key(turn_ids) if turn_ids else None
-                entry = replace(entry, key_id=None if key is None else key.id)
                 if waking_call is not None:
                     plugin_key = await transaction.spendings.plugin_of_call(waking_call)
                     entry = replace(entry, plugin_key=plugin_key)

@@ -173,7 +173,7 @@ class CallClaims:
         )
         lease_seconds = min(longest_seconds(invocation), self._lease_seconds)
         async with self._database.autocommit() as transaction:
-            if await _is_round_stopped(transaction, invocation):
+            if (await transaction.rounds.standing(invocation.round_id)).is_asked_to_stop:
                 raise CallCancelledError(f"call {invocation.call_id}: its round was stopped on request")
             if subject.requires_approval:
                 await self._confirm(transaction, invocation)
@@ -307,11 +307,13 @@ class CallClaims:
         await transaction.chats.lock(invocation.chat_key, create=True)
         # A request to stop takes the chat's lock too: either it sees the follow-up round and
         # cancels it, or it came first and no round is requested.
-        if await _is_round_stopped(transaction, invocation):
+        standing = await transaction.rounds.standing(invocation.round_id)
+        if standing.is_asked_to_stop:
             return None
         # A call that outlived its run begins a new turn: the old one may have ended, or its time is over.
-        is_open = invocation.waited_seconds_left() > 0 and invocation.turn_id in (
-            await transaction.rounds.open_turns(invocation.chat_key)
+        is_open = invocation.waited_seconds_left() > 0 and (
+            standing.is_running
+            or invocation.turn_id in await transaction.rounds.open_turns(invocation.chat_key)
         )
         request = RoundRequest(
             chat_key=invocation.chat_key,
@@ -327,11 +329,6 @@ class CallClaims:
         later = _answer_goes_first(envelope.type, invocation)
         requested = await request_round(transaction, self._publisher, request, later=later)
         return requested.id if requested else None
-
-
-async def _is_round_stopped(transaction: Transaction, invocation: Invocation) -> bool:
-    round_id = invocation.round_id
-    return round_id is not None and await transaction.rounds.is_cancel_requested(round_id)
 
 
 def _answer_goes_first(type_: SandboxMethodType, invocation: Invocation) -> bool:

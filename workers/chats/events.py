@@ -153,9 +153,7 @@ async def record_caused(
     Args:
         later: as of ``record``.
     """
-    if await transaction.events.is_early(event):
-        await transaction.events.hold_back(chat_key, event)
-    else:
+    if not await transaction.events.hold_back(chat_key, event):
         record(transaction, publisher, chat_key, event, later=later)
 
 

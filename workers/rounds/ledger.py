@@ -85,7 +85,10 @@ class RoundLedger:
         """
         async with self._database.begin() as transaction:
             await self._settle_orphans(transaction, chat_key, fence)
-            return await self._start(transaction, chat_key, fence, worker)
+            claimed = await transaction.rounds.claim_next(chat_key, fence=fence, worker=worker)
+            if claimed is not None:
+                record(transaction, self._publisher, chat_key, round_started(claimed))
+            return claimed
 
     async def settle_orphans(self, chat_key: str, *, fence: int) -> None:
         """End rounds of a dead worker without starting any.
@@ -194,9 +197,13 @@ class RoundLedger:
             fault = None
             if outcome.notice is not None:
                 fault = Fault(code=outcome.notice_code or verdict.TURN_LIMIT, text=outcome.notice)
-            await self._end_turns(transaction, ended, merged=claimed.merged, fault=fault)
             if ended.state is not RoundState.CANCELLED and next_worker is not None:
-                following = await self._start(transaction, ended.chat_key, fence, next_worker, later=True)
+                following = await transaction.rounds.claim_next(
+                    ended.chat_key, fence=fence, worker=next_worker
+                )
+            await self._end_turns(transaction, ended, merged=claimed.merged, following=following, fault=fault)
+            if following is not None:
+                record(transaction, self._publisher, ended.chat_key, round_started(following), later=True)
             return ended
 
         ended = await self._write_with_retries(write, events)
@@ -355,16 +362,18 @@ class RoundLedger:
         transaction: Transaction,
         *ended: Round,
         merged: Sequence[Round] | None = None,
+        following: ClaimedRound | None = None,
         fault: Fault | None = None,
     ) -> None:
         """Record the turns that the ends of these rounds end.
 
         Args:
             merged: the rounds that were merged into them; None reads them.
+            following: as of ``turn_ends``.
         """
         if merged is None:
             merged = [item for one in ended for item in await transaction.rounds.merged_into(one.id)]
-        ends = await turn_ends(transaction, ended, merged=merged, fault=fault)
+        ends = await turn_ends(transaction, ended, merged=merged, following=following, fault=fault)
         if ends:
             record(transaction, self._publisher, ended[0].chat_key, *ends)
             if self._keeps_variables:
@@ -376,14 +385,6 @@ class RoundLedger:
         """Request what a cancelled round had merged again: other turns are not cancelled with it."""
         if await transaction.rounds.split(cancelled.id):
             transaction.after_commit(lambda: self._publisher.round_requested(cancelled.chat_key))
-
-    async def _start(
-        self, transaction: Transaction, chat_key: str, fence: int, worker: str, *, later: bool = False
-    ) -> ClaimedRound | None:
-        claimed = await transaction.rounds.claim_next(chat_key, fence=fence, worker=worker)
-        if claimed is not None:
-            record(transaction, self._publisher, chat_key, round_started(claimed), later=later)
-        return claimed
 
     async def _settle_orphans(self, transaction: Transaction, chat_key: str, fence: int) -> None:
         limit = self._max_attempts

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage.repositories.events import NewEvent
-from storage.repositories.rounds import Round
+from storage.repositories.rounds import ClaimedRound, Round
 from storage.states import EventType, RoundState
 from storage.transaction import Transaction
 
@@ -27,7 +27,12 @@ class Fault:
 
 
 async def turn_ends(
-    transaction: Transaction, ended: Sequence[Round], *, merged: Iterable[Round], fault: Fault | None = None
+    transaction: Transaction,
+    ended: Sequence[Round],
+    *,
+    merged: Iterable[Round],
+    following: ClaimedRound | None = None,
+    fault: Fault | None = None,
 ) -> list[NewEvent]:
     """Return the events of the turns that the end of some rounds of one chat ends.
 
@@ -36,11 +41,16 @@ async def turn_ends(
     Args:
         ended: rounds that have just ended.
         merged: the rounds that were merged into them.
+        following: the chat's next round, if the transaction has started it. Everything that was requested is
+            part of it, so no other turn is open.
         fault: why they failed, or why they ended their turn before its work was done; None if they did not.
     """
     if not ended:
         return []
-    open_turns = await transaction.rounds.open_turns(ended[0].chat_key)
+    if following is None:
+        open_turns = await transaction.rounds.open_turns(ended[0].chat_key)
+    else:
+        open_turns = {item.turn_id for item in following.triggers}
     by_id = {item.id: item for item in ended}
     ends: dict[str, NewEvent] = {}
     for item in ended:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from agent.model import HistoryMessage, HistorySummary
 from nekro_agent.ports import ChatInfo
+from storage.access.spendings import PayingKey
 from storage.engine import Database
 from storage.repositories.rounds import ClaimedRound, Round
 from storage.transaction import Transaction
@@ -33,6 +34,8 @@ class RoundPast:
     #: Covers older messages; the same one in all rounds of a turn, unless the history is changed.
     summary: HistorySummary | None
     turn: Turn
+    #: The key that started the first of the round's turns that a key started, and pays; None: no key did.
+    key: PayingKey | None
 
 
 class ChatView:
@@ -63,11 +66,13 @@ class ChatView:
             messages = await self._history.read(transaction, revision=chat.history_revision)
             turn = turn or await Turn.read(transaction, claimed)
             persona = await _persona(transaction, chat)
+            turn_ids = list(dict.fromkeys(trigger.turn_id for trigger in claimed.triggers))
+            key = await transaction.spendings.paying_key(turn_ids)
             summary = None
             if self._shows_summary:
                 summary = await summary_before(transaction, self._chat_key, turn.started_at)
         self._turn, self._last = turn, None
-        return RoundPast(chat=chat, persona=persona, messages=messages, summary=summary, turn=turn)
+        return RoundPast(chat=chat, persona=persona, messages=messages, summary=summary, turn=turn, key=key)
 
 
 async def _persona(transaction: Transaction, chat: ChatInfo) -> str | None:

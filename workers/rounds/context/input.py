@@ -13,6 +13,7 @@ from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.ports import ChatInfo
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from sandbox.models import KeptVariables
+from storage.access.spendings import PayingKey
 from storage.engine import Database
 from storage.repositories.rounds import ClaimedRound
 from workers.calls.dispatch import CallRecord, CallScope, Dispatcher
@@ -38,6 +39,8 @@ class PreparedRound:
 
     input: RoundInput
     chat: ChatInfo
+    #: Pays for it; None: no key does.
+    key: PayingKey | None
     calls: Sequence[CallRecord]
 
 
@@ -127,7 +130,7 @@ class RoundInputs:
             on_answer=on_answer,
             on_output=events.output,
         )
-        return PreparedRound(input=round_input, chat=chat, calls=calls.records)
+        return PreparedRound(input=round_input, chat=chat, key=past.key, calls=calls.records)
 
     async def _awake(self, chat_key: str, *, first_round: int) -> Mapping[str, int | None]:
         """Return the plugins that were woken, as ``awake_plugins``; reads nothing if none may sleep."""
