@@ -51,6 +51,6 @@ def test_the_schema_is_migrated_and_the_doctor_names_the_mode(shell: Shell, pool
 def test_an_unknown_mode_is_an_error_of_usage(shell: Shell) -> None:
     url = "postgresql://u@127.0.0.1/x?pool_mode=statement"
     words = "NEKRO_DATABASE__URL: pool_mode is 'statement'; write pool_mode=session or pool_mode=transaction"
-    for command in (["doctor"], ["db", "upgrade"], ["history", "cli"], ["worker", "--lane", "methods"]):
+    for command in (["doctor"], ["db", "upgrade"], ["history", "cli"]):
         done = shell.inside(*command, NEKRO_DATABASE__URL=url)
         assert (done.code, words in done.err) == (2, True), done
