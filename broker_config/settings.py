@@ -166,7 +166,9 @@ class DatabaseSettings(_Group):
     """The database."""
 
     url: str | None = Field(
-        None, description="`postgresql://…` or `sqlite:///path`; unset means SQLite in the data directory."
+        None,
+        description="`postgresql://…` (behind pgbouncer in transaction mode with `?pool_mode=transaction`) "
+        "or `sqlite:///path`; unset means SQLite in the data directory.",
     )
     pool_size: int = Field(10, ge=1, le=200, description="Connections kept per process (PostgreSQL).")
     pool_timeout_seconds: float = Field(

@@ -31,7 +31,7 @@ from runtime.completion import complete
 from storage.driver.connection import Connection, DriverConnection
 from storage.driver.pool import Pool, limited
 from storage.driver.sqlite import SqlitePool
-from storage.driver.urls import database_url, libpq_url, sqlite_path
+from storage.driver.urls import PoolMode, database_url, libpq_url, pool_mode, sqlite_path
 from storage.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Database:
             data_dir: directory of the SQLite file when ``settings.url`` is None.
 
         Raises:
-            SettingsError: the URL does not name PostgreSQL or a SQLite file.
+            SettingsError: the URL does not name PostgreSQL or a SQLite file, or its pool mode is unknown.
         """
         self.settings = settings
         self._data_dir = data_dir
@@ -79,6 +79,11 @@ class Database:
     def is_sqlite(self) -> bool:
         """Whether the database is a SQLite file (otherwise PostgreSQL)."""
         return self._file is not None
+
+    @property
+    def pool_mode(self) -> PoolMode:
+        """How long a connection keeps its server process; ``session`` for SQLite."""
+        return PoolMode.SESSION if self.is_sqlite else pool_mode(self.settings)
 
     @property
     def _backend(self) -> str:

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import StorageError, StorageUnavailableError
 from storage.driver.blocking import blocking_engine
-from storage.driver.urls import database_url
+from storage.driver.urls import PoolMode, database_url, pool_mode
 from storage.schema import is_newer, known_revisions, revision_of
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ class DatabaseStatus:
     url: str
     #: ``"SQLite 3.40.1"`` or ``"PostgreSQL 16.2"``; empty when unreachable.
     server: str = ""
+    #: Pool mode that the URL of a PostgreSQL names; None for SQLite and when unreachable.
+    pool_mode: PoolMode | None = None
     #: Revision of the schema; None when there is none yet.
     revision: str | None = None
     #: Revision that this version needs.
@@ -149,12 +151,18 @@ def _check(settings: DatabaseSettings, data_dir: Path) -> DatabaseStatus:
     try:
         with _engine(settings, data_dir) as engine, engine.connect() as connection:
             version = ".".join(str(part) for part in engine.dialect.server_version_info or ())
-            name = "SQLite" if engine.dialect.name == "sqlite" else "PostgreSQL"
+            is_sqlite = engine.dialect.name == "sqlite"
             revision = revision_of(connection)
             connection.rollback()
     except StorageError as exc:
         return DatabaseStatus(url=url, head=head, problem=str(exc))
-    return DatabaseStatus(url=url, server=f"{name} {version}", revision=revision, head=head)
+    return DatabaseStatus(
+        url=url,
+        server=f"{'SQLite' if is_sqlite else 'PostgreSQL'} {version}",
+        pool_mode=None if is_sqlite else pool_mode(settings),
+        revision=revision,
+        head=head,
+    )
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from loguru import logger
 from sqlalchemy import Connection, inspect, text
 
 from nekro_agent.errors import StorageUnavailableError
+from storage.driver.urls import PoolMode
 from storage.engine import Database
 from storage.transaction import Transaction
 
@@ -45,12 +46,9 @@ async def require_schema(database: Database) -> None:
 
     Raises:
         StorageUnavailableError: the schema is older or missing, the database does not answer, or a
-            connection pooler runs in transaction mode.
+            connection pooler runs in transaction mode, which the URL does not name.
     """
-    async with database.read() as transaction:
-        revision = await _revision(transaction)
-        if not database.is_sqlite:
-            await _refuse_transaction_pooling(database, transaction)
+    revision = await _checked_revision(database)
     needed = known_revisions()[-1]
     if is_newer(revision):
         logger.bind(schema=revision, known=needed).info("database_of_a_newer_version")
@@ -59,6 +57,17 @@ async def require_schema(database: Database) -> None:
             f"database {database.url.render_as_string(hide_password=True)} has schema {revision or 'none'}, "
             f"not {needed}; run `nekro db upgrade`"
         )
+
+
+async def _checked_revision(database: Database) -> str | None:
+    if database.pool_mode is PoolMode.TRANSACTION:
+        # Not `read`, so that a pooler that permits no transactions is refused at the start.
+        async with database.begin() as transaction:
+            return await _revision(transaction)
+    async with database.read() as transaction:
+        if not database.is_sqlite:
+            await _refuse_transaction_pooling(database, transaction)
+        return await _revision(transaction)
 
 
 async def _refuse_transaction_pooling(database: Database, transaction: Transaction) -> None:
@@ -76,8 +85,8 @@ async def _refuse_transaction_pooling(database: Database, transaction: Transacti
     if ours == theirs:
         raise StorageUnavailableError(
             f"{database.url.render_as_string(hide_password=True)} is a connection pooler in transaction mode "
-            "(pgbouncer: pool_mode=transaction); prepared statements and time limits "
-            "need a session: connect to PostgreSQL itself, or set pool_mode=session"
+            "(pgbouncer: pool_mode = transaction), which the URL does not say: add the parameter "
+            "pool_mode=transaction to NEKRO_DATABASE__URL, or set pool_mode = session in pgbouncer"
         )
 
 

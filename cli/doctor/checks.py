@@ -16,7 +16,7 @@ from cli.doctor.check import Check, Verdict
 from cli.exit_codes import ExitCode
 from cli.services.ownership import read_running
 from nekro_agent import layout
-from nekro_agent.errors import NekroError, SandboxError, SettingsError
+from nekro_agent.errors import NekroError, SandboxError, SettingsError, StorageUnavailableError
 from nekro_agent.methods import Lane
 
 if TYPE_CHECKING:
@@ -190,7 +190,17 @@ async def _database(settings: Settings) -> Check:
             code=ExitCode.STORAGE,
         )
     where = f"{status.url}, {status.server}"
+    if status.pool_mode is not None:
+        where += f", pool mode {status.pool_mode}"
     if status.migrated:
+        if status.pool_mode is not None and (fault := await _pooling_fault(settings)):
+            return Check(
+                name="database",
+                verdict=Verdict.FAILED,
+                detail=f"{where}: {fault}",
+                fix="correct pool_mode in NEKRO_DATABASE__URL",
+                code=ExitCode.STORAGE,
+            )
         newer = f" of a newer version (this one has {status.head})" if status.is_newer else ""
         return Check(name="database", verdict=Verdict.OK, detail=f"{where}, schema {status.revision}{newer}")
     return Check(
@@ -200,6 +210,21 @@ async def _database(settings: Settings) -> Check:
         fix="run `nekro db upgrade`",
         code=ExitCode.STORAGE,
     )
+
+
+async def _pooling_fault(settings: Settings) -> str:
+    """Return why a worker would refuse this PostgreSQL, whose schema is right; "" when it would not."""
+    from storage.engine import Database
+    from storage.schema import require_schema
+
+    database = Database(settings.database, settings.data_dir)
+    try:
+        await require_schema(database)
+    except StorageUnavailableError as exc:
+        return str(exc)
+    finally:
+        await database.dispose()
+    return ""
 
 
 async def _sandbox(settings: Settings) -> list[Check]:

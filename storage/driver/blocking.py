@@ -17,13 +17,15 @@ from broker_config.settings import CONNECT_SECONDS, DatabaseSettings
 from nekro_agent.errors import StorageUnavailableError
 from nekro_agent.files.private_files import make_directory
 from storage.driver.errors import install
+from storage.driver.urls import PoolMode, pool_mode
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL, Engine
+    from sqlalchemy import URL, Connection, Engine
     from sqlalchemy.engine.interfaces import DBAPIConnection
 
 __all__ = [
     "ANSWER_SECONDS",
+    "begin_text",
     "blocking_engine",
     "configure",
     "connect_arguments",
@@ -44,6 +46,7 @@ def blocking_engine(url: URL, settings: DatabaseSettings, *, pooled: bool = Fals
     from sqlalchemy.pool import NullPool, QueuePool
 
     is_sqlite = url.get_backend_name() == "sqlite"
+    limits_each_transaction = pooled and not is_sqlite and pool_mode(settings) is PoolMode.TRANSACTION
     if is_sqlite:
         make_file(Path(url.database or ""))
         # The pool lends a connection to one thread at a time.
@@ -53,6 +56,8 @@ def blocking_engine(url: URL, settings: DatabaseSettings, *, pooled: bool = Fals
         if not pooled:
             # Migrations have no time limit on their statements, because a large table may need long.
             arguments.pop("options", None)
+    if limits_each_transaction:
+        arguments["autocommit"] = True  # psycopg's BEGIN sets no limits
     engine = create_engine(
         url,
         poolclass=QueuePool if pooled else NullPool,
@@ -67,6 +72,12 @@ def blocking_engine(url: URL, settings: DatabaseSettings, *, pooled: bool = Fals
         def prepare(connection: DBAPIConnection, _record: object) -> None:
             assert isinstance(connection, sqlite3.Connection)  # noqa: S101 - the driver of SQLAlchemy's dialect
             configure(connection, settings)
+
+    if limits_each_transaction:
+
+        @event.listens_for(engine, "begin")
+        def begin(connection: Connection) -> None:
+            connection.exec_driver_sql(begin_text(settings))
 
     return engine
 
@@ -119,11 +130,27 @@ def connect_arguments(
         "keepalives_interval": 5,
         "keepalives_count": 3,
     }
-    if "options" not in given:
-        # A worker that hangs inside a transaction must not hold its row locks forever.
-        limit = int(settings.transaction_timeout_seconds * 1000)
-        arguments["options"] = f"-c statement_timeout={limit} -c idle_in_transaction_session_timeout={limit}"
+    if pool_mode(settings) is PoolMode.TRANSACTION:
+        # The server process that prepared a statement is another one than that of its next run.
+        arguments["prepare_threshold"] = None
+    elif "options" not in given:
+        arguments["options"] = " ".join(f"-c {name}={value}" for name, value in _limits(settings).items())
     return {name: value for name, value in arguments.items() if name not in given}
+
+
+def begin_text(settings: DatabaseSettings) -> str:
+    """Return the text that begins a transaction on PostgreSQL; it sets limits that no session has."""
+    if pool_mode(settings) is PoolMode.SESSION:
+        return "BEGIN"
+    # One text of several statements is one round trip.
+    statements = [f"SET LOCAL {name} = {value}" for name, value in _limits(settings).items()]
+    return "; ".join(["BEGIN", *statements])
+
+
+def _limits(settings: DatabaseSettings) -> dict[str, int]:
+    """Return PostgreSQL's limits, in ms: a worker that hangs inside a transaction must not keep its locks."""
+    limit = int(settings.transaction_timeout_seconds * 1000)
+    return {"statement_timeout": limit, "idle_in_transaction_session_timeout": limit}
 
 
 def has_one_server(url: URL) -> bool:

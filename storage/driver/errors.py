@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
     from sqlalchemy.engine import ExceptionContext
 
-__all__ = ["install", "is_busy", "is_refusal", "translated"]
+__all__ = ["NotBegunError", "install", "is_busy", "is_refusal", "translated"]
 
 #: Mask of the primary result code in SQLite's extended result codes.
 _PRIMARY_CODE: Final = 0xFF
@@ -24,9 +24,20 @@ _PRIMARY_CODE: Final = 0xFF
 _SCHEMA_STATES: Final = frozenset({"42P01", "42703", "3F000"})
 #: SQLite's error text for the same faults; it has no SQLSTATE.
 _SCHEMA_WORDS: Final = re.compile(r"no such (table|column)|has no column named")
-#: Prefixes of SQLSTATEs that end a connection.
+#: Prefixes of SQLSTATEs that end a connection. A pooler reports most of its own errors as 08P01: both that no
+#: server was free for a statement and that the server ended while it ran the statement.
 _ENDING_CLASSES: Final = ("08", "57P")
+#: SQLSTATE of a server that accepts no connection yet; a pooler passes it on for a statement that waited.
+_NOT_CONNECTED: Final = "57P03"
 _UNAVAILABLE: Final = frozenset({"OperationalError", "InterfaceError", "InternalError"})
+
+
+class NotBegunError(Exception):
+    """Cause of our error when a transaction could not begin, around the driver's: no statement was sent."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        super().__init__(str(error))
+        self.__cause__ = error
 
 
 def translated(error: BaseException) -> NekroError:
@@ -71,13 +82,15 @@ def is_busy(error: sqlite3.Error) -> bool:
 def is_refusal(error: StorageUnavailableError) -> bool:
     """Whether the database itself reported that it did not run the statement; otherwise it may have run.
 
-    After a broken connection or an expired time limit the outcome is unknown.
+    After a broken connection or an expired time limit the outcome is unknown, unless BEGIN itself failed.
     """
     cause = error.__cause__
+    if isinstance(cause, NotBegunError):
+        return True
     if isinstance(cause, sqlite3.Error):
         return is_busy(cause)
     state = getattr(cause, "sqlstate", None)
-    return state is not None and not state.startswith(_ENDING_CLASSES)
+    return state is not None and (state == _NOT_CONNECTED or not state.startswith(_ENDING_CLASSES))
 
 
 def _is_schema_error(error: BaseException) -> bool:

@@ -1,4 +1,9 @@
-"""PostgreSQL: psycopg, with time limits and detection of stale connections before use."""
+"""PostgreSQL: psycopg, with time limits and detection of stale connections before use.
+
+A pooler in transaction mode gives a connection another server process for each transaction and for each
+statement outside of one. Nothing here relies on what a session keeps then: psycopg prepares no statements,
+BEGIN sets the time limits of its transaction, and a single statement that takes too long is cancelled.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +11,9 @@ import asyncio
 import os
 import socket
 from collections.abc import Awaitable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 import psycopg
@@ -16,25 +22,31 @@ from psycopg.rows import TupleRow
 
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import StorageUnavailableError
-from storage.driver.blocking import ANSWER_SECONDS, connect_arguments, has_one_server
+from storage.driver.blocking import ANSWER_SECONDS, begin_text, connect_arguments, has_one_server
 from storage.driver.connection import DriverRows
-from storage.driver.errors import translated
+from storage.driver.errors import NotBegunError, translated
 from storage.driver.pool import Pool, connection_gate
-from storage.driver.urls import database_url, libpq_url
+from storage.driver.urls import PoolMode, database_url, libpq_url, pool_mode
 from storage.driver.values import Parameters
 
 __all__ = ["PostgresConnection", "postgres_pool"]
 
 T = TypeVar("T")
 
+#: How long the error of a cancelled statement may take before its connection is shut down.
+_CANCEL_SECONDS: Final = 0.5
+
 
 def postgres_pool(settings: DatabaseSettings, data_dir: Path) -> Pool[PostgresConnection]:
     """Return the pool of an event loop; nothing is opened."""
     arguments = _arguments(settings, data_dir)
+    begin = begin_text(settings).encode()
+    has_session = pool_mode(settings) is PoolMode.SESSION
 
     async def connect() -> PostgresConnection:
         try:
-            return PostgresConnection(await psycopg.AsyncConnection.connect(autocommit=True, **arguments))
+            connection = await psycopg.AsyncConnection.connect(autocommit=True, **arguments)
+            return PostgresConnection(connection, begin=begin, has_session=has_session)
         except psycopg.Error as exc:
             raise translated(exc) from exc
 
@@ -68,31 +80,47 @@ class PostgresConnection:
     request might reach the next one.
     """
 
-    def __init__(self, connection: psycopg.AsyncConnection[TupleRow]) -> None:
+    def __init__(
+        self, connection: psycopg.AsyncConnection[TupleRow], *, begin: bytes, has_session: bool
+    ) -> None:
+        """
+        Args:
+            connection: in psycopg's autocommit mode.
+            begin: begins a transaction, in one round trip.
+            has_session: whether the server stops statements at the time limit.
+        """
         self.rests_since = 0.0
         self.is_running = False
         self._connection = connection
+        self._begin = begin
+        self._has_session = has_session
+        self._is_beginning = False
+        #: The request that stops a statement; from then on the connection is not lent again.
+        self._stopping: asyncio.Task[None] | None = None
 
     @property
     def is_idle(self) -> bool:
-        return self._connection.pgconn.transaction_status == TransactionStatus.IDLE
+        is_usable = self._stopping is None
+        return is_usable and self._connection.pgconn.transaction_status == TransactionStatus.IDLE
 
     async def execute(
         self, sql: str, parameters: Parameters | None = None, *, is_short: bool = False
     ) -> DriverRows:
+        if self._is_beginning:
+            await self._send_begin()
         return await self._complete(self._fetch(sql, parameters))
 
     async def begin(self) -> None:
-        await self._complete(self._connection.set_autocommit(False))
+        self._is_beginning = True
 
     async def commit(self) -> None:
+        self._is_beginning = False
         await self._complete(self._connection.commit())
-        await self._complete(self._connection.set_autocommit(True))
 
     async def rollback(self) -> None:
+        self._is_beginning = False
         if not self._connection.closed:
             await self._complete(self._connection.rollback())
-            await self._complete(self._connection.set_autocommit(True))
 
     async def answers(self) -> bool:
         cut = self.cut_later(ANSWER_SECONDS)
@@ -109,15 +137,36 @@ class PostgresConnection:
         """Shut the socket down after ``seconds``, unless the returned handle is cancelled.
 
         The server's limits have no effect when the server hangs or the network drops packets, and the driver
-        waits for a response without a limit. Shutting the socket down ends its wait.
+        waits for a response without a limit. Shutting the socket down ends its wait. A pooler in transaction
+        mode is first asked to cancel the statement, for which the server may have no limit: otherwise it
+        would run on, with the locks that it holds or waits for.
         """
-        return asyncio.get_running_loop().call_later(seconds, _shut_down, self._connection.pgconn)
+        loop = asyncio.get_running_loop()
+        if self._has_session:
+            return loop.call_later(seconds, _shut_down, self._connection.pgconn)
+        return loop.call_later(seconds, self._stop)
+
+    def _stop(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._stopping = loop.create_task(self._cancel_statement())
+        loop.call_later(_CANCEL_SECONDS, _shut_down, self._connection.pgconn)
+
+    async def _cancel_statement(self) -> None:
+        with suppress(psycopg.Error):  # the socket is shut down in any case
+            await self._connection.cancel_safe(timeout=_CANCEL_SECONDS)
 
     def discard(self) -> None:
         self._connection.pgconn.finish()
 
     async def close(self) -> None:
         self.discard()
+
+    async def _send_begin(self) -> None:
+        self._is_beginning = False
+        try:
+            await self._complete(self._connection.execute(self._begin, prepare=False))
+        except StorageUnavailableError as exc:
+            raise StorageUnavailableError(str(exc)) from NotBegunError(exc.__cause__)
 
     async def _fetch(self, sql: str, parameters: Parameters | None) -> DriverRows:
         cursor = await self._connection.execute(sql, parameters)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, unquote_plus, urlencode, urlsplit
 
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import SettingsError
@@ -13,7 +14,7 @@ from nekro_agent.errors import SettingsError
 if TYPE_CHECKING:
     from sqlalchemy import URL
 
-__all__ = ["SQLITE_FILE_NAME", "database_url", "exists", "libpq_url", "sqlite_path"]
+__all__ = ["SQLITE_FILE_NAME", "PoolMode", "database_url", "exists", "libpq_url", "pool_mode", "sqlite_path"]
 
 #: Name of the SQLite file in the data directory when no URL is set.
 SQLITE_FILE_NAME: Final = "nekro.db"
@@ -22,6 +23,39 @@ _VARIABLE: Final = "NEKRO_DATABASE__URL"
 _POSTGRESQL: Final = frozenset({"postgresql", "postgres", "postgresql+psycopg"})
 #: A SQLite URL that needs no further check.
 _PLAIN_SQLITE: Final = re.compile(r"sqlite:///(?!file:|:memory:)([^?#]+)")
+#: Our parameter of PostgreSQL's URL; libpq does not know it.
+_POOL_MODE: Final = "pool_mode"
+
+
+class PoolMode(StrEnum):
+    """How long a connection to PostgreSQL keeps its server process, as pgbouncer's setting of this name."""
+
+    #: As long as it is open: PostgreSQL itself, or a pooler in session mode.
+    SESSION = "session"
+    #: For one transaction: a pooler in transaction mode.
+    TRANSACTION = "transaction"
+
+
+def pool_mode(settings: DatabaseSettings) -> PoolMode:
+    """Return the pool mode that the URL names; ``session`` when it names none.
+
+    Raises:
+        SettingsError: the value is unknown, or is given twice.
+    """
+    try:
+        query = urlsplit(settings.url or "").query
+    except ValueError:
+        return PoolMode.SESSION  # `database_url` refuses the URL
+    given = [value for name, value in parse_qsl(query, keep_blank_values=True) if name == _POOL_MODE]
+    if len(given) > 1:
+        raise SettingsError(f"{_VARIABLE} has {len(given)} parameters {_POOL_MODE}; keep one")
+    value = given[0] if given else PoolMode.SESSION
+    if value not in list(PoolMode):
+        raise SettingsError(
+            f"{_VARIABLE}: {_POOL_MODE} is {value!r}; write "
+            + " or ".join(f"{_POOL_MODE}={mode}" for mode in PoolMode)
+        )
+    return PoolMode(value)
 
 
 def sqlite_path(settings: DatabaseSettings, data_dir: Path) -> Path | None:
@@ -42,6 +76,9 @@ def libpq_url(settings: DatabaseSettings) -> str | None:
     """Return the URL in the form of libpq if it plainly names a PostgreSQL; None: ask ``database_url``.
 
     SQLAlchemy reads some URLs differently: with ``@`` in a password, or hosts among the parameters.
+
+    Raises:
+        SettingsError: as ``pool_mode``.
     """
     try:
         parts = urlsplit(settings.url or "")
@@ -51,15 +88,16 @@ def libpq_url(settings: DatabaseSettings) -> str | None:
     names = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
     if parts.scheme not in _POSTGRESQL or parts.netloc.count("@") > 1 or "host" in names:
         return None
-    return parts._replace(scheme="postgresql").geturl()
+    pool_mode(settings)  # refuses an unknown value
+    return parts._replace(scheme="postgresql", query=_without_pool_mode(parts.query)).geturl()
 
 
 def database_url(settings: DatabaseSettings, data_dir: Path) -> URL:
-    """Return the URL with the driver ``sqlite`` or ``postgresql+psycopg``.
+    """Return the URL with the driver ``sqlite`` or ``postgresql+psycopg``, without our parameter.
 
     Raises:
         SettingsError: the URL is malformed, or names another database or driver or an
-            in-memory SQLite database, which connections cannot share.
+            in-memory SQLite database, which connections cannot share; or as ``pool_mode``.
     """
     from sqlalchemy import URL, make_url
     from sqlalchemy.exc import ArgumentError as MalformedUrlError
@@ -74,13 +112,19 @@ def database_url(settings: DatabaseSettings, data_dir: Path) -> URL:
             f"{_VARIABLE} is not a URL; write postgresql://user:password@host/name or sqlite:///path"
         ) from exc
     if url.drivername in _POSTGRESQL:
-        return url.set(drivername="postgresql+psycopg")
+        pool_mode(settings)  # refuses an unknown value
+        return url.difference_update_query([_POOL_MODE]).set(drivername="postgresql+psycopg")
     if url.drivername == "sqlite":
         return _sqlite(url)
     raise SettingsError(
         f"{_VARIABLE} starts with {url.drivername}://, which is not supported; "
         "write postgresql://user:password@host/name or sqlite:///path"
     )
+
+
+def _without_pool_mode(query: str) -> str:
+    parts = query.split("&")
+    return "&".join(part for part in parts if unquote_plus(part.partition("=")[0]) != _POOL_MODE)
 
 
 def _hosts_in_query(url: str) -> str:

@@ -1,8 +1,9 @@
-"""PostgreSQL that restarts immediately or fails over to a standby while calls run."""
+"""PostgreSQL that restarts immediately or fails over to a standby while calls run, also behind pgbouncer."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -12,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from chaos_world import Account, call, opened, rows, times, until_quiet
+from pgbouncer_process import PgBouncer, needs_pgbouncer
 from postgres_group import PostgresGroup
 from waiting import eventually
 from worker_fleet import Fleet
@@ -28,6 +30,8 @@ MakeChaos = Callable[..., Fleet]
 RATE = float(os.environ.get("NEKRO_TEST_POSTGRES_RATE", "50"))
 #: Calls that end before and after the fault.
 BEFORE, AFTER = 150, 300
+#: Connections of the pooler to PostgreSQL.
+SERVERS = 8
 #: Seconds in which the primary commits without replicating to its standby.
 LAG_SECONDS = 1.0
 
@@ -117,19 +121,26 @@ def only_refusals_did_not_run(account: Account, fleet: Fleet) -> None:
     assert [name for name in account.errors if name[0] == "E" and ran[name]] == []
 
 
+@pytest.mark.parametrize("way", ["direct", pytest.param("pooled", marks=needs_pgbouncer)])
 async def test_46_immediate_restart_under_load_loses_no_call_and_doubles_none(
-    make_chaos: MakeChaos, group: PostgresGroup
+    make_chaos: MakeChaos, group: PostgresGroup, way: str
 ) -> None:
     """``pg_ctl restart -m immediate``: no checkpoint, recovery from the log."""
-    fleet = make_chaos(database_url=group.url)
 
     def restart() -> None:
         group.primary.end(signal.SIGQUIT)
         group.primary.start()
 
-    account, doubled, missing, _ = await under_load(fleet, restart)
-    assert (doubled, missing) == ([], [])
-    only_refusals_did_not_run(account, fleet)
+    with contextlib.ExitStack() as stack:
+        url = group.url
+        if way == "pooled":
+            pooler = stack.enter_context(PgBouncer(url, default_pool_size=SERVERS))
+            url = pooler.url(pool_mode="transaction")
+        fleet = make_chaos(database_url=url)
+        account, doubled, missing, _ = await under_load(fleet, restart)
+        assert (doubled, missing) == ([], [])
+        only_refusals_did_not_run(account, fleet)
+        fleet.stop()
 
 
 @pytest.mark.parametrize("group", ["synchronous", "asynchronous"], indirect=True)

@@ -49,6 +49,7 @@ from benchmarks import (
     heavy_arguments,
     kept_calls,
     kv_costs,
+    pooled_calls,
     redis_exchanges,
     rpc,
     scale,
@@ -1086,6 +1087,7 @@ def test_documented_options_of_benchmarks_exist() -> None:
         "heavy_arguments": heavy_arguments.parse,
         "kept_calls": kept_calls.parse,
         "kv_costs": kv_costs.parse,
+        "pooled_calls": pooled_calls.parse,
         "redis_exchanges": redis_exchanges.parse,
         "waiting_calls": waiting_calls.parse,
     }

@@ -475,6 +475,24 @@ async def test_unreachable_server_is_unavailable(leases: Leases, tmp_path: Path)
     await database.dispose()
 
 
+@pytest.mark.parametrize(("way", "did_not_run"), [("begin", True), ("autocommit", False)])
+async def test_a_transaction_that_cannot_begin_did_not_run(
+    migrated_copy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, did_not_run: bool
+) -> None:
+    monkeypatch.setattr("storage.driver.pool.FRESH_SECONDS", 3600)
+    settings = migrated_copy("postgres")
+    database = Database(settings, tmp_path)
+    async with database.read() as tx:
+        backend = (await tx.connection.exec_driver_sql("SELECT pg_backend_pid()")).scalar_one()
+    async with await psycopg.AsyncConnection.connect(str(settings.url), autocommit=True) as other:
+        await other.execute("SELECT pg_terminate_backend(%s, 20000)", [backend])
+    with pytest.raises(StorageUnavailableError) as caught:
+        async with getattr(database, way)() as tx:
+            await tx.connection.exec_driver_sql("SELECT 1")
+    assert is_refusal(caught.value) is did_not_run
+    await database.dispose()
+
+
 # --- translation ---------------------------------------------------------------------------------
 
 
