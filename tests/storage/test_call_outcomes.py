@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import redis.asyncio
 from cut_proxy import CutProxy
 from database_outage import DatabaseOutage
+from loguru import logger
 from pydantic import SecretStr
 from redis_relay import RedisRelay
 from waiting import WAIT_SECONDS, eventually
@@ -28,6 +30,7 @@ from nekro_agent import errors
 from nekro_agent.errors import (
     BrokerUnavailableError,
     CallTimeoutError,
+    FencedError,
     OutcomeUnknownError,
     StorageUnavailableError,
 )
@@ -37,6 +40,7 @@ from storage.driver.postgresql import PostgresConnection
 from storage.engine import Database
 from storage.repositories.calls import Call, CallRequest, ClaimVerdict
 from storage.states import CallState
+from storage.transaction import Transaction
 from workers.approvals.check import ApprovalCheck
 from workers.approvals.seals import ApprovalSeal
 from workers.calls import claims as claims_module
@@ -626,6 +630,35 @@ async def _finish_unheard(
         await asyncio.sleep(0)
     storage.break_connections()
     return await finishing
+
+
+@pytest.mark.parametrize("returns", [True, False], ids=["returned", "raised"])
+async def test_a_renewal_just_after_the_end_of_a_call_reports_no_loss(
+    storage: Storage, claims: CallClaims, monkeypatch: pytest.MonkeyPatch, returns: bool
+) -> None:
+    made, logged = invocation(), list[str]()
+    held = await claimed(claims, made)
+    begin = storage.database.begin
+
+    @contextlib.asynccontextmanager
+    async def begin_and_renew() -> AsyncIterator[Transaction]:
+        async with begin() as transaction:
+            yield transaction
+        assert held.lease is not None
+        with contextlib.suppress(FencedError):  # as the keeper does, on its own loop
+            await held.lease.confirm()
+
+    monkeypatch.setattr(storage.database, "begin", begin_and_renew)
+    sink = logger.add(lambda line: logged.append(line.record["message"]))  # type: ignore[attr-defined]
+    if returns:
+        await claims.finish(held, made, envelope(made))
+    else:
+        await claims.fail(held, ValueError("raised"))
+    logger.remove(sink)
+    call = await storage.call(made.call_id)
+    assert call is not None and call.state is (CallState.DONE if returns else CallState.FAILED)
+    assert held.lease is not None and held.lease.is_lost
+    assert "lease_lost" not in logged
 
 
 # --- jobs ---------------------------------------------------------------------------------------------------
