@@ -21,7 +21,7 @@ from redis_relay import RedisRelay
 from waiting import WAIT_SECONDS, eventually
 
 from broker_config.app import create_app
-from broker_config.settings import DatabaseSettings, Settings
+from broker_config.settings import BudgetSettings, DatabaseSettings, Settings
 from codec import plain_json
 from codec.wire import Envelope, Invocation, new_id
 from messaging.calls import MethodCaller
@@ -36,13 +36,15 @@ from nekro_agent.errors import (
 )
 from nekro_agent.methods import Lane, SandboxMethodType
 from nekro_agent.ports import JobInfo, JobRequest
+from storage.access.spendings import ModelUse, NewSpending, ScopeKey
 from storage.driver.postgresql import PostgresConnection
 from storage.engine import Database
 from storage.repositories.calls import Call, CallRequest, ClaimVerdict
-from storage.states import CallState
+from storage.states import BudgetScope, CallState
 from storage.transaction import Transaction
 from workers.approvals.check import ApprovalCheck
 from workers.approvals.seals import ApprovalSeal
+from workers.budgets.spending import Spending
 from workers.calls import claims as claims_module
 from workers.calls.claims import CallClaims, HeldClaim
 from workers.calls.records import CallRecords
@@ -494,7 +496,7 @@ async def test_a_record_with_a_lost_confirmation_is_written_once_and_sent(
 async def test_a_record_in_doubt_is_an_unknown_outcome(
     world: Caller, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.calls.records.PUBLISH_SECONDS", 0.5)
+    monkeypatch.setattr("workers.chats.retried_writes.PUBLISH_SECONDS", 0.5)
     await storage.lose_confirmations()
     with pytest.raises(OutcomeUnknownError):
         await world.begin(invocation(seconds=4))
@@ -504,7 +506,7 @@ async def test_a_record_in_doubt_is_an_unknown_outcome(
 async def test_a_record_in_doubt_is_withdrawn_before_its_caller_gets_an_error(
     world: Caller, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.calls.records.PUBLISH_SECONDS", 0.2)
+    monkeypatch.setattr("workers.chats.retried_writes.PUBLISH_SECONDS", 0.2)
     await storage.lose_confirmations()
     made = invocation()
     calling = world.begin(made)
@@ -520,7 +522,7 @@ async def test_a_record_in_doubt_is_withdrawn_before_its_caller_gets_an_error(
 async def test_a_call_that_the_database_refuses_to_record_fails_at_once(
     world: Caller, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.calls.records.PUBLISH_SECONDS", 0.2)
+    monkeypatch.setattr("workers.chats.retried_writes.PUBLISH_SECONDS", 0.2)
     storage.go_away()
     made = invocation(seconds=10 * WAIT_SECONDS)
     async with asyncio.timeout(WAIT_SECONDS):
@@ -707,3 +709,33 @@ async def test_a_job_whose_record_was_not_confirmed_is_the_one_that_runs(
     info = await starting
     async with storage.database.read() as tx:
         assert [job.id for job in await tx.jobs.newest(limit=9)] == [info.id]
+
+
+# --- budgets ------------------------------------------------------------------------------------------------
+
+
+async def test_a_spending_is_settled_after_a_short_outage(
+    make_settings: Callable[..., Settings], storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts, begin = list[None](), storage.database.begin
+    app = create_app(make_settings())
+    spending = Spending(storage.database, EventPublisher(app), BudgetSettings())
+    used = ModelUse(prompt_tokens=5, requests=1)
+    estimate = ModelUse(prompt_tokens=100)
+    reservation = await spending.reserve(NewSpending(id="s", day="2026-01-01", use=estimate))
+
+    def begin_counted() -> Any:
+        attempts.append(None)
+        return begin()
+
+    monkeypatch.setattr(storage.database, "begin", begin_counted)
+    monkeypatch.setattr("workers.chats.retried_writes.PUBLISH_SECONDS", WAIT_SECONDS)
+    storage.go_away()
+    settling = asyncio.create_task(spending.settle_with_retries(reservation, [used]))
+    await eventually(lambda: len(attempts) > 3, what="several attempts")
+    storage.come_back()
+    await settling
+    async with storage.database.read() as tx:
+        (total,) = await tx.spendings.totals([ScopeKey.of(BudgetScope.DAY, "", day="2026-01-01")])
+    assert total.tokens == 5
+    app.close()
