@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Final
 
 import celery
 from celery import Celery
 from celery.app.defaults import SETTING_KEYS
+from kombu import pools
 from kombu.entity import Queue
 
 from broker_config.embedded import resolve_signing_key
@@ -57,6 +59,21 @@ class NekroApp(Celery):  # type: ignore[misc]
             SettingsError: the signing key cannot be read.
         """
         return Seal(resolve_signing_key(self.nekro_settings), purpose=TASK)
+
+    def close(self) -> None:
+        """Also close the connections that it opened, some of which kombu keeps until the process ends.
+
+        Another app of the process with the same RabbitMQ shares them, and connects again.
+        """
+        if self._pool is not None:
+            connection = self.connection_for_write()
+            self._pool.force_close_all(close_pool=False)
+            for group in (pools.producers, pools.connections):
+                with suppress(KeyError):
+                    del group[connection]
+        if self._backend is not None:
+            self._backend.disconnect()
+        super().close()
 
     def finalize(self, auto: bool = False) -> None:
         """Finish the task registry and remove Celery's built-in tasks, which are not used."""
