@@ -24,11 +24,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final, Self
 
+from loguru import logger
+
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.errors import FencedError, StorageUnavailableError
 from nekro_agent.shared_clock import elapsed_seconds
+from runtime.metrics import metrics
+from runtime.survived import survived
 from storage.engine import Database
-from workers.leases.keeping import report_loss, survived
 from workers.leases.kinds import LeaseKind
 from workers.pools.background import BackgroundLoop
 
@@ -214,7 +217,8 @@ class HeldLease:
         self._is_lost = True
         if self._is_ending or not self._group.remove(self):
             return  # the holder ends it, has dropped it, or knows already
-        report_loss(self._group.kind.name, key=self.key, fence=self.fence)
+        metrics().leases_lost.labels(self._group.kind.name).inc()
+        logger.bind(lease=self._group.kind.name, key=self.key, fence=self.fence).error("lease_lost")
         if self._on_lost is not None:
             with survived("lease_loss_not_handled", lease=self._group.kind.name, key=self.key):
                 self._on_lost()
