@@ -26,16 +26,12 @@ from nekro_agent.methods import Lane
 
 __all__ = [
     "RESULT_SECONDS",
-    "WORKER_FLAGS",
     "NekroApp",
     "celery_settings",
     "checked_settings",
     "checked_task_options",
     "create_app",
 ]
-
-#: Flags of every worker: gossip and mingle need connections and queues and have no use here.
-WORKER_FLAGS: Final = ("--without-gossip", "--without-mingle")
 
 #: Read by Celery's Redis backend, and missing in its own list of settings.
 UNLISTED_KEYS: Final = frozenset({"redis_backend_health_check_interval", "redis_client_name"})
