@@ -47,6 +47,7 @@ from workers.approvals.seals import ApprovalSeal
 from workers.budgets.spending import Spending
 from workers.calls import claims as claims_module
 from workers.calls.claims import CallClaims, HeldClaim
+from workers.calls.detached import CallDetacher
 from workers.calls.records import CallRecords
 from workers.catalogue.entries import MethodEntry
 from workers.chats.publisher import EventPublisher
@@ -661,6 +662,39 @@ async def test_a_renewal_just_after_the_end_of_a_call_reports_no_loss(
     assert call is not None and call.state is (CallState.DONE if returns else CallState.FAILED)
     assert held.lease is not None and held.lease.is_lost
     assert "lease_lost" not in logged
+
+
+@on_postgres
+async def test_a_call_that_is_detached_while_its_end_is_recorded_does_not_deadlock(
+    storage: Storage, make_settings: Callable[..., Settings], claims: CallClaims
+) -> None:
+    made, app = invocation(), create_app(make_settings())
+    held = await claimed(claims, made)
+    url = str(storage.proxy._settings.url)
+
+    async def waits() -> bool:
+        async with await psycopg.AsyncConnection.connect(url) as connection:
+            found = await connection.execute(
+                "SELECT 1 FROM pg_stat_activity"
+                " WHERE wait_event_type = 'Lock' AND datname = current_database()"
+            )
+            return await found.fetchone() is not None
+
+    patient = Database(storage.proxy._settings, Path())
+    detacher = CallDetacher(patient, EventPublisher(app))
+    async with patient.begin() as tx:
+        await tx.chats.ensure("chat")
+    async with patient.begin() as ending:
+        await ending.chats.lock("chat", create=True)  # as a worker that writes the call's text
+        detaching = asyncio.create_task(
+            detacher.detach(entry(SandboxMethodType.BEHAVIOR), made, lane="methods")
+        )
+        await eventually(waits, what="the detaching transaction to wait")
+        outcome = envelope(made).model_dump(mode="json")
+        await ending.calls.finish(made.call_id, fence=held.fence, outcome=outcome)
+    assert (await detaching).state is CallState.DONE
+    await patient.dispose()
+    app.close()
 
 
 # --- jobs ---------------------------------------------------------------------------------------------------
