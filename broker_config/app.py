@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Final
 
 import celery
 from celery import Celery
 from celery.app.defaults import SETTING_KEYS
+from kombu import pools
 from kombu.entity import Queue
 
 from broker_config.embedded import resolve_signing_key
@@ -24,16 +26,12 @@ from nekro_agent.methods import Lane
 
 __all__ = [
     "RESULT_SECONDS",
-    "WORKER_FLAGS",
     "NekroApp",
     "celery_settings",
     "checked_settings",
     "checked_task_options",
     "create_app",
 ]
-
-#: Flags of every worker: gossip and mingle need connections and queues and have no use here.
-WORKER_FLAGS: Final = ("--without-gossip", "--without-mingle")
 
 #: Read by Celery's Redis backend, and missing in its own list of settings.
 UNLISTED_KEYS: Final = frozenset({"redis_backend_health_check_interval", "redis_client_name"})
@@ -57,6 +55,21 @@ class NekroApp(Celery):  # type: ignore[misc]
             SettingsError: the signing key cannot be read.
         """
         return Seal(resolve_signing_key(self.nekro_settings), purpose=TASK)
+
+    def close(self) -> None:
+        """Also close the connections that it opened, some of which kombu keeps until the process ends.
+
+        Another app of the process with the same RabbitMQ shares them, and connects again.
+        """
+        if self._pool is not None:
+            connection = self.connection_for_write()
+            self._pool.force_close_all(close_pool=False)
+            for group in (pools.producers, pools.connections):
+                with suppress(KeyError):
+                    del group[connection]
+        if self._backend is not None:
+            self._backend.disconnect()
+        super().close()
 
     def finalize(self, auto: bool = False) -> None:
         """Finish the task registry and remove Celery's built-in tasks, which are not used."""

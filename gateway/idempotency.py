@@ -27,6 +27,7 @@ from gateway.web.responses import JsonAnswer
 from nekro_agent.errors import (
     CallCancelledError,
     CallTimeoutError,
+    FencedError,
     MethodAbortedError,
     MethodFailedError,
     OutcomeUnknownError,
@@ -36,7 +37,7 @@ from nekro_agent.errors import (
 from nekro_agent.shared_clock import elapsed_seconds
 from storage.access.requests import RecordedRequest
 from storage.engine import Database
-from workers.leases.keeper import LeaseKeeper
+from workers.leases.keeper import HeldLease, LeaseKeeper
 from workers.leases.kinds import REQUEST
 
 __all__ = ["REPLAYED", "Once", "OnceDep", "once_of", "with_content"]
@@ -111,30 +112,36 @@ class Once:
         self.is_repetition = fence > 1
         if self.is_repetition and not is_repeatable:
             work = _unknown
-        async with self._leases.hold(REQUEST, self.name, fence, seconds=_LEASE_SECONDS, since=since):
-            return await self._run(digest, fence, work, status)
+        async with self._leases.hold(REQUEST, self.name, fence, seconds=_LEASE_SECONDS, since=since) as lease:
+            return await self._run(lease, work, status)
 
     async def _run(
-        self, digest: bytes, fence: int, work: Callable[[], Awaitable[BaseModel]], status: HTTPStatus
+        self, lease: HeldLease, work: Callable[[], Awaitable[BaseModel]], status: HTTPStatus
     ) -> JSONResponse:
         try:
             answer = _answer(await work(), status)
         except _HAD_EFFECT as exc:
             problem = problem_of(self._request, exc)
-            await self._finish(digest, fence, problem.status, problem.model_dump(mode="json"))
+            await self._finish(lease, problem.status, problem.model_dump(mode="json"))
             raise
         except BaseException:
-            with suppress(StorageError):  # else the lease ends
+            with suppress(StorageError), lease.ending():  # else the lease ends by itself
                 async with self._database.autocommit() as transaction:
-                    await transaction.requests.forget(digest, fence=fence)
+                    await transaction.requests.forget(bytes.fromhex(lease.key), fence=lease.fence)
             raise
-        await self._finish(digest, fence, int(status), json.loads(bytes(answer.body)))
+        await self._finish(lease, int(status), json.loads(bytes(answer.body)))
         return answer
 
-    async def _finish(self, digest: bytes, fence: int, status: int, answer: Any) -> None:
+    async def _finish(self, lease: HeldLease, status: int, answer: Any) -> None:
+        digest = bytes.fromhex(lease.key)
         try:
-            async with self._database.autocommit() as transaction:
-                await transaction.requests.finish(digest, fence=fence, status=status, answer=answer)
+            with lease.ending():
+                async with self._database.autocommit() as transaction:
+                    is_ours = await transaction.requests.finish(
+                        digest, fence=lease.fence, status=status, answer=answer
+                    )
+                if not is_ours:
+                    raise FencedError("another execution has taken the request")
         except StorageError as exc:  # the work is done; a repetition finds its effect by name
             logger.bind(error=str(exc)).warning("idempotent_answer_not_stored")
 

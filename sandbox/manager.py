@@ -22,11 +22,11 @@ from nekro_agent.durations import DEFER_SECONDS, FRESH_SECONDS
 from nekro_agent.errors import SandboxError
 from nekro_agent.ports import FileAreas
 from runtime.metrics import metrics
+from sandbox.areas.homes import sweep_homes
 from sandbox.areas.images import drop_idle, is_bounded, mount_and_hold
 from sandbox.areas.ownership import prepare_directories
 from sandbox.areas.shared import Hold, SharedCleaner
 from sandbox.driver import Sandbox, SandboxDriver, SandboxSpec
-from sandbox.drivers.homes import sweep_homes
 from sandbox.drivers.selection import build_driver, choose_driver
 from sandbox.limits.guards import GUARD_SECONDS, Guards
 from sandbox.limits.quota import Quota

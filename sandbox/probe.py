@@ -10,9 +10,9 @@ from pathlib import Path
 from broker_config.settings import SandboxSettings
 from nekro_agent.durations import PROGRAM_SECONDS
 from nekro_agent.errors import SandboxError
+from sandbox.areas.homes import make_home, remove_home
 from sandbox.areas.ownership import prepare_directories
 from sandbox.driver import Capability, Check, Sandbox, SandboxDriver, SandboxSpec
-from sandbox.drivers.homes import make_home, remove_home
 from sandbox.limits.holdings import hold_of_all
 from sandbox.models import RunRequest, StopType, StubCall, StubResult
 from sandbox.run import SandboxRun

@@ -49,7 +49,8 @@ ROUND_FAULTS = {
         SELECT c.id FROM calls c LEFT JOIN rounds r ON r.trigger_kind = 'call' AND r.trigger_id = c.id
         WHERE c.type = 'agent' AND c.state = 'done' AND r.id IS NULL""",
     "a round of a call that left no result": """
-        SELECT r.id FROM rounds r LEFT JOIN calls c ON c.id = r.trigger_id AND c.state = 'done'
+        SELECT r.id FROM rounds r LEFT JOIN calls c
+        ON c.id = r.trigger_id AND (c.state = 'done' OR c.detached_at IS NOT NULL)
         WHERE r.trigger_kind = 'call' AND c.id IS NULL""",
     "a round that is not over": "SELECT id, state, error FROM rounds WHERE state NOT IN ('done', 'merged')",
     "a trigger that went along with nothing": """

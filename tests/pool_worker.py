@@ -20,7 +20,7 @@ from celery import current_task, signals
 from celery.concurrency import ALIASES
 from celery.exceptions import SoftTimeLimitExceeded
 
-from broker_config.app import WORKER_FLAGS, NekroApp, create_app
+from broker_config.app import NekroApp, create_app
 from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.settings import Settings
 from codec.wire import Envelope, Signer
@@ -357,7 +357,8 @@ def main() -> None:
                 concurrency,
                 "-l",
                 "INFO",
-                *WORKER_FLAGS,
+                "--without-gossip",
+                "--without-mingle",
                 *(option for option in options if option != TRACED),
             ]
         )

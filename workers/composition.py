@@ -203,6 +203,7 @@ class Services(Parts):
             ("background loop", self._closing("background"), 3 * CLOSE_STEP_SECONDS),
             ("announcer", self._closing("announcer"), CLOSE_STEP_SECONDS),
             ("publisher", self._closing("publisher"), CLOSE_STEP_SECONDS),
+            ("app", self._closing("app"), CLOSE_STEP_SECONDS),
             ("database", self.database.dispose, 3 * CLOSE_STEP_SECONDS),
             ("upload areas", self._closing("upload_areas", "dispose"), CLOSE_STEP_SECONDS),
             ("runtime", self._unbind, CLOSE_STEP_SECONDS),

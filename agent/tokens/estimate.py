@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-__all__ = ["estimate_tokens", "features", "weights"]
+__all__ = ["estimate_tokens", "features"]
 
 #: Continuation bytes of UTF-8: the first byte of a character decides its class.
 _CONTINUED: Final = bytes(range(0x80, 0xC0))
@@ -68,11 +68,6 @@ _WEIGHTS: Final = {
     "other": 1.332,
     "emoji": 2.781,
 }
-
-
-def weights() -> dict[str, float]:
-    """Return the tokens that each feature counts."""
-    return dict(_WEIGHTS)
 
 
 def features(text: str) -> dict[str, int]:

@@ -25,8 +25,8 @@ from gateway.streams.hub import EventHub
 from nekro_agent.durations import FRESH_SECONDS, REFRESH_SECONDS
 from nekro_agent.shared_clock import shared_time
 from nekro_client.models import ChangeKind, EventType
+from runtime.survived import survived
 from workers.composition import Services
-from workers.leases.keeping import survived
 
 __all__ = ["Changes"]
 

@@ -25,9 +25,9 @@ from gateway.streams.events import Position, StreamEvent, mark_of, stream_event
 from gateway.streams.watch import EventWatch
 from nekro_agent.durations import FRESH_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import OverloadedError, StorageError
+from runtime.survived import survived
 from storage.repositories.events import ChatEvent
 from workers.composition import Services
-from workers.leases.keeping import survived
 
 __all__ = ["EventHub", "EventsLostError", "Observer", "SlowReaderError"]
 

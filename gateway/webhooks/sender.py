@@ -26,11 +26,11 @@ from gateway.webhooks.secrets import webhook_secret
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_client.models import Event, WebhookPayload
 from runtime.metrics import metrics
+from runtime.survived import survived
 from storage.outbound.webhooks import Delivery, Webhook
 from storage.repositories.events import ChatEvent
 from storage.states import DeliveryState
 from workers.composition import Services
-from workers.leases.keeping import survived
 
 __all__ = ["WebhookSender", "body_of", "wants"]
 

@@ -93,8 +93,10 @@ FORMATS: Final = (
 USES: Final = (
     Use(
         module="broker_config.app",
-        why="Removes Celery's own tasks once the app is final; knows the names of Celery's settings.",
+        why="Removes Celery's own tasks once the app is final, closes its connections at its end, and knows "
+        "the names of Celery's settings.",
         tests=(
+            "tests/workers/test_services_end.py::test_closed_services_leave_no_descriptor_open",
             "tests/security/test_security_unsigned_messages.py::test_no_app_has_celerys_built_in_tasks",
             "tests/broker/test_broker_app.py::test_every_setting_of_the_app_is_known_to_celery",
         ),
@@ -103,9 +105,10 @@ USES: Final = (
             Subclass(
                 name="NekroApp",
                 overrides={
+                    "close": "(self)",
                     "finalize": "(self, auto=)",
                 },
-                inherits="_tasks finalized",
+                inherits="_backend _pool _tasks connection_for_write finalized",
             ),
         ),
     ),

@@ -83,6 +83,11 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
         url: str = self.url
         return url if include_password else without_password(url)
 
+    def disconnect(self) -> None:
+        """Close the connections of the blocking client; an event loop closes its own at its end."""
+        if "client" in vars(self):
+            self.client.connection_pool.disconnect()
+
     def on_task_call(self, producer: Any, task_id: str) -> None:
         """Do nothing; Celery would subscribe to the result when a task is sent.
 

@@ -29,8 +29,8 @@ from broker_config.settings import SandboxSettings
 from nekro_agent.durations import PROGRAM_SECONDS
 from nekro_agent.errors import NekroError, SandboxUnavailableError
 from nekro_agent.files import safe_files
+from sandbox.areas.homes import make_home, remove_home
 from sandbox.areas.shared import Hold
-from sandbox.drivers.homes import make_home, remove_home
 
 __all__ = ["check_images", "drop_idle", "is_bounded", "is_unmounted", "mount_and_hold"]
 

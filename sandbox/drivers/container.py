@@ -24,11 +24,11 @@ from typing import Any, Final
 from broker_config.settings import SandboxSettings
 from nekro_agent.durations import PROGRAM_SECONDS
 from nekro_agent.errors import SandboxUnavailableError
+from sandbox.areas.homes import make_home, remove_home
 from sandbox.bundle import PROGRAM_INSIDE, encode_config, guest_program
 from sandbox.driver import Check, Enforcement, Enforcer, ExitStatus, SandboxSpec, Usage
 from sandbox.drivers.bwrap_args import LAYERS_INSIDE
 from sandbox.drivers.door import GuestListener
-from sandbox.drivers.homes import make_home, remove_home
 from sandbox.drivers.process import expect_hello
 from sandbox.filter.seccomp import build_filter
 from sandbox.limits.run_limits import MAX_OPEN_FILES

@@ -23,11 +23,11 @@ from loguru import logger
 
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
+from sandbox.areas.homes import make_home, remove_home
 from sandbox.bundle import encode_config, guest_program
 from sandbox.driver import Check, Enforcement, SandboxSpec
 from sandbox.drivers.bwrap_args import runner_environment
 from sandbox.drivers.checks import check_of, describe_interpreter
-from sandbox.drivers.homes import make_home, remove_home
 from sandbox.drivers.process import Launched, ProcessSandbox, expect_hello, launch
 from sandbox.filter.seccomp import build_filter, filter_fd
 from sandbox.guest import confine

@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 from sandbox.limits import proc_files
 from sandbox.limits.processes import UnsettledError, is_gone, tasks_of
 
-__all__ = ["Holdings", "hold_of", "hold_of_all", "names_bytes", "sockets_in_sockets", "waiting_at"]
+__all__ = ["Holdings", "hold_of_all", "names_bytes", "sockets_in_sockets", "waiting_at"]
 
 _Result = TypeVar("_Result")
 
@@ -71,30 +71,18 @@ class _FileSystem:
     names: Collection[str]
 
 
-def hold_of(pids: Iterable[int], *, root: Path) -> Holdings:
-    """Return the holdings of processes, read thread by thread.
-
-    Args:
-        root: directory on the file system whose files are counted.
-
-    Raises:
-        OSError: a process that has not ended cannot be read.
-        proc_files.FormatError: the kernel's text about one cannot be parsed.
-    """
-    found, counted = Holdings(), _file_system_of(root)
-    for pid in pids:
-        _add_process(found, pid, counted)
-    return found
-
-
 def hold_of_all(list_processes: Callable[[], list[int]], *, root: Path) -> Holdings:
     """Return the holdings of processes, listed again until a listing has no new ones.
 
     Otherwise processes that pass on their descriptors and end, one after the other, would never be seen.
 
+    Args:
+        root: directory on the file system whose files are counted.
+
     Raises:
         UnsettledError: each of 20 listings had new processes.
-        OSError: as ``hold_of``; ``FormatError`` too.
+        OSError: a process that has not ended cannot be read.
+        proc_files.FormatError: the kernel's text about one cannot be parsed.
     """
     found, counted, seen = Holdings(), _file_system_of(root), set[int]()
     for _ in range(_MOST_LISTINGS):

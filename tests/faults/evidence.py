@@ -22,7 +22,10 @@ AFTERMATH_SECONDS: Final = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """Start or end of a method (``call_id``) or job (``job <name>``). Times are seconds since the epoch."""
+    """Start or end of a method (``call_id``) or job (``job <name>``). Times are seconds since the epoch.
+
+    The event of a job whose start failed, so that it does not run, is ``refused``.
+    """
 
     call_id: str
     name: str
@@ -40,7 +43,7 @@ class Call:
     deadline: float
     #: Seconds since the epoch; None: the caller recorded no end.
     answered_at: float | None = None
-    #: ``ok``, ``cancelled``, ``none`` when no answer came in time, or the class of an error.
+    #: ``ok``, ``detached``, ``cancelled``, ``none`` when no answer came in time, or the class of an error.
     outcome: str | None = None
     #: The value, or the error's text.
     detail: str = ""
@@ -58,6 +61,8 @@ class Row:
     error_type: str | None
     #: Texts of its outcome in the chat's history.
     observations: int
+    #: Whether its end is reported to the chat, because its caller does not wait.
+    is_detached: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +100,8 @@ class Evidence:
     stored: set[str] = field(default_factory=set)
     #: States of the jobs, by name.
     jobs: dict[str, list[str]] = field(default_factory=dict)
+    #: States of calls in the list of jobs, by id.
+    listed: dict[str, str] = field(default_factory=dict)
     #: Number of rounds by state.
     rounds: dict[str, int] = field(default_factory=dict)
     faults: list[Span] = field(default_factory=list)
@@ -153,7 +160,7 @@ def read_calls(logs: dict[Path, bool]) -> dict[str, Call]:
 _CALLS = """
     SELECT c.id, c.type, c.state, c.error_type, (
         SELECT count(*) FROM messages m WHERE m.once_key = 'observation:' || c.id
-    ) AS observations FROM calls c"""
+    ) AS observations, c.detached_at IS NOT NULL AS is_detached FROM calls c"""
 #: Open work by table; a quiet system has none.
 OPEN = {
     "calls": "SELECT id FROM calls WHERE state IN ('awaiting', 'queued', 'running')",
@@ -180,8 +187,9 @@ async def read_ledger(evidence: Evidence, database: Database) -> None:
         evidence.rows[row.id] = row
     evidence.messages = _first(await ask(database, "SELECT id FROM messages WHERE kind = 'user'"))
     evidence.stored = _first(await ask(database, "SELECT store_key FROM plugin_values"))
-    for task_id, state in await ask(database, "SELECT task_id, state FROM jobs"):
+    for task_id, state in await ask(database, "SELECT task_id, state FROM jobs WHERE args IS NOT NULL"):
         evidence.jobs.setdefault(task_id, []).append(state)
+    evidence.listed = dict(await ask(database, "SELECT id, state FROM jobs WHERE args IS NULL"))
     evidence.rounds = dict(await ask(database, "SELECT state, count(*) FROM rounds GROUP BY state"))
     for fault, query in ROUND_FAULTS.items():
         # A round may fail when the database is lost; open ones are reported separately.

@@ -82,7 +82,8 @@ class Caller:
             return
         outcome, detail = "ok", ""
         try:
-            detail = str(await task)
+            value = await task
+            outcome, detail = ("detached", "") if value is None else ("ok", str(value))
         except asyncio.CancelledError:
             outcome = "cancelled"
         except Exception as exc:
@@ -90,6 +91,7 @@ class Caller:
         self.write("answered", call_id=plan.call_id, outcome=outcome, detail=detail[:300])
 
     async def _perform(self, plan: CallPlan, deadline: datetime) -> object:
+        """Return what the call returns; None: it was detached."""
         if plan.kind is CallKind.PERSON:
             return await self._services.receive_message(
                 plan.chat_key, f"please do R{plan.call_id}", user_id="u", user_name="U"
@@ -106,19 +108,27 @@ class Caller:
                 approver="shell:tests",
             )
             return decode_value(envelope.value_bytes(), max_bytes=1 << 20)
-        envelope = await self._services.dispatcher.invoke(
-            await self._services.find_method(plan.kind.value),
-            encode_arguments((plan.call_id, plan.work_seconds), {}),
-            await self._scope(plan.chat_key),
-            call_id=plan.call_id,
-            deadline=deadline,
-        )
-        return decode_value(envelope.value_bytes(), max_bytes=1 << 20) if envelope.value else envelope.text
+        entry = await self._services.find_method(plan.kind.value)
+        arguments = encode_arguments((plan.call_id, plan.work_seconds), {})
+        scope = await self._scope(plan.chat_key)
+        dispatcher = self._services.dispatcher
+        if plan.detaches:
+            lane = dispatcher.lane_of(entry)
+            answer = await dispatcher.invoke_or_detach(
+                entry, arguments, scope, call_id=plan.call_id, lane=lane
+            )
+        else:
+            answer = await dispatcher.invoke(entry, arguments, scope, call_id=plan.call_id, deadline=deadline)
+        if answer is None:
+            return None
+        return decode_value(answer.value_bytes(), max_bytes=1 << 20) if answer.value else answer.text
 
     async def _scope(self, chat_key: str) -> CallScope:
         if chat_key not in self._scopes:
             chat = await self._services.chat(chat_key)
-            self._scopes[chat_key] = CallScope(chat=chat, user_id=None)
+            # A detached call requests a round, which only a rounds worker ends.
+            wakes_agent = "rounds" in self._options.lanes
+            self._scopes[chat_key] = CallScope(chat=chat, user_id=None, wakes_agent=wakes_agent)
         return self._scopes[chat_key]
 
 
@@ -132,7 +142,7 @@ async def main() -> None:
     log, number, options = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
     calls_first = sys.argv[4] == "calls-first"
     options["faults"] = tuple(map(FaultKind, options["faults"]))
-    options["lanes"] = tuple(options["lanes"])
+    options["lanes"], options["methods"] = tuple(options["lanes"]), tuple(options["methods"])
     services = Services.load(Settings.load(env_file=None), role="cli")
     await services.start()
     try:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from fault_plan import DATABASES, FaultKind, Options
+from fault_plan import DATABASES, CallKind, FaultKind, Options
 
 ABOUT = "Load a real fleet, break its parts, and check the promises of docs/reliability.md from outside."
 
@@ -25,6 +25,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--at-once", type=int, default=20, help="calls under way in each of them")
     parser.add_argument("--calls", type=int, default=0, help="calls in total; 0: as many as fit in --seconds")
     parser.add_argument("--cancels", type=float, default=0.1, help="share of calls that are given up")
+    parser.add_argument(
+        "--methods", type=_methods, default=(), help=f"make only calls of these, of {_METHODS}; default: all"
+    )
     parser.add_argument("--server", action="store_true", help="also call tools of an MCP server")
     parser.add_argument(
         "--redis", type=Path, help="a redis-server instead of the one on PATH or in the wheel"
@@ -38,6 +41,13 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 _NAMES = ",".join(FaultKind)
+_METHODS = ",".join(CallKind)
+
+
+def _methods(text: str) -> tuple[str, ...]:
+    if unknown := sorted(set(text.split(",")) - set(CallKind)):
+        raise argparse.ArgumentTypeError(f"no method is called {', '.join(unknown)}; choose of {_METHODS}")
+    return _words(text)
 
 
 def _faults(text: str) -> tuple[FaultKind, ...]:
@@ -59,7 +69,7 @@ def options_of(given: argparse.Namespace, *, seed: int) -> list[Options]:
         Options(
             seed=seed, database=database, seconds=given.seconds, faults=given.faults, lanes=given.lanes,
             callers=given.callers, at_once=given.at_once, calls=given.calls, cancels=given.cancels,
-            server=given.server,
+            server=given.server, methods=given.methods,
         )
         for database in databases
     ]  # fmt: skip

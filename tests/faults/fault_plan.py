@@ -15,6 +15,8 @@ DATABASES: Final = ("sqlite", "postgres")
 LEASE_SECONDS: Final = 4.0
 #: Time limit of a call that should not reach its deadline, in seconds.
 LIMIT_SECONDS: Final = 30.0
+#: How long code waits for a call that it detaches then, in seconds.
+DETACH_SECONDS: Final = 0.3
 
 
 class FaultKind(StrEnum):
@@ -90,6 +92,8 @@ class Options:
     cancels: float = 0.1
     #: Whether there is an MCP server, and calls of its tools.
     server: bool = False
+    #: Kinds of calls that are made, by their methods; none: all kinds.
+    methods: tuple[str, ...] = ()
 
     def kinds(self) -> list[FaultKind]:
         """The faults that apply to a database, in a fixed order."""
@@ -111,6 +115,7 @@ class Options:
         ]
         words += ["--calls", str(self.calls), "--cancels", f"{self.cancels:g}"]
         words += ["--server"] if self.server else []
+        words += ["--methods", ",".join(self.methods)] if self.methods else []
         return shlex.join(words)
 
 
@@ -160,7 +165,7 @@ class CallKind(StrEnum):
 
 _WEIGHTS: Final = {
     CallKind.TOOL: 30, CallKind.EFFECT: 30, CallKind.AGENT: 4, CallKind.FAIL: 6,
-    CallKind.KEEP: 20, CallKind.JOB: 2, CallKind.APPROVED: 10, CallKind.PERSON: 1,
+    CallKind.KEEP: 20, CallKind.JOB: 6, CallKind.APPROVED: 10, CallKind.PERSON: 1,
     CallKind.SERVER_TOOL: 30, CallKind.SERVER_ONCE: 30,
 }  # fmt: skip
 _LANES: Final = {CallKind.AGENT: "rounds", CallKind.PERSON: "rounds", CallKind.JOB: "long"}
@@ -174,6 +179,12 @@ _WORK: Final = ((0, 50), (0.01, 20), (0.1, 20), (0.5, 7), (2, 3))
 _LONG_WORK: Final = (0.1, 0.5, 6)
 #: Share of calls with a deadline close enough to be reached.
 _SHORT_SHARE: Final = 0.08
+#: Share of calls that are made as by a program in a sandbox: they are detached if they take long.
+_DETACH_SHARE: Final = 0.12
+#: Duration of their methods, in seconds; the shorter ones end while they are detached.
+_DETACHED_WORK: Final = (DETACH_SECONDS, DETACH_SECONDS + 0.05, 1)
+#: Kinds of calls that only their own path makes.
+_NEVER_DETACHED: Final = frozenset({CallKind.APPROVED, CallKind.PERSON})
 _CHATS: Final = 20
 
 
@@ -188,11 +199,18 @@ class CallPlan:
     limit_seconds: float
     #: Seconds until its caller cancels it; None: never.
     cancel_after_seconds: float | None
+    #: Whether it is detached after ``DETACH_SECONDS``.
+    detaches: bool = False
 
 
 def runs_in(kind: CallKind, options: Options) -> bool:
     """Whether the workers of a run serve calls of a kind."""
-    return _LANES.get(kind, "methods") in options.lanes and (options.server or kind not in OF_SERVER)
+    is_chosen = not options.methods or kind.value in options.methods
+    return (
+        is_chosen
+        and _LANES.get(kind, "methods") in options.lanes
+        and (options.server or kind not in OF_SERVER)
+    )
 
 
 def call_plans(options: Options, caller: int) -> Iterator[CallPlan]:
@@ -204,7 +222,7 @@ def call_plans(options: Options, caller: int) -> Iterator[CallPlan]:
         kind = rng.choices(kinds, weights)[0]
         call_id = f"{kind[0].upper()}{caller}-{number}"
         work = rng.choices([seconds for seconds, _ in _WORK], [weight for _, weight in _WORK])[0]
-        limit, cancel = LIMIT_SECONDS, None
+        limit, cancel, detaches = LIMIT_SECONDS, None, False
         chat_key = f"calls/{rng.randrange(_CHATS)}"
         if kind is CallKind.PERSON:
             chat_key = f"people/{call_id}"
@@ -214,7 +232,9 @@ def call_plans(options: Options, caller: int) -> Iterator[CallPlan]:
             work = rng.choice((work, rng.choice(_LONG_WORK)))
         elif rng.random() < _SHORT_SHARE:
             limit = rng.uniform(0.02, 1.5)
+        elif kind not in _NEVER_DETACHED and rng.random() < _DETACH_SHARE:
+            detaches, work = True, rng.choice(_DETACHED_WORK)
         yield CallPlan(
             call_id=call_id, kind=kind, chat_key=chat_key, work_seconds=work,
-            limit_seconds=limit, cancel_after_seconds=cancel,
+            limit_seconds=limit, cancel_after_seconds=cancel, detaches=detaches,
         )  # fmt: skip

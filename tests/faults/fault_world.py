@@ -17,7 +17,7 @@ import pytest
 from cut_proxy import CutProxy
 from evidence import Evidence, Violation, open_rows, read_calls, read_effects, read_ledger
 from fault_caller import HANG_SECONDS
-from fault_plan import LEASE_SECONDS, LIMIT_SECONDS, CallKind, FaultKind, Options
+from fault_plan import DETACH_SECONDS, LEASE_SECONDS, LIMIT_SECONDS, CallKind, FaultKind, Options
 from fleet_probes import client_of, left_in_lane
 from postgres_process import PostgresServer
 from redis_process import RedisServer
@@ -276,7 +276,10 @@ async def world(options: Options, directory: Path, postgres: PostgresServer | No
             agent={"lease_seconds": 3, "rounds_per_turn": 50},
             plugins={"dirs": (HERE / "fault_plugins",)},
             llm={"script": directory / "script.yaml"},
-            workers={"drain_seconds": 8},
+            # Calls of sandboxes and of a part of the callers are detached.
+            workers={
+                "drain_seconds": 8, "wait_seconds": DETACH_SECONDS, "call_timeout_seconds": LIMIT_SECONDS,
+            },
         )  # fmt: skip
         made = World(options, directory, fleet, redis, relay, postgres, proxy)
         stack.push_async_callback(made.crew.stop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from typing import Final
 
 from evidence import Call, Evidence, Violation
@@ -138,6 +139,8 @@ def wrong_errors(evidence: Evidence) -> Found:
 
 def _expected(evidence: Evidence, call: Call) -> set[str]:
     expected = {"MethodFailedError"} if call.plan.kind is CallKind.FAIL else {"ok"}
+    if call.plan.detaches:
+        expected |= {"detached"}
     if call.plan.cancel_after_seconds is not None:
         expected |= {"cancelled"}
     if call.plan.limit_seconds < LIMIT_SECONDS or not is_calm(evidence, call):
@@ -192,15 +195,37 @@ def wrong_rows(evidence: Evidence) -> Found:
         starts, ends = evidence.times(call_id, "start"), evidence.times(call_id, "end")
         if row.state == "done" and not ends:
             yield call_id, "its row is done and it has not run to its end"
-        if row.type != "tool" and row.observations != (row.state == "done"):
+        expected = row.is_detached or (row.state == "done" and row.type != "tool")
+        if row.observations != expected:
             yield call_id, f"its row is {row.state} and its chat has {row.observations} texts of it"
         if row.state == "failed" and row.error_type == "CallTimeoutError" and starts and not ends:
             # The sweep ends only unclaimed calls.
             yield call_id, "its row says that it did not start"
 
 
+def lost_detached(evidence: Evidence) -> Found:
+    """A detached call is recorded and listed, runs to its end, and both rows say so."""
+    for call_id, call in methods(evidence):
+        if call.outcome != "detached":
+            continue
+        row = evidence.rows.get(call_id)
+        if row is None or not row.is_detached:
+            yield call_id, f"was detached and its row is {_state(evidence, call_id)}"
+        elif (evidence.listed.get(call_id) == "succeeded") != (row.state == "done"):
+            yield call_id, f"its row is {row.state} and its job is {evidence.listed.get(call_id)}"
+        elif row.state != ("failed" if call.plan.kind is CallKind.FAIL else "done") and is_calm(
+            evidence, replace(call, answered_at=call.deadline)
+        ):
+            yield call_id, f"was detached without a fault and its row is {row.state}"
+
+
 def wrong_jobs(evidence: Evidence) -> Found:
-    """A job that succeeded has run, and a name has one job."""
+    """A job that succeeded has run, a name has one job, and a job whose start failed does not run."""
+    for name in (call_id for call_id in evidence.effects if call_id.startswith("job ")):
+        starts, states = evidence.times(name, "start"), evidence.jobs.get(name.removeprefix("job "), [])
+        if evidence.times(name, "refused") and (starts or states):
+            what = f"began at {starts[0]:.2f}" if starts else f"is {states[0]}"
+            yield name, f"its start was reported as failed, and it {what}"
     for name, states in evidence.jobs.items():
         if len(states) > 1:
             yield name, f"has {len(states)} jobs: {states}"
@@ -232,5 +257,6 @@ _RULES: Final[dict[str, Callable[[Evidence], Found]]] = {
     "runs-on": runs_on,
     "wrong-row": wrong_rows,
     "wrong-job": wrong_jobs,
+    "lost-detached": lost_detached,
     "failed-round": failed_rounds,
 }

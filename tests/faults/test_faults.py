@@ -106,7 +106,14 @@ def test_a_seed_determines_calls_and_faults() -> None:
 
 def test_the_printed_command_repeats_a_run() -> None:
     options = Options(
-        seed=7, database="sqlite", seconds=2.5, faults=SHORT, lanes=("methods",), cancels=0.3, server=True
+        seed=7,
+        database="sqlite",
+        seconds=2.5,
+        faults=SHORT,
+        lanes=("methods",),
+        cancels=0.3,
+        server=True,
+        methods=("work", "keep"),
     )
     words = shlex.split(options.command())
     assert words[:3] == ["python", "-m", "tests.faults"]

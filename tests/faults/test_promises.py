@@ -19,6 +19,7 @@ def call(call_id: str, kind: CallKind, outcome: str | None = "ok", **changes: An
     plan = CallPlan(
         call_id=call_id, kind=kind, chat_key="chat", work_seconds=0, limit_seconds=30,
         cancel_after_seconds=changes.pop("cancel_after_seconds", None),
+        detaches=changes.pop("detaches", False),
     )  # fmt: skip
     values = {"answered_at": ANSWERED, "detail": call_id, **changes}
     return Call(plan=plan, sent_at=SENT, deadline=DEADLINE, outcome=outcome, **values)
@@ -40,16 +41,23 @@ def kept() -> Evidence:
             "F": call("F", CallKind.FAIL, "MethodFailedError", detail="ValueError: F"),
             "P": call("P", CallKind.PERSON, detail="message"),
             "C": call("C", CallKind.EFFECT, "cancelled", cancel_after_seconds=0.1),
+            "D": call("D", CallKind.EFFECT, "detached", detail="", detaches=True),
+            "L": call("L", CallKind.FAIL, "detached", detail="", detaches=True),
         },
         messages={"message"},
         stored={"K"},
         jobs={"J": ["succeeded"]},
+        listed={"D": "succeeded", "L": "failed"},
     )
-    for name in ("T", "E", "K", "J", "F", "C", "job J"):
+    for name in ("T", "E", "K", "J", "F", "C", "D", "L", "job J"):
         evidence.effects[name] = [effect(name, "start"), effect(name, "end")]
     for name, state in {"E": "done", "K": "done", "J": "done", "F": "failed", "C": "cancelled"}.items():
         evidence.rows[name] = Row(
             id=name, type="behavior", state=state, error_type=None, observations=int(state == "done")
+        )
+    for name, state in {"D": "done", "L": "failed"}.items():
+        evidence.rows[name] = Row(
+            id=name, type="behavior", state=state, error_type=None, observations=1, is_detached=True
         )
     return evidence
 
@@ -124,6 +132,27 @@ BROKEN: list[tuple[str, str, list[Callable[[Evidence], Any]]]] = [
     ),
     ("wrong-job", "J", [lambda evidence: evidence.jobs.update({"J": ["failed", "succeeded"]})]),
     ("wrong-job", "J", [lambda evidence: evidence.effects.pop("job J")]),
+    ("wrong-job", "job J", [add("job J", "refused"), fault(FaultKind.DB_LOSE)]),
+    (
+        "wrong-job",
+        "job J",
+        [
+            add("job J", "refused"),
+            fault(FaultKind.DB_LOSE),
+            lambda evidence: evidence.effects.update({"job J": evidence.effects["job J"][2:]}),
+        ],
+    ),
+    ("wrong-error", "E", [tell("E", "detached")]),
+    ("denied-effect", "D", [tell("D", "StorageUnavailableError"), fault(FaultKind.DB_AWAY)]),
+    ("wrong-row", "L", [row("L", observations=0), fault(FaultKind.KILL)]),
+    ("lost-detached", "D", [lambda evidence: evidence.rows.pop("D"), fault(FaultKind.KILL)]),
+    ("lost-detached", "D", [row("D", is_detached=False), fault(FaultKind.KILL)]),
+    ("lost-detached", "D", [lambda evidence: evidence.listed.pop("D"), fault(FaultKind.KILL)]),
+    (
+        "lost-detached",
+        "D",
+        [row("D", state="unknown"), lambda evidence: evidence.listed.update({"D": "failed"})],
+    ),
     (
         "failed-round",
         "rounds",
@@ -150,6 +179,17 @@ KEPT: list[list[Callable[[Evidence], Any]]] = [
     [tell("E", "OutcomeUnknownError"), fault(FaultKind.KILL), row("E", state="unknown", observations=0)],
     [tell("E", "OutcomeUnknownError"), fault(FaultKind.DB_AWAY)],
     [tell("T", None, answered_at=None, is_orphan=True)],
+    [
+        row("D", state="unknown"),
+        lambda evidence: evidence.listed.update({"D": "failed"}),
+        fault(FaultKind.KILL),
+    ],
+    [
+        tell("J", "MethodFailedError", detail="StorageUnavailableError: J"),
+        lambda evidence: evidence.effects.update({"job J": [effect("job J", "refused")]}),
+        lambda evidence: evidence.jobs.clear(),
+        fault(FaultKind.DB_AWAY),
+    ],
     [add("T", "start", DEADLINE + 3), fault(FaultKind.FREEZE, SENT, DEADLINE + 2.9)],
     [tell("K", "MethodFailedError", detail="StorageUnavailableError"), fault(FaultKind.DB_AWAY)],
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -15,6 +16,7 @@ import httpx
 import pytest
 import redis
 from gateway_server import served
+from loguru import logger
 from pydantic import BaseModel, SecretStr
 from test_gateway_keys import key_of
 from waiting import eventually
@@ -30,9 +32,12 @@ from gateway.openapi import document
 from gateway.problems import ProblemError
 from messaging.call_messages import CallMessage
 from messaging.publishing import encode_message
+from nekro_agent.errors import ArgumentError, FencedError
 from storage.repositories.rounds import RoundRequest
 from storage.states import TriggerKind
+from storage.transaction import Transaction
 from workers.composition import Services
+from workers.leases.keeper import HeldLease
 
 pytestmark = pytest.mark.extended
 
@@ -255,6 +260,44 @@ async def test_a_request_keeps_its_lease_while_it_runs_and_stores_nothing_after_
         stored = await query(services, "SELECT status FROM idempotent_requests")
         assert [row[0] for row in stored] == [None if is_lost else 200]
         await query(services, "DELETE FROM idempotent_requests")
+
+
+@pytest.mark.parametrize("works", [True, False], ids=["answered", "forgotten"])
+async def test_a_renewal_just_after_the_end_of_a_request_reports_no_loss(
+    gateway: tuple[httpx.AsyncClient, Services], monkeypatch: pytest.MonkeyPatch, works: bool
+) -> None:
+    _, services = gateway
+    request: Any = SimpleNamespace(app=SimpleNamespace(state=SimpleNamespace(services=services)))
+    held, logged, hold = list[HeldLease](), list[str](), services.leases.hold
+    autocommit = services.database.autocommit
+
+    def hold_noted(*args: Any, **options: Any) -> HeldLease:
+        held.append(hold(*args, **options))
+        return held[-1]
+
+    @contextlib.asynccontextmanager
+    async def commit_and_renew() -> AsyncIterator[Transaction]:
+        async with autocommit() as transaction:
+            yield transaction
+        monkeypatch.setattr(services.database, "autocommit", autocommit)
+        with contextlib.suppress(FencedError):  # as the keeper does, on its own loop
+            await held[0].confirm()
+
+    class Answer(BaseModel):
+        text: str = "done"
+
+    async def work() -> Answer:
+        monkeypatch.setattr(services.database, "autocommit", commit_and_renew)
+        if not works:
+            raise ArgumentError("refused")
+        return Answer()
+
+    monkeypatch.setattr(services.leases, "hold", hold_noted)
+    sink = logger.add(lambda line: logged.append(line.record["message"]))  # type: ignore[attr-defined]
+    with contextlib.nullcontext() if works else pytest.raises(ArgumentError):
+        await Once(request, name=("ef" if works else "fe") * 32, body=b"x").run(work)
+    logger.remove(sink)
+    assert held[0].is_lost and "lease_lost" not in logged
 
 
 async def _changed(read: Callable[[], Awaitable[list[Any]]], seen: set[str]) -> bool:

@@ -259,6 +259,34 @@ async def test_a_released_lease_is_neither_renewed_nor_reported_as_lost(world: W
     assert "lease_lost" not in world.logged
 
 
+@kinds
+async def test_the_end_that_the_holder_records_is_not_reported_as_a_loss(
+    world: World, kind: LeaseKind
+) -> None:
+    lease, other = await world.hold(kind), await world.hold(kind, "other")
+    with lease.ending():
+        world.clock.ahead_seconds += UNTIL_DUE_SECONDS
+        await world.renewed(lease)
+        await world.taken_over()  # as the row looks when its end is recorded
+        world.clock.ahead_seconds += UNTIL_DUE_SECONDS
+        await eventually(lambda: lease.is_lost, what="a renewal after the end")
+    world.clock.ahead_seconds += UNTIL_DUE_SECONDS
+    await world.renewed(other)
+    assert world.losses == [] and "lease_lost" not in world.logged
+
+
+@kinds
+async def test_a_loss_is_reported_when_the_end_cannot_be_recorded(world: World, kind: LeaseKind) -> None:
+    lease = await world.hold(kind)
+    with pytest.raises(FencedError, match="the end is refused"), lease.ending():
+        await world.taken_over()
+        world.clock.ahead_seconds += UNTIL_DUE_SECONDS
+        await eventually(lambda: lease.is_lost, what="a renewal after the loss")
+        assert world.losses == []
+        raise FencedError("the end is refused")
+    assert world.losses == ["lease"] and world.logged.count("lease_lost") == 1
+
+
 async def test_a_lease_that_cannot_be_released_runs_out_by_itself(world: World) -> None:
     lease = await world.hold(LENIENT)
     world.go_away()

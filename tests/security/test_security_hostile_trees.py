@@ -17,7 +17,7 @@ import pytest
 from broker_config.settings import SandboxSettings
 from nekro_agent.files import safe_files
 from sandbox.areas.shared import empty_idle
-from sandbox.limits.holdings import hold_of
+from sandbox.limits.holdings import hold_of_all
 from sandbox.limits.quota import Quota
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -100,7 +100,7 @@ def test_vanished_descriptor_does_not_hide_the_next_one(root: Path, monkeypatch:
         (root / "nameless").unlink()
         listdir = os.listdir
         monkeypatch.setattr(os, "listdir", lambda path: ["99999"] * str(path).endswith("/fd") + listdir(path))
-        assert hold_of([os.getpid()], root=root).disk_bytes(most_file_bytes=0) >= 1 << 20
+        assert hold_of_all(lambda: [os.getpid()], root=root).disk_bytes(most_file_bytes=0) >= 1 << 20
 
 
 CLOSED = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,12 +15,13 @@ import pytest
 import redis.asyncio
 from cut_proxy import CutProxy
 from database_outage import DatabaseOutage
+from loguru import logger
 from pydantic import SecretStr
 from redis_relay import RedisRelay
 from waiting import WAIT_SECONDS, eventually
 
 from broker_config.app import create_app
-from broker_config.settings import DatabaseSettings, Settings
+from broker_config.settings import BudgetSettings, DatabaseSettings, Settings
 from codec import plain_json
 from codec.wire import Envelope, Invocation, new_id
 from messaging.calls import MethodCaller
@@ -28,19 +30,24 @@ from nekro_agent import errors
 from nekro_agent.errors import (
     BrokerUnavailableError,
     CallTimeoutError,
+    FencedError,
     OutcomeUnknownError,
     StorageUnavailableError,
 )
 from nekro_agent.methods import Lane, SandboxMethodType
 from nekro_agent.ports import JobInfo, JobRequest
+from storage.access.spendings import ModelUse, NewSpending, ScopeKey
 from storage.driver.postgresql import PostgresConnection
 from storage.engine import Database
 from storage.repositories.calls import Call, CallRequest, ClaimVerdict
-from storage.states import CallState
+from storage.states import BudgetScope, CallState
+from storage.transaction import Transaction
 from workers.approvals.check import ApprovalCheck
 from workers.approvals.seals import ApprovalSeal
+from workers.budgets.spending import Spending
 from workers.calls import claims as claims_module
 from workers.calls.claims import CallClaims, HeldClaim
+from workers.calls.detached import CallDetacher
 from workers.calls.records import CallRecords
 from workers.catalogue.entries import MethodEntry
 from workers.chats.publisher import EventPublisher
@@ -490,7 +497,7 @@ async def test_a_record_with_a_lost_confirmation_is_written_once_and_sent(
 async def test_a_record_in_doubt_is_an_unknown_outcome(
     world: Caller, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.calls.records.PUBLISH_SECONDS", 0.5)
+    monkeypatch.setattr("workers.chats.retried_writes.PUBLISH_SECONDS", 0.5)
     await storage.lose_confirmations()
     with pytest.raises(OutcomeUnknownError):
         await world.begin(invocation(seconds=4))
@@ -500,7 +507,7 @@ async def test_a_record_in_doubt_is_an_unknown_outcome(
 async def test_a_record_in_doubt_is_withdrawn_before_its_caller_gets_an_error(
     world: Caller, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.calls.records.PUBLISH_SECONDS", 0.2)
+    monkeypatch.setattr("workers.chats.retried_writes.PUBLISH_SECONDS", 0.2)
     await storage.lose_confirmations()
     made = invocation()
     calling = world.begin(made)
@@ -516,7 +523,7 @@ async def test_a_record_in_doubt_is_withdrawn_before_its_caller_gets_an_error(
 async def test_a_call_that_the_database_refuses_to_record_fails_at_once(
     world: Caller, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.calls.records.PUBLISH_SECONDS", 0.2)
+    monkeypatch.setattr("workers.chats.retried_writes.PUBLISH_SECONDS", 0.2)
     storage.go_away()
     made = invocation(seconds=10 * WAIT_SECONDS)
     async with asyncio.timeout(WAIT_SECONDS):
@@ -628,6 +635,68 @@ async def _finish_unheard(
     return await finishing
 
 
+@pytest.mark.parametrize("returns", [True, False], ids=["returned", "raised"])
+async def test_a_renewal_just_after_the_end_of_a_call_reports_no_loss(
+    storage: Storage, claims: CallClaims, monkeypatch: pytest.MonkeyPatch, returns: bool
+) -> None:
+    made, logged = invocation(), list[str]()
+    held = await claimed(claims, made)
+    begin = storage.database.begin
+
+    @contextlib.asynccontextmanager
+    async def begin_and_renew() -> AsyncIterator[Transaction]:
+        async with begin() as transaction:
+            yield transaction
+        assert held.lease is not None
+        with contextlib.suppress(FencedError):  # as the keeper does, on its own loop
+            await held.lease.confirm()
+
+    monkeypatch.setattr(storage.database, "begin", begin_and_renew)
+    sink = logger.add(lambda line: logged.append(line.record["message"]))  # type: ignore[attr-defined]
+    if returns:
+        await claims.finish(held, made, envelope(made))
+    else:
+        await claims.fail(held, ValueError("raised"))
+    logger.remove(sink)
+    call = await storage.call(made.call_id)
+    assert call is not None and call.state is (CallState.DONE if returns else CallState.FAILED)
+    assert held.lease is not None and held.lease.is_lost
+    assert "lease_lost" not in logged
+
+
+@on_postgres
+async def test_a_call_that_is_detached_while_its_end_is_recorded_does_not_deadlock(
+    storage: Storage, make_settings: Callable[..., Settings], claims: CallClaims
+) -> None:
+    made, app = invocation(), create_app(make_settings())
+    held = await claimed(claims, made)
+    url = str(storage.proxy._settings.url)
+
+    async def waits() -> bool:
+        async with await psycopg.AsyncConnection.connect(url) as connection:
+            found = await connection.execute(
+                "SELECT 1 FROM pg_stat_activity"
+                " WHERE wait_event_type = 'Lock' AND datname = current_database()"
+            )
+            return await found.fetchone() is not None
+
+    patient = Database(storage.proxy._settings, Path())
+    detacher = CallDetacher(patient, EventPublisher(app))
+    async with patient.begin() as tx:
+        await tx.chats.ensure("chat")
+    async with patient.begin() as ending:
+        await ending.chats.lock("chat", create=True)  # as a worker that writes the call's text
+        detaching = asyncio.create_task(
+            detacher.detach(entry(SandboxMethodType.BEHAVIOR), made, lane="methods")
+        )
+        await eventually(waits, what="the detaching transaction to wait")
+        outcome = envelope(made).model_dump(mode="json")
+        await ending.calls.finish(made.call_id, fence=held.fence, outcome=outcome)
+    assert (await detaching).state is CallState.DONE
+    await patient.dispose()
+    app.close()
+
+
 # --- jobs ---------------------------------------------------------------------------------------------------
 
 
@@ -674,3 +743,33 @@ async def test_a_job_whose_record_was_not_confirmed_is_the_one_that_runs(
     info = await starting
     async with storage.database.read() as tx:
         assert [job.id for job in await tx.jobs.newest(limit=9)] == [info.id]
+
+
+# --- budgets ------------------------------------------------------------------------------------------------
+
+
+async def test_a_spending_is_settled_after_a_short_outage(
+    make_settings: Callable[..., Settings], storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts, begin = list[None](), storage.database.begin
+    app = create_app(make_settings())
+    spending = Spending(storage.database, EventPublisher(app), BudgetSettings())
+    used = ModelUse(prompt_tokens=5, requests=1)
+    estimate = ModelUse(prompt_tokens=100)
+    reservation = await spending.reserve(NewSpending(id="s", day="2026-01-01", use=estimate))
+
+    def begin_counted() -> Any:
+        attempts.append(None)
+        return begin()
+
+    monkeypatch.setattr(storage.database, "begin", begin_counted)
+    monkeypatch.setattr("workers.chats.retried_writes.PUBLISH_SECONDS", WAIT_SECONDS)
+    storage.go_away()
+    settling = asyncio.create_task(spending.settle_with_retries(reservation, [used]))
+    await eventually(lambda: len(attempts) > 3, what="several attempts")
+    storage.come_back()
+    await settling
+    async with storage.database.read() as tx:
+        (total,) = await tx.spendings.totals([ScopeKey.of(BudgetScope.DAY, "", day="2026-01-01")])
+    assert total.tokens == 5
+    app.close()

@@ -6,8 +6,6 @@ a row that a holder of the chat's lock holds.
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any, Final
@@ -18,18 +16,13 @@ from broker_config.settings import ApprovalSettings
 from codec.values import Arguments, encode_arguments
 from codec.wire import Signer
 from messaging.call_messages import CallMessage
-from messaging.publishing import PUBLISH_SECONDS
-from nekro_agent.durations import RETRY_SECONDS
 from nekro_agent.errors import (
     AlreadyDecidedError,
     InvalidValueError,
     MessageRefusedError,
-    OutcomeUnknownError,
-    StorageUnavailableError,
 )
 from nekro_agent.shared_clock import shared_time
 from storage.access.approvals import Approval, Decision
-from storage.driver.errors import is_refusal
 from storage.engine import Database
 from storage.repositories.calls import Call
 from storage.states import ApprovalScope, ApprovalState
@@ -41,6 +34,7 @@ from workers.calls.detached import begin_job, settle
 from workers.catalogue.arguments import refuse_unfit
 from workers.catalogue.entries import MethodEntry
 from workers.chats.publisher import EventPublisher
+from workers.chats.retried_writes import write_with_retries
 
 __all__ = ["ApprovalDecisions", "cancel_pending"]
 
@@ -132,7 +126,7 @@ class ApprovalDecisions:
             await record_decided(transaction, self._publisher, row)
             return row
 
-        row = await self._write_with_retries(asked.id, decision, write, is_in_doubt=is_repetition)
+        row = await self._record(asked.id, decision, write, is_repetition=is_repetition)
         logger.bind(approval_id=row.id, method=row.method, by=by, scope=scope.value).info("call_approved")
         return row
 
@@ -158,7 +152,7 @@ class ApprovalDecisions:
             await self._refuse(transaction, row, why, is_new_work=True)
             return row
 
-        row = await self._write_with_retries(approval_id, decision, write, is_in_doubt=is_repetition)
+        row = await self._record(approval_id, decision, write, is_repetition=is_repetition)
         logger.bind(approval_id=row.id, method=row.method, by=by).info("call_denied")
         return row
 
@@ -181,36 +175,32 @@ class ApprovalDecisions:
                 await self._refuse(transaction, row, "no decision in time", is_new_work=False)
         return len(expired)
 
-    async def _write_with_retries(
+    async def _record(
         self,
         approval_id: str,
         decision: Decision,
         write: Callable[[Transaction], Awaitable[Approval]],
         *,
-        is_in_doubt: bool,
+        is_repetition: bool,
     ) -> Approval:
-        """Write a decision; retry during a short outage, in which an attempt may have been recorded."""
-        give_up_at = time.monotonic() + PUBLISH_SECONDS
-        while True:
+        """Write a decision; one that an earlier attempt may have recorded is no error."""
+        may_be_recorded = is_repetition
+
+        async def write_once(transaction: Transaction) -> Approval:
+            nonlocal may_be_recorded
+            was_tried, may_be_recorded = may_be_recorded, True
             try:
-                async with self._database.begin() as transaction:
-                    return await write(transaction)
-            except AlreadyDecidedError:
-                async with self._database.read() as transaction:
-                    row = await transaction.approvals.get(approval_id)
-                if is_in_doubt and _is_recorded(row, decision):
+                return await write(transaction)
+            except AlreadyDecidedError:  # nothing was written
+                row = await transaction.approvals.get(approval_id)
+                if was_tried and _is_recorded(row, decision):
                     return row
                 raise
-            except StorageUnavailableError as exc:
-                is_in_doubt |= not is_refusal(exc)
-                if time.monotonic() > give_up_at:
-                    if is_in_doubt:
-                        raise OutcomeUnknownError(
-                            f"approval {approval_id}: the database failed, and the decision may have been "
-                            "recorded; look at it before you decide again"
-                        ) from exc
-                    raise
-            await asyncio.sleep(RETRY_SECONDS)
+
+        unknown = f"the decision on approval {approval_id} may or may not be recorded; look at it first"
+        return await write_with_retries(
+            self._database.begin, write_once, unknown=unknown, is_in_doubt=is_repetition
+        )
 
     async def _edited(self, asked: Approval, arguments: Arguments) -> str:
         args, kwargs = arguments

@@ -181,4 +181,4 @@ class ApprovalRequests:
             f"the approval of call {invocation.call_id} of {invocation.method} may or may not have been "
             "requested; the call has not run"
         )
-        return await write_with_retries(self._database, write, unknown=unknown)
+        return await write_with_retries(self._database.begin, write, unknown=unknown)

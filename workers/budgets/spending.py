@@ -8,15 +8,13 @@ was in flight. An estimate of a worker that died stays: what it asked for was pr
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from loguru import logger
 
 from broker_config.settings import BudgetSettings
-from nekro_agent.durations import RETRY_SECONDS
-from nekro_agent.errors import BudgetExceededError, StorageUnavailableError
+from nekro_agent.errors import BudgetExceededError, OutcomeUnknownError, StorageUnavailableError
 from nekro_agent.ports import MessageKind
 from runtime.metrics import metrics
 from storage.access.spendings import ModelUse, NewSpending, PayingKey, ScopeKey, Total
@@ -26,12 +24,10 @@ from storage.states import BudgetScope
 from storage.transaction import Transaction
 from workers.budgets.limits import Budget, key_limits, limits_of_settings, measures_of
 from workers.chats.publisher import EventPublisher
+from workers.chats.retried_writes import write_with_retries
 from workers.chats.writer import append_message
 
 __all__ = ["Reservation", "Spending"]
-
-#: How often the end of a request of a plugin is recorded before its estimate stays.
-_SETTLE_TRIES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,20 +126,18 @@ class Spending:
         self, reservation: Reservation, uses: Sequence[ModelUse], *, sandbox_seconds: float | None = None
     ) -> None:
         """Settle in a transaction of its own; if the database does not answer, the estimate stays."""
-        for tries_left in reversed(range(_SETTLE_TRIES)):
-            try:
-                async with self._database.begin() as transaction:
-                    if reservation.entry.chat_key is not None:
-                        await transaction.chats.lock(reservation.entry.chat_key, create=True)
-                    await self.settle(
-                        transaction, reservation, uses, sandbox_seconds=sandbox_seconds, is_last=True
-                    )
-                return
-            except StorageUnavailableError as exc:
-                if not tries_left:
-                    logger.bind(error=str(exc), spending=reservation.entry.id).warning("spending_not_settled")
-                    return
-            await asyncio.sleep(RETRY_SECONDS)
+        entry = reservation.entry
+
+        async def write(transaction: Transaction) -> None:
+            if entry.chat_key is not None:
+                await transaction.chats.lock(entry.chat_key, create=True)
+            await self.settle(transaction, reservation, uses, sandbox_seconds=sandbox_seconds, is_last=True)
+
+        unknown = f"spending {entry.id} may or may not be settled"
+        try:
+            await write_with_retries(self._database.begin, write, unknown=unknown)
+        except (StorageUnavailableError, OutcomeUnknownError) as exc:
+            logger.bind(error=str(exc), spending=entry.id).warning("spending_not_settled")
 
     async def key_budgets(self, key: PayingKey, *, day: str) -> list[Budget]:
         """Return the budgets of a key, in the order of ``MEASURES``."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -197,7 +198,8 @@ class CallClaims:
         if text is not None and await self._is_dropped(invocation.chat_key, text):
             text = None
         try:
-            return await self._record_with_retries(claim, invocation, envelope, text, value)
+            with self._ending(claim):
+                return await self._record_with_retries(claim, invocation, envelope, text, value)
         except OutcomeUnknownError:
             raise
         except BaseException as exc:
@@ -208,8 +210,6 @@ class CallClaims:
                 f"call {claim.call_id}: the method ran and its end could not be recorded ({exc}); its effect "
                 "may have happened, so check before you repeat it"
             ) from exc
-        finally:
-            self._end(claim)
 
     async def _record_with_retries(
         self, claim: HeldClaim, invocation: Invocation, envelope: Envelope, text: str | None, value: Any
@@ -227,10 +227,13 @@ class CallClaims:
                     raise
                 await asyncio.sleep(RETRY_SECONDS)
 
-    def _end(self, claim: HeldClaim) -> None:
-        if claim.lease is not None:
-            claim.lease.drop()
-        self._under_way.pop(claim.call_id, None)
+    @contextmanager
+    def _ending(self, claim: HeldClaim) -> Iterator[None]:
+        try:
+            with nullcontext() if claim.lease is None else claim.lease.ending():
+                yield
+        finally:
+            self._under_way.pop(claim.call_id, None)
 
     async def _record(
         self, claim: HeldClaim, invocation: Invocation, envelope: Envelope, text: str | None, value: Any
@@ -260,19 +263,21 @@ class CallClaims:
         """Record that a call raised; if that fails, log it, since the caller gets ``error`` either way."""
         message = str(error) if isinstance(error, Exception) else repr(error)
         try:
-            async with self._database.begin() as transaction:
-                ended = await transaction.calls.fail(
-                    claim.call_id, fence=claim.fence, error_type=type(error).__name__, error_message=message
-                )
-                await settle(transaction, self._publisher, ended)
+            with self._ending(claim):
+                await self._record_failure(claim, type(error).__name__, message)
         except BaseException as exc:
             if not isinstance(exc, FencedError):
                 self._unrecorded.add(claim.call_id)
             if not isinstance(exc, StorageError):
                 raise
             logger.bind(call_id=claim.call_id, error=type(exc).__name__).warning("call_failure_not_recorded")
-        finally:
-            self._end(claim)
+
+    async def _record_failure(self, claim: HeldClaim, error_type: str, message: str) -> None:
+        async with self._database.begin() as transaction:
+            ended = await transaction.calls.fail(
+                claim.call_id, fence=claim.fence, error_type=error_type, error_message=message
+            )
+            await settle(transaction, self._publisher, ended)
 
     async def _is_dropped(self, chat_key: str, text: str) -> bool:
         try:

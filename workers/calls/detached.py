@@ -100,6 +100,9 @@ class CallDetacher:
         seconds = longest_seconds(invocation)
         runs_seconds = None if entry.is_claimed else seconds
         async with self._database.begin() as transaction:
+            if invocation.chat_key:
+                # Before the call, as the worker that records its end does; otherwise the two could deadlock.
+                await transaction.chats.lock(invocation.chat_key, create=True)
             call = await transaction.detached_calls.detach(request, runs_seconds=runs_seconds)
             if call.finished_at is None:
                 await begin_job(transaction, self._publisher, call, invocation)

@@ -6,33 +6,29 @@ the broker lost it, and if the caller has ended the result is not needed.
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from loguru import logger
 
 from messaging.call_messages import CallMessage
 from messaging.calls import CallFate, RecordUnknownError
-from messaging.publishing import PUBLISH_SECONDS
-from nekro_agent.durations import RETRY_SECONDS
 from nekro_agent.errors import (
     MessageRefusedError,
     MethodDisabledError,
     MethodNotFoundError,
-    StorageUnavailableError,
+    OutcomeUnknownError,
 )
 from nekro_agent.methods import SandboxMethodType
-from storage.driver.errors import is_refusal
 from storage.states import CallState
 from workers.catalogue.built_in import built_in_entry
+from workers.chats.retried_writes import write_with_retries
 
 if TYPE_CHECKING:
     from codec.wire import Invocation, Signer
     from storage.engine import Database
     from storage.repositories.calls import Call, CallRequest
+    from storage.transaction import Transaction
     from workers.catalogue.entries import MethodEntry
     from workers.catalogue.registry import Registry
     from workers.chats.publisher import EventPublisher
@@ -43,13 +39,6 @@ __all__ = ["CallRecords", "CallSweep"]
 WITHDRAWN: Final = "its caller gave it up"
 #: Most rows of one sweep; the next sweep takes the rest.
 _BATCH: Final = 500
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """Progress of one attempt to write."""
-
-    is_sent: bool = False
 
 
 class CallRecords:
@@ -72,26 +61,17 @@ class CallRecords:
             RecordUnknownError: the database does not answer and the call may be recorded.
         """
         request = self._request(message)
-        give_up_at = time.monotonic() + PUBLISH_SECONDS
-        is_in_doubt = False
-        while True:
-            attempt = _Attempt()
-            try:
-                return await self._enqueue(request, attempt)
-            except StorageUnavailableError as exc:
-                is_in_doubt |= attempt.is_sent and not is_refusal(exc)
-                if time.monotonic() > give_up_at:
-                    if is_in_doubt:
-                        raise RecordUnknownError(str(exc)) from exc
-                    raise
-            await asyncio.sleep(RETRY_SECONDS)
 
-    async def _enqueue(self, request: CallRequest, attempt: _Attempt) -> None:
-        async with self._database.autocommit() as transaction:
-            attempt.is_sent = True
+        async def write(transaction: Transaction) -> None:
             if not await transaction.calls.enqueue(request):
                 # It was detached before it was sent; the row has its recipient but not its message.
                 await transaction.calls.keep_message(request.id, request.invocation or {})
+
+        unknown = f"call {request.id} may or may not be recorded"
+        try:
+            await write_with_retries(self._database.autocommit, write, unknown=unknown)
+        except OutcomeUnknownError as exc:  # the caller finds out whether the call runs
+            raise RecordUnknownError(str(exc)) from exc
 
     async def settle(self, message: CallMessage) -> CallFate:
         """Withdraw a call that has not started, or return its state. See ``CallLedger``."""

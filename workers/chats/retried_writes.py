@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, TypeVar
 
 from messaging.publishing import PUBLISH_SECONDS
 from nekro_agent.durations import RETRY_SECONDS
 from nekro_agent.errors import OutcomeUnknownError, StorageUnavailableError
 from storage.driver.errors import is_refusal
-from storage.engine import Database
-from storage.transaction import Transaction
+
+if TYPE_CHECKING:
+    # With SQLAlchemy, which a command that calls a TOOL method need not import.
+    from storage.transaction import Transaction
 
 __all__ = ["write_with_retries"]
 
@@ -20,24 +23,29 @@ _Value = TypeVar("_Value")
 
 
 async def write_with_retries(
-    database: Database, write: Callable[[Transaction], Awaitable[_Value]], *, unknown: str
+    begin: Callable[[], AbstractAsyncContextManager[Transaction]],
+    write: Callable[[Transaction], Awaitable[_Value]],
+    *,
+    unknown: str,
+    is_in_doubt: bool = False,
 ) -> _Value:
     """Run a transaction, and repeat it during a short outage of the database, for ``PUBLISH_SECONDS``.
 
     Args:
+        begin: ``Database.begin``, or ``Database.autocommit`` for a single statement, which is faster.
         write: must have no second effect after it was committed.
         unknown: what the caller does not know if the commit's confirmation was lost, for the error.
+        is_in_doubt: whether the same may have been committed before, for example by another process.
 
     Raises:
         StorageUnavailableError: the database does not answer; nothing was written.
         OutcomeUnknownError: the database does not answer, and the transaction may have been committed.
     """
     give_up_at = time.monotonic() + PUBLISH_SECONDS
-    is_in_doubt = False
     while True:
         is_open = False
         try:
-            async with database.begin() as transaction:
+            async with begin() as transaction:
                 is_open = True
                 return await write(transaction)
         except StorageUnavailableError as exc:

@@ -16,12 +16,13 @@ from nekro_agent.errors import FencedError, StorageError
 from nekro_agent.ports import DownloadReport, DownloadStatus
 from nekro_agent.shared_clock import elapsed_seconds
 from runtime.completion import complete
+from runtime.survived import survived
 from storage.engine import Database
 from storage.repositories.downloads import DownloadRecord
 from workers.leases.keeper import HeldLease, LeaseKeeper
-from workers.leases.keeping import Poll, survived
 from workers.leases.kinds import DOWNLOAD
 from workers.pools.background import BackgroundLoop
+from workers.pools.polls import Poll
 
 __all__ = ["DownloadSweep", "SqlDownloads"]
 

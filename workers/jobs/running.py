@@ -13,15 +13,16 @@ from typing import Final
 from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import FencedError
 from nekro_agent.jobs import TaskCtl
+from runtime.survived import survived
 from storage.repositories.jobs import Job
 from storage.states import EventType
 from workers.chats.events import record_job
 from workers.chats.publisher import EventPublisher
 from workers.jobs.data import plain_data
 from workers.leases.keeper import HeldLease, LeaseKeeper
-from workers.leases.keeping import Poll, survived
 from workers.leases.kinds import JOB
 from workers.pools.background import BackgroundLoop
+from workers.pools.polls import Poll
 
 __all__ = ["RunningJob", "RunningJobs"]
 

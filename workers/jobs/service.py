@@ -95,7 +95,7 @@ class SqlJobs:
             return job
 
         unknown = f"job {new.id} ({new.type}) may or may not run"
-        job = await write_with_retries(self._database, write, unknown=unknown)
+        job = await write_with_retries(self._database.begin, write, unknown=unknown)
         if request.on_terminal is not None:
             self._watch.add(job.id, request.on_terminal)
         return info_of(job)

@@ -15,8 +15,8 @@ from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.jobs import TaskCtl
 from storage.engine import Database
 from workers.jobs.data import info_of
-from workers.leases.keeping import Poll
 from workers.pools.background import BackgroundLoop
+from workers.pools.polls import Poll
 
 __all__ = ["JobWatch"]
 

@@ -8,6 +8,7 @@ All of them behave alike:
 - A lease is lost when its row was ended or acquired by another holder. Leases of some kinds are also lost
   when their time is over (``LeaseKind.is_lost_with_time``); those of the others can still be renewed.
 - A loss is final. It is logged, counted, and reported to the holder once, unless it dropped the lease before.
+- The end that the holder itself records is no loss, also if a renewal sees it first (``HeldLease.ending``).
 - When the background loop is closed, renewal ends and nothing is reported.
 
 Time is measured with ``elapsed_seconds``, from before the request that acquired or renewed the lease. It
@@ -18,16 +19,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final, Self
+
+from loguru import logger
 
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.errors import FencedError, StorageUnavailableError
 from nekro_agent.shared_clock import elapsed_seconds
+from runtime.metrics import metrics
+from runtime.survived import survived
 from storage.engine import Database
-from workers.leases.keeping import report_loss, survived
 from workers.leases.kinds import LeaseKind
 from workers.pools.background import BackgroundLoop
 
@@ -130,6 +134,7 @@ class HeldLease:
     _asked_at: float
     _is_lost: bool = field(default=False, init=False)
     _is_dropped: bool = field(default=False, init=False)
+    _is_ending: bool = field(default=False, init=False)
     _is_released: bool = field(default=False, init=False)
 
     @property
@@ -172,6 +177,24 @@ class HeldLease:
         self._is_dropped = True
         self._group.remove(self)
 
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """Record the end of the row in this block, during which the lease is renewed; it is dropped then.
+
+        A renewal that finds the row ended reports no loss, unless the block raises: then its end was not
+        recorded, and the lease was lost.
+        """
+        self._is_ending = True
+        try:
+            yield
+        except BaseException:
+            self._is_ending = False
+            if self._is_lost:  # found meanwhile
+                self.lose()
+            raise
+        finally:
+            self.drop()
+
     async def release(self) -> None:
         """Drop the lease and free its row. Idempotent; if it fails, the lease runs out by itself."""
         self.drop()
@@ -192,9 +215,10 @@ class HeldLease:
     def lose(self) -> None:
         """Record that the lease was lost, for example because a write was refused; reports it once."""
         self._is_lost = True
-        if not self._group.remove(self):
-            return  # dropped before, or lost already
-        report_loss(self._group.kind.name, key=self.key, fence=self.fence)
+        if self._is_ending or not self._group.remove(self):
+            return  # the holder ends it, has dropped it, or knows already
+        metrics().leases_lost.labels(self._group.kind.name).inc()
+        logger.bind(lease=self._group.kind.name, key=self.key, fence=self.fence).error("lease_lost")
         if self._on_lost is not None:
             with survived("lease_loss_not_handled", lease=self._group.kind.name, key=self.key):
                 self._on_lost()

@@ -23,8 +23,8 @@ from nekro_agent.errors import InvalidValueError
 from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.execution.uses import is_in_use
 from nekro_agent.plugin import NekroPlugin
+from runtime.survived import survived
 from storage.engine import Database
-from workers.leases.keeping import survived
 from workers.mcp.desk import ServerDesk
 from workers.plugins.importing import Imported
 from workers.plugins.lanes import LaneChooser

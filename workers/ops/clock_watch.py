@@ -12,9 +12,9 @@ from broker_config.settings import BrokerSettings
 from messaging.redis.clock import read_broker_clock
 from nekro_agent.shared_clock import Reading
 from runtime.metrics import is_counting, metrics
+from runtime.survived import survived
 from storage.database_clock import follow_database_clock
 from storage.engine import Database
-from workers.leases.keeping import survived
 from workers.pools.background import BackgroundLoop
 
 __all__ = ["WARN_SECONDS", "ClockWatch"]

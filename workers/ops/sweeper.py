@@ -16,13 +16,13 @@ from loguru import logger
 from broker_config.settings import AgentSettings
 from nekro_agent.durations import POLL_SECONDS
 from nekro_agent.errors import FencedError
+from runtime.survived import survived
 from storage.engine import Database
 from storage.repositories.calls import CallRepository
 from workers.calls.claims import outcome_unknown
 from workers.calls.detached import settle
 from workers.chats.publisher import EventPublisher
 from workers.leases.keeper import HeldLease, LeaseKeeper
-from workers.leases.keeping import survived
 from workers.leases.kinds import SWEEP
 
 __all__ = ["Sweep", "Sweeper"]

@@ -22,8 +22,8 @@ from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.execution.hooks import HookFailure, PluginHost
 from nekro_agent.methods import Lane
 from nekro_agent.plugin import NekroPlugin
+from runtime.survived import survived
 from workers.leases.keeper import HeldLease, LeaseKeeper
-from workers.leases.keeping import survived
 from workers.leases.kinds import PINNED
 from workers.plugins.lanes import LaneChooser
 

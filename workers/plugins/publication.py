@@ -15,12 +15,12 @@ from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.errors import StorageError
 from nekro_agent.shared_clock import elapsed_seconds
 from runtime.release import release
+from runtime.survived import survived
 from storage.caller_reads import Snapshot
 from storage.engine import Database
 from storage.publications import NewWorker
 from workers.catalogue.entries import digest_of
 from workers.leases.keeper import HeldLease, LeaseKeeper
-from workers.leases.keeping import survived
 from workers.leases.kinds import WORKER
 from workers.plugins.description import entries_of, source_digest
 from workers.plugins.loader import LoadedPlugins, PluginRecord

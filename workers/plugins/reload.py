@@ -19,9 +19,9 @@ from nekro_agent.durations import POLL_SECONDS, REFRESH_SECONDS
 from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.execution.uses import is_in_use
 from nekro_agent.plugin import NekroPlugin
+from runtime.survived import survived
 from workers.leases.alone import alone
 from workers.leases.keeper import LeaseKeeper
-from workers.leases.keeping import survived
 from workers.plugins.importing import Imported, import_plugin
 from workers.plugins.lanes import LaneChooser
 from workers.plugins.loader import LoadedPlugins, forget

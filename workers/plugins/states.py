@@ -19,10 +19,10 @@ from loguru import logger
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.execution.hooks import HookFailure, PluginHost, state_hooks
 from nekro_agent.plugin import NekroPlugin
+from runtime.survived import survived
 from storage.repositories.lane_overrides import PluginState
 from workers.leases.alone import alone
 from workers.leases.keeper import HeldLease, LeaseKeeper
-from workers.leases.keeping import survived
 from workers.leases.kinds import SERVING
 from workers.plugins.lanes import LaneChooser
 

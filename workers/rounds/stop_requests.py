@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from nekro_agent.durations import REFRESH_SECONDS
+from runtime.survived import survived
 from storage.engine import Database
-from workers.leases.keeping import survived
 
 __all__ = ["StopRequests"]
 

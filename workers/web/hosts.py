@@ -22,9 +22,9 @@ from codec.http_signature import HttpVerifier
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.methods import Lane
 from nekro_agent.plugin import NekroPlugin
+from runtime.survived import survived
 from storage.engine import Database
 from workers.catalogue.entries import WebhookEntry
-from workers.leases.keeping import survived
 from workers.plugins.loop_watchdog import LoopWatchdog
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ import time
 
 from nekro_agent.api.plugin import AsyncTaskHandle, NekroPlugin, SandboxMethodType, task
 from nekro_agent.api.schemas import AgentCtx
+from nekro_agent.errors import StorageUnavailableError
 
 plugin = NekroPlugin(
     name="Effects",
@@ -85,7 +86,11 @@ async def keep(_ctx: AgentCtx, name: str, seconds: float = 0) -> str:
 async def begin_job(_ctx: AgentCtx, name: str, seconds: float = 0) -> str:
     """Start a job that must not run twice."""
     note("start", str(_ctx.call_id), name)
-    await task.start("once", name, _ctx.chat_key, plugin, seconds)
+    try:
+        await task.start("once", name, _ctx.chat_key, plugin, seconds)
+    except StorageUnavailableError:  # "the job will not run"
+        note("refused", f"job {name}", name)
+        raise
     note("end", str(_ctx.call_id), name)
     return name
 

@@ -22,12 +22,12 @@ from agent.tokens import ModelContexts, PromptRoom
 from broker_config.settings import AgentSettings
 from nekro_agent.errors import BudgetExceededError, LLMError
 from nekro_agent.ports import ChatInfo
+from runtime.survived import survived
 from storage.engine import Database
 from storage.memory.summaries import NewSummary, Summary
 from storage.transaction import Transaction
 from workers.budgets.summary_meter import SummaryMeter
 from workers.leases.keeper import LeaseKeeper
-from workers.leases.keeping import survived
 from workers.leases.kinds import SUMMARY
 from workers.rounds.context.chat_history import shown_message
 
