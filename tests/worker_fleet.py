@@ -110,7 +110,9 @@ class Worker:
         """Wait until it consumes; returns its Celery node name."""
         self._ours.settimeout(WAIT_SECONDS)
         line = self._ours.recv(4096)
-        assert line, f"{self.log.stem} ended before it was ready:\n{self.log.read_text()}"
+        if not line:
+            ended = self.process.wait(WAIT_SECONDS)
+            pytest.fail(f"{self.log.stem} ended with {ended} before it was ready:\n{self.log.read_text()}")
         return str(json.loads(line)["node"])
 
     @property
