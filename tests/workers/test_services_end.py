@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,9 @@ from workers.composition import CALLER, Services
 
 def open_files() -> dict[str, str]:
     """What each descriptor of this process refers to, after the garbage collection closed its own."""
-    gc.collect()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # about what earlier tests left open
+        gc.collect()
     found = {}
     for path in Path("/proc/self/fd").iterdir():
         try:
