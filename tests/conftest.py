@@ -70,6 +70,7 @@ RUN_STDERR = pytest.StashKey[int]()
 #: that no process is left alone with one of them at the end.
 LONG_FIRST = (
     *("docs/test_commands_run.py", "plugins/test_authored_plugins.py", "gateway/test_gateway_openai.py"),
+    *("test_layers.py", "test_private_uses.py", "test_lines_of_others.py"),
     *(
         "sandbox/test_sandbox_attacks_limits.py",
         "plugins/test_spec_examples.py",
