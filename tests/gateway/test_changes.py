@@ -35,15 +35,12 @@ CHAT = "group_1"
 
 
 @pytest.fixture
-async def services(fresh_fleet: Fleet) -> AsyncIterator[Services]:
+async def services(services: Services) -> Services:
     """A process beside the gateways that writes."""
-    services = fresh_fleet.services()
-    await services.start()
     async with services.database.begin() as tx:
         await tx.chats.ensure(CHAT)
         await tx.chats.ensure("other")
-    yield services
-    await services.close()
+    return services
 
 
 async def write(services: Services, chat_key: str, *types: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
@@ -26,14 +25,11 @@ CHAT = "group_1/ü x"
 
 
 @pytest.fixture
-async def services(fresh_fleet: Fleet) -> AsyncIterator[Services]:
-    services = fresh_fleet.services()
-    await services.start()
+async def services(services: Services) -> Services:
     async with services.database.begin() as tx:
         await tx.chats.ensure(CHAT)
         record(tx, services.publisher, CHAT, *(NewEvent(type="call.ended") for _ in range(3)))
-    yield services
-    await services.close()
+    return services
 
 
 async def make_key(services: Services, *scopes: Scope, **limits: Any) -> tuple[str, dict[str, str]]:

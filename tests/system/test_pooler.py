@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +63,6 @@ def fleet(make_fleet: Callable[..., Any], tmp_path_factory: pytest.TempPathFacto
     system = make_fleet(llm={"script": script}, agent={"lease_seconds": 3})
     system.start("methods", "methods", "rounds", "rounds", concurrency=8)
     return system
-
-
-@pytest.fixture
-async def services(fleet: Any) -> AsyncIterator[Services]:
-    services = fleet.services()
-    await services.start()
-    yield services
-    await services.close()
 
 
 async def test_calls_run_once_each_over_few_server_connections(services: Services, postgres_url: str) -> None:
