@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 
 from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
 from nekro_agent.api.schemas import AgentCtx
@@ -13,10 +14,16 @@ never = threading.Event()
 is_cleanup_stuck = False
 
 
+def sleep_forever() -> None:
+    """Never end."""
+    while True:
+        time.sleep(3600)
+
+
 @plugin.mount_sandbox_method(SandboxMethodType.TOOL, "leave_thread", "Leaves a thread")
 async def leave_thread(_ctx: AgentCtx) -> str:
     """Leave a thread of the loop's executor that never ends; Python waits for those at its exit."""
-    asyncio.get_running_loop().run_in_executor(None, never.wait)
+    asyncio.get_running_loop().run_in_executor(None, sleep_forever)
     return "left"
 
 
