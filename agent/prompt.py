@@ -8,6 +8,7 @@ prompts, round numbers, time, check word) comes last.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -121,21 +122,28 @@ class PromptRequest:
     room: PromptRoom | None = None
 
 
+@functools.cache
+def _templates() -> Environment:
+    """The templates of this package; each is compiled once in a process."""
+    templates = Environment(
+        loader=PackageLoader("agent"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+        autoescape=False,  # noqa: S701 - prompts are text; `agent.text` protects our own tags
+    )
+    templates.filters["attribute"] = attribute
+    return templates
+
+
 class PromptBuilder:
     """Renders prompts from the templates of this package; thread-safe."""
 
     def __init__(self, agent: AgentSettings, sandbox: SandboxSettings) -> None:
         self._agent = agent
         self._sandbox = sandbox
-        self._templates = Environment(
-            loader=PackageLoader("agent"),
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            auto_reload=False,
-            autoescape=False,  # noqa: S701 - prompts are text; `agent.text` protects our own tags
-        )
-        self._templates.filters["attribute"] = attribute
+        self._templates = _templates()
         self._catalogue = CatalogueWriter(self._templates)
         self._room = PromptRoom(limits=Limits.of(agent, context=None))
         #: The last system prompt and its input, which are usually the same in all rounds of a turn.

@@ -53,12 +53,13 @@ def find() -> dict[str, Found]:
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
-    """Each module of the product, with its tree."""
+    """Each module of the product that may use a library, with its tree."""
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            if path != REGISTER:
-                yield ".".join(parts).removesuffix(".__init__"), ast.parse(path.read_text("utf-8"))
+            module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+            text = path.read_text("utf-8")
+            if path != REGISTER and (module.startswith(OUR_PLACES) or any(map(text.__contains__, LIBRARIES))):
+                yield module, ast.parse(text)
 
 
 def imported(tree: ast.Module) -> set[str]:

@@ -149,15 +149,25 @@ def modules_of(root: Path, packages: Sequence[str]) -> dict[str, Path]:
     }
 
 
+def import_statements(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """Return the import statements of a module, those in functions included."""
+    return _import_statements(path.read_text("utf-8"))
+
+
+@functools.cache
+def _import_statements(text: str) -> list[ast.Import | ast.ImportFrom]:
+    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def imported_by(path: Path, known: dict[str, Path]) -> Iterator[str]:
     """Yield the known modules that a module imports anywhere, also in functions and for type checking.
 
     Importing a module does not count as importing the packages that contain it.
     """
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in import_statements(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{path}:{node.lineno}: import it by its absolute name"
             for alias in node.names:
                 candidates = (f"{node.module}.{alias.name}", str(node.module))
@@ -197,10 +207,10 @@ def part_of(package: str, module: str) -> str | None:
 def imports_of(package: str) -> list[tuple[Path, str]]:
     found = []
     for path in sorted((ROOT / package).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in import_statements(path):
             if isinstance(node, ast.Import):
                 found += [(path, alias.name) for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            elif node.module and node.level == 0:
                 found.append((path, node.module))
     return found
 

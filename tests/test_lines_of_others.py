@@ -41,7 +41,8 @@ def calls_of(name: str, packages: tuple[str, ...]) -> set[str]:
     found = set()
     for package in packages:
         for path in python_files(ROOT / package):
-            nodes = ast.walk(ast.parse(path.read_text("utf-8")))
+            text = path.read_text("utf-8")
+            nodes = ast.walk(ast.parse(text)) if name in text else ()
             if any(isinstance(node, ast.Attribute) and node.attr == name for node in nodes):
                 found.add(str(path.relative_to(ROOT)))
     return found
