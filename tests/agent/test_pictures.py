@@ -94,6 +94,7 @@ async def test_of_an_animation_the_first_frame_is_shown() -> None:
     assert image.convert("RGB").getpixel((5, 5)) == (255, 0, 0)
 
 
+@pytest.mark.extended
 async def test_a_bomb_is_refused_by_its_dimensions_and_by_its_memory() -> None:
     data = bomb(50_000)
     assert len(data) < 400_000
@@ -130,6 +131,7 @@ def test_the_decoder_has_little_memory_and_no_files_and_processes() -> None:
     assert done.stdout.split() == ["MemoryError", *["PermissionError"] * 5], done.stderr
 
 
+@pytest.mark.extended
 async def test_broken_pictures_are_refused_and_never_raise() -> None:
     whole = [saved(noise(60, 40), "PNG"), saved(noise(60, 40), "JPEG"), animation()]
     chance = random.Random(11)

@@ -53,6 +53,7 @@ def test_an_unloaded_call_takes_the_sum_of_its_parts() -> None:
     assert quiet.p50_seconds == pytest.approx(0.00064) == quiet.p99_seconds
 
 
+@pytest.mark.extended
 def test_a_higher_load_is_slower_and_a_seed_is_reproducible() -> None:
     system = system_for(COSTS, workers=4)
     half, full = (simulate(system, calls_per_second=rate, calls=2000) for rate in (5_000, 9_500))
@@ -60,6 +61,7 @@ def test_a_higher_load_is_slower_and_a_seed_is_reproducible() -> None:
     assert simulate(system, calls_per_second=5_000, calls=2000) == half
 
 
+@pytest.mark.extended
 def test_a_run_replaces_the_figures_of_the_page_and_nothing_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -161,6 +161,7 @@ def test_a_certificate_and_its_key_may_share_one_file(
         assert client.ping()
 
 
+@pytest.mark.extended
 def test_sentinels_over_tls_lead_to_the_primary_before_and_after_a_failover(
     server: TLSServer, authority: Authority, tls: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -174,6 +174,7 @@ _flat = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) |
 _payloads = st.dictionaries(_texts, _flat | st.dictionaries(_texts, _texts) | st.lists(_flat))
 
 
+@pytest.mark.extended
 @given(_payloads)
 @example({"a": "\x7f"})
 @example({"a": "ü"})

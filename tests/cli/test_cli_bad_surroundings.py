@@ -97,6 +97,7 @@ def test_code_without_bubblewrap_is_refused_and_the_package_named(
     assert line.startswith("error: ") and "apt install bubblewrap" in line and "\n" not in line
 
 
+@pytest.mark.extended
 def test_the_doctor_names_each_missing_requirement_with_its_fix(
     dead_port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,7 @@ from terminal import Terminal
 
 from cli.exit_codes import ExitCode
 
-pytestmark = pytest.mark.usefixtures("up")
+pytestmark = [pytest.mark.extended, pytest.mark.usefixtures("up")]
 
 PLUGIN = '''
 import asyncio

@@ -182,6 +182,7 @@ def test_a_command_whose_module_cannot_be_imported_reports_it(
     assert err.startswith("error: internal error, ModuleNotFoundError")
 
 
+@pytest.mark.extended
 def test_without_json_stdout_stays_empty(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, _, _ in FAILING.values():
         plain = [word for word in arguments if word != "--json"]
@@ -193,6 +194,7 @@ def test_a_message_that_reads_like_the_option_asks_for_no_object(capsys: pytest.
     assert run("send", "group_1", "--", "--json", "--frobnicate", capsys=capsys)[1] == ""
 
 
+@pytest.mark.extended
 def test_a_process_prints_the_object_and_ends_with_the_code(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "cli.main", "call", "x", "--args", "{", "--json"],

@@ -181,6 +181,7 @@ def test_arguments_of_call_are_parsed() -> None:
     assert call.parse_arguments("@arguments.json") == (({"deep": [1]},), {})
 
 
+@pytest.mark.extended
 def test_a_new_plugin_loads_and_is_listed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

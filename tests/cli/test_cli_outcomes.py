@@ -57,6 +57,7 @@ def shell() -> Iterator[Shell]:
         yield shell
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("up")
 def test_send_reports_the_reason_of_a_failed_turn(shell: Shell) -> None:
     done = shell("send", "failing", "what now?", "--wait")
@@ -69,6 +70,7 @@ def test_send_reports_the_reason_of_a_failed_turn(shell: Shell) -> None:
     assert "the turn failed" in as_json.value["error"]["message"]
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("up")
 def test_send_reports_only_the_turn_of_its_own_message(shell: Shell) -> None:
     assert shell("send", "mixed", "what now?", "--wait").code == ExitCode.LLM

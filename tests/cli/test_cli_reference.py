@@ -24,6 +24,7 @@ def pages() -> dict[str, str]:
     return reference.pages()
 
 
+@pytest.mark.extended
 def test_every_page_is_compared() -> None:
     assert set(pages()) == set(NAMES)
 
@@ -34,6 +35,7 @@ def test_page_is_up_to_date(name: str) -> None:
     assert path.read_text("utf-8") == pages()[name], "run `make docs`"
 
 
+@pytest.mark.extended
 def test_pages_do_not_depend_on_the_terminal() -> None:
     done = run_forked("cli.reference", "--check", environ={**os.environ, "COLUMNS": "40"}, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")

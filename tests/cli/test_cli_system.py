@@ -108,6 +108,7 @@ def test_call_prints_the_value_and_its_worker(shell: Shell) -> None:
     assert (plain.code, plain.out) == (0, "144\n")
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("up")
 def test_a_command_answers_asks_a_question_and_refuses(shell: Shell) -> None:
     done = shell("command", "g1", "/greet 猫", "--user-id", "ada", "--json")
@@ -234,6 +235,7 @@ def test_ctrl_c_stops_up_gracefully_and_leaves_nothing(shell: Shell, up: ForkedC
     assert not (shell.data_dir / "run" / "redis.sock").exists()
 
 
+@pytest.mark.extended
 def test_without_up_a_command_starts_its_own_system(shell: Shell) -> None:
     done = shell("call", "greet", "--args", '["own"]', "--json")
     assert done.code == 0, done.err
@@ -305,6 +307,7 @@ def test_rounds_without_a_model_are_refused_at_once(shell: Shell) -> None:
         assert (done.code, "NEKRO_LLM__BASE_URL" in done.err) == (12, True)
 
 
+@pytest.mark.extended
 def test_a_closed_output_pipe_is_no_error(shell: Shell) -> None:
     words = " ".join(NEKRO)
     done = subprocess.run(

@@ -80,6 +80,7 @@ def test_timers_of_both_kinds_are_listed(shell: Shell) -> None:
     assert shell.inside("timers", "--chat-key", "nobody", "--json").value == []
 
 
+@pytest.mark.extended
 def test_a_timer_is_paused_resumed_and_deleted_by_the_beginning_of_its_id(shell: Shell) -> None:
     once = add(shell, "changed", job="efgh")
     for timer, fires_again in ((once[:12], FUTURE), ("efgh", None)):

@@ -10,6 +10,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 from zipfile import ZipFile
 
+import pytest
 from scripted_server import json_answer, scripted
 
 ROOT = Path(__file__).parent.parent.parent
@@ -36,6 +37,7 @@ def closure(*names: str) -> set[str]:
     return seen
 
 
+@pytest.mark.extended
 def test_the_wheel_works_with_httpx_and_pydantic_alone(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(build, cwd=ROOT / "nekro_client", check=True, capture_output=True)

@@ -15,6 +15,8 @@ from worker_fleet import Fleet
 from cli.views.running_output import RunningOutput
 from nekro_client import Client
 
+pytestmark = pytest.mark.extended
+
 
 @pytest.fixture(scope="module")
 def fleet(redis_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:

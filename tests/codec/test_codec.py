@@ -252,6 +252,7 @@ def test_a_caller_gets_an_error_for_arguments_that_a_worker_would_refuse(argumen
         encode_arguments((argument,), {})
 
 
+@pytest.mark.extended
 def test_a_hostile_corpus_is_refused_with_little_memory_and_time() -> None:
     """In a process with its own limits, which end a decoder that fills memory or hangs."""
     code = """
@@ -286,6 +287,7 @@ print(refused, len(texts))
     assert refused == total
 
 
+@pytest.mark.extended
 def test_fuzzing_finds_nothing() -> None:
     done = subprocess.run(
         [sys.executable, str(TESTS / "fuzz_codec.py"), "--inputs", "5000", "--seed", "1"],

@@ -71,6 +71,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(shape(one) == shape(other))
 
 
+@pytest.mark.extended
 @settings(max_examples=100)
 @given(value=values)
 def test_plain_values_round_trip_in_both_directions(value: Any) -> None:
@@ -79,6 +80,7 @@ def test_plain_values_round_trip_in_both_directions(value: Any) -> None:
     assert same(open_value(text), value), "inside the sandbox"
 
 
+@pytest.mark.extended
 @settings(max_examples=60)
 @given(args=st.lists(values), kwargs=st.dictionaries(text, values))
 def test_arguments_round_trip(args: list[Any], kwargs: dict[str, Any]) -> None:

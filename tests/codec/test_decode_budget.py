@@ -215,6 +215,7 @@ async def test_large_arguments_of_one_chat_do_not_delay_those_of_another() -> No
     await read("light", encode_arguments(("x" * INLINE_CHARS,), {}))
 
 
+@pytest.mark.extended
 async def test_the_loop_runs_between_slices() -> None:
     pool = DecodePool()
     unit = '{"a":1}'

@@ -162,6 +162,7 @@ async def test_a_cancelled_call_leaves_the_session_usable(settings: Settings) ->
         assert await world.call("echo", "next") == "next"
 
 
+@pytest.mark.extended
 async def test_floods_of_messages_do_not_keep_the_loop_from_others(settings: Settings) -> None:
     ticks = 0
 
@@ -179,6 +180,7 @@ async def test_floods_of_messages_do_not_keep_the_loop_from_others(settings: Set
         assert ticks >= 70
 
 
+@pytest.mark.extended
 async def test_a_result_over_the_limit_fails_its_call_only(settings: Settings) -> None:
     async with opened(settings, odd_entry()) as world:
         slow = asyncio.create_task(world.call("echo", "beside"))
@@ -188,6 +190,7 @@ async def test_a_result_over_the_limit_fails_its_call_only(settings: Settings) -
         assert len(await world.call("big", bytes=1 << 20)) == 1 << 20
 
 
+@pytest.mark.extended
 async def test_huge_listings_are_cut(settings: Settings) -> None:
     async with opened(limited(settings, message_bytes=32 << 20), odd_entry("huge")) as world:
         methods = {m.func.__name__: m.func for m in world.plugin.sandbox_methods}

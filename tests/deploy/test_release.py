@@ -10,6 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 from zipfile import ZipFile
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 PACKAGES = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
@@ -38,6 +40,7 @@ def test_the_command_reports_the_installed_version() -> None:
     assert done.stdout == f"nekro-workers {version('nekro-workers')}\n"
 
 
+@pytest.mark.extended
 def test_the_wheel_holds_the_product_and_nothing_else(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, capture_output=True, check=True)

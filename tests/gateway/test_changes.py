@@ -111,6 +111,7 @@ async def two(fresh_fleet: Fleet) -> AsyncIterator[tuple[httpx.AsyncClient, http
         yield one, other
 
 
+@pytest.mark.extended
 async def test_a_change_through_one_gateway_arrives_at_the_other_once(
     two: tuple[httpx.AsyncClient, httpx.AsyncClient], services: Services
 ) -> None:
@@ -173,6 +174,7 @@ async def test_a_key_gets_hints_about_its_chats_and_what_it_may_list(
         assert set(approver.seen[1:]) == {("approvals", "other"), ("approvals", CHAT)}
 
 
+@pytest.mark.extended
 async def test_changes_without_an_event_are_found(
     two: tuple[httpx.AsyncClient, httpx.AsyncClient], fresh_fleet: Fleet, services: Services
 ) -> None:
@@ -277,6 +279,7 @@ async def test_announcements_that_were_missed_are_a_reset(fresh_fleet: Fleet, se
             assert back.seen[0] == ("reset", None)
 
 
+@pytest.mark.extended
 async def test_events_whose_announcement_was_lost_are_found(
     fresh_fleet: Fleet, services: Services, two: tuple[httpx.AsyncClient, httpx.AsyncClient]
 ) -> None:

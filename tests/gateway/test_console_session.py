@@ -59,6 +59,7 @@ async def make_key(services: Services, *scopes: Scope, **limits: Any) -> tuple[s
     return new.id, key
 
 
+@pytest.mark.extended
 async def test_a_browser_logs_in_with_a_key_reads_acts_and_logs_out(
     fresh_fleet: Fleet, services: Services
 ) -> None:

@@ -289,6 +289,7 @@ async def test_a_fault_of_the_endpoint_reaches_people_log_and_turn(agents: Agent
         assert secret not in log + text + turn["error"]["text"]
 
 
+@pytest.mark.extended
 async def test_words_are_the_answer_of_the_openai_api(agents: Agents, key: str) -> None:
     async with openai.AsyncOpenAI(base_url=f"{agents.http.base_url}/v1", api_key=key) as client:
         question: Any = [{"role": "user", "content": "scene:words"}]

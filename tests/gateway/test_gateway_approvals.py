@@ -189,6 +189,7 @@ async def test_the_answer_of_a_call_that_waits_is_202_and_its_repetition_asks_on
         assert (misfit.status_code, misfit.json()["code"]) == (422, "argument")
 
 
+@pytest.mark.extended
 async def test_code_ends_at_a_call_that_waits_and_its_report_names_the_approval(
     till: Fleet, clients: dict[str, AsyncClient]
 ) -> None:
@@ -214,6 +215,7 @@ async def test_code_ends_at_a_call_that_waits_and_its_report_names_the_approval(
     assert [paid(till).count(f"paid {name} 1") for name in ("fay", "gus", "ida")] == [1, 1, 1]
 
 
+@pytest.mark.extended
 async def test_streamed_code_that_waits_wakes_the_agent_if_it_was_asked_to(
     till: Fleet, clients: dict[str, AsyncClient]
 ) -> None:
@@ -237,6 +239,7 @@ async def decide(client: httpx.AsyncClient, path: str, body: dict[str, Any], key
     return await client.post(path, json=body, headers={"Authorization": f"Bearer {key}"})
 
 
+@pytest.mark.extended
 def test_the_shell_shows_approves_denies_and_calls(till: Fleet, tmp_path: Path) -> None:
     def nekro(*arguments: str) -> tuple[int, str, str]:
         return run_inside(*arguments, directory=tmp_path, environment=environment_of(till.settings))

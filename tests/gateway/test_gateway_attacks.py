@@ -163,6 +163,7 @@ def leaks(answer: RawAnswer, world: World) -> list[str]:
     return found
 
 
+@pytest.mark.extended
 async def test_a_gateway_with_keys_withstands_the_attempts(fresh_fleet: Fleet) -> None:
     world = await world_of(fresh_fleet)
     async with attacked(fresh_fleet.settings) as port:

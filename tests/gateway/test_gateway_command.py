@@ -36,6 +36,7 @@ def test_serves_probes_metrics_and_stops_gracefully(fresh_fleet: Fleet) -> None:
         assert fresh_fleet.run("gateway", "--check", "--port", port).returncode == 13
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
 async def test_a_stopping_gateway_ends_its_streams_then_answers_requests(fresh_fleet: Fleet) -> None:
     completion = {"model": "nekro", "messages": [{"role": "user", "content": "a"}], "stream": True}
@@ -89,6 +90,7 @@ async def eventually_taken(client: httpx.AsyncClient) -> None:
     await eventually(is_taken, what="the request is being received")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
 def test_listens_elsewhere_only_with_a_key(fresh_fleet: Fleet, tmp_path: Path) -> None:
     path = tmp_path / "gateway.sock"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
 from gateway_server import served
 from httpx import AsyncClient
 
@@ -43,6 +44,7 @@ async def read(client: AsyncClient, **params: Any) -> Costs:
     return Costs.model_validate(answer.json())
 
 
+@pytest.mark.extended
 async def test_sums_and_budgets(fresh_fleet: Any) -> None:
     services = fresh_fleet.services()
     await fill(services.database)

@@ -261,6 +261,7 @@ async def test_refuses_other_addresses_than_loopback_without_a_valid_key(
         pass
 
 
+@pytest.mark.extended
 def test_the_command_creates_lists_and_revokes(fresh_fleet: Fleet) -> None:
     run = fresh_fleet.run
     made = run("keys", "create", "site", "--scope", "read", "--chats", "site-*", "--days", "2", "--json")

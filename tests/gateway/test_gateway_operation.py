@@ -147,6 +147,7 @@ async def test_a_configuration_is_changed_on_all_workers_and_its_secrets_stay(ap
         assert bool((await api.get("audit", params=params)).json()["items"]) is count, params
 
 
+@pytest.mark.extended
 async def test_a_plugin_is_disabled_and_enabled(api: httpx.AsyncClient) -> None:
     state = (await api.post("plugins/Ada.operated/disable")).json()
     assert state == {"key": "Ada.operated", "is_enabled": False, "is_changed": True}
@@ -164,6 +165,7 @@ async def test_a_plugin_is_disabled_and_enabled(api: httpx.AsyncClient) -> None:
     await eventually(is_enabled, what="all workers enable the plugin")
 
 
+@pytest.mark.extended
 async def test_jobs_are_listed_signalled_and_cancelled(api: httpx.AsyncClient) -> None:
     for name in ("one", "two", "three"):
         assert (await call(api, "begin", name)).status_code == 200

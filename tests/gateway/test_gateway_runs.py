@@ -162,6 +162,7 @@ async def test_a_client_that_leaves_stops_its_run(
     assert (await run(api, "print(1)")).json()["output"] == "1\n"
 
 
+@pytest.mark.extended
 async def test_a_client_that_takes_nothing_slows_no_run_and_fills_no_memory(
     coders: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,6 +113,7 @@ async def test_unknown_things_and_things_of_other_chats_do_not_exist(
             await client.get_prompt("nothing")
 
 
+@pytest.mark.extended
 async def test_progress_and_output_are_reported(gateway: httpx.AsyncClient, key: str) -> None:
     # The SDK logs what a callback raises and does not wait for callbacks when it closes, so they only keep
     # what they are given.
@@ -153,6 +154,7 @@ while held("printed") is None:
         assert ran.content[0].text == "begun\n" and ran.structured_content["stop_type"] == "NORMAL"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("mode", ["2026-07-28", "legacy"])
 async def test_cancelling_a_request_stops_the_call_and_the_run(
     gateway: httpx.AsyncClient, key: str, mode: str
@@ -201,6 +203,7 @@ async def test_a_long_call_continues_as_a_job(fleet: Fleet, key: str) -> None:
         await until(client, "job", "stopped")
 
 
+@pytest.mark.extended
 async def test_a_call_that_requires_approval_waits_for_a_person(
     gateway: httpx.AsyncClient, fleet: Fleet, key: str
 ) -> None:
@@ -321,6 +324,7 @@ async def test_streams_of_a_key_are_limited(fleet: Fleet, key: str) -> None:
                 pass
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("mode", ["2026-07-28", "legacy"])
 async def test_each_request_may_reach_another_gateway(fleet: Fleet, key: str, mode: str) -> None:
     apps = [create_app(fleet.settings), create_app(fleet.settings)]
@@ -384,6 +388,7 @@ async def test_forged_requests_are_refused(gateway: httpx.AsyncClient, key: str)
     assert (await gateway.get("/mcp", headers=sent)).status_code == 405
 
 
+@pytest.mark.extended
 async def test_a_request_to_one_gateway_the_next_to_another(
     gateway: httpx.AsyncClient, fleet: Fleet, key: str
 ) -> None:

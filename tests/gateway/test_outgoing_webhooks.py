@@ -156,6 +156,7 @@ async def test_events_from_the_subscription_on_arrive_signed(
         assert (await http.get(f"webhooks/{webhook_id}")).status_code == 404
 
 
+@pytest.mark.extended
 async def test_failures_are_retried_with_the_same_id_then_dead_lettered_and_replayable(
     fleet: Fleet, services: Services, receiver: Receiver, chat_key: str
 ) -> None:
@@ -274,6 +275,7 @@ async def test_deliveries_that_no_gateway_takes_are_seen(
         assert (await http.delete(f"webhooks/{webhook_id}")).status_code == 204
 
 
+@pytest.mark.extended
 async def test_several_gateways_deliver_each_event_once_and_in_any_case(
     fleet: Fleet, services: Services, receiver: Receiver, chat_key: str
 ) -> None:

@@ -55,6 +55,7 @@ async def until_served(client: httpx.AsyncClient, *paths: str) -> None:
         await eventually(answers, what=f"{path} is served")
 
 
+@pytest.mark.extended
 async def test_published_kinds_of_routes_work(client: httpx.AsyncClient) -> None:
     index = await client.get("/plugins/Ada.web_shop/")
     assert index.headers["content-type"].startswith("text/html")
@@ -294,6 +295,7 @@ async def test_a_client_that_leaves_ends_an_endless_answer(client: httpx.AsyncCl
     await eventually(all_closed, what="the plugin has ended its streams")
 
 
+@pytest.mark.extended
 async def test_a_blocking_plugin_stops_only_its_own_routes(client: httpx.AsyncClient, fleet: Fleet) -> None:
     blocked = asyncio.create_task(client.get("/plugins/Ada.web_bad/block?seconds=12", timeout=WAIT_SECONDS))
     for _ in range(10):
@@ -330,6 +332,7 @@ async def test_only_gateways_of_the_fleet_reach_the_servers_of_plugins(
             assert refused.status_code == 403
 
 
+@pytest.mark.extended
 async def test_a_disabled_plugin_answers_404(client: httpx.AsyncClient, fleet: Fleet) -> None:
     async def status() -> int:
         return (await client.get("/plugins/Ada.web_shop/numbers")).status_code
@@ -351,6 +354,7 @@ async def test_a_disabled_plugin_answers_404(client: httpx.AsyncClient, fleet: F
     await eventually(is_back, what="its routes are served again")
 
 
+@pytest.mark.extended
 async def test_a_plugin_that_ends_its_process_does_not_hurt_calls_and_comes_back(
     client: httpx.AsyncClient, fleet: Fleet
 ) -> None:
@@ -368,6 +372,7 @@ async def test_a_plugin_that_ends_its_process_does_not_hurt_calls_and_comes_back
     await until_served(client, "/plugins/Ada.web_shop/numbers")
 
 
+@pytest.mark.extended
 async def test_a_webhook_that_ends_its_process_is_reported_and_not_repeated(fleet: Fleet) -> None:
     settings = with_access(fleet.settings, *ACCESS, plugin_seconds=20.0)
     async with served(create_app(settings)) as client:

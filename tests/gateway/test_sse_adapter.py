@@ -129,6 +129,7 @@ async def test_a_message_that_is_posted_again_is_recorded_once(
     assert len(await rows(fleet, "SELECT id FROM rounds WHERE chat_key = ?", f"sse-{channel}")) == 1
 
 
+@pytest.mark.extended
 async def test_what_is_sent_waits_for_the_client_and_survives_gateways(fleet: Fleet, channel: str) -> None:
     texts = [f"text {number}" for number in range(15)]
     async with gateway(fleet) as http:
@@ -203,6 +204,7 @@ async def test_a_refused_message_is_tried_again_and_then_given_up(
     assert (state, '"success": false' in error) == (SendState.FAILED, True)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("size", [5, 3_000_000])
 async def test_files_are_sent_whole_or_in_parts(
     http: httpx.AsyncClient, fleet: Fleet, channel: str, size: int

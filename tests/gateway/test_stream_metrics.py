@@ -60,6 +60,7 @@ async def add(services: Services, count: int, *, chars: int = 1) -> None:
         record(tx, services.publisher, CHAT, *events)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
 async def test_streams_are_counted_while_they_are_open_and_by_how_they_end(
     fresh_fleet: Fleet, monkeypatch: pytest.MonkeyPatch

@@ -112,6 +112,7 @@ async def test_a_behavior_of_lane_long_is_detached_at_once_and_reports_to_the_ch
     await eventually(closed, what=fleet.waiting_for("the job's end"))
 
 
+@pytest.mark.extended
 async def test_a_failure_of_a_detached_behavior_reaches_the_chat_and_wakes_the_agent_once(
     fleet: Any, services: Services
 ) -> None:
@@ -136,6 +137,7 @@ async def test_an_agent_call_of_lane_long_ends_its_code_and_wakes_the_agent_when
     assert await texts(services, "agent") == ["studied maps", "seen"]
 
 
+@pytest.mark.extended
 async def test_a_tool_that_runs_longer_than_its_caller_waits_is_detached_and_its_value_sent_later(
     fleet: Any, services: Services
 ) -> None:
@@ -188,6 +190,7 @@ async def test_the_session_of_a_worker_has_a_lower_priority_while_a_long_job_run
     await niceness(most=0)
 
 
+@pytest.mark.extended
 async def test_jobs_are_listed_shown_watched_and_cancelled_from_the_shell(
     fleet: Any, services: Services
 ) -> None:
@@ -219,6 +222,7 @@ async def test_jobs_are_listed_shown_watched_and_cancelled_from_the_shell(
     assert any("CallCancelledError" in text for text in await texts(services, "shell"))
 
 
+@pytest.mark.extended
 async def test_a_blocking_method_moves_to_lane_long_and_back_by_command(
     fleet: Any, services: Services
 ) -> None:

@@ -131,6 +131,7 @@ async def test_messages_that_a_plugin_passes_on_are_recorded_and_start_turns(wor
     assert await world.woken(GROUP) == 1
 
 
+@pytest.mark.extended
 async def test_models_are_asked_for_by_the_names_of_their_groups(
     world: QueueWorld, models: ModelServer, home_system: QueueSystem
 ) -> None:
@@ -200,6 +201,7 @@ async def test_vectors_are_stored_in_the_embedded_database_by_several_processes(
     assert found == [*(f"note {number}" for number in range(1, 8)), ""]
 
 
+@pytest.mark.extended
 async def test_a_saved_configuration_is_in_force_in_each_process_at_its_next_call(
     world: QueueWorld, home_system: QueueSystem, tmp_path: Path
 ) -> None:

@@ -68,6 +68,7 @@ async def test_methods_of_objects_and_classes_and_generated_functions_are_called
     assert (await anywhere.call("convert_all", 2)).value == ["2 metres", "2 feet", "DONE"]
 
 
+@pytest.mark.extended
 async def test_threads_and_loops_of_a_plugin_reach_the_api(anywhere: World) -> None:
     assert (await anywhere.call("own_threads_where")).value == {"started": True, "debug": "no", "path": True}
     assert "a" in (await anywhere.call("write_by_thread", "a")).value

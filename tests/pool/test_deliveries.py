@@ -40,6 +40,7 @@ def nothing_is_held(client: Any, settings: Settings, lane: str = "methods") -> b
     return not client.exists(f"{prefix}{lane}", f"{prefix}unacked.{lane}", f"{prefix}unacked.{lane}_index")
 
 
+@pytest.mark.extended
 @BOTH
 def test_message_that_meets_a_dying_idle_worker_is_not_lost(
     pool: str, start_worker: StartWorker, send: Send, client: Any, settings: Settings
@@ -55,6 +56,7 @@ def test_message_that_meets_a_dying_idle_worker_is_not_lost(
     wait_until(lambda: nothing_is_held(client, settings), what="the acknowledgements")
 
 
+@pytest.mark.extended
 def test_lost_connection_runs_no_task_twice(
     start_worker: StartWorker, send: Send, client: Any, settings: Settings
 ) -> None:
@@ -151,6 +153,7 @@ def test_a_method_that_ignores_cancellation_is_not_redelivered_while_its_process
     wait_until(lambda: starts(settings)[result.id] == 2, what="the second delivery, when its lease has ended")
 
 
+@pytest.mark.extended
 @BOTH
 def test_task_longer_than_the_visibility_timeout_runs_once(
     pool: str, start_worker: StartWorker, send: Send, make_settings: Any, settings: Settings, client: Any
@@ -261,6 +264,7 @@ def test_garbage_among_held_deliveries_becomes_a_dead_letter(
     assert client.llen(Keys(prefix=prefix).dead) == 3
 
 
+@pytest.mark.extended
 def test_one_worker_serves_several_queues(
     start_worker: StartWorker, app: NekroApp, settings: Settings, make_settings: Any
 ) -> None:
@@ -279,6 +283,7 @@ def test_one_worker_serves_several_queues(
     caller.close()
 
 
+@pytest.mark.extended
 def test_workers_continue_after_redis_was_out_of_memory(
     own_redis: Any, make_settings: Callable[..., Settings], start_worker: StartWorker
 ) -> None:
@@ -299,6 +304,7 @@ def test_workers_continue_after_redis_was_out_of_memory(
     caller.close()
 
 
+@pytest.mark.extended
 def test_worker_and_its_tasks_survive_a_restart_of_redis(
     own_redis: Any, make_settings: Callable[..., Settings], start_worker: StartWorker
 ) -> None:

@@ -18,6 +18,8 @@ from codec.wire import Invocation, new_id
 from messaging.calls import MethodCaller
 from nekro_agent.methods import Lane
 
+pytestmark = pytest.mark.extended
+
 
 @pytest.fixture
 def settings(make_settings: Callable[..., Settings], sentinel_group: SentinelGroup) -> Settings:

@@ -99,6 +99,7 @@ def record(client: Any, app: NekroApp, result: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.extended
 def test_every_outcome_is_the_same_on_both_paths_and_every_method_runs_once(
     workers: dict[str, WorkerProcess],
     send: Send,
@@ -148,6 +149,7 @@ def test_every_outcome_is_the_same_on_both_paths_and_every_method_runs_once(
         assert worker.process.poll() is None
 
 
+@pytest.mark.extended
 def test_a_success_leaves_the_same_keys_in_redis_as_celery(
     workers: dict[str, WorkerProcess], send: Send, client: Any, app: NekroApp, settings: Settings
 ) -> None:
@@ -184,6 +186,7 @@ def test_a_success_leaves_the_same_keys_in_redis_as_celery(
     assert traced == {"fast": False, "tracer": True}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("path", PATHS)
 def test_each_call_is_counted_once(
     path: str, start_worker: StartWorker, send: Send, client: Any, settings: Settings
@@ -320,6 +323,7 @@ def test_sigterm_waits_for_a_call(
     assert "Unrecoverable" not in worker.log.read_text()
 
 
+@pytest.mark.extended
 def test_sigquit_gives_a_running_call_back(
     start_worker: StartWorker, send: Send, settings: Settings, tmp_path: Path
 ) -> None:

@@ -109,6 +109,7 @@ async def world(app: NekroApp, settings: Settings, client: redis.Redis) -> Async
     await world.publisher.close()
 
 
+@pytest.mark.extended
 async def test_a_waiting_worker_gets_its_calls_delivered_directly(
     world: World, start_worker: StartWorker
 ) -> None:
@@ -121,6 +122,7 @@ async def test_a_waiting_worker_gets_its_calls_delivered_directly(
     await world.until(lambda: world.held() == 0, what="the acknowledgements")
 
 
+@pytest.mark.extended
 async def test_storing_a_result_acknowledges_its_delivery(world: World, start_worker: StartWorker) -> None:
     """In one step: a caller with an answer finds no held message."""
     await asyncio.to_thread(start_worker)
@@ -133,6 +135,7 @@ async def test_storing_a_result_acknowledges_its_delivery(world: World, start_wo
         assert world.held() == 0
 
 
+@pytest.mark.extended
 async def test_results_on_another_redis_are_acknowledged_separately(
     world: World, start_worker: StartWorker, redis_server: Any, settings: Settings
 ) -> None:
@@ -187,6 +190,7 @@ async def test_an_offer_without_listener_or_past_its_end_is_dropped(why: str, wo
         assert listener.get_message(timeout=0.1) is None
 
 
+@pytest.mark.extended
 async def test_no_more_messages_are_delivered_than_the_concurrency_allows(
     world: World, start_worker: StartWorker, tmp_path: Path
 ) -> None:
@@ -206,6 +210,7 @@ async def test_no_more_messages_are_delivered_than_the_concurrency_allows(
     assert Counter(world.starts()) == Counter(result.id for result in results)
 
 
+@pytest.mark.extended
 async def test_a_call_delivered_to_a_frozen_worker_waits_for_one_short_lease(
     world: World, start_worker: StartWorker
 ) -> None:
@@ -223,6 +228,7 @@ async def test_a_call_delivered_to_a_frozen_worker_waits_for_one_short_lease(
     await world.until(lambda: world.held() == 0, what="the acknowledgements")
 
 
+@pytest.mark.extended
 async def test_a_call_that_reaches_its_worker_after_its_lease_runs_once(
     world: World, start_worker: StartWorker, own_redis: Any
 ) -> None:
@@ -257,6 +263,7 @@ async def test_a_briefly_frozen_worker_runs_the_call_delivered_to_it(
     assert world.starts() == [handed.id]
 
 
+@pytest.mark.extended
 async def test_a_call_delivered_to_a_killed_worker_runs_on_another(
     world: World, start_worker: StartWorker
 ) -> None:
@@ -267,6 +274,7 @@ async def test_a_call_delivered_to_a_killed_worker_runs_on_another(
     assert world.starts() == [handed.id]
 
 
+@pytest.mark.extended
 async def test_a_blocked_worker_renews_the_leases_of_delivered_calls(
     world: World, start_worker: StartWorker, tmp_path: Path
 ) -> None:
@@ -282,6 +290,7 @@ async def test_a_blocked_worker_renews_the_leases_of_delivered_calls(
     assert world.starts() == [result.id]
 
 
+@pytest.mark.extended
 async def test_a_stop_withdraws_the_offer(world: World, start_worker: StartWorker) -> None:
     worker = await asyncio.to_thread(start_worker)
     await world.offered()
@@ -294,6 +303,7 @@ async def test_a_stop_withdraws_the_offer(world: World, start_worker: StartWorke
     assert await world.value(result) == 1
 
 
+@pytest.mark.extended
 async def test_workers_that_stop_under_load_lose_no_call_and_run_none_twice(
     world: World, start_worker: StartWorker
 ) -> None:
@@ -314,6 +324,7 @@ async def test_workers_that_stop_under_load_lose_no_call_and_run_none_twice(
     assert world.waiting() == 0
 
 
+@pytest.mark.extended
 async def test_a_call_given_back_by_a_stop_counts_no_delivery(
     world: World, start_worker: StartWorker, tmp_path: Path
 ) -> None:
@@ -338,6 +349,7 @@ async def test_a_call_given_back_by_a_stop_counts_no_delivery(
     assert Counter(world.starts()) == Counter([first.id, second.id])
 
 
+@pytest.mark.extended
 async def test_a_cut_subscription_is_restored(world: World, start_worker: StartWorker) -> None:
     worker = await asyncio.to_thread(start_worker)
     await world.offered()
@@ -365,6 +377,7 @@ async def test_many_calls_at_once_run_each_once(world: World, start_worker: Star
     await world.until(lambda: world.held() == 0, what="the acknowledgements")
 
 
+@pytest.mark.extended
 async def test_a_worker_of_several_queues_offers_no_place(world: World, start_worker: StartWorker) -> None:
     await asyncio.to_thread(start_worker, lane="methods,long")
     for number in range(5):
@@ -373,6 +386,7 @@ async def test_a_worker_of_several_queues_offers_no_place(world: World, start_wo
     assert world.pushes() == 5, "every call went through the queue"
 
 
+@pytest.mark.extended
 async def test_a_cancelled_consumer_offers_no_place(world: World, start_worker: StartWorker) -> None:
     await asyncio.to_thread(start_worker)
     await world.offered()

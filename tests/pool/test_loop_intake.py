@@ -74,6 +74,7 @@ def headers(**fields: Any) -> Change:
     return lambda raw: raw["headers"].update(fields)
 
 
+@pytest.mark.extended
 def test_unusual_messages_are_handled_by_the_consumer_with_the_usual_outcome(
     start_worker: StartWorker, send: Send, client: Any, settings: Settings, app: NekroApp
 ) -> None:
@@ -140,6 +141,7 @@ def test_unusual_messages_are_handled_by_the_consumer_with_the_usual_outcome(
     assert worker.process.poll() is None
 
 
+@pytest.mark.extended
 def test_calls_of_a_rate_limited_task_are_handled_by_the_consumer(
     start_worker: StartWorker, send: Send, app: NekroApp
 ) -> None:
@@ -153,6 +155,7 @@ def test_calls_of_a_rate_limited_task_are_handled_by_the_consumer(
         assert send("t.taken").get(WAIT_SECONDS)[result.id] == thread, limit
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("concurrency", [1, 2])
 @pytest.mark.parametrize("pool", ["asyncio", "threads"])
 def test_two_queues_are_served_alternately(
@@ -178,6 +181,7 @@ def test_two_queues_are_served_alternately(
     caller.close()
 
 
+@pytest.mark.extended
 def test_queues_are_cancelled_and_added_at_run_time(
     start_worker: StartWorker, send: Send, client: Any, settings: Settings, app: NekroApp
 ) -> None:
@@ -200,6 +204,7 @@ def test_queues_are_cancelled_and_added_at_run_time(
     assert set(Counter(starts(settings)).values()) == {1}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("is_cut", [False, True], ids=["", "after_a_cut"])
 def test_the_concurrency_limits_claims_and_each_end_allows_one_more(
     is_cut: bool, start_worker: StartWorker, send: Send, client: Any, settings: Settings, tmp_path: Path
@@ -227,6 +232,7 @@ def test_the_concurrency_limits_claims_and_each_end_allows_one_more(
     assert set(Counter(starts(settings)).values()) == {1}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("keeps_data", [True, False], ids=["with_data", "empty"])
 def test_calls_survive_a_restart_of_redis(
     keeps_data: bool,
@@ -267,6 +273,7 @@ def test_calls_survive_a_restart_of_redis(
     caller.close()
 
 
+@pytest.mark.extended
 def test_graceful_shutdown_gives_back_claimed_messages_that_have_not_started(
     start_worker: StartWorker, send: Send, client: Any, settings: Settings, tmp_path: Path
 ) -> None:

@@ -51,6 +51,7 @@ async def published(caller: MethodCaller, count: int) -> None:
     )
 
 
+@pytest.mark.extended
 async def test_calls_newer_than_the_last_snapshot_are_published_again(
     settings: Settings, own_redis: RedisServer, start_worker: Callable[..., WorkerProcess]
 ) -> None:

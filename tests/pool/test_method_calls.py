@@ -71,6 +71,7 @@ def keys_under(settings: Settings) -> set[str]:
         return {key.decode() for key in client.keys(f"{settings.broker.key_prefix}*")}
 
 
+@pytest.mark.extended
 async def test_many_calls_each_get_their_own_answer(caller: MethodCaller, worker: WorkerProcess) -> None:
     calls = [invocation("m.noop") for _ in range(300)]
     answers = await asyncio.gather(*(caller.call(call, lane=Lane.METHODS) for call in calls))
@@ -160,6 +161,7 @@ async def test_cancelling_the_wait_revokes_the_call(caller: MethodCaller, settin
     assert revoked is not None
 
 
+@pytest.mark.extended
 async def test_revoked_call_ends_with_an_error_for_its_caller(
     caller: MethodCaller, worker: WorkerProcess
 ) -> None:
@@ -226,6 +228,7 @@ async def test_a_result_without_announcement_is_read_under_its_key(
     assert answer.call_id == call.call_id
 
 
+@pytest.mark.extended
 async def test_results_are_announced_to_a_subscribed_caller(
     caller: MethodCaller, worker: WorkerProcess, settings: Settings
 ) -> None:
@@ -276,6 +279,7 @@ async def test_a_caller_whose_subscription_is_cut_gets_its_answers(
         )
 
 
+@pytest.mark.extended
 async def test_caller_gets_an_error_during_a_redis_outage_and_works_when_it_returns(
     own_redis: Any, make_settings: Callable[..., Settings], start_worker: StartWorker
 ) -> None:
@@ -301,6 +305,7 @@ async def test_caller_gets_an_error_during_a_redis_outage_and_works_when_it_retu
     app.close()
 
 
+@pytest.mark.extended
 async def test_redis_that_is_down_at_the_first_call_is_an_error_and_later_calls_work(
     own_redis: Any, make_settings: Callable[..., Settings], start_worker: StartWorker
 ) -> None:

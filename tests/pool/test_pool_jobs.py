@@ -22,6 +22,7 @@ BOTH = pytest.mark.parametrize("pool", ["asyncio", "threads"])
 THREADS_SLOWLY = pytest.mark.parametrize("pool", ["asyncio", pytest.param("threads", marks=pytest.mark.slow)])
 
 
+@pytest.mark.extended
 @BOTH
 def test_aborting_tasks_occupy_no_slot(pool: str, start_worker: StartWorker, send: Send) -> None:
     start_worker(pool, concurrency=2)
@@ -61,6 +62,7 @@ def test_hard_limit_fails_a_task_and_frees_its_slot(pool: str, start_worker: Sta
     assert worker.process.poll() is None
 
 
+@pytest.mark.extended
 def test_hard_limit_replaces_a_thread_that_blocks(start_worker: StartWorker, send: Send) -> None:
     start_worker("threads", concurrency=1)
     with pytest.raises(TimeLimitExceeded):
@@ -92,6 +94,7 @@ def test_sigterm_waits_for_running_tasks(pool: str, start_worker: StartWorker, s
     assert "Unrecoverable" not in worker.log.read_text()
 
 
+@pytest.mark.extended
 @BOTH
 def test_sigquit_gives_running_tasks_back_to_the_queue(
     pool: str, start_worker: StartWorker, send: Send
@@ -106,6 +109,7 @@ def test_sigquit_gives_running_tasks_back_to_the_queue(
     wait_until(lambda: worker.ledger().count([result.id, "started"]) == 2, what="the second delivery")
 
 
+@pytest.mark.extended
 @THREADS_SLOWLY
 def test_drain_time_bounds_a_warm_shutdown(
     pool: str, start_worker: StartWorker, send: Send, make_settings: Callable[..., Any], settings: Any
@@ -175,6 +179,7 @@ def test_no_more_jobs_run_than_the_concurrency_allows(start_worker: StartWorker,
     assert most == 2
 
 
+@pytest.mark.extended
 @BOTH
 def test_events_cover_every_task_without_its_arguments(
     pool: str, start_worker: StartWorker, send: Send, app: NekroApp

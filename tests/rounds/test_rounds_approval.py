@@ -117,6 +117,7 @@ async def events(bench: Bench, chat_key: str = "chat") -> list[tuple[str, dict[s
     return [(event.type, event.data) for event in found if event.type.startswith("approval.")]
 
 
+@pytest.mark.extended
 async def test_a_call_waits_and_runs_once_when_it_is_approved(till: Bench) -> None:
     row = await asked(till)
     (round_,) = await till.rounds("chat")
@@ -159,6 +160,7 @@ async def test_a_request_follows_the_call_that_waits_for_it(
     assert of_call[0] == "call.started" and "approval.requested" in of_call[1:]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", ["sqlite"])
 async def test_a_denied_call_does_not_run_and_the_next_prompt_says_so(till: Bench) -> None:
     row = await asked(till)
@@ -213,6 +215,7 @@ async def test_a_decision_whose_confirmation_was_lost_is_known_and_made_once(
     assert paid(till) == ["paid ada 3"]
 
 
+@pytest.mark.extended
 async def test_the_first_call_of_a_loop_ends_the_run_and_approval_for_the_turn_lets_the_rest_pass(
     till: Bench,
 ) -> None:
@@ -231,6 +234,7 @@ async def test_the_first_call_of_a_loop_ends_the_run_and_approval_for_the_turn_l
     assert again.turn_id == again.root_turn_id != row.turn_id, "another turn needs another approval"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", ["sqlite"])
 async def test_approval_for_the_turn_holds_through_further_approvals_of_the_same_work(till: Bench) -> None:
     first = await asked(till, 'pay("ada")')
@@ -279,6 +283,7 @@ async def test_an_edited_call_runs_as_edited_and_the_edit_fits_the_method(till: 
     assert "-    'ada'," in difference(edited) and "+    'bob'," in difference(edited)
 
 
+@pytest.mark.extended
 async def test_a_request_expires_and_then_no_decision_counts(kind: str, open_bench: OpenBench) -> None:
     bench = await open_till(open_bench, kind, pending_seconds=0.001)
     row = (await asked_soon(bench))[0]
@@ -337,6 +342,7 @@ async def test_messages_and_rows_that_were_changed_after_the_approval_are_refuse
     assert paid(till) == ["paid ada 3"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", ["sqlite"])
 async def test_rows_that_were_changed_before_the_decision_permit_nothing(till: Bench) -> None:
     row = await asked(till)
@@ -361,6 +367,7 @@ async def change_row(bench: Bench, **values: Any) -> None:
         await tx.connection.execute(update(ApprovalRow).values(**values))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", ["sqlite"])
 async def test_text_of_the_agent_of_code_and_of_plugins_is_no_decision(till: Bench) -> None:
     row = await asked(till)
@@ -413,6 +420,7 @@ async def test_people_of_a_chat_list_deny_and_get_errors(till: Bench) -> None:
     assert (await approvals(till))[0].reason == "too much money"
 
 
+@pytest.mark.extended
 async def test_a_stopped_or_reset_chat_withdraws_what_waits(till: Bench) -> None:
     row = await asked(till)
     await till.services.stopper.stop("chat", reason="enough", wait_seconds=WAIT_SECONDS)
@@ -434,6 +442,7 @@ async def test_a_stopped_or_reset_chat_withdraws_what_waits(till: Bench) -> None
     assert paid(till) == ["paid ada 3"], "an approval for the chat ends with its conversation"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", ["sqlite"])
 async def test_results_of_every_type_of_method_start_the_next_round(till: Bench) -> None:
     row = await asked(till, 'announce("news")')
@@ -450,6 +459,7 @@ async def test_results_of_every_type_of_method_start_the_next_round(till: Bench)
     assert paid(till) == ["announced news", "inspected safe"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", ["sqlite"])
 async def test_calls_at_once_ask_for_one_approval(till: Bench) -> None:
     code = """
@@ -465,6 +475,7 @@ for thread in threads:
     assert paid(till) == []
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", ["sqlite"])
 async def test_a_call_that_does_not_fit_or_cannot_be_shown_makes_no_request(till: Bench) -> None:
     await till.say("chat", "hello")
@@ -474,6 +485,7 @@ async def test_a_call_that_does_not_fit_or_cannot_be_shown_makes_no_request(till
     assert stops == [StopType.ERROR, StopType.ERROR, StopType.ERROR, StopType.NORMAL]
 
 
+@pytest.mark.extended
 async def test_a_rounds_worker_that_dies_after_the_request_leaves_it_and_makes_no_second_one(
     till: Bench,
 ) -> None:

@@ -70,6 +70,7 @@ async def test_a_used_up_budget_ends_turns_without_asking_the_model(
     ]
 
 
+@pytest.mark.extended
 async def test_a_turn_has_a_budget_which_a_new_message_renews(open_bench: OpenBench, kind: str) -> None:
     bench = await open_bench(kind, budgets={"turn": "rounds=2"})
     model = Model("exit(9)", "print(2)\nexit(9)", "print(3)\nexit(9)", "")

@@ -40,6 +40,7 @@ def catalogue(prompt: str) -> str:
     return prompt[prompt.index("# Your plugins") : prompt.index("</plugins>")]
 
 
+@pytest.mark.extended
 async def test_a_model_finds_reads_and_calls_one_method_of_hundreds(kind: str, open_bench: OpenBench) -> None:
     bench = await open_bench(kind, plugins=PLUGINS)
     found = 'found = search_tools("elephant weight")\nprint(found[0]["name"], len(found))\nexit(9)'
@@ -61,6 +62,7 @@ async def test_a_model_finds_reads_and_calls_one_method_of_hundreds(kind: str, o
     assert catalogue(same) == catalogue(later)
 
 
+@pytest.mark.extended
 async def test_a_replayed_round_has_the_same_list(kind: str, open_bench: OpenBench) -> None:
     bench = await open_bench(kind, plugins=PLUGINS)
     await turn(bench, Model("measure_5(1)\nmeasure_6(1)"))
@@ -90,6 +92,7 @@ async def test_a_replayed_round_has_the_same_list(kind: str, open_bench: OpenBen
     assert catalogue(first) == catalogue(second) and "* measure_5(amount" in catalogue(second)
 
 
+@pytest.mark.extended
 async def test_a_plugin_sleeps_until_it_is_woken_for_some_turns(kind: str, open_bench: OpenBench) -> None:
     bench = await open_bench(kind, plugins=PLUGINS)
     asleep = '<plugin name="Sleepy" module="sleepy" state="asleep">\nPaints pictures.\n</plugin>'
@@ -106,6 +109,7 @@ async def test_a_plugin_sleeps_until_it_is_woken_for_some_turns(kind: str, open_
     assert asleep in prompt
 
 
+@pytest.mark.extended
 async def test_a_plugin_is_kept_awake_for_more_turns(kind: str, open_bench: OpenBench) -> None:
     bench = await open_bench(kind, plugins=PLUGINS)
     extend = 'print(extend_plugin_activation("sleepy", 3))\nexit(9)'
@@ -118,6 +122,7 @@ async def test_a_plugin_is_kept_awake_for_more_turns(kind: str, open_bench: Open
     assert 'turns_left="3"' in prompt
 
 
+@pytest.mark.extended
 async def test_operators_keep_plugins_awake(kind: str, open_bench: OpenBench) -> None:
     bench = await open_bench(kind, plugins={**PLUGINS, "keep_awake": ("tests.*",)})
     model = Model('activate_plugin("sleepy")', 'activate_plugin("sleapy")', SAY)
@@ -127,6 +132,7 @@ async def test_operators_keep_plugins_awake(kind: str, open_bench: OpenBench) ->
     assert "similar names: sleepy" in third
 
 
+@pytest.mark.extended
 async def test_only_what_the_chat_may_use_is_found_and_explained(kind: str, open_bench: OpenBench) -> None:
     bench = await open_bench(kind, plugins=PLUGINS)
     model = Model(
@@ -146,6 +152,7 @@ async def test_only_what_the_chat_may_use_is_found_and_explained(kind: str, open
     assert "vault that is closed" not in "".join(prompts)
 
 
+@pytest.mark.extended
 async def test_a_plugins_method_of_a_built_in_name_has_its_full_name(
     kind: str, open_bench: OpenBench
 ) -> None:
@@ -172,6 +179,7 @@ async def test_code_outside_of_rounds_gets_texts_as_values(kind: str, open_bench
     assert await bench.rounds(CHAT) == []
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"], indirect=True)
 async def test_activations_count_turns_and_not_rounds(kind: str, open_bench: OpenBench) -> None:
     bench = await open_bench(kind, plugins=PLUGINS)

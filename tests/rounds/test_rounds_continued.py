@@ -63,6 +63,7 @@ async def test_one_drain_executes_all_rounds_of_a_turn(bench: Bench) -> None:
         assert await tx.chats.find_lease("chat") is None
 
 
+@pytest.mark.extended
 async def test_a_follow_up_round_builds_no_statement(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLAlchemy takes several times as long to build a statement as the database to run it."""
     built: list[str] = []
@@ -86,6 +87,7 @@ async def test_a_follow_up_round_builds_no_statement(bench: Bench, monkeypatch: 
     assert built == []
 
 
+@pytest.mark.extended
 async def test_a_follow_up_round_runs_few_statements(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """From an AGENT result to the next request each statement delays the model."""
     part: ContextVar[str] = ContextVar("part", default="")
@@ -133,6 +135,7 @@ async def test_a_follow_up_round_runs_few_statements(bench: Bench, monkeypatch: 
     }
 
 
+@pytest.mark.extended
 async def test_a_message_between_two_rounds_is_merged_into_the_next_one(bench: Bench) -> None:
     async def meanwhile(_: LLMRequest) -> str:
         await bench.say("chat", "and another thing", user_id="ada")
@@ -157,6 +160,7 @@ for thread in threads: thread.join()
 """
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("answers", "reads"),
     [
@@ -206,6 +210,7 @@ async def test_the_cached_state_of_a_chat_equals_its_rows(
     assert len({item.turn_id for item in await bench.rounds("chat")}) == 1
 
 
+@pytest.mark.extended
 async def test_a_message_at_the_end_of_a_turn_is_answered_by_the_same_drain(bench: Bench) -> None:
     async def meanwhile(_: LLMRequest) -> str:
         await bench.say("chat", "one more")
@@ -220,6 +225,7 @@ async def test_a_message_at_the_end_of_a_turn_is_answered_by_the_same_drain(benc
     assert "one more" in model.prompts[1]
 
 
+@pytest.mark.extended
 async def test_a_drain_with_the_last_slot_releases_its_chat(bench: Bench) -> None:
     drain = bench.drain(Model(LOOK, SAY), slots=1)
     await bench.say("chat", "hello")
@@ -228,6 +234,7 @@ async def test_a_drain_with_the_last_slot_releases_its_chat(bench: Bench) -> Non
     assert states(await bench.play("chat", drain)) == ["done", "done"]
 
 
+@pytest.mark.extended
 async def test_a_drain_releases_its_chat_once_another_chat_has_taken_the_last_slot(bench: Bench) -> None:
     other: list[asyncio.Task[None]] = []
     asked = asyncio.Event()
@@ -250,6 +257,7 @@ async def test_a_drain_releases_its_chat_once_another_chat_has_taken_the_last_sl
     await asyncio.gather(*other, return_exceptions=True)
 
 
+@pytest.mark.extended
 async def test_a_drain_of_a_stopping_worker_releases_its_chat(bench: Bench) -> None:
     stopping = asyncio.Event()
 
@@ -265,6 +273,7 @@ async def test_a_drain_of_a_stopping_worker_releases_its_chat(bench: Bench) -> N
     assert states(await bench.play("chat", bench.drain(Model(SAY), owner="w2"))) == ["done"] * 3
 
 
+@pytest.mark.extended
 async def test_a_drain_releases_its_chat_after_as_many_rounds_as_a_turn_may_have(
     kind: str, open_bench: OpenBench
 ) -> None:
@@ -296,6 +305,7 @@ async def test_a_stop_in_a_later_round_of_a_drain_ends_it(bench: Bench) -> None:
     assert states(await bench.rounds("chat")) == ["done", "cancelled"]
 
 
+@pytest.mark.extended
 async def test_nothing_follows_a_round_that_was_stopped_before_its_end_was_recorded(
     bench: Bench,
 ) -> None:
@@ -344,6 +354,7 @@ async def test_a_next_round_whose_worker_dies_before_it_starts_is_started_by_ano
     assert len(model.prompts) == 1
 
 
+@pytest.mark.extended
 async def test_a_drain_cancelled_in_a_later_round_leaves_the_round_to_another(bench: Bench) -> None:
     asked = asyncio.Event()
 

@@ -53,6 +53,7 @@ async def test_an_unanswered_round_is_sent_to_the_model_again(bench: Bench) -> N
     assert [message.text for message in await bench.messages("chat")] == ["hello", "done"]
 
 
+@pytest.mark.extended
 async def test_code_that_may_have_run_is_not_run_again_and_the_model_is_informed(bench: Bench) -> None:
     await bench.say("chat", "hello", user_id="ada")
     first = await begun(bench, "chat", Model(HOLD))
@@ -110,6 +111,7 @@ async def test_a_result_that_woke_the_model_wakes_it_once_although_its_round_was
     assert model.prompts[0].count("seen: tea") == 1
 
 
+@pytest.mark.extended
 async def test_a_result_that_arrives_after_the_takeover_wakes_the_model(bench: Bench) -> None:
     interrupted = await running_round(bench, "chat", answered=True)
     drain = bench.drain(model := Model(SAY), owner="w2")

@@ -90,6 +90,7 @@ async def test_a_turn_has_events_of_its_messages_rounds_and_calls(bench: Bench) 
     assert found[-1].data == {"state": "done"}
 
 
+@pytest.mark.extended
 async def test_the_tree_of_a_turn_has_everything(bench: Bench) -> None:
     await bench.say(CHAT, "hello")
     model = Model('look("tea")', f'print(tick("one"))\n{SAY}')
@@ -125,6 +126,7 @@ async def test_the_tree_of_a_turn_has_everything(bench: Bench) -> None:
     ]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("database", ["sqlite", "postgres"])
 async def test_a_turn_may_keep_no_tool_calls(
     database: str, open_bench: Callable[..., Awaitable[Bench]]
@@ -209,6 +211,7 @@ async def test_waiting_and_running_turns_end_when_they_are_cancelled(bench: Benc
     assert [end["state"] for end in (await ends_of(bench)).values()] == ["cancelled", "cancelled"]
 
 
+@pytest.mark.extended
 async def test_a_cancelled_turn_does_not_cancel_others_that_its_round_had_taken(bench: Bench) -> None:
     await bench.say(CHAT, "first")
     await bench.say(CHAT, "second")
@@ -266,6 +269,7 @@ async def test_a_round_of_a_dead_worker_ends_its_turn_once(bench: Bench) -> None
     assert tree.attempts[-1].ended_at is not None and tree.attempts[0].last_event_at is not None
 
 
+@pytest.mark.extended
 async def test_a_result_after_the_end_of_its_turn_begins_another_turn(bench: Bench) -> None:
     await bench.say(CHAT, "hello")
     (ended,) = await bench.play(CHAT, bench.drain(Model(SAY)))
@@ -426,6 +430,7 @@ def as_coded(*texts: str) -> list[tuple[str, str]]:
     ]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("pause", [0.0, 0.02, module._PAUSE_SECONDS, 60.0])
 async def test_a_message_follows_the_call_that_wrote_it_and_what_was_called_before(
     bench: Bench, pause: float, monkeypatch: pytest.MonkeyPatch
@@ -447,6 +452,7 @@ async def test_a_message_follows_the_call_that_wrote_it_and_what_was_called_befo
     ]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("pause", [0.0, 60.0])
 async def test_a_job_follows_the_call_that_started_it(
     bench: Bench, pause: float, monkeypatch: pytest.MonkeyPatch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import pytest
 from round_bench import Bench, Model, states
 
 from agent.llm import LLMRequest
@@ -37,6 +38,7 @@ async def test_an_error_that_repeats_ends_the_turn(open_bench: OpenBench) -> Non
     assert ["brought nothing new" in prompt for prompt in model.prompts] == [False, False, True]
 
 
+@pytest.mark.extended
 async def test_a_program_that_repeats_does_not_run_a_third_time(open_bench: OpenBench) -> None:
     bench = await open_bench("postgres")
     rounds = await _play(bench, Model('look("tea")', '\nlook("tea")  ', 'look("tea")'))
@@ -45,6 +47,7 @@ async def test_a_program_that_repeats_does_not_run_a_third_time(open_bench: Open
     assert bench.journal().count("look tea") == 2
 
 
+@pytest.mark.extended
 async def test_a_program_whose_result_changes_may_run_again(open_bench: OpenBench) -> None:
     bench = await open_bench("sqlite")
     code = "import time\nprint(time.monotonic_ns())\nexit(9)"
@@ -61,6 +64,7 @@ async def test_rounds_caused_by_results_count_as_well(open_bench: OpenBench) -> 
     assert bench.journal().count("look tea") == 2
 
 
+@pytest.mark.extended
 async def test_a_plugin_that_wakes_the_agent_each_time_reaches_the_limit(
     open_bench: OpenBench,
 ) -> None:
@@ -72,6 +76,7 @@ async def test_a_plugin_that_wakes_the_agent_each_time_reaches_the_limit(
     assert "2 rounds" in await last_text(bench, "chat")
 
 
+@pytest.mark.extended
 async def test_the_calls_of_a_round_are_limited(open_bench: OpenBench) -> None:
     bench = await open_bench("postgres", sandbox={"max_calls": 3})
     stubborn = "for n in range(6):\n    try:\n        tick(str(n))\n    except Exception:\n        pass"
@@ -93,6 +98,7 @@ async def test_the_time_of_a_turn_includes_that_of_the_model(open_bench: OpenBen
     assert "1.5 seconds" in await last_text(bench, "chat")
 
 
+@pytest.mark.extended
 async def test_the_time_of_a_turn_includes_that_of_its_programs(open_bench: OpenBench) -> None:
     bench = await open_bench("postgres", agent={"turn_seconds": 2.5})
     rounds = await _play(bench, Model("import time\ntime.sleep(60)"))

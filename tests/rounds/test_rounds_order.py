@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
 from round_bench import Bench, Model, states
 from sqlalchemy import func, select, update
 from waiting import WAIT_SECONDS, eventually
@@ -30,6 +31,7 @@ async def due_in(bench: Bench, chat_key: str, seconds: float) -> None:
         await tx.connection.execute(statement.values(not_before=seconds_from_now(seconds)))
 
 
+@pytest.mark.extended
 async def test_a_burst_of_messages_within_the_debounce_is_one_round(kind: str, open_bench: OpenBench) -> None:
     bench = await open_bench(kind, agent={"debounce_seconds": 600})
     model = Model(SAY)
@@ -73,6 +75,7 @@ async def test_an_agent_result_does_not_wait_for_the_debounce(kind: str, open_be
     assert rounds[1].not_before == rounds[1].requested_at
 
 
+@pytest.mark.extended
 async def test_triggers_that_arrive_while_a_round_runs_are_merged_into_the_next_in_order(
     bench: Bench,
 ) -> None:
@@ -92,6 +95,7 @@ async def test_triggers_that_arrive_while_a_round_runs_are_merged_into_the_next_
     assert second.count("seen: tea") == 1
 
 
+@pytest.mark.extended
 async def test_a_round_runs_on_behalf_of_the_user_among_its_triggers(bench: Bench) -> None:
     await runtime.current().messages.push_system("who", "a timer", trigger_agent=True, call_id=None)
     await bench.say("who", "and I", user_id="ada")
@@ -198,6 +202,7 @@ KEYS = [
 ]
 
 
+@pytest.mark.extended
 async def test_a_chat_key_of_any_platform_works(open_bench: OpenBench) -> None:
     bench = await open_bench("postgres")
     code = "import os\nopen('shared/x', 'w').write(_ck)\ntick(_ck)\nlook(_ck)"

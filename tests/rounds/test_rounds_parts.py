@@ -65,6 +65,7 @@ async def post(bench: Bench, text: str, *files: Attachment) -> str | None:
     return await bench.services.receive_message(CHAT, text, user_id="ada", user_name="Ada", files=files)
 
 
+@pytest.mark.extended
 async def test_a_picture_and_a_file_reach_hooks_prompt_and_sandbox(kind: str, open_bench: OpenBench) -> None:
     bench = await open_bench(kind, plugins=PLUGINS)
     picture, table = await store(bench, "cat.png", PIXEL), await store(bench, "../a/table.csv", b"a,b\n1,2\n")
@@ -92,6 +93,7 @@ async def test_a_picture_and_a_file_reach_hooks_prompt_and_sandbox(kind: str, op
     assert kept.modified_ns == picture.modified_ns
 
 
+@pytest.mark.extended
 async def test_a_prompt_shows_the_newest_pictures_only(kind: str, open_bench: OpenBench) -> None:
     bench = await open_bench(kind, plugins=PLUGINS, agent={"history_images": 2})
     for number in range(3):
@@ -139,6 +141,7 @@ async def test_a_picture_that_cannot_be_shown_does_not_fail_the_round(open_bench
     assert [message.text for message in await bench.messages(CHAT)] == ["look", "ok"]
 
 
+@pytest.mark.extended
 async def test_a_picture_that_a_method_returns_is_made_small_too(open_bench: OpenBench) -> None:
     bench = await open_bench("sqlite", plugins=PLUGINS, agent={"image_side": 100, "prompt_images": 1})
     await post(bench, "look", await store(bench, "cat.png", PIXEL))

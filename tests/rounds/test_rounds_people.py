@@ -58,6 +58,7 @@ async def test_messages_of_a_person_whose_triggering_is_prevented_start_no_round
     assert len(await bench.rounds(GROUP)) == 1 and len(await bench.rounds("discord-7")) == 1
 
 
+@pytest.mark.extended
 async def test_a_preset_is_the_persona_in_the_next_prompt_of_the_turn(
     kind: str, open_bench: OpenBench
 ) -> None:
@@ -142,6 +143,7 @@ async def test_an_overheard_message_starts_a_turn_only_if_a_hook_demands_it(
     assert (await DBChatMessage.get(content_text="you there")).is_tome == 1
 
 
+@pytest.mark.extended
 async def test_a_plugin_of_an_adapter_is_in_prompts_of_its_chats_and_of_chats_without_adapter(
     kind: str, open_bench: OpenBench
 ) -> None:

@@ -26,6 +26,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.mark.extended
 async def test_code_reads_what_a_prompt_hides(kind: str, open_bench: OpenBench) -> None:
     bench = await open_bench(kind)
     gaps: list[tuple[str, str]] = []

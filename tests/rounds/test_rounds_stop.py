@@ -35,6 +35,7 @@ async def stop(bench: Bench, chat_key: str) -> StoppedRounds:
     return await bench.services.stopper.stop(chat_key, reason="enough", wait_seconds=WAIT_SECONDS)
 
 
+@pytest.mark.extended
 async def test_a_program_is_stopped_with_its_calls_and_nothing_follows(bench: Bench) -> None:
     await bench.say("chat", "hello")
     async with draining(bench, "chat", Model(LINGER)):
@@ -77,6 +78,7 @@ async def test_a_round_waiting_for_the_model_is_stopped(bench: Bench) -> None:
     assert states(await bench.rounds("chat")) == ["cancelled"]
 
 
+@pytest.mark.extended
 async def test_one_query_reads_the_stop_requests_of_all_rounds_of_a_process(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +215,7 @@ async def test_an_unknown_chat_cannot_be_stopped(bench: Bench) -> None:
         await stop(bench, "nobody")
 
 
+@pytest.mark.extended
 async def test_a_reset_stops_the_round_before_the_new_conversation_starts(bench: Bench) -> None:
     await bench.say("chat", "hello")
     async with draining(bench, "chat", Model(LINGER)):

@@ -54,6 +54,7 @@ async def test_a_rounds_row_contains_its_whole_course(bench: Bench) -> None:
         assert times == sorted(times)
 
 
+@pytest.mark.extended
 async def test_the_course_of_a_round_is_readable(bench: Bench) -> None:
     await bench.say("chat", "hello")
     rounds = await bench.play("chat", bench.drain(Model(CODE, "")))

@@ -200,6 +200,7 @@ async def test_writing_again_starts_from_the_messages(bench: Bench) -> None:
         await writer.summarise("no-such-chat", afresh=True)
 
 
+@pytest.mark.extended
 async def test_a_summary_from_a_turns_own_time_is_not_shown_in_it(open_bench: OpenBench) -> None:
     bench = await open_bench("sqlite", agent=AGENT)
     await fill(bench, *numbered(12))
@@ -218,6 +219,7 @@ async def test_a_summary_from_a_turns_own_time_is_not_shown_in_it(open_bench: Op
     assert "Summary 1." in player.prompts[2]
 
 
+@pytest.mark.extended
 async def test_no_round_waits_for_a_summary_and_none_fails_with_it(open_bench: OpenBench) -> None:
     bench = await open_bench("sqlite", agent=AGENT)
     await fill(bench, *numbered(12))
@@ -296,6 +298,7 @@ async def test_a_summary_cannot_pose_as_text_of_the_system(open_bench: OpenBench
     assert "x" * 2000 not in prompt
 
 
+@pytest.mark.extended
 async def test_a_long_history_takes_several_requests_and_a_refused_length_lowers_them(
     open_bench: OpenBench,
 ) -> None:
@@ -318,6 +321,7 @@ async def test_a_long_history_takes_several_requests_and_a_refused_length_lowers
     assert sizes[1] < sizes[0]
 
 
+@pytest.mark.extended
 async def test_without_a_group_no_summary_is_written_or_shown(open_bench: OpenBench) -> None:
     bench = await open_bench("sqlite", agent={**AGENT, "summary_group": None})
     await fill(bench, *numbered(12))

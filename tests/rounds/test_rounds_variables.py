@@ -28,6 +28,7 @@ def footer(prompt: str) -> list[str]:
     return [line for line in prompt.split("\n") if line.startswith("Variables for your next program")]
 
 
+@pytest.mark.extended
 async def test_the_next_program_begins_with_the_variables_and_its_prompt_names_them(bench: Bench) -> None:
     model = Model(
         "rows = [(1, 'a')]\nwhen = __import__('datetime').date(2026, 5, 4)\nit = iter(rows)\nexit(9)",
@@ -53,6 +54,7 @@ async def test_variables_are_kept_at_a_call_that_ends_the_program(bench: Bench) 
     assert [item.output for item in rounds] == ["", "{'a': 1}\n"]
 
 
+@pytest.mark.extended
 async def test_the_next_turn_begins_without_them(bench: Bench) -> None:
     model = Model("x = 1\nexit(9)", "print(x)", "print('x' in globals())")
     for _ in range(2):
@@ -61,6 +63,7 @@ async def test_the_next_turn_begins_without_them(bench: Bench) -> None:
     assert [item.output for item in rounds] == ["", "1\n", "False\n"]
 
 
+@pytest.mark.extended
 async def test_a_program_that_is_killed_leaves_those_of_the_program_before(open_bench: OpenBench) -> None:
     bench = await open_bench("sqlite", sandbox={**KEEPS, "wall_seconds": 1})
     model = Model("x = 1\nexit(9)", "x = 2\nwhile True: pass", "print(x)")
@@ -82,6 +85,7 @@ async def test_a_turn_that_is_stopped_leaves_nothing(bench: Bench) -> None:
     assert await stored(bench) == 0
 
 
+@pytest.mark.extended
 async def test_a_round_that_starts_again_begins_with_the_same_variables(bench: Bench) -> None:
     async def lose(_: object) -> str:
         await bench.let_leases_run_out()
@@ -96,6 +100,7 @@ async def test_a_round_that_starts_again_begins_with_the_same_variables(bench: B
     assert [item.output for item in rounds] == ["", "second 1\n"]
 
 
+@pytest.mark.extended
 async def test_without_the_setting_nothing_is_kept_or_said(open_bench: OpenBench) -> None:
     bench = await open_bench("sqlite")
     model = Model("x = 1\nexit(9)", "print('x' in globals())")

@@ -99,6 +99,7 @@ async def test_over_budget_summaries_are_skipped_and_rounds_are_as_before(
     await writer.close()
 
 
+@pytest.mark.extended
 async def test_a_refused_summary_leaves_the_rounds_of_its_chat_alone(
     open_bench: OpenBench, kind: str
 ) -> None:

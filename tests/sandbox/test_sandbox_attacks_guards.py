@@ -79,6 +79,7 @@ async def stops(tmp_path: Path, codes: dict[str, str]) -> dict[str, tuple[StopTy
         return dict(await asyncio.gather(*(run(box, name, code) for name, code in codes.items())))
 
 
+@pytest.mark.extended
 async def test_attack_L13_name_of_a_mapped_file_does_not_blind_the_disk_guard(tmp_path: Path) -> None:
     codes = {what: f"NAME = '{name}'" + MAPS_NAME for what, name in NAMES.items()}
     assert await stops(tmp_path, codes) == dict.fromkeys(codes, (StopType.ERROR, Limit.DISK))
@@ -102,6 +103,7 @@ SOCKETS = {
 }
 
 
+@pytest.mark.extended
 async def test_attack_L13_name_of_a_socket_does_not_blind_the_guards(tmp_path: Path) -> None:
     """Only the check of the sockets' names can then count what exceeds the quota."""
     codes = {what: f"NAME = '{name.replace('/', '_')}'" + SOCKET_NAME + BIG for what, name in SOCKETS.items()}
@@ -128,6 +130,7 @@ def grow():
 """
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("trick", ["socket", "mapping", "comm", "undumpable"])
 def test_attack_L13_crafted_proc_files_do_not_blind_the_memory_guard(
     bwrap_driver: BwrapDriver, request: pytest.FixtureRequest, trick: str
@@ -274,6 +277,7 @@ async def test_attack_L14_storm_of_renames_does_not_hide_files(tmp_path: Path, c
     assert used == 16 << 20
 
 
+@pytest.mark.extended
 async def test_attack_L14_fork_storm_does_not_starve_the_disk_guard(tmp_path: Path) -> None:
     code = """
 import os, time
@@ -313,6 +317,7 @@ time.sleep(30)
     assert (result.stop_type, result.limit) == (StopType.ERROR, Limit.DISK), result
 
 
+@pytest.mark.extended
 async def test_attack_L14_an_expensive_look_does_not_extend_the_pause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -414,6 +419,7 @@ for number in range(900):
             assert not Quota.at_start(box.shared(), box.settings).exceeded()
 
 
+@pytest.mark.extended
 async def test_attack_L15_cutting_back_follows_no_link_and_removes_no_older_file(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()

@@ -199,6 +199,7 @@ def test_attack_L4_process_and_thread_bombs_stop_at_the_limit(mode: str, code: s
     assert (result["stop"], result["limit"]) == ("ERROR", "pids")
 
 
+@pytest.mark.extended
 def test_attack_L4_bomb_that_swallows_its_errors_ends_with_the_run(mode: str) -> None:
     code = """
 import os
@@ -244,6 +245,7 @@ async def test_attack_L5_endless_computation_is_killed_in_time(box: Lab, code: s
     assert nothing_runs(box)
 
 
+@pytest.mark.extended
 async def test_attack_L5_cpu_time_is_a_limit_of_its_own(tmp_path: Path) -> None:
     async with lab(tmp_path, cpu_seconds=1) as box:
         result = await box.run("while True: pass")
@@ -637,6 +639,7 @@ def is_zombie(pid: int) -> bool:
     return ") Z " in Path(f"/proc/{pid}/stat").read_text()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("runs", [12, pytest.param(200, marks=pytest.mark.slow)])
 async def test_attack_L12_many_runs_leave_nothing_behind(box: Lab, runs: int) -> None:
     endings = [
@@ -657,6 +660,7 @@ async def test_attack_L12_many_runs_leave_nothing_behind(box: Lab, runs: int) ->
     assert nothing_runs(box)
 
 
+@pytest.mark.extended
 async def test_concurrent_chats_never_share_a_host_user(
     bwrap_driver: BwrapDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -270,6 +270,7 @@ ignored = {"go_on"}
 """
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("size", [1, 300_000])
 async def test_a_call_may_be_made_before_any_step_of_a_call(tmp_path: Path, size: int) -> None:
     """As by a finaliser or a signal's handler, which run between two steps of the interpreter."""

@@ -84,6 +84,7 @@ attempt("run a program from shared", lambda: os.execv("shared/program", ["progra
     assert {label for label, outcome in attempts.items() if outcome[0] != "refused"} == set()
 
 
+@pytest.mark.extended
 async def test_landlock_ends_daemons_with_their_run(fenced: Lab) -> None:
     code = """
 import os, time
@@ -103,6 +104,7 @@ if os.fork() == 0:
             assert host_processes(fenced.user()) == []
 
 
+@pytest.mark.extended
 async def test_landlock_enforces_limits(fenced: Lab) -> None:
     endless = await fenced.run("while True: pass", wall_seconds=0.3)
     assert (endless.stop_type, endless.limit) == (StopType.TIMEOUT, Limit.WALL)
@@ -232,6 +234,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.extended
 async def test_landlock_processes_end_with_a_killed_service(fenced: Lab) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root mode, where the code's host user tells its processes from others")

@@ -67,6 +67,7 @@ async def attack(tmp_path: Path, code: str, **settings: Any) -> tuple[Any, dict[
         return await box.run(code), seen
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("grouped")
 async def test_attack_page_cache_is_charged_to_the_run_and_released(tmp_path: Path) -> None:
     code = """
@@ -135,6 +136,7 @@ async def test_attack_memory_without_a_process_is_charged_to_the_run(tmp_path: P
     assert result.limit in (Limit.MEMORY, Limit.DISK), result
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("grouped")
 async def test_attack_fork_storm_of_sessions_stays_below_the_groups_limit(tmp_path: Path) -> None:
     code = """
@@ -159,6 +161,7 @@ look()
         assert max(seen["processes"]) <= 40
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("grouped")
 async def test_attack_cpu_time_of_many_processes_is_that_of_one_core(tmp_path: Path) -> None:
     if (os.cpu_count() or 1) < 2:
@@ -272,6 +275,7 @@ def described_as_other_user(**settings: Any) -> tuple[bool, str, dict[str, str]]
     return ok, "; ".join(reasons), limits
 
 
+@pytest.mark.extended
 def test_ordinary_user_without_groups_is_polled_and_refused_when_that_is_not_enough(other_user: None) -> None:
     ok, _, limits = described_as_other_user()
     assert ok
@@ -284,6 +288,7 @@ def test_ordinary_user_without_groups_is_polled_and_refused_when_that_is_not_eno
     assert "Delegate=yes" in reasons
 
 
+@pytest.mark.extended
 def test_ordinary_user_with_images_configured_is_refused(other_user: None) -> None:
     ok, reasons, limits = described_as_other_user(shared_storage="image")
     assert not ok

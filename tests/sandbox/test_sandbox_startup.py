@@ -96,6 +96,7 @@ async def test_attack_U1_missing_bubblewrap_is_refused_with_the_package_to_insta
     )
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("own_packages")
 async def test_attack_U2_denied_namespaces_are_refused_with_the_fix(
     bwrap_driver: BwrapDriver, tmp_path: Path
@@ -257,6 +258,7 @@ print("; ".join(asyncio.run(probe(build_driver(settings), settings)).reasons) or
 """
 
 
+@pytest.mark.extended
 @pytest.mark.root
 def test_attack_U8_service_that_may_not_inspect_sandboxes_is_refused_at_the_start(
     bwrap_driver: BwrapDriver,

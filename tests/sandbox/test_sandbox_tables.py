@@ -41,6 +41,7 @@ del show
 """
 
 
+@pytest.mark.extended
 async def test_arrays_and_data_frames_begin_the_next_program_as_they_were(box: Lab) -> None:
     first = await box.run(MAKES + SHOWS, keep_bytes=MOST)
     assert first.stop_type is StopType.NORMAL, first.output

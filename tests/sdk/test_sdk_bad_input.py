@@ -62,6 +62,7 @@ def functions(world: InMemoryRuntime, plugin: NekroPlugin) -> dict[str, tuple[Ca
     return found
 
 
+@pytest.mark.extended
 @given(data=st.data())
 @settings(max_examples=300)
 async def test_arbitrary_values_are_accepted_or_raise_value_or_type_errors(data: st.DataObject) -> None:

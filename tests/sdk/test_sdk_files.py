@@ -221,6 +221,7 @@ async def test_private_addresses_are_refused_unless_allowed(
     assert file_server.requests == []
 
 
+@pytest.mark.extended
 async def test_a_race_with_sandboxed_code_leaks_nothing(fs: FileSystem, tmp_path: Path) -> None:
     """A file and a directory are continuously exchanged for links while they are read."""
     (tmp_path / "host").mkdir()

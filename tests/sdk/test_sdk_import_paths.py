@@ -132,6 +132,7 @@ def test_names_without_a_counterpart_import_in_plugins_and_raise_when_used(tmp_p
     unload_plugins(loaded)
 
 
+@pytest.mark.extended
 def test_importing_the_sdk_imports_no_server_library() -> None:
     modules = " ".join(sorted(PATHS))
     code = (

@@ -261,6 +261,7 @@ logging.getLogger("noisy").error("logged")
 """
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_what_plugins_print_during_their_import_goes_to_stderr(tmp_path: Path, is_broken: bool) -> None:
     (tmp_path / "noisy.py").write_text(source("noisy", extra=NOISY + ("1 / 0" if is_broken else "")))
@@ -279,6 +280,7 @@ def test_what_plugins_print_during_their_import_goes_to_stderr(tmp_path: Path, i
         assert text in done.stderr, text
 
 
+@pytest.mark.extended
 def test_json_of_commands_is_not_mixed_with_what_plugins_print(tmp_path: Path) -> None:
     (tmp_path / "noisy.py").write_text(source("noisy", extra=NOISY))
     command = [sys.executable, "-m", "cli.main", "plugins", "--json"]
@@ -335,6 +337,7 @@ def test_handlers_that_nothing_calls_are_listed(load: Load, folder: Path) -> Non
     ]
 
 
+@pytest.mark.extended
 def test_packages_of_the_extra_are_here_and_their_absence_names_the_extra(load: Load, folder: Path) -> None:
     modules = (
         "aiodocker aiohttp aiosmtplib json5 lunar_python magic python_multipart numpy openpyxl "

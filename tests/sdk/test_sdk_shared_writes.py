@@ -142,6 +142,7 @@ async def test_a_directory_planted_at_the_name_fails_the_call(run: Any, shared: 
     assert list(shared.rglob("*")) == [shared / "out"]
 
 
+@pytest.mark.extended
 async def test_a_race_with_sandboxed_code_writes_to_no_host_file(fs: FileSystem, tmp_path: Path) -> None:
     host = tmp_path / "host"
     host.mkdir()

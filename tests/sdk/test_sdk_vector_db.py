@@ -17,6 +17,8 @@ from nekro_agent.errors import PackageInstallError
 from nekro_agent.policies import CoreConfig
 from nekro_agent.testing import InMemoryRuntime
 
+pytestmark = pytest.mark.extended
+
 #: Adds one point to the database of a data root, in a process of its own.
 ADD = """
 import asyncio, sys

@@ -20,6 +20,8 @@ from cli.environment import environment_of
 from workers.ops.host_header import AllowedHosts, is_loopback
 from workers.ops.http_server import Page, PageServer
 
+pytestmark = pytest.mark.extended
+
 OUR_NAMES = ("localhost", "LOCALHOST.", "127.0.0.1", "127.0.0.1:{port}", "[::1]:{port}", "[0:0:0:0:0:0:0:1]")
 OTHERS = (
     "evil.example", "evil.example:{port}", "127.0.0.1.evil.example", "localhost.evil.example", "0.0.0.0", "",

@@ -17,6 +17,8 @@ from broker_config.app import create_app
 from broker_config.settings import Settings
 from broker_config.urls import client_url
 
+pytestmark = pytest.mark.extended
+
 NESTED = "[" * 100_000 + "]" * 100_000
 
 

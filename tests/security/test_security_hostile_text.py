@@ -40,7 +40,7 @@ from storage.engine import Database
 from storage.repositories.events import NewEvent
 from storage.repositories.jobs import NewJob
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(240)]
 
 CHAT = "hostile-chat"
 SECONDS = 60
@@ -315,7 +315,6 @@ def test_a_json_log_has_one_object_per_line_and_no_forged_one(
     assert FORGED_JSON in [record["event"] for record in records if record["logger"] == "stderr"]
 
 
-@pytest.mark.extended
 def test_nekro_up_forwards_the_output_of_workers_line_by_line_and_escaped(tmp_path: Path) -> None:
     (tmp_path / "plugins").mkdir()
     # Not through Python's streams, like a program that a plugin starts.

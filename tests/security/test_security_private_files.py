@@ -18,6 +18,8 @@ from broker_config.settings import Settings
 from cli.demo import scenes
 from nekro_agent.files import private_files, safe_files
 
+pytestmark = pytest.mark.extended
+
 MOUNTS_A_CONFIG = """
 from nekro_agent.api.plugin import ConfigBase, NekroPlugin
 
@@ -73,7 +75,6 @@ def tour(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
     return directory / "data", json.loads(done.stdout)
 
 
-@pytest.mark.extended
 def test_the_tour_passes_every_point(tour: tuple[Path, dict[str, Any]]) -> None:
     _, printed = tour
     left = [point for point in printed["points"] if not point["ok"] and not point["is_left_out"]]

@@ -98,6 +98,7 @@ UNSIGNED: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
+@pytest.mark.extended
 def test_unsigned_commands_have_no_effect_and_no_answer(
     worker: WorkerProcess, app: NekroApp, stranger: Celery
 ) -> None:
@@ -156,6 +157,7 @@ def test_a_recorded_command_is_executed_once_and_not_altered(
     assert not client.keys(f"{settings.broker.key_prefix}*elsewhere*")
 
 
+@pytest.mark.extended
 def test_attack_R22_a_recorded_command_is_not_executed_by_a_worker_that_starts_later(
     worker: WorkerProcess,
     app: NekroApp,
@@ -198,6 +200,7 @@ class Harmful:
         return Path.touch, (self._path,)
 
 
+@pytest.mark.extended
 def test_broadcasts_in_other_formats_are_not_decoded(
     worker: WorkerProcess, app: NekroApp, client: Any, settings: Settings, tmp_path: Path
 ) -> None:

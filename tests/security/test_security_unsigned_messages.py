@@ -130,6 +130,7 @@ def test_no_app_has_celerys_built_in_tasks(app: NekroApp) -> None:
     assert [name for name in app.tasks if name.startswith("celery.")] == []
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("pool", "lane"), LANES, ids=[lane for _, lane in LANES])
 def test_celerys_own_tasks_run_on_no_lane(
     pool: str, lane: str, worker: Callable[..., WorkerProcess], queue: Callable[..., Queue]
@@ -173,6 +174,7 @@ def test_unsigned_follow_ups_are_refused_with_the_signed_task_they_were_added_to
     assert len(target.refused()) == 9
 
 
+@pytest.mark.extended
 def test_unsigned_headers_have_no_effect(
     worker: Callable[..., WorkerProcess], queue: Callable[..., Queue]
 ) -> None:
@@ -230,6 +232,7 @@ def test_a_signed_message_cannot_be_altered_renamed_or_moved(
     assert reply <= 1 and not target._client.exists(f"{target.prefix}reply:x:{caller}")
 
 
+@pytest.mark.extended
 def test_bodies_in_other_encodings_are_refused(
     worker: Callable[..., WorkerProcess], queue: Callable[..., Queue]
 ) -> None:
@@ -253,6 +256,7 @@ def test_bodies_in_other_encodings_are_refused(
     assert all(len(entry["message"]) <= 16_384 for entry in target.refused())
 
 
+@pytest.mark.extended
 def test_a_flood_of_refused_messages_is_bounded_and_displaces_no_call(
     worker: Callable[..., WorkerProcess], queue: Callable[..., Queue]
 ) -> None:

@@ -62,6 +62,7 @@ async def box(tmp_path: Path) -> AsyncIterator[Lab]:
         yield made
 
 
+@pytest.mark.extended
 async def test_attack_R4_hostile_texts_raise_inside_and_do_nothing_outside(box: Lab) -> None:
     payloads = [data for _, data in corpus() if len(data) <= MOST_BYTES and not is_harmless(data)]
     (box.areas.uploads_dir("chat") / "corpus").write_text(json.dumps([data.hex() for data in payloads]))

@@ -275,6 +275,7 @@ async def finish(storage: Storage, made: Invocation, fence: int) -> None:
 # --- a worker could not claim ------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 async def test_a_refused_call_is_withdrawn_before_its_caller_gets_the_error(
     world: Caller, storage: Storage
 ) -> None:

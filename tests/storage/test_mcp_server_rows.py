@@ -10,6 +10,8 @@ import pytest
 from broker_config.settings import DatabaseSettings
 from storage.engine import Database
 
+pytestmark = pytest.mark.extended
+
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_listings_follow_declarations(

@@ -22,6 +22,7 @@ def test_areas_are_at_the_paths_that_plugins_expect(tmp_path: Path) -> None:
     assert all(path.is_dir() for path in tmp_path.glob("*/*")) and len(list(tmp_path.glob("*/*"))) == 3
 
 
+@pytest.mark.extended
 @settings(max_examples=60)
 @given(keys=st.sets(st.text(min_size=1), min_size=2, max_size=4))
 def test_every_chat_has_its_own_directory_below_uploads(tmp_path: Path, keys: set[str]) -> None:

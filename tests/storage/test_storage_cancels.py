@@ -113,6 +113,7 @@ class Load:
         return sorted(self.seconds)[int(len(self.seconds) * 0.99)]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("calls", "cancels"),
     [(1000, 250), pytest.param(20_000, 5_000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])],

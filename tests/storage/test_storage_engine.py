@@ -165,6 +165,7 @@ async def test_reader_does_not_wait_for_a_writer(leases: Leases, database: Datab
         assert await leases.names(database) == []
 
 
+@pytest.mark.extended
 async def test_thousand_callers_at_once_share_the_connections(leases: Leases, database: Database) -> None:
     async def write(number: int) -> None:
         async with database.begin() as tx:

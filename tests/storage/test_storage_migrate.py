@@ -88,6 +88,7 @@ async def test_status_names_the_error_and_no_password(tmp_path: Path) -> None:
         await require_migrated(settings, tmp_path)
 
 
+@pytest.mark.extended
 async def test_a_migrated_database_is_recognised_without_alembic(
     database_settings: DatabaseSettings, tmp_path: Path
 ) -> None:

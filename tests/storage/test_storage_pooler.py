@@ -144,6 +144,7 @@ async def run_a_round(database: Database, number: int) -> RoundState:
         return (await tx.rounds.finish(claimed.round.id, fence=fence, report=RoundReport())).state
 
 
+@pytest.mark.extended
 @needs_pgbouncer
 async def test_calls_rounds_and_leases_share_fewer_server_connections(
     make_pooled: Callable[..., Database],
@@ -273,6 +274,7 @@ async def test_a_statement_over_its_limit_is_stopped_on_the_server(
     assert await run_a_call(database, 1) is CallState.DONE
 
 
+@pytest.mark.extended
 @needs_pgbouncer
 @pytest.mark.parametrize("way", ["begin", "autocommit"])
 async def test_a_cancelled_statement_is_stopped_and_disturbs_no_other(

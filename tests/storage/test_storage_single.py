@@ -57,6 +57,7 @@ def sqlite_threads() -> set[threading.Thread]:
 # --- connections -----------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 async def test_a_thousand_statements_and_transactions_at_once_stay_within_the_pool(
     tmp_path: Path, migrated_settings: DatabaseSettings
 ) -> None:

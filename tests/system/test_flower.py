@@ -201,6 +201,7 @@ def test_flower_reads_no_methods_when_it_has_ended(fleet: Any, monkeypatch: pyte
     assert not readers()
 
 
+@pytest.mark.extended
 def test_flower_sends_no_command_that_workers_refuse() -> None:
     """It had requested events from every worker every 5 seconds: an error in every log each time."""
     import flower.options  # noqa: F401 - declares the options

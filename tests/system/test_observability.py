@@ -27,6 +27,8 @@ from nekro_agent.errors import MethodFailedError
 from nekro_agent.ports import ChatInfo
 from workers.ops.fleet import FleetFigures
 
+pytestmark = pytest.mark.extended
+
 CHAT = "watched-chat"
 
 

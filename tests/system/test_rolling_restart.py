@@ -24,6 +24,8 @@ from storage.repositories.rounds import Round
 from storage.states import RoundState, TriggerKind
 from workers.composition import Services
 
+pytestmark = pytest.mark.extended
+
 HERE = Path(__file__).parent
 GO_ON_SECONDS = 60
 CHATS = ("chat-0", "chat-1", "chat-2", "chat-3")

@@ -23,6 +23,8 @@ from messaging.tracing import TurnTrace
 from storage.states import ApprovalState, TriggerKind
 from workers.composition import Services
 
+pytestmark = pytest.mark.extended
+
 HERE = Path(__file__).parent
 SECRET = "open-sesame"
 TURN = "invoke_agent nekro"

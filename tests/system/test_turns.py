@@ -139,6 +139,7 @@ async def test_an_error_is_shown_to_the_model_with_its_output(fleet: Any) -> Non
     assert messages[-1].text == "mended"
 
 
+@pytest.mark.extended
 async def test_a_turn_ends_at_its_limit_and_the_chat_is_notified(fleet: Any) -> None:
     rounds, messages = await turn(fleet, "looping", "never end", rounds=4)
     assert [r.number for r in rounds] == [1, 2, 3, 4]
@@ -146,6 +147,7 @@ async def test_a_turn_ends_at_its_limit_and_the_chat_is_notified(fleet: Any) -> 
     assert messages[-1].kind is MessageKind.ASSISTANT
 
 
+@pytest.mark.extended
 async def test_chats_run_concurrently_and_each_in_order(fleet: Any) -> None:
     keys = [f"qq:group/{n} #*.键" + "長" * 60 for n in range(6)]
     turns = await asyncio.gather(*(turn(fleet, key, "please count to 3", rounds=3) for key in keys))

@@ -202,6 +202,7 @@ async def test_a_model_that_is_in_no_group_is_not_counted(open_world: Callable[.
         assert await world.total(BudgetScope.DAY, "") is None
 
 
+@pytest.mark.extended
 async def test_fifty_requests_at_once_do_not_exceed_a_budget(open_world: Callable[..., Any]) -> None:
     async with open_world(complete("yes"), day="tokens=510") as world:  # each is expected to use 51
         answers = await asyncio.gather(*(world.ask() for _ in range(50)), return_exceptions=True)

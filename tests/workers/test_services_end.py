@@ -32,6 +32,7 @@ def open_files() -> dict[str, str]:
     return found
 
 
+@pytest.mark.extended
 async def test_closed_services_leave_no_descriptor_open(
     make_settings: Callable[..., Settings], migrated_copy: Callable[[str], DatabaseSettings]
 ) -> None:
