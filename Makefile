@@ -13,7 +13,7 @@ IMAGE ?= nekro-workers:local
 PYTEST_ARGS ?=
 # More processes than the 2 cores of a small machine, as many tests mostly wait. Those of `make test-fast`
 # do not, and each further process collects all tests again.
-TEST_PROCESSES ?= 6
+TEST_PROCESSES ?= 5
 FAST_PROCESSES ?= 4
 # Container images set this; without bytecode files, each process that tests start compiles the project again.
 unexport PYTHONDONTWRITEBYTECODE

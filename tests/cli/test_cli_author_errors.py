@@ -100,6 +100,7 @@ def line_of(text: str) -> int:
     return next(number for number, line in enumerate(PLUGIN.splitlines(), 1) if text in line)
 
 
+@pytest.mark.extended
 def test_the_last_place_in_the_plugin_is_always_shown(shell: Shell) -> None:
     done = shell.inside("call", "read", "--args", '["{"]')
     place = f"probe.py:{line_of('the place in question')} in parse: "

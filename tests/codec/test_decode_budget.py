@@ -84,6 +84,7 @@ def built_bytes(value: object) -> int:
     return size
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("unit", UNITS.values(), ids=UNITS)
 def test_no_text_of_one_mebibyte_exceeds_the_budget(unit: str) -> None:
     meter, slices, _ = cost_of(repeated(unit))

@@ -218,6 +218,7 @@ async def test_an_empty_program_sends_nothing(agents: Agents) -> None:
     assert (turn["state"], len(turn["rounds"]), await agents.told("nothing")) == ("done", 1, [])
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("scene", "stop", "reason", "answer"),
     [

@@ -151,6 +151,7 @@ async def test_results_on_another_redis_are_acknowledged_separately(
     world.app.close()
 
 
+@pytest.mark.extended
 async def test_older_messages_are_not_overtaken(
     world: World, start_worker: StartWorker, tmp_path: Path
 ) -> None:

@@ -86,6 +86,7 @@ async def test_the_calls_of_a_round_are_limited(open_bench: OpenBench) -> None:
     assert len(rounds[0].calls or []) == 3
 
 
+@pytest.mark.extended
 async def test_the_time_of_a_turn_includes_that_of_the_model(open_bench: OpenBench) -> None:
     bench = await open_bench("postgres", agent={"turn_seconds": 1.5})
 

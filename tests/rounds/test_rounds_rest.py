@@ -14,6 +14,8 @@ from nekro_agent.ports import MessageKind
 from storage.repositories.messages import NewMessage
 from workers.listing.rest import rest_of
 
+pytestmark = pytest.mark.extended
+
 OpenBench = Callable[..., Awaitable[Bench]]
 CHAT = "onebot_v11-group_9"
 SAY = 'send_msg_text(_ck, "done")'
@@ -26,7 +28,6 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.mark.extended
 async def test_code_reads_what_a_prompt_hides(kind: str, open_bench: OpenBench) -> None:
     bench = await open_bench(kind)
     gaps: list[tuple[str, str]] = []

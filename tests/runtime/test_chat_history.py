@@ -60,6 +60,7 @@ CHANGES: list[Callable[[Transaction], Awaitable[object]]] = [
 ]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("seed", range(4))
 async def test_incremental_reads_equal_a_complete_read(database: Database, seed: int) -> None:
     chance = random.Random(seed)

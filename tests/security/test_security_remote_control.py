@@ -22,6 +22,8 @@ from broker_config.urls import client_url
 from codec.wire import new_id
 from messaging.celery.remote_control import COMMANDS, FRESH_SECONDS
 
+pytestmark = pytest.mark.extended
+
 BOMB_BYTES = 256 << 20
 
 
@@ -98,7 +100,6 @@ UNSIGNED: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-@pytest.mark.extended
 def test_unsigned_commands_have_no_effect_and_no_answer(
     worker: WorkerProcess, app: NekroApp, stranger: Celery
 ) -> None:
@@ -157,7 +158,6 @@ def test_a_recorded_command_is_executed_once_and_not_altered(
     assert not client.keys(f"{settings.broker.key_prefix}*elsewhere*")
 
 
-@pytest.mark.extended
 def test_attack_R22_a_recorded_command_is_not_executed_by_a_worker_that_starts_later(
     worker: WorkerProcess,
     app: NekroApp,
@@ -200,7 +200,6 @@ class Harmful:
         return Path.touch, (self._path,)
 
 
-@pytest.mark.extended
 def test_broadcasts_in_other_formats_are_not_decoded(
     worker: WorkerProcess, app: NekroApp, client: Any, settings: Settings, tmp_path: Path
 ) -> None:

@@ -291,6 +291,7 @@ async def test_a_refused_call_is_withdrawn_before_its_caller_gets_the_error(
     assert not await storage.is_sent_again(made.call_id)
 
 
+@pytest.mark.extended
 async def test_a_refused_call_that_cannot_be_withdrawn_has_an_unknown_outcome(
     world: Caller, storage: Storage
 ) -> None:

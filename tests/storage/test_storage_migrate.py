@@ -48,6 +48,7 @@ print(json.dumps([name for name in sys.modules if name.partition(".")[0] == "ale
 """
 
 
+@pytest.mark.extended
 async def test_migrations_build_the_schema_of_the_models(
     database_settings: DatabaseSettings, tmp_path: Path
 ) -> None:

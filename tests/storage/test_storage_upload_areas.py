@@ -168,6 +168,7 @@ async def test_two_chats_never_share_a_directory(names: UploadAreas, database: D
         names.name(CHAT)
 
 
+@pytest.mark.extended
 @settings(max_examples=200)
 @given(key=st.text(min_size=1))
 def test_no_chat_key_can_name_the_directory_of_another(key: str) -> None:
