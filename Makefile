@@ -11,19 +11,19 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 	--no-emit-index-url --no-emit-find-links --no-header --no-annotate $(UPGRADE)
 IMAGE ?= nekro-workers:local
 PYTEST_ARGS ?=
-# More processes than the 2 cores of a small machine, as many tests mostly wait. Those of `make test-fast`
-# do not, and each further process collects all tests again.
+# More processes than the 2 cores of a small machine, as many tests mostly wait. Each further process
+# collects all tests again.
 TEST_PROCESSES ?= 5
-FAST_PROCESSES ?= 4
 # Container images set this; without bytecode files, each process that tests start compiles the project again.
 unexport PYTHONDONTWRITEBYTECODE
 # Tests that start no worker and no sandbox.
 FAST := $(addprefix tests/,agent/test_extraction.py agent/test_llm_openai.py agent/test_llm_scripted.py agent/test_multimodal.py \
-	agent/test_prompt.py agent/test_text.py agent/test_verdict.py broker codec/test_codec.py contract deploy runtime sdk storage \
+	agent/test_prompt.py agent/test_text.py agent/test_verdict.py broker codec/test_codec.py contract runtime sdk storage \
 	workers test_layers.py test_lines_of_others.py)
 FAST_ONLY := not postgres and not sandbox and not supply_chain and not sdk_typing and not sdk_packages \
 	and not call_outcomes and not processes and not promoted and not sentinels and not two_megabytes \
-	and not loads_nothing
+	and not loads_nothing and not pooler and not rabbitmq and not of_an_ended_loop and not every_loop \
+	and not missing_connection and not sigkill and not longer_than_the_reply and not fit_the_port
 
 .DEFAULT_GOAL := help
 .PHONY: help install bubblewrap libmagic mcp-servers trace-viewer demo test test-extended test-all test-fast test-slow chaos faults mcp-conformance axe console-pictures lint format types bench bench-gateway goals scale eval bench-sandbox bench-start-up fuzz docs constraints wheel sbom sbom-image compose-test clean
@@ -75,7 +75,7 @@ test-extended: install mcp-servers ## Run the tests that take longer: browser, w
 test-all: test test-extended ## Run both.
 
 test-fast: install ## Run the tests of single components, for quick feedback: SQLite and Redis, no worker, no sandbox.
-	$(BIN)/python -m pytest -n $(FAST_PROCESSES) $(PARALLEL) -m 'not slow and not extended' -k '$(FAST_ONLY)' $(FAST) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) $(PARALLEL) -m 'not slow and not extended' -k '$(FAST_ONLY)' $(FAST) $(PYTEST_ARGS)
 
 test-slow: install ## Run the long tests: crashes, soak, load.
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
