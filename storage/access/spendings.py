@@ -33,6 +33,7 @@ __all__ = [
     "ScopeKey",
     "SpendingRepository",
     "Total",
+    "plugin_of",
     "user_scope",
 ]
 
@@ -49,6 +50,11 @@ def user_scope(adapter_key: str | None, user_id: str | None) -> str | None:
         return name
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
     return f"{name[: _USER_CHARS // 2]}…{digest}"
+
+
+def plugin_of(method: str) -> str | None:
+    """Return the key of a method's plugin; None for a method without one."""
+    return method.rpartition(".")[0] or None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +211,7 @@ class SpendingRepository(Repository):
     async def plugin_of_call(self, call_id: str) -> str | None:
         """Return the plugin whose method a call named; None without a row of the call."""
         method = await self._scalar(_method_statement, {"of_call": call_id})
-        return None if method is None else str(method).rpartition(".")[0] or None
+        return None if method is None else plugin_of(method)
 
     async def add(self, new: NewSpending) -> list[Total]:
         """Add an entry and count its estimate; returns the totals of its scopes, with it."""
@@ -279,6 +285,22 @@ class SpendingRepository(Repository):
             **{name: getattr(first, name) for name in _NAMES}, is_of_plugin=is_of_plugin
         ).scopes
         return await self._count_amounts(scopes, after - before)
+
+    async def settle_sandbox(self, entry: NewSpending, *, seconds: float) -> list[Total] | None:
+        """Replace the estimate of the sandbox's time, if what the model used is settled; see ``settle``.
+
+        Args:
+            entry: with that estimate.
+
+        Returns:
+            The totals of its scopes; None if it was settled otherwise, and nothing was written.
+        """
+        values = {"of_entry": entry.id, "estimated": entry.sandbox_seconds, "used": seconds}
+        if await self._scalar(_settle_sandbox_statement, values) is None:
+            return None
+        return await self._count_amounts(
+            entry.scopes, Amounts(sandbox_seconds=seconds - entry.sandbox_seconds)
+        )
 
     async def totals(self, keys: Sequence[ScopeKey]) -> list[Total]:
         """Return the totals of these keys; one that nothing was spent for is missing."""
@@ -360,6 +382,22 @@ def _settle_statement(dialect: str) -> Executable:
     return new.on_conflict_do_update(
         index_elements=[SpendingRow.id, SpendingRow.part],
         set_={**{name: new.excluded[name] for name in _FIGURES}, "settled_at": new.excluded.settled_at},
+    )
+
+
+@FixedStatement
+def _settle_sandbox_statement(_dialect: str) -> Executable:
+    kind = SpendingRow.sandbox_seconds.type
+    return (
+        update(SpendingRow)
+        .where(
+            SpendingRow.id == bindparam("of_entry"),
+            SpendingRow.part == 0,
+            SpendingRow.settled_at.is_not(None),
+            SpendingRow.sandbox_seconds == bindparam("estimated", type_=kind),
+        )
+        .values(sandbox_seconds=bindparam("used", type_=kind), settled_at=now())
+        .returning(SpendingRow.id)
     )
 
 

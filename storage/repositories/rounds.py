@@ -23,6 +23,7 @@ from sqlalchemy import (
     BindParameter,
     ColumnElement,
     Executable,
+    Integer,
     and_,
     bindparam,
     case,
@@ -40,7 +41,7 @@ from storage.driver.statements import FixedStatement
 from storage.models import ChatRow, RoundRow
 from storage.repositories.base import Repository, found, is_one_of
 from storage.repositories.chats import ChatRepository
-from storage.repositories.leases import is_free
+from storage.repositories.leases import is_free, is_held_by
 from storage.repositories.round_values import ClaimedRound, Round, RoundReport, RoundRequest, Standing
 from storage.states import FINAL_ROUND_STATES, RoundState, TriggerKind
 from storage.upsert import insert
@@ -321,14 +322,18 @@ class RoundRepository(Repository):
         Args:
             at: column that is set to the database's time, or None.
         """
-        await ChatRepository(self._connection).hold_of_round(round_id, fence=fence)
+        chats = ChatRepository(self._connection)
+        if self._dialect != "sqlite":
+            await chats.hold_of_round(round_id, fence=fence)
         statement = _write_statement(tuple(sorted(values)), at)
         given = {f"new_{name}": value for name, value in values.items()}
         written = await self._one_or_none(
             Round, statement, {"of_round": round_id, "of_fence": fence, **given}
         )
         if written is None:
+            await chats.hold_of_round(round_id, fence=fence)  # raises if the chat is not held
             raise FencedError(f"round {round_id} does not run under lease {fence}; nothing was written")
+        self._connection.locked_chats[written.chat_key] = fence
         return written
 
 
@@ -386,7 +391,13 @@ def _write_statement(names: tuple[str, ...], at: str | None) -> FixedStatement:
         .values(values)
         .returning(RoundRow)
     )
-    return FixedStatement(lambda _dialect: statement)
+    # SQLite has no row locks: its write transactions exclude each other, so the UPDATE can check the lease.
+    held = select(ChatRow.chat_key).where(
+        ChatRow.chat_key == RoundRow.chat_key, is_held_by(ChatRow, bindparam("of_fence", type_=Integer))
+    )
+    return FixedStatement(
+        lambda dialect: statement.where(held.exists()) if dialect == "sqlite" else statement
+    )
 
 
 @FixedStatement

@@ -56,6 +56,24 @@ async def test_an_estimate_counts_at_once_and_is_replaced_by_what_was_used(datab
     ]  # fmt: skip
 
 
+async def test_the_time_of_the_sandbox_is_settled_alone_once_the_rest_is(database: Database) -> None:
+    used = [ModelUse(group="g", model="m", requests=1, prompt_tokens=4, completion_tokens=3, cost=0.25)]
+    entry = new(1, key_id="k")
+    async with database.begin() as tx:
+        await tx.spendings.add(entry)
+        assert await tx.spendings.settle_sandbox(entry, seconds=1.5) is None, "the model's use is an estimate"
+        await tx.spendings.settle("e1", used, sandbox_seconds=None)
+    async with database.begin() as tx:
+        changed = {
+            total.scope: total for total in await tx.spendings.settle_sandbox(entry, seconds=1.5) or ()
+        }
+        assert await tx.spendings.settle_sandbox(entry, seconds=1.5) is None, "the estimate is replaced"
+    assert changed == await totals(database)
+    for total in changed.values():
+        assert (total.tokens, total.cost, total.rounds, total.sandbox_seconds) == (7, 0.25, 1, 1.5)
+    assert set(changed) == {"turn", "chat", "user", "key", "day"}
+
+
 async def test_an_entry_of_the_same_id_is_counted_once(database: Database) -> None:
     for _ in range(2):
         async with database.begin() as tx:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from agent.llm import LLMAnswer, ModelSpent
 from agent.rounds import RoundAnswer
@@ -11,7 +12,7 @@ from broker_config.settings import Settings
 from nekro_agent.ports import ChatInfo
 from nekro_agent.shared_clock import shared_time
 from sandbox.models import RunResult
-from storage.access.spendings import ModelUse, NewSpending, PayingKey, user_scope
+from storage.access.spendings import ModelUse, NewSpending, PayingKey, plugin_of, user_scope
 from storage.repositories.rounds import ClaimedRound
 from storage.states import TriggerKind
 from storage.transaction import Transaction
@@ -29,11 +30,23 @@ class RoundBudgets:
         self._spending = spending
         self._groups = model_groups(settings)
 
-    def meter(self, claimed: ClaimedRound, chat: ChatInfo, *, key: PayingKey | None) -> RoundMeter:
-        """Return the meter of an attempt that was just started; ``key`` pays, None: no key does."""
+    def meter(
+        self,
+        claimed: ClaimedRound,
+        chat: ChatInfo,
+        *,
+        key: PayingKey | None,
+        waking_method: str | None = None,
+    ) -> RoundMeter:
+        """Return the meter of an attempt that was just started.
+
+        Args:
+            key: pays; None: no key does.
+            waking_method: the method whose call requested the round; None reads it, if a call did.
+        """
         default = self._groups[DEFAULT_GROUP]  # answers if the chosen group is unknown
         group = self._groups.get(chat.model_group or DEFAULT_GROUP, default)
-        return RoundMeter(self._spending, claimed, chat, group, key)
+        return RoundMeter(self._spending, claimed, chat, group, key, waking_method=waking_method)
 
 
 class RoundMeter:
@@ -46,20 +59,26 @@ class RoundMeter:
         chat: ChatInfo,
         group: ModelGroup,
         key: PayingKey | None,
+        *,
+        waking_method: str | None = None,
     ) -> None:
         """Create it.
 
         Args:
             group: the model group that is asked first, whose prices the estimate uses.
             key: None: no key pays.
+            waking_method: as of ``RoundBudgets.meter``.
         """
         self._spending = spending
         self._claimed = claimed
         self._chat = chat
         self._group = group
         self._key = key
+        self._waking_method = waking_method
         self._reservation: Reservation | None = None
         self._uses = ModelUses()
+        #: What is settled since the answer; None before it.
+        self._settled_uses: Sequence[ModelUse] | None = None
         #: When its code began to run, by ``time.monotonic``.
         self._ran_at: float | None = None
 
@@ -73,6 +92,7 @@ class RoundMeter:
             chat_key=round_.chat_key,
             user_id=user_scope(self._chat.adapter_key, self._claimed.user_id),
             turn_id=round_.turn_id,
+            plugin_key=None if self._waking_method is None else plugin_of(self._waking_method),
             rounds=1,
             sandbox_seconds=sandbox_seconds,
             use=ModelUse(
@@ -83,7 +103,9 @@ class RoundMeter:
                 cost=price_of(self._group, prompt_tokens, answer_tokens),
             ),
         )
-        waking_call = round_.trigger_id if round_.trigger_kind is TriggerKind.CALL else None
+        waking_call = None
+        if round_.trigger_kind is TriggerKind.CALL and self._waking_method is None:
+            waking_call = round_.trigger_id
         self._reservation = await self._spending.reserve(entry, key=self._key, waking_call=waking_call)
 
     def spent(self, spent: ModelSpent) -> None:
@@ -95,6 +117,7 @@ class RoundMeter:
         self._ran_at = time.monotonic()
         self._uses.complete(answer.llm)
         await self._settle(transaction, None, is_last=False)
+        self._settled_uses = self._uses.all
 
     async def ended(
         self,
@@ -130,4 +153,5 @@ class RoundMeter:
                 sandbox_seconds=seconds,
                 is_last=is_last,
                 turn_goes_on=turn_goes_on,
+                settled_uses=self._settled_uses,
             )

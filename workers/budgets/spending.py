@@ -98,6 +98,7 @@ class Spending:
         sandbox_seconds: float | None,
         is_last: bool,
         turn_goes_on: bool = False,
+        settled_uses: Sequence[ModelUse] | None = None,
     ) -> None:
         """Replace the estimate, and warn the chat of budgets that are nearly used up; idempotent.
 
@@ -107,11 +108,15 @@ class Spending:
             sandbox_seconds: None: the estimate stays.
             is_last: nothing more will be used; metrics count it now.
             turn_goes_on: whether the chat is warned of the budget of the turn too.
+            settled_uses: of an earlier settlement with the estimate of the sandbox's time; None without one.
         """
-        entry = reservation.entry
-        totals = await transaction.spendings.settle(
-            entry.id, uses, sandbox_seconds=sandbox_seconds, is_of_plugin=entry.is_of_plugin
-        )
+        entry, totals = reservation.entry, None
+        if sandbox_seconds is not None and settled_uses == uses:
+            totals = await transaction.spendings.settle_sandbox(entry, seconds=sandbox_seconds)
+        if totals is None:
+            totals = await transaction.spendings.settle(
+                entry.id, uses, sandbox_seconds=sandbox_seconds, is_of_plugin=entry.is_of_plugin
+            )
         if entry.chat_key is not None:
             warned_of = [total for total in totals if turn_goes_on or total.scope != BudgetScope.TURN]
             await self._warn(transaction, warned_of, reservation.key, entry.chat_key)

@@ -260,7 +260,9 @@ class RoundDrain:
             events=attempt.events,
         )
         attempt.calls = prepared.calls
-        attempt.meter = self._budgets.meter(claimed, prepared.chat, key=prepared.key)
+        attempt.meter = self._budgets.meter(
+            claimed, prepared.chat, key=prepared.key, waking_method=prepared.waking_method
+        )
         return await self._runner.run(replace(prepared.input, budget=attempt.meter))
 
     async def _wait_for_stop(self, attempt: _Attempt) -> None:

@@ -36,6 +36,8 @@ class RoundPast:
     turn: Turn
     #: The key that started the first of the round's turns that a key started, and pays; None: no key did.
     key: PayingKey | None
+    #: The method whose call requested the round; None if another trigger did, or it is not known here.
+    waking_method: str | None
 
 
 class ChatView:
@@ -61,6 +63,8 @@ class ChatView:
     async def read(self, database: Database, claimed: ClaimedRound) -> RoundPast:
         """Return what came before a round that was just started."""
         turn = self._turn.then(*self._last, claimed) if self._turn and self._last else None
+        calls = self._last[1] if self._last else ()
+        waking = next((call.method for call in calls if call.call_id == claimed.round.trigger_id), None)
         async with database.read() as transaction:
             chat = await transaction.chats.get(self._chat_key)
             messages = await self._history.read(transaction, revision=chat.history_revision)
@@ -72,7 +76,15 @@ class ChatView:
             if self._shows_summary:
                 summary = await summary_before(transaction, self._chat_key, turn.started_at)
         self._turn, self._last = turn, None
-        return RoundPast(chat=chat, persona=persona, messages=messages, summary=summary, turn=turn, key=key)
+        return RoundPast(
+            chat=chat,
+            persona=persona,
+            messages=messages,
+            summary=summary,
+            turn=turn,
+            key=key,
+            waking_method=waking,
+        )
 
 
 async def _persona(transaction: Transaction, chat: ChatInfo) -> str | None:

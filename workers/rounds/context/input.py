@@ -41,6 +41,8 @@ class PreparedRound:
     chat: ChatInfo
     #: Pays for it; None: no key does.
     key: PayingKey | None
+    #: As in ``RoundPast``.
+    waking_method: str | None
     calls: Sequence[CallRecord]
 
 
@@ -130,7 +132,13 @@ class RoundInputs:
             on_answer=on_answer,
             on_output=events.output,
         )
-        return PreparedRound(input=round_input, chat=chat, key=past.key, calls=calls.records)
+        return PreparedRound(
+            input=round_input,
+            chat=chat,
+            key=past.key,
+            waking_method=past.waking_method,
+            calls=calls.records,
+        )
 
     async def _awake(self, chat_key: str, *, first_round: int) -> Mapping[str, int | None]:
         """Return the plugins that were woken, as ``awake_plugins``; reads nothing if none may sleep."""
