@@ -45,18 +45,24 @@ class StampingModel:
         self._rounds = rounds
         self._left = rounds
         self._server: asyncio.Server | None = None
+        self._open: dict[asyncio.Task[None] | None, asyncio.StreamWriter] = {}
 
     async def start(self) -> str:
         """Listen; returns the base URL."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
 
-    def stop(self) -> None:
-        """Accept no more connections."""
+    async def stop(self) -> None:
+        """Accept no more connections, and close those that are open."""
         if self._server is not None:
             self._server.close()
+        for writer in self._open.values():
+            writer.close()
+        await asyncio.gather(*filter(None, self._open))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        self._open[task] = writer
         try:
             while True:
                 first = await reader.readexactly(1)
@@ -69,6 +75,7 @@ class StampingModel:
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
+            del self._open[task]
             writer.close()
 
     def _answer(self, prompt: str, arrived: float) -> bytes:
@@ -124,7 +131,7 @@ async def measure(turns: int, database_url: str | None) -> list[float]:
             words = "\n".join(worker.last_words() for worker in workers)
             raise SystemExit(f"only {len(model.seconds)} rounds ran:\n{words}") from exc
         finally:
-            model.stop()
+            await model.stop()
             for worker in workers:
                 worker.stop()
         print(describe_machine(server.version), file=sys.stderr)
