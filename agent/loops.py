@@ -1,7 +1,8 @@
 """Finds turns that go in circles: programs that repeat without a new result, and errors that repeat.
 
 A program that is run again and returns something else, such as a job's progress, is no repetition. Rounds
-whose worker died do not count: their programs are not at fault.
+whose worker died, and those before them, do not count: their programs are not at fault, and a model may have
+to repeat what led to the program that was lost.
 """
 
 from __future__ import annotations
@@ -33,8 +34,7 @@ def repeats_of_code(code: str, earlier: Sequence[TurnRound]) -> int:
 
     White space does not count. An empty program repeats nothing.
     """
-    known = [item for item in earlier if not item.is_interrupted]
-    same = [item for item in known if _words(item.code or "") == _words(code)]
+    same = [item for item in _uninterrupted(earlier) if _words(item.code or "") == _words(code)]
     if not code.strip() or len({_result(item) for item in same}) > 1:
         return 0
     return len(same)
@@ -43,7 +43,7 @@ def repeats_of_code(code: str, earlier: Sequence[TurnRound]) -> int:
 def repeats_of_error(last: TurnRound, earlier: Sequence[TurnRound]) -> int:
     """Return how many earlier rounds failed in the same way as the last one; 0 if it did not fail."""
     error = error_of(last)
-    return sum(error_of(item) == error for item in earlier) if error else 0
+    return sum(error_of(item) == error for item in _uninterrupted(earlier)) if error else 0
 
 
 def makes_no_progress(last: TurnRound, earlier: Sequence[TurnRound]) -> bool:
@@ -78,6 +78,12 @@ def error_of(item: TurnRound) -> str:
         raised = last[0]
     shown = raised or " ".join([item.reason, *last])
     return _words(shown)[:_ERROR_CHARS] or item.stop_type.name
+
+
+def _uninterrupted(earlier: Sequence[TurnRound]) -> Sequence[TurnRound]:
+    """Return the rounds after the last one whose worker died."""
+    died = [at for at, item in enumerate(earlier, start=1) if item.is_interrupted]
+    return earlier[max(died, default=0) :]
 
 
 def _kind(error: str) -> str:

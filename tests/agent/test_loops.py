@@ -39,6 +39,17 @@ def test_rounds_whose_worker_died_do_not_count() -> None:
     assert not makes_no_progress(died[0], died)
 
 
+def test_what_is_repeated_because_a_worker_died_does_not_count() -> None:
+    died = ended(StopType.ERROR, code="b", reason="The host went down.", is_interrupted=True)
+    runs = [ended(code="a", output="1"), died, ended(code="a", output="1")]
+    assert repeats_of_code("a", runs) == 1
+    assert repeats_of_code("a", [*runs, runs[0]]) == 2
+    assert repeats_of_code("a", [*runs, died]) == 0
+    fails = ended(StopType.ERROR, code="c", output=f"{TRACE}KeyError: 1")
+    assert repeats_of_error(fails, [fails, died, fails]) == 1
+    assert not makes_no_progress(runs[2], runs[:2])
+
+
 def test_results_of_calls_count_as_results() -> None:
     same = [ended(StopType.AGENT, code="a", observations=(seen("50 %"),)) for _ in range(2)]
     assert repeats_of_code("a", same) == 2

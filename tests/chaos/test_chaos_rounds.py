@@ -30,6 +30,8 @@ LEAST_RUNNING = 3
 #: Restarts of Redis, each of which loses all of its data.
 RESTARTS = 2
 DONE_SECONDS = 1500
+#: So often in a row, no round is open before the wait for one ends.
+QUIET_LOOKS = 60
 LANES = ("methods",) * 3 + ("rounds",) * 3
 
 SCRIPT = "\n".join(
@@ -99,6 +101,15 @@ async def ended_chats(database: Database) -> int:
 
 async def is_quiet(database: Database) -> bool:
     return not await ask(database, "SELECT 1 FROM rounds WHERE state IN ('requested', 'running') LIMIT 1")
+
+
+async def answered(database: Database) -> None:
+    """Wait until each chat has its last message; fails if one has not and no round is open any more."""
+    quiet = 0
+    while (ended := await ended_chats(database)) < CHATS:
+        quiet = quiet + 1 if await is_quiet(database) else 0
+        assert quiet < QUIET_LOOKS, f"{CHATS - ended} chats got no last message, and no round is open"
+        await asyncio.sleep(0.5)
 
 
 async def prove(database: Database) -> dict[str, Any]:
@@ -172,8 +183,7 @@ async def test_every_trigger_gets_one_round_in_order_under_random_kills(
             restarts.cancel()
         try:
             async with asyncio.timeout(DONE_SECONDS):
-                while await ended_chats(services.database) < CHATS:
-                    await asyncio.sleep(0.5)
+                await answered(services.database)
                 await asyncio.gather(restarts, return_exceptions=True)
                 for task in work:
                     task.cancel()
