@@ -11,7 +11,7 @@ from typing import Any, Final
 import celery
 from celery import Celery
 from celery.app.defaults import SETTING_KEYS
-from kombu import pools
+from kombu import Connection, pools
 from kombu.entity import Queue
 
 from broker_config.embedded import resolve_signing_key
@@ -63,6 +63,8 @@ class NekroApp(Celery):  # type: ignore[misc]
         """
         if self._pool is not None:
             connection = self.connection_for_write()
+            # kombu would change the time limit of all new sockets meanwhile; two threads at once leave it so.
+            self._pool.collect_resource = _close
             self._pool.force_close_all(close_pool=False)
             for group in (pools.producers, pools.connections):
                 with suppress(KeyError):
@@ -78,6 +80,13 @@ class NekroApp(Celery):  # type: ignore[misc]
         if not was_finalized:
             for name in [name for name in self._tasks if name.startswith("celery.")]:
                 self._tasks.unregister(name)
+
+
+def _close(resource: object) -> None:
+    """Close a connection of a pool; others of its entries are connections to be made."""
+    if isinstance(resource, Connection):
+        with suppress(OSError):
+            resource.close()  # its `release` returns it to the pool
 
 
 def create_app(settings: Settings, *, lane: str | None = None) -> NekroApp:

@@ -269,6 +269,7 @@ def attach_to_supervisor(
     import threading
 
     channel = socket.socket(fileno=descriptor)
+    channel.setblocking(True)  # the parent may have a time limit for all new sockets, which marks them
     os.set_inheritable(descriptor, False)
 
     def watch() -> None:

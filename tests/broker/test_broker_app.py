@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 
 import pytest
@@ -56,6 +57,22 @@ def test_each_lane_stores_its_deliveries_under_its_own_keys(make_settings: MakeS
 def test_pinned_plugins_have_a_queue_each(make_settings: MakeSettings) -> None:
     app = create_app(make_settings(workers={"pinned_plugins": ("alice.bot",)}))
     assert set(app.amqp.queues) == {"methods", "long", "rounds", "pinned", "pinned.alice.bot"}
+
+
+def test_closing_an_app_sets_no_time_limit_for_other_sockets(
+    make_settings: MakeSettings, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = create_app(make_settings(broker={"url": redis_url}))
+    with app.pool.acquire() as connection:
+        client = connection.default_channel.client
+        assert client.ping()
+    limits: list[float | None] = []
+    monkeypatch.setattr(socket, "setdefaulttimeout", limits.append)
+    app.close()
+    assert limits == []
+    assert client.connection_pool._available_connections == [] or not any(
+        known._sock for known in client.connection_pool._available_connections
+    )
 
 
 def test_app_without_a_broker_url_is_refused(make_settings: MakeSettings) -> None:

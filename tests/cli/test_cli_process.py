@@ -47,13 +47,15 @@ async def test_output_of_a_worker_that_fails_to_start_is_quoted(tmp_path: Path) 
     assert await child.stop(warm_seconds=1) == 2
 
 
-def test_a_child_reports_ready_and_detects_the_end_of_its_parent() -> None:
+@pytest.mark.parametrize("seconds", [None, 5.0], ids=["no time limit", "a time limit for all new sockets"])
+def test_a_child_reports_ready_and_detects_the_end_of_its_parent(seconds: float | None) -> None:
     ours, theirs = socket.socketpair()
+    theirs.settimeout(seconds)  # the parent's limit marks the descriptor that the child inherits
     gone = threading.Event()
     say_ready = attach_to_supervisor(theirs.detach(), gone.set)
     say_ready("methods-1@host")
     assert b'"node": "methods-1@host"' in ours.recv(200)
-    assert not gone.is_set()
+    assert not gone.wait(0.1)
     ours.close()
     assert gone.wait(WAIT_SECONDS)
 

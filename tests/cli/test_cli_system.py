@@ -235,7 +235,6 @@ def test_ctrl_c_stops_up_gracefully_and_leaves_nothing(shell: Shell, up: ForkedC
     assert not (shell.data_dir / "run" / "redis.sock").exists()
 
 
-@pytest.mark.extended
 def test_without_up_a_command_starts_its_own_system(shell: Shell) -> None:
     done = shell("call", "greet", "--args", '["own"]', "--json")
     assert done.code == 0, done.err
