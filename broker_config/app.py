@@ -84,7 +84,11 @@ class NekroApp(Celery):  # type: ignore[misc]
 
 def _close(resource: object) -> None:
     """Close a connection of a pool; others of its entries are connections to be made."""
-    if isinstance(resource, Connection):
+    if not isinstance(resource, Connection) or not resource.connected:
+        return
+    if resource.transport.driver_type == "amqp":
+        resource.collect()  # without the exchange with a server that may not answer
+    else:
         with suppress(OSError):
             resource.close()  # its `release` returns it to the pool
 
