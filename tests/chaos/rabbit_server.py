@@ -25,7 +25,7 @@ def rabbit_binary() -> str | None:
 
 
 class RabbitServer:
-    """One node with ``freeze``, ``kill`` and a repeatable ``start``; its data survives."""
+    """One node with ``freeze``, ``kill`` and a repeatable ``start``; its data survives a kill."""
 
     def __init__(self, directory: Path, *, ports: tuple[int, int, int]) -> None:
         self.port, dist, epmd = ports
@@ -74,6 +74,16 @@ class RabbitServer:
             assert time.monotonic() < end, self._log.read_text()[-3000:]
             assert self.process.poll() is None, self._log.read_text()[-3000:]
             time.sleep(0.2)
+
+    def freeze(self) -> None:
+        """SIGSTOP the node and every process that it started."""
+        assert self.process is not None
+        os.killpg(self.process.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT, after ``freeze``."""
+        assert self.process is not None
+        os.killpg(self.process.pid, signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL the node and every process that it started."""

@@ -23,9 +23,10 @@ from chaos_world import (
 )
 from rabbit_server import RabbitServer, rabbit_binary
 from redis_process import free_port
-from waiting import eventually
+from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet
 
+from broker_config.app import create_app
 from broker_config.keys import DEAD_QUEUE
 from nekro_agent.errors import BrokerUnavailableError, OutcomeUnknownError
 
@@ -172,3 +173,15 @@ async def test_full_queue_refuses_calls(
     purge(fleet)
     kinds = [error.partition(":")[0] for error in account.errors.values()]
     assert kinds.count("OverloadedError") == 10 and kinds.count("CallTimeoutError") == 20
+
+
+async def test_a_caller_closes_while_its_server_does_not_answer(fleet: Fleet, rabbit: RabbitServer) -> None:
+    app = create_app(fleet.settings)
+    with app.pool.acquire() as connection:
+        assert connection.default_channel.is_open
+    rabbit.freeze()
+    try:
+        await asyncio.wait_for(asyncio.to_thread(app.close), WAIT_SECONDS)
+    finally:
+        rabbit.thaw()
+    assert not connection.connected
