@@ -16,7 +16,7 @@ import pytest
 import redis
 from console_world import Console, Watched
 from sqlalchemy.engine import make_url
-from waiting import WAIT_SECONDS
+from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.keys import Keys
 
@@ -204,10 +204,8 @@ _SAID = """
 """
 
 
-def opened(window: Watched, address: str) -> None:
-    """Go to a page and open everything that is folded, also what opens inside."""
-    page = window.page
-    window.go(address)
+def unfold(page: Any) -> None:
+    """Open everything that is folded, also what opens inside."""
     for _ in range(3):
         page.evaluate("() => document.querySelectorAll('main details').forEach(one => { one.open = true })")
         page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
@@ -218,20 +216,27 @@ def seen(place: str) -> str:
     return SEEN.get(place, f"<b id=injected>{place}</b>")
 
 
+def wait_for_texts(page: Any, name: str, places: tuple[str, ...]) -> None:
+    """Wait until the page shows the attempts: some of it comes with the stream, or is read after the rest."""
+
+    def missing() -> list[str]:
+        unfold(page)
+        said = page.evaluate(_SAID)
+        return [place for place in places if seen(place) not in said]
+
+    wait_until(lambda: not missing(), what=lambda: f"{missing()} on the page {name}")
+
+
 def test_no_text_of_others_is_interpreted_on_any_page(console: Console, pages: dict[str, str]) -> None:
     attempts = {place for places in SHOWN.values() for place in places}
     assert len(attempts) >= 40
-    missing: list[str] = []
     with console.window() as window:
         for name, places in SHOWN.items():
-            opened(window, pages[name])
-            said = window.page.evaluate(_SAID)
-            missing += [f"{name}: {place}" for place in places if seen(place) not in said]
+            wait_for_texts(window.go(pages[name]), name, places)
             assert window.page.evaluate(_INTERPRETED) == [], name
             # A click on every text: handlers that an attribute brought would run now.
             window.page.evaluate(_CLICK)
             window.check()
-    assert missing == []
 
 
 def test_an_address_of_the_console_is_text_too(console: Console) -> None:

@@ -154,6 +154,25 @@ def test_a_denied_call_in_a_chat_does_not_run(console: Console) -> None:
         window.check()
 
 
+def test_a_message_sent_before_the_chat_is_loaded_stays(console: Console) -> None:
+    with console.window() as window:
+        page = window.page
+        held: list[Route] = []
+        page.route("**/chats/early/events*", lambda route: held.append(route))
+        page.goto(f"{console.url}/console/#/chats/early")
+        page.get_by_label("Message", exact=True).fill("before the stream")
+        page.get_by_role("button", name="Send").click()
+        sent = page.locator(".talk-entry", has_text="before the stream")
+        sent.wait_for()
+        # Nothing may take "loading" away before messages, jobs and approvals were read.
+        assert page.locator("main .loading").count() == 1
+        wait_until(lambda: page.wait_for_timeout(20) or bool(held))
+        held[0].continue_()
+        window.shown()
+        assert sent.count() == 1
+        window.check()
+
+
 def test_an_edit_of_a_configuration_reaches_every_worker(console: Console) -> None:
     with console.window() as window:
         page = window.go("#/plugins/Ada.kitchen")

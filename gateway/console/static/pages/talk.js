@@ -41,16 +41,17 @@ class TalkPage {
       pageHead({ title: this.chatKey, crumbs: [["Chats", href("/chats")]], actions }), this.state,
       el("div.talk-scroll", {}, this.older, this.none, this.log, this.activity.node),
       composer(this.chatKey, { onPosted: (posted) => this.posted(posted) })));
-    fill(this.log, loading(3));
+    const mark = loading(3);
+    fill(this.log, mark);
     const begun = new Promise((resolve) => {
       followChat(this.chatKey, { signal: this.signal, onEvent: ({ data }) => this.take(data), onState: (state, error) => { this.connection(state, error); if (state !== "connecting") resolve(); } });
     });
     await begun;
-    this.log.replaceChildren();
     try {
       await Promise.all([this.refresh(), this.activity.load()]);
+      mark.remove();
     } catch (error) {
-      if (error.status !== 404) fill(this.log, failed(error));
+      mark.replaceWith(error.status === 404 ? "" : failed(error));
     }
     this.none.hidden = this.known.size > 0;
     markSeen(this.chatKey, this.signal);

@@ -7,7 +7,7 @@ import { jsonOf } from "../../lib/schema_form.js";
 import { badge } from "../../lib/states.js";
 import { codeView } from "../../lib/python.js";
 import { textView } from "../../lib/values.js";
-import { acting, ask, button, copyButton, factRow, field, fold, nextId, say, time } from "../../lib/widgets.js";
+import { acting, ask, button, copyButton, factRow, field, fold, loading, nextId, say, time } from "../../lib/widgets.js";
 
 const SCOPES = [["once", "This call only"], ["turn", "Further calls of this method in the same turn"], ["chat", "Further calls of this method in this chat"]];
 
@@ -85,7 +85,7 @@ function outcome(item, onDecided) {
 
 /** A card that reads the request first, for places that know its id only. */
 export function approvalById(id, { signal, onDecided, ...options }) {
-  const place = el("div");
+  const place = el("div", {}, loading(2));
   const load = newest(() => get(path("/approvals", id), {}, signal), (item) => {
     fill(place, approvalCard(item, { ...options, onDecided: () => { onDecided?.(); return load(); } }));
   }, signal);
