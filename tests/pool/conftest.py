@@ -14,12 +14,6 @@ from broker_config.settings import Settings
 
 
 @pytest.fixture
-def settings(make_settings: Callable[..., Settings]) -> Settings:
-    """Settings with a key prefix of this test and delivery times short enough for tests."""
-    return make_settings(broker={"visibility_timeout_seconds": 4})
-
-
-@pytest.fixture
 def start_worker(settings: Settings, tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
     """Start workers that end with the test."""
     workers: list[WorkerProcess] = []

@@ -29,6 +29,12 @@ Send = Callable[..., Any]
 BOTH = pytest.mark.parametrize("pool", ["asyncio", pytest.param("threads", marks=pytest.mark.slow)])
 
 
+@pytest.fixture
+def settings(make_settings: Callable[..., Settings]) -> Settings:
+    """Settings whose leases end soon."""
+    return make_settings(broker={"visibility_timeout_seconds": 4})
+
+
 def starts(settings: Settings) -> Counter[str]:
     """How often each task started."""
     return Counter(entry[0] for entry in read_ledger(settings) if entry[1] == "started")

@@ -301,10 +301,7 @@ def test_graceful_shutdown_gives_back_claimed_messages_that_have_not_started(
 def test_shutdown_under_load_loses_no_call_and_runs_none_twice(
     start_worker: StartWorker, send: Send, client: Any, settings: Settings
 ) -> None:
-    patient = settings.model_copy(
-        update={"broker": settings.broker.model_copy(update={"visibility_timeout_seconds": 30})}
-    )
-    workers = [start_worker("asyncio", concurrency=16, wait=False, settings=patient) for _ in range(3)]
+    workers = [start_worker("asyncio", concurrency=16, wait=False) for _ in range(3)]
     for worker in workers:
         worker.wait_ready()
     results = []

@@ -35,7 +35,7 @@ async def test_the_documented_permissions_suffice(
         rules = found["rules"].split()
         operator.execute_command("ACL", "SETUSER", "nekro", "on", f">{password}", f"~{prefix}*", "&*", *rules)
     url = f"redis://nekro:{password}@127.0.0.1:{own_redis.port}/0"
-    settings = make_settings(broker={"url": url, "key_prefix": prefix, "visibility_timeout_seconds": 4})
+    settings = make_settings(broker={"url": url, "key_prefix": prefix})
     worker = start_worker("asyncio", settings=settings)
     app = create_app(settings)
     now = datetime.now(UTC)

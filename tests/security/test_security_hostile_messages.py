@@ -24,7 +24,7 @@ NESTED = "[" * 100_000 + "]" * 100_000
 
 @pytest.fixture
 def settings(make_settings: Callable[..., Settings]) -> Settings:
-    return make_settings(broker={"visibility_timeout_seconds": 4})
+    return make_settings()
 
 
 @pytest.fixture

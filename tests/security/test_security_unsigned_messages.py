@@ -41,7 +41,7 @@ OK = {"how": "ok", "value": 7}
 
 @pytest.fixture
 def settings(make_settings: Callable[..., Settings]) -> Settings:
-    return make_settings(broker={"visibility_timeout_seconds": 4}, workers={"pinned_plugins": (PLUGIN,)})
+    return make_settings(workers={"pinned_plugins": (PLUGIN,)})
 
 
 @pytest.fixture
