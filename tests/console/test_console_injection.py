@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import pytest
 import redis
-from console_world import Console, Watched
+from console_world import Console
 from sqlalchemy.engine import make_url
 from waiting import WAIT_SECONDS, wait_until
 
