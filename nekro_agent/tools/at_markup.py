@@ -8,11 +8,13 @@ from typing import Final
 __all__ = ["neutralize_at_all_markup", "normalize_malformed_at_markup"]
 
 _ID: Final = r"(?P<id>all|[A-Za-z0-9][A-Za-z0-9_.#-]{2,127})"
-_NAME: Final = r"(?:\s*[;；,]\s*(?:nickname|name|card)\s*[=:：]\s*(?P<name>[^@\])>】）,\n]+?))?"
+_NAME: Final = r"(?:\s*[;；,]\s*(?:nickname|name|card)\s*[=:：]\s*(?P<name>[^@\])>】）,\n]{1,200}?))?"
 _OPEN: Final = r"[\[【(（]"
-_CLOSE: Final = r"\s*[;；]?\s*@?\s*[\]】)）]"
+_CLOSE: Final = r"\s*(?:[;；]\s*)?(?:@\s*)?[\]】)）]"
 #: Parts of a text that never are mentions: code, addresses of pages and of mail.
-_PROTECTED: Final = re.compile(r"`[^`\n]*`|https?://[^\s<>'\"，。]+|[\w.+-]+@[\w.-]+\.[A-Za-z]{2,}")
+_PROTECTED: Final = re.compile(
+    r"`[^`\n]*`|https?://[^\s<>'\"，。]+|(?<![\w.+-])[\w.+-]+@[\w.-]+\.[A-Za-z]{2,}"
+)
 _FORMS: Final = tuple(
     re.compile(form, re.IGNORECASE)
     for form in (
@@ -20,12 +22,12 @@ _FORMS: Final = tuple(
         rf"[\[【]\s*CQ\s*:\s*at\s*,\s*qq\s*=\s*{_ID}{_NAME}(?:\s*,[^\]】]*)?[\]】]",
         rf"(?<![\w\[])CQ\s*:\s*at\s*,\s*qq\s*=\s*{_ID}(?![\w.#-])",
         # Our own markup with other brackets or without an at sign, nested or not.
-        rf"(?:<\w{{4,12}}\s*\|\s*)?(?:<?At:\s*)?(?:{_OPEN}\s*@?\s*|@\s*)?{_OPEN}\s*@?\s*id\s*[=:：]\s*{_ID}{_NAME}"
+        rf"(?:<\w{{4,12}}\s*\|\s*)?(?:<?At:\s*)?(?:{_OPEN}\s*(?:@\s*)?|@\s*)?{_OPEN}\s*(?:@\s*)?id\s*[=:：]\s*{_ID}{_NAME}"
         rf"{_CLOSE}(?:\s*[)）\]】])?>?",
         rf"(?<![\w\[])@id\s*[=:：]\s*{_ID}{_NAME}\s*@?[\])>】）]?",
         # Discord, and bare numbers.
         r"(?<!\w)<@!?(?P<id>\d{4,20})>",
-        rf"(?<![\w/]){_OPEN}\s*@\s*(?P<id>\d{{4,20}}|all)\s*@?\s*[\]】)）]",
+        rf"(?<![\w/]){_OPEN}\s*@\s*(?P<id>\d{{4,20}}|all)\s*(?:@\s*)?[\]】)）]",
         r"(?<![\w\[/])@\s*(?P<id>\d{5,20})\s*@?(?=$|[\s,，。.!！?？;；:：)\]】>）])",
     )
 )

@@ -124,6 +124,7 @@ class Bench:
         slots: int = 1,
         is_stopping: Callable[[], bool] = lambda: False,
         on_rest: Callable[[str], object] = lambda chat_key: None,
+        redact: Callable[[str], str] = str,
     ) -> RoundDrain:
         """Build what a rounds worker drains with; with one slot it releases its chat after each round."""
         settings = settings or self.settings
@@ -155,6 +156,7 @@ class Bench:
             slots=slots,
             is_stopping=is_stopping,
             on_rest=on_rest,
+            redact=redact,
         )
 
     async def say(self, chat_key: str, text: str, *, user_id: str = "u1") -> str | None:

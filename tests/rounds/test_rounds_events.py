@@ -15,6 +15,7 @@ from agent.llm import LLMRequest
 from gateway.streams.turn_tree import read_call, read_turn
 from nekro_agent.errors import LLMError, NotFoundError, StorageUnavailableError
 from nekro_client import models
+from runtime.redaction import Redactor
 from storage.engine import Database
 from storage.repositories.events import ChatEvent
 from storage.states import EventType
@@ -43,6 +44,17 @@ async def ends_of(bench: Bench) -> dict[str, dict[str, Any]]:
     begun = Counter(event.turn_id for event in found if event.type == EventType.TURN_STARTED)
     assert Counter(event.turn_id for event in ends) == begun
     return {event.turn_id or "": event.data for event in ends}
+
+
+async def test_a_secret_is_removed_before_a_long_text_is_cut(bench: Bench) -> None:
+    secret = "hunter-22"
+    model = Model(f'look("x" * 3900 + "{secret}" * 50)', SAY)
+    await bench.say(CHAT, "hello")
+    await bench.play(CHAT, bench.drain(model, slots=2, redact=Redactor([secret])))
+    ends = [event.data for event in await events_of(bench) if event.type == EventType.CALL_ENDED]
+    (shown,) = [data["value"] for data in ends if data["type"] == "agent"]
+    assert len(shown) == 4000 and "x" * 3900 in shown
+    assert "hun" not in shown
 
 
 def test_the_client_knows_all_types_of_events() -> None:

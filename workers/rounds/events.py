@@ -166,7 +166,7 @@ class RoundEvents:
         if envelope is not None and envelope.value is not None:
             values["value"] = envelope.value_bytes()
         elif envelope is not None and envelope.text is not None:
-            data["value"] = self._redact(envelope.text[:_MOST_BYTES])
+            data["value"] = self._redact(envelope.text)[:_MOST_BYTES]
         self._add(EventType.CALL_ENDED, call_id=call.call_id, data=data, values=values)
 
     def _keeps(self, kind: SandboxMethodType) -> bool:

@@ -48,7 +48,7 @@ export function withoutCode(text) {
 }
 
 function paragraph(text) {
-  const trimmed = text.replace(/^\n+|\s+$/g, "");
+  const trimmed = text.replace(/^\n+/, "").trimEnd();
   return trimmed ? el("p.message-text", {}, trimmed) : null;
 }
 

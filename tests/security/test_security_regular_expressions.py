@@ -1,0 +1,105 @@
+"""No regular expression of the product takes quadratic time: most of them read texts of others."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import pkgutil
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from waiting import cpu_limit
+
+pytestmark = pytest.mark.extended
+
+PACKAGES = (
+    "agent", "broker_config", "cli", "codec", "connectors", "gateway", "messaging", "nekro_agent",
+    "nekro_client", "plugin_pkgs", "runtime", "sandbox", "storage", "workers",
+)  # fmt: skip
+#: What texts are made of, besides the characters of an expression.
+PIECES = ("a", "0", " ", "\n", ".", "-", "\\", "[", "(", "<", '"', "'", "`", "@", ":", "/", "=", "{", "\x1b")
+#: Lengths of texts: to find the slowest ones for an expression, and to try these.
+SHORT, LONG = 400, 60_000
+#: Expressions that meet short texts only, with what makes them short.
+SHORT_TEXTS = {
+    "agent.replies._CALL": "its caller cuts lines to 300 characters",
+    "agent.replies._IMPORT": "its caller cuts lines to 300 characters",
+    "cli.purge._KEY": "names that the operator writes, matched as a whole",
+    "nekro_agent.downloads.part._PART_NAME": "names of files, which the file system limits",
+    "sandbox.limits.proc_files._MAPPING": "lines of the kernel, matched from the beginning",
+}
+#: Of the slowest texts of one expression: milliseconds if the time grows with the length, else minutes.
+CPU_SECONDS = 10.0
+
+
+#: Code in sandboxes, and modules that do something when they are imported.
+NOT_IMPORTED = ("sandbox.guest", "storage.migrations")
+
+
+def modules(package: str) -> Iterator[str]:
+    """Names of a package's modules."""
+    yield package
+    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
+        if not module.name.startswith(NOT_IMPORTED) and not module.name.endswith("__main__"):
+            yield module.name
+
+
+def patterns(value: object) -> Iterator[re.Pattern[Any]]:
+    """The expressions in a value of a module."""
+    if isinstance(value, re.Pattern):
+        yield value
+    elif isinstance(value, dict):
+        yield from itertools.chain.from_iterable(map(patterns, value.values()))
+    elif isinstance(value, list | tuple):
+        yield from itertools.chain.from_iterable(map(patterns, value))
+
+
+def expressions() -> dict[tuple[Any, int], tuple[str, re.Pattern[Any]]]:
+    """The expressions of all modules, with the place of one of their uses."""
+    found: dict[tuple[Any, int], tuple[str, re.Pattern[Any]]] = {}
+    for name in itertools.chain.from_iterable(map(modules, PACKAGES)):
+        for attribute, value in vars(importlib.import_module(name)).items():
+            for pattern in patterns(value):
+                found.setdefault((pattern.pattern, pattern.flags), (f"{name}.{attribute}", pattern))
+    return found
+
+
+def texts(pattern: re.Pattern[Any]) -> Iterator[tuple[str, str]]:
+    """Beginnings and repeated parts of texts that an expression may take long for."""
+    own = pattern.pattern.decode("latin-1") if isinstance(pattern.pattern, bytes) else pattern.pattern
+    pieces = list(dict.fromkeys([*PIECES, *(char for char in own if char.isprintable())]))
+    yield from itertools.product(("", *pieces), pieces)
+    yield from (("", "".join(pair)) for pair in itertools.permutations(pieces, 2))
+
+
+def seconds(pattern: re.Pattern[Any], text: str) -> float:
+    """Processor time of a search."""
+    begin = time.thread_time()
+    pattern.search(text.encode("latin-1", "replace") if isinstance(pattern.pattern, bytes) else text)
+    return time.thread_time() - begin
+
+
+def grown(text: tuple[str, str], length: int) -> str:
+    """A text of about that length."""
+    begin, part = text
+    return begin + part * (length // len(part)) + "\x00"
+
+
+def test_no_expression_takes_quadratic_time() -> None:
+    found = expressions()
+    assert len(found) > 80
+    places = {place for place, _ in found.values()}
+    assert SHORT_TEXTS.keys() <= places, "an exemption without an expression"
+    for place, pattern in found.values():
+        if place in SHORT_TEXTS:
+            continue
+        slow = list(texts(pattern))
+        for length, kept in ((SHORT, 40), (10 * SHORT, 3)):
+            slow = sorted(slow, key=lambda text: seconds(pattern, grown(text, length)))[-kept:]
+        for text in slow:
+            print(place, text)  # shown if the limit is reached
+            with cpu_limit(CPU_SECONDS):
+                seconds(pattern, grown(text, LONG))
