@@ -21,6 +21,7 @@ from starlette.formparsers import MultiPartException
 from starlette.types import Message
 
 from gateway.problems import ProblemError
+from gateway.routing import require_few_values
 from nekro_agent import layout
 from nekro_agent.files.private_files import make_directory
 from nekro_agent.files.safe_files import sha256_of
@@ -232,6 +233,7 @@ def _of_form(fields: Mapping[str, str]) -> MessageBody:
 
 def _parsed(body: bytes) -> object:
     # The parser of the standard library also takes lone surrogates, which a chat may contain.
+    require_few_values(body)
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as exc:

@@ -245,7 +245,7 @@ class MessageBody(Body):
     """A person's message: ``text``, or ``parts``."""
 
     text: str | None = None
-    parts: list[NewPart] = []
+    parts: list[NewPart] = Field(default=[], max_length=64)
     #: The person; None means the key's user.
     user_id: str | None = None
     user_name: str | None = None
@@ -675,7 +675,7 @@ class Run(Answer):
 class CallBody(Body):
     """A call of a method."""
 
-    method: str
+    method: str = Field(max_length=500)
     chat_key: ChatKey
     args: list[PlainJson] = []
     kwargs: dict[str, PlainJson] = {}

@@ -11,6 +11,7 @@ from gateway.dependencies import IdentityDep, ServicesDep
 from gateway.idempotency import OnceDep
 from gateway.identity import Scope
 from gateway.problems import ProblemError
+from gateway.routing import KeyedRoute
 from nekro_agent.durations import REFRESH_SECONDS
 from nekro_client.models import AdapterAnswer, AdapterRequestBody
 from storage.states import SendState
@@ -19,7 +20,7 @@ from workers.composition import Services
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/adapters/sse", tags=["adapters"])
+router = APIRouter(route_class=KeyedRoute, prefix="/adapters/sse", tags=["adapters"])
 
 
 @router.post("/requests", response_model=AdapterAnswer)

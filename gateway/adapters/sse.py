@@ -35,6 +35,7 @@ from gateway.adapters.sse_stream import ClientStream
 from gateway.dependencies import ServicesDep, take_stream
 from gateway.outgoing import OutgoingHttp
 from gateway.problems import ProblemError
+from gateway.routing import require_few_values
 from gateway.web.limits import OWN_LIMITS
 from gateway.web.responses import EventStream
 from nekro_agent.ports import IncomingMessage
@@ -137,6 +138,7 @@ async def command(
     """Process a command: ``register``, ``subscribe``, ``unsubscribe``, ``message`` or ``response``."""
     adapter.admit(x_access_key)
     body = await request.body()
+    require_few_values(body)
     try:
         given = command_of(body)
     except ValidationError as exc:

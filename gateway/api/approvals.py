@@ -10,8 +10,9 @@ from gateway.access.audit import record_act
 from gateway.dependencies import IdentityDep, PathText, ServicesDep
 from gateway.idempotency import OnceDep
 from gateway.identity import Identity, Scope
+from gateway.routing import KeyedRoute
 from gateway.views import approval_answer
-from gateway.web.paging import Cursor, Limit, cursor_of, text_of
+from gateway.web.paging import Cursor, Limit, cursor_of, number_of
 from nekro_agent.errors import InvalidValueError, NotFoundError
 from nekro_client.models import Approval, DecisionBody, Page
 from storage.access.approvals import Approval as ApprovalRow
@@ -20,7 +21,7 @@ from workers.composition import Services
 
 __all__ = ["router"]
 
-router = APIRouter(tags=["approvals"])
+router = APIRouter(route_class=KeyedRoute, tags=["approvals"])
 OfChat = Annotated[str | None, Query(max_length=1250, description="only of this chat")]
 OfState = Annotated[
     Literal["pending", "approved", "denied", "expired", "cancelled"] | None,
@@ -39,7 +40,7 @@ async def approvals(
 ) -> Page[Approval]:
     """List requests for approval, the newest first, without their arguments."""
     identity.require_list(_reading(identity), chat_key=chat_key)
-    before = None if cursor is None else _sequence(text_of(cursor))
+    before = None if cursor is None else number_of(cursor)
     async with services.database.read() as transaction:
         rows = await transaction.approvals.newest(
             limit=limit,
@@ -121,12 +122,6 @@ async def revoke(
 def _reading(identity: Identity) -> Scope:
     """Return the scope by which a key reads approvals: that of deciding, or that of reading the chat."""
     return Scope.APPROVE if Scope.APPROVE in identity.scopes else Scope.READ
-
-
-def _sequence(text: str) -> int:
-    if not text.isdecimal():
-        raise InvalidValueError("the cursor is not one of this list")
-    return int(text)
 
 
 async def _row(services: Services, identity: Identity, approval_id: str, scope: Scope) -> ApprovalRow:

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Response
 from gateway.dependencies import IdentityDep, ServicesDep
 from gateway.idempotency import OnceDep
 from gateway.identity import Scope
+from gateway.routing import KeyedRoute
 from gateway.views import awaiting_call, finished_call
 from nekro_agent.commands.schemas import CommandExecutionContext
 from nekro_agent.commands.schemas import CommandResponse as PluginResponse
@@ -20,7 +21,7 @@ from workers.catalogue.commands import listed_commands
 
 __all__ = ["router"]
 
-router = APIRouter(tags=["calls"])
+router = APIRouter(route_class=KeyedRoute, tags=["calls"])
 _LEVELS_OF_ADMINS: Final = ("advanced", "super_user")
 
 

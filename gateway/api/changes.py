@@ -10,13 +10,14 @@ from sse_starlette import EventSourceResponse
 
 from gateway.dependencies import HubDep, IdentityDep, take_stream
 from gateway.problems import ProblemError
+from gateway.routing import KeyedRoute
 from gateway.streams.answer import ChangeAnswer
 from gateway.streams.change_readers import kinds_of
 from gateway.streams.changes import Changes
 
 __all__ = ["router"]
 
-router = APIRouter(tags=["events"])
+router = APIRouter(route_class=KeyedRoute, tags=["events"])
 
 
 @router.get("/changes", response_class=EventSourceResponse)

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, AwareDatetime
 
 from gateway.dependencies import ChatKey, IdentityDep, ServicesDep
 from gateway.identity import Identity, Scope
+from gateway.routing import KeyedRoute
 from gateway.streams.turn_lists import read_turns
 from gateway.web.paging import Cursor, Limit, cursor_invalid, cursor_of, number_of, text_of
 from nekro_agent.errors import NotFoundError
@@ -21,7 +22,7 @@ from storage.repositories.messages import Message
 
 __all__ = ["router"]
 
-router = APIRouter(tags=["chats"])
+router = APIRouter(route_class=KeyedRoute, tags=["chats"])
 
 #: Characters of a message in a list.
 _SNIPPET_CHARS: Final = 200

@@ -12,6 +12,7 @@ from sse_starlette import EventSourceResponse
 from gateway.dependencies import ChatKey, HubDep, IdentityDep, take_stream
 from gateway.identity import Scope
 from gateway.problems import ProblemError
+from gateway.routing import KeyedRoute
 from gateway.streams.answer import StreamAnswer
 from gateway.streams.events import Position, lost_frame
 from gateway.streams.hub import EventsLostError
@@ -19,7 +20,7 @@ from nekro_client.models import EventType
 
 __all__ = ["router"]
 
-router = APIRouter(tags=["events"])
+router = APIRouter(route_class=KeyedRoute, tags=["events"])
 
 #: A number that fits the database's column.
 _MOST_NUMBER: Final = (1 << 63) - 1

@@ -22,6 +22,7 @@ from gateway.idempotency import once_of
 from gateway.identity import Scope
 from gateway.parts import file_info
 from gateway.problems import ProblemError
+from gateway.routing import KeyedRoute
 from gateway.served_files import etag_of, file_response
 from nekro_agent.errors import NotFoundError, UsageError
 from nekro_agent.files.area_access import safe_basename
@@ -35,7 +36,7 @@ from workers.composition import Services
 
 __all__ = ["router", "serve_file"]
 
-router = APIRouter(tags=["files"])
+router = APIRouter(route_class=KeyedRoute, tags=["files"])
 T = TypeVar("T")
 _Stored = RootModel[list[FileInfo]]
 _PRIVATE: Final = {"Cache-Control": "private, no-cache"}

@@ -17,6 +17,7 @@ from gateway.dependencies import IdentityDep, PathText, RequestId, ServicesDep
 from gateway.idempotency import Once, OnceDep, with_content
 from gateway.identity import Scope
 from gateway.problems import ProblemError
+from gateway.routing import KeyedRoute
 from gateway.views import act_answer, key_answer
 from gateway.web.paging import Cursor, Limit, cursor_of, number_of
 from nekro_client.models import Act, ApiKey, CreatedKey, KeyBody, Page
@@ -24,7 +25,7 @@ from workers.composition import Services
 
 __all__ = ["router"]
 
-router = APIRouter(tags=["keys"])
+router = APIRouter(route_class=KeyedRoute, tags=["keys"])
 
 
 @router.get("/keys")

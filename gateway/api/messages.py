@@ -14,6 +14,7 @@ from gateway.idempotency import OnceDep, once_of
 from gateway.identity import Scope
 from gateway.messages import post_message, sender_of
 from gateway.parts import stored_content
+from gateway.routing import KeyedRoute
 from gateway.streams.hub import EventHub, SlowReaderError
 from gateway.streams.turn_tree import read_turn
 from gateway.streams.turns import turn_end
@@ -31,7 +32,7 @@ __all__ = ["MOST_WAIT_SECONDS", "router"]
 #: Longest wait for the end of a turn.
 MOST_WAIT_SECONDS: Final = 300
 
-router = APIRouter(tags=["messages"])
+router = APIRouter(route_class=KeyedRoute, tags=["messages"])
 
 
 @router.post(

@@ -23,6 +23,7 @@ from gateway.idempotency import REPLAYED, Once, OnceDep
 from gateway.identity import Identity, Scope
 from gateway.problems import problem_of
 from gateway.rounds import require_rounds_worker
+from gateway.routing import KeyedRoute
 from gateway.streams.channel import Reader
 from gateway.streams.json_text import json_text
 from gateway.views import run_answer
@@ -33,7 +34,7 @@ from workers.composition import Services
 
 __all__ = ["router"]
 
-router = APIRouter(tags=["runs"])
+router = APIRouter(route_class=KeyedRoute, tags=["runs"])
 _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
     200: {
         "description": "The report. As a stream: events `output.chunk` (of a chat's events, live), then one "

@@ -10,11 +10,12 @@ from fastapi import APIRouter, Response
 from gateway.access.tickets import make_ticket
 from gateway.dependencies import IdentityDep, ServicesDep
 from gateway.identity import Scope
+from gateway.routing import KeyedRoute
 from nekro_client.models import StreamTicket, StreamTicketBody
 
 __all__ = ["router"]
 
-router = APIRouter(tags=["events"])
+router = APIRouter(route_class=KeyedRoute, tags=["events"])
 
 
 @router.post("/stream-tickets", status_code=HTTPStatus.CREATED)

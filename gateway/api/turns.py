@@ -11,6 +11,7 @@ from gateway.dependencies import ChatKey, IdentityDep, PathText, ServicesDep
 from gateway.idempotency import OnceDep
 from gateway.identity import Identity, Scope
 from gateway.replays import replay_turn
+from gateway.routing import KeyedRoute
 from gateway.streams.turn_tree import read_call, read_rounds, read_turn
 from gateway.web.paging import Cursor, Limit, cursor_of, number_of
 from nekro_agent.durations import CLOSE_STEP_SECONDS
@@ -21,7 +22,7 @@ from workers.composition import Services
 
 __all__ = ["router"]
 
-router = APIRouter(tags=["turns"])
+router = APIRouter(route_class=KeyedRoute, tags=["turns"])
 
 
 @router.get("/turns/{turn_id}")

@@ -9,10 +9,10 @@ from typing import Any, Final
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from gateway.problems import ProblemError, shown_text, status_of
+from gateway.routing import KeyedRoute
 from nekro_agent.errors import NekroError
 
 __all__ = ["NO_RETRY", "APIError", "OpenAIRoute", "error_body"]
@@ -45,7 +45,7 @@ class APIError(Exception):
         self.headers = dict(headers or {})
 
 
-class OpenAIRoute(APIRoute):
+class OpenAIRoute(KeyedRoute):
     """A route whose errors have OpenAI's form."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

@@ -17,6 +17,7 @@ from gateway.dependencies import IdentityDep, ServicesDep
 from gateway.idempotency import OnceDep, with_content
 from gateway.identity import Scope
 from gateway.problems import ProblemError
+from gateway.routing import KeyedRoute
 from gateway.webhooks.secrets import webhook_secret
 from gateway.webhooks.sender import WebhookSender
 from nekro_agent.downloads.http import checked_url
@@ -28,7 +29,7 @@ from workers.composition import Services
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/webhooks", tags=["webhooks"])
+router = APIRouter(route_class=KeyedRoute, prefix="/webhooks", tags=["webhooks"])
 
 #: Patterns with these characters are matched in time that grows with their number only.
 _PATTERN: Final = re.compile(r"[A-Za-z0-9_.*?-]{1,200}")

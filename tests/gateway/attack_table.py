@@ -327,6 +327,13 @@ _BODIES: Final = [
     _a("a cursor with SQL", 422, "cursor_invalid", _get("/api/v1/audit?cursor=MSBPUiAxPTE", "all")),
     _a("a cursor that is none", 422, "cursor_invalid", _get("/api/v1/audit?cursor=%FF", "all")),
     _a("an event number over 64 bits", *_BAD, _get("/api/v1/chats/site-1/events?after=99999999999999999999", "all")),
+    _a("a cursor over 64 bits", 422, "cursor_invalid", _get("/api/v1/approvals?cursor=OTk5OTk5OTk5OTk5OTk5OTk5OTk", "all")),
+    _a("a method's name of 100,000 characters", *_BAD, _post("/api/v1/calls", "all", {"method": "a." * 50_000, "chat_key": "c"})),
+    _a("a message of 300,000 characters", 422, "invalid_value", _post("/api/v1/chats/site-1/messages", "all", {"text": "a" * 300_000, "user_id": "a"})),
+    _a("a user's name of 1,000 characters", 422, "invalid_value", _post("/api/v1/chats/site-1/messages", "all", {**MESSAGE, "user_name": "a" * 1000})),
+    _a("a message of 65 parts", *_BAD, _post("/api/v1/chats/site-1/messages", "all", {"user_id": "a", "parts": [{"type": "text", "text": "a"}] * 65})),
+    _a("a message of a million parts", 413, "request_entity_too_large", _post("/api/v1/chats/site-1/messages", "all", b'{"user_id":"a","parts":[' + b"{}," * 1_000_000 + b"{}]}")),
+    _a("a completion of a million messages", 413, "request_entity_too_large", _post("/v1/chat/completions", "all", b'{"model":"nekro","messages":[' + b"[]," * 1_000_000 + b"[]]}")),
     _a("an Idempotency-Key of 300 characters", 400, "idempotency_key_invalid", _post("/api/v1/calls", "all", {"method": "x", "chat_key": "c"}, **{"Idempotency-Key": "k" * 300})),
     _a("another body under a used Idempotency-Key", 422, "idempotency_key_reused", _post("/api/v1/chats/site-1/messages", "all", {**MESSAGE, "text": "other"}, **{"Idempotency-Key": "used"})),
     _a("the Idempotency-Key of another key: no answer of it", 404, "method_not_found", _post("/api/v1/calls", "call", {"method": "nothing", "chat_key": "c"}, **{"Idempotency-Key": "used"})),
@@ -433,6 +440,8 @@ LIMITED: Final = {
         _a("a connection without a request", 408, "", lambda w: b""),
         _a("half a body", 408, "body_too_slow", _post("/api/v1/calls", "all", b"{", **{"Content-Length": "100"})),
         _a("chunks without an end", 408, "body_too_slow", lambda w: request_bytes("POST", "/api/v1/calls", w.bearer("all", **{"Transfer-Encoding": "chunked"}), b"1\r\n{\r\n")),
+        _a("the head of a large body without a key", *_MISSING, lambda w: request_bytes("POST", "/v1/chat/completions", {"Content-Length": "40000000"}, b"")),
+        _a("the head of a body of the API without a key", *_MISSING, lambda w: request_bytes("POST", "/api/v1/calls", {"Content-Length": "2000000"}, b"")),
         _a("a request without headers", 408, "", lambda w: b"POST /api/v1/calls HTTP/1.1\r\n"),
     ]
 }  # fmt: skip

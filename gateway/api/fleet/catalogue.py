@@ -12,6 +12,7 @@ from gateway.dependencies import IdentityDep, PathText, ServicesDep
 from gateway.idempotency import OnceDep
 from gateway.identity import Identity, Scope
 from gateway.problems import ProblemError
+from gateway.routing import KeyedRoute
 from gateway.views import method_answer, plugin_answer
 from nekro_agent.errors import NotFoundError
 from nekro_client.models import Method, Page, Plugin, PluginConfig, PluginConfigBody, PluginState
@@ -20,7 +21,7 @@ from workers.composition import Services
 
 __all__ = ["router"]
 
-router = APIRouter(tags=["catalogue"])
+router = APIRouter(route_class=KeyedRoute, tags=["catalogue"])
 
 
 @router.get("/methods")

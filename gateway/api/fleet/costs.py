@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query
 
 from gateway.dependencies import IdentityDep, ServicesDep
 from gateway.identity import Scope
+from gateway.routing import KeyedRoute
 from gateway.views import budget_answer, cost_answer
 from gateway.web.paging import Cursor, Limit, cursor_of, text_of
 from nekro_agent.shared_clock import shared_time
@@ -18,7 +19,7 @@ from workers.budgets.report import read_budgets, read_costs
 
 __all__ = ["router"]
 
-router = APIRouter(tags=["operations"])
+router = APIRouter(route_class=KeyedRoute, tags=["operations"])
 
 
 @router.get("/costs")

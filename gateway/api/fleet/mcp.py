@@ -13,6 +13,7 @@ from gateway.access.audit import record_act
 from gateway.dependencies import IdentityDep, PathText, ServicesDep
 from gateway.idempotency import OnceDep
 from gateway.identity import Scope
+from gateway.routing import KeyedRoute
 from nekro_agent.errors import NotFoundError
 from nekro_client.models import McpServer as Answer
 from nekro_client.models import McpServerBody, McpTrial, Page
@@ -20,7 +21,7 @@ from workers.composition import Services
 
 __all__ = ["router"]
 
-router = APIRouter(tags=["mcp"])
+router = APIRouter(route_class=KeyedRoute, tags=["mcp"])
 
 
 @router.get("/mcp/servers")

@@ -14,6 +14,7 @@ from gateway.access.audit import record_act
 from gateway.dependencies import IdentityDep, PathText, ServicesDep
 from gateway.idempotency import OnceDep
 from gateway.identity import Scope
+from gateway.routing import KeyedRoute
 from gateway.views import dead_letter_answer
 from gateway.web.paging import Cursor, Limit, cursor_of, number_of
 from messaging.dead_letters import DeadLetters, DeadPosition
@@ -25,7 +26,7 @@ from workers.composition import Services
 
 __all__ = ["router"]
 
-router = APIRouter(tags=["operations"])
+router = APIRouter(route_class=KeyedRoute, tags=["operations"])
 T = TypeVar("T")
 
 

@@ -12,6 +12,7 @@ from gateway.dependencies import IdentityDep, PathText, ServicesDep
 from gateway.idempotency import OnceDep
 from gateway.identity import Identity, Scope
 from gateway.problems import ProblemError
+from gateway.routing import KeyedRoute
 from gateway.views import job_answer, timer_answer
 from gateway.web.paging import Cursor, Limit, cursor_of, text_of
 from nekro_agent.errors import NotFoundError
@@ -26,7 +27,7 @@ from workers.jobs.signals import signal_job
 
 __all__ = ["router"]
 
-router = APIRouter(tags=["work"])
+router = APIRouter(route_class=KeyedRoute, tags=["work"])
 OfChat = Annotated[str | None, Query(max_length=1250, description="only of this chat")]
 
 

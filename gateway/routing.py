@@ -1,0 +1,62 @@
+"""The route of the API: it knows who asks before it reads the body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from http import HTTPStatus
+from typing import Any, Final
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+
+from gateway.dependencies import identity_of
+
+__all__ = ["KeyedRoute", "require_few_values"]
+
+#: Bodies up to this length cannot have enough values to matter.
+_SHORT_BYTES: Final = 2 << 20
+#: Most values of a longer body, which should be long because of its files. A value takes 50 to 100 bytes.
+_MOST_VALUES: Final = 1_000_000
+
+
+class KeyedRoute(APIRoute):
+    """A route that refuses a request without a key before it reads the body.
+
+    FastAPI reads and parses a body before it resolves dependencies, so a dependency is too late.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the handler of requests."""
+        handle = super().get_route_handler()
+
+        async def identified(request: Request) -> Response:
+            await identity_of(request)
+            return await handle(_LimitedRequest(request.scope, request.receive))
+
+        return identified
+
+
+class _LimitedRequest(Request):
+    """A request whose JSON has a limited number of values."""
+
+    async def json(self) -> Any:
+        """Return the parsed body.
+
+        Raises:
+            HTTPException: 413, it has too many values.
+        """
+        require_few_values(await self.body())
+        return await super().json()
+
+
+def require_few_values(body: bytes) -> None:
+    """Return if a JSON text may be parsed: a few bytes of it may take a hundred in memory.
+
+    Raises:
+        HTTPException: 413, it has too many values.
+    """
+    if len(body) > _SHORT_BYTES and sum(map(body.count, (b",", b"[", b"{"))) > _MOST_VALUES:
+        raise HTTPException(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body has more than {_MOST_VALUES} values"
+        )
