@@ -6,16 +6,19 @@ one contract test suite runs on both.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from nekro_agent import layout
+from nekro_agent.errors import InvalidValueError
 
 __all__ = [
+    "MOST_TEXT_CHARS",
     "ChatInfo",
     "CronJob",
     "CronJobs",
@@ -41,7 +44,15 @@ __all__ = [
     "TimerInfo",
     "Timers",
     "WorkdayMode",
+    "require_lengths",
 ]
+
+#: Longest text of a message; more than models read of one message.
+MOST_TEXT_CHARS: Final = 256 << 10
+#: Longest id and name of a sender.
+_MOST_NAME_CHARS: Final = 512
+#: Longest rest of a message, as JSON: segments, names of files, data of plugins.
+_MOST_DATA_CHARS: Final = 1 << 20
 
 
 class KeyValueStore(Protocol):
@@ -160,6 +171,33 @@ class IncomingMessage:
     content_data: Sequence[Mapping[str, Any]] = ()
     ext_data: Mapping[str, Any] = field(default_factory=dict)
     raw_cq_code: str = ""
+
+
+def require_lengths(
+    text: str,
+    *,
+    sender_id: str | None = None,
+    sender_name: str | None = None,
+    data: Mapping[str, Any] | None = None,
+) -> None:
+    """Return if a message of a person or a plugin is short enough; history, events and pages have all of it.
+
+    Raises:
+        InvalidValueError: it is not; the message says what is too long, and where it may go.
+    """
+    if len(text) > MOST_TEXT_CHARS:
+        raise InvalidValueError(
+            f"the message has {len(text)} characters, at most {MOST_TEXT_CHARS}: send the text as a file"
+        )
+    for name, value in (("id", sender_id), ("name", sender_name)):
+        if value is not None and len(value) > _MOST_NAME_CHARS:
+            raise InvalidValueError(
+                f"the sender's {name} has {len(value)} characters, at most {_MOST_NAME_CHARS}"
+            )
+    if data and (chars := len(json.dumps(data, ensure_ascii=False))) > _MOST_DATA_CHARS:
+        raise InvalidValueError(
+            f"the message's parts and data have {chars} characters, at most {_MOST_DATA_CHARS}: send a file"
+        )
 
 
 class Intake(Protocol):

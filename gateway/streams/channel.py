@@ -14,6 +14,8 @@ __all__ = ["RING", "Channel", "Reader"]
 
 #: Newest events of a chat that are kept in memory; a reader that is further behind is too slow.
 RING: Final = 1_000
+#: Most characters of the texts of these events.
+_RING_CHARS: Final = 8 << 20
 #: Live events that wait for one reader; of more the oldest are dropped.
 _MOST_LIVE: Final = 50
 
@@ -53,7 +55,9 @@ class Channel:
         """Start with an empty ring after the event ``newest``."""
         self.chat_key = chat_key
         self.readers: set[Reader] = set()
-        self._ring: deque[StreamEvent] = deque(maxlen=RING)
+        self._ring: deque[StreamEvent] = deque()
+        #: Characters of its texts.
+        self._chars = 0
         #: Number of the newest event that was read.
         self.newest = newest.number
         #: The mark of that event; None: unknown.
@@ -81,7 +85,11 @@ class Channel:
             if number != self.newest + 1:
                 # Retention deleted what is between: the ring must stay without gaps.
                 self._ring.clear()
+                self._chars = 0
             self._ring.append(event)
+            self._chars += event.chars
+            while len(self._ring) > RING or (self._chars > _RING_CHARS and len(self._ring) > 1):
+                self._chars -= self._ring.popleft().chars
             self.newest, self.mark = number, event.mark
         self.announced = max(self.announced, self.newest)
         self.wake()

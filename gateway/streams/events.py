@@ -69,6 +69,11 @@ class StreamEvent:
         return mark_of(self.event.at)
 
     @cached_property
+    def chars(self) -> int:
+        """Length of its texts."""
+        return sum(len(value) for value in self.event.data.values() if isinstance(value, str))
+
+    @cached_property
     def json(self) -> str:
         """The event as a response has it."""
         return json_text(self.event)

@@ -20,7 +20,7 @@ from typing import Final, Protocol, TypeVar
 from loguru import logger
 
 from gateway.identity import Identity
-from gateway.streams.channel import RING, Channel, Reader
+from gateway.streams.channel import Channel, Reader
 from gateway.streams.events import Position, StreamEvent, mark_of, stream_event
 from gateway.streams.watch import EventWatch
 from nekro_agent.durations import FRESH_SECONDS, RETRY_SECONDS
@@ -196,7 +196,9 @@ class EventHub:
             reader.has_reached_ring = True
             return channel.after(reader.position)
         if reader.has_reached_ring:
-            raise SlowReaderError(f"a reader of chat {channel.chat_key!r} is {RING} events behind")
+            raise SlowReaderError(
+                f"a reader of chat {channel.chat_key!r} needs events that are no longer in memory"
+            )
         rows = await self._read_with_retries(self._page, channel.chat_key, reader.position)
         # Later ones come by the ring: the hub notices the loss of no event that it does not know.
         rows = [row for row in rows if row.number <= channel.newest]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from nekro_agent.ports import IncomingMessage, MessageKind, OutgoingMessage
+from nekro_agent.ports import IncomingMessage, MessageKind, OutgoingMessage, require_lengths
 from nekro_agent.records import StoredMessage
 
 __all__ = ["InMemoryMessages"]
@@ -28,6 +28,7 @@ class InMemoryMessages:
 
     async def send(self, message: OutgoingMessage) -> str:
         """Record a message of the agent."""
+        require_lengths(message.text)
         self.sent.append(message)
         if not message.record:
             return f"unrecorded-{len(self.sent)}"
@@ -35,6 +36,7 @@ class InMemoryMessages:
 
     async def push_system(self, chat_key: str, text: str, *, trigger_agent: bool, call_id: str | None) -> str:
         """Record a system message."""
+        require_lengths(text)
         if trigger_agent:
             self.triggered.append(chat_key)
         return self.add(chat_key, MessageKind.SYSTEM, text)
@@ -45,6 +47,7 @@ class InMemoryMessages:
 
     async def receive(self, message: IncomingMessage) -> str | None:
         """Record a message of a person, without hooks; implements ``Intake``."""
+        require_lengths(message.text)
         if message.is_tome:
             self.triggered.append(message.chat_key)
         return self.add(
@@ -68,6 +71,7 @@ class InMemoryMessages:
         data: Mapping[str, Any] | None = None,
     ) -> str:
         """Record a message, for example one of a person; returns its id."""
+        require_lengths(text, sender_id=sender_id, sender_name=sender_name, data=data)
         self.count += 1
         message = StoredMessage(
             sequence=self.count,

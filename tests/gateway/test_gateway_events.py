@@ -19,9 +19,11 @@ from worker_fleet import Fleet
 from gateway.app import create_app
 from gateway.streams import channel as channels
 from gateway.streams import hub as hubs
+from gateway.streams.events import Position, StreamEvent
 from gateway.streams.hub import EventHub, SlowReaderError
 from gateway.streams.turns import turn_end, turn_events
 from nekro_agent.errors import NotFoundError
+from nekro_client.models import Event
 from storage.repositories.events import NewEvent
 from storage.states import EventType
 from workers.chats.events import record
@@ -216,6 +218,25 @@ async def test_a_reader_catches_up_with_more_than_the_ring_holds(
             if len(numbers) == total + 1:
                 break
     assert numbers == list(range(1, total + 2))
+
+
+def test_a_ring_keeps_fewer_events_if_their_texts_are_long() -> None:
+    channel = channels.Channel("c", newest=Position(0))
+
+    def add_text(number: int, chars: int) -> None:
+        data = {"text": "a" * chars}
+        event = Event.model_construct(number=number, type="message.sent", chat_key="c", at=None, data=data)
+        channel.add([(number, StreamEvent(event))])
+
+    for number in range(1, 21):
+        add_text(number, 1 << 20)
+    assert (channel.oldest, channel.newest) == (12, 20)
+    assert not channel.has(11) and [event.number for event in channel.after(12)] == list(range(13, 21))
+    add_text(21, 100 << 20)
+    assert [event.number for event in channel.after(20)] == [21]
+    for number in range(22, 25):
+        add_text(number, 1)
+    assert [event.number for event in channel.after(21)] == [22, 23, 24]
 
 
 async def test_texts_that_utf_8_cannot_encode_do_not_end_a_stream(

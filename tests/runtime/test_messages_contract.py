@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from runtime_bench import RecordingPublisher, emptied
 
-from nekro_agent.ports import MessageKind, Messages, OutgoingMessage
+from nekro_agent.errors import InvalidValueError
+from nekro_agent.ports import MOST_TEXT_CHARS, MessageKind, Messages, OutgoingMessage
 from nekro_agent.records import Records
 from nekro_agent.testing import InMemoryRuntime
 from storage.engine import Database
@@ -62,6 +63,22 @@ async def test_system_message_wakes_the_agent_only_on_request(port: Port) -> Non
     await port.messages.push_system("a", "loud", trigger_agent=True, call_id=None)
     assert port.woken() == ["a"]
     assert await port.texts("a") == [(MessageKind.SYSTEM, "quiet"), (MessageKind.SYSTEM, "loud")]
+
+
+async def test_a_text_that_is_too_long_is_refused(port: Port) -> None:
+    longest = "é" * MOST_TEXT_CHARS
+    await port.messages.send(OutgoingMessage(chat_key="a", text=longest))
+    for message in (
+        port.messages.send(OutgoingMessage(chat_key="a", text=f"{longest}!")),
+        port.messages.push_system("a", f"{longest}!", trigger_agent=True, call_id=None),
+        port.records.add_message("a", kind=MessageKind.USER, text=f"{longest}!"),
+        port.records.add_message("a", kind=MessageKind.USER, text="t", sender_name="n" * 513),
+        port.records.add_message("a", kind=MessageKind.USER, text="t", data={"key": "d" * (1 << 20)}),
+    ):
+        with pytest.raises(InvalidValueError, match="at most"):
+            await message
+    assert await port.texts("a") == [(MessageKind.ASSISTANT, longest)]
+    assert port.woken() == []
 
 
 async def test_agent_is_woken_without_a_message(port: Port) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from codec.wire import new_id
 from nekro_agent.execution.current_call import cause_turn_id, current_call
-from nekro_agent.ports import MessageKind, OutgoingMessage
+from nekro_agent.ports import MessageKind, OutgoingMessage, require_lengths
 from storage.engine import Database
 from storage.repositories.messages import Message, NewMessage
 from storage.repositories.rounds import Round, RoundRequest
@@ -25,7 +25,11 @@ class SqlMessages:
         self._debounce_seconds = debounce_seconds
 
     async def send(self, message: OutgoingMessage) -> str:
-        """Record a message of the agent and announce it; returns its id."""
+        """Record a message of the agent and announce it; returns its id.
+
+        Raises:
+            InvalidValueError: it is too long.
+        """
         data = {
             "file_path": message.file_path,
             "file_name": message.file_name,
@@ -71,6 +75,7 @@ class SqlMessages:
             await self._request_round(transaction, chat_key, TriggerKind.MANUAL, new_id(), None)
 
     async def _append(self, new: NewMessage, *, wake: bool = False) -> Message:
+        require_lengths(new.text, data=new.data)
         async with self._database.begin() as transaction:
             row = await append_message(transaction, self._publisher, new)
             if wake:

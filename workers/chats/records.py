@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from codec.wire import new_id
-from nekro_agent.ports import ChatInfo, MessageKind
+from nekro_agent.ports import ChatInfo, MessageKind, require_lengths
 from nekro_agent.records import PluginValue, PresetInfo, StoredMessage, UserInfo
 from storage.engine import Database
 from storage.repositories.messages import NewMessage
@@ -42,7 +42,11 @@ class SqlRecords:
         sender_name: str | None = None,
         data: Mapping[str, Any] | None = None,
     ) -> StoredMessage:
-        """Append a message and announce it."""
+        """Append a message and announce it.
+
+        Raises:
+            InvalidValueError: it is too long.
+        """
         new = NewMessage(
             chat_key=chat_key,
             kind=kind,
@@ -52,6 +56,7 @@ class SqlRecords:
             sender_name=sender_name,
             data=dict(data) if data else None,
         )
+        require_lengths(text, sender_id=sender_id, sender_name=sender_name, data=data)
         async with self._database.begin() as transaction:
             row = await append_message(transaction, self._publisher, new)
         return StoredMessage(
@@ -67,7 +72,12 @@ class SqlRecords:
         )
 
     async def change_message(self, message_id: str, changes: Mapping[str, Any]) -> bool:
-        """Change a message; False when there is none."""
+        """Change a message; False when there is none.
+
+        Raises:
+            InvalidValueError: its text is too long.
+        """
+        require_lengths(str(changes.get("text") or ""))
         async with self._database.begin() as transaction:
             return await transaction.records.change_message(message_id, changes)
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from broker_config.settings import AgentSettings
 from codec.wire import new_id
 from nekro_agent.durations import CLOSE_STEP_SECONDS
-from nekro_agent.ports import ChatInfo, IncomingMessage, MessageKind
+from nekro_agent.ports import ChatInfo, IncomingMessage, MessageKind, require_lengths
 from nekro_agent.schemas.chat_message import (
     ChatMessage,
     ChatMessageSegment,
@@ -95,22 +95,25 @@ class MessageIntake:
             voucher: who vouches for the sender's id, so that the message may be a decision on a call, or an
                 answer to an MCP server: an adapter, or a key of the API. None for messages that
                 plugins push, because code in a sandbox may have written them.
+
+        Raises:
+            InvalidValueError: it is too long.
         """
         known = None if once_key is None else await self._received(once_key)
         if known is not None:
             return known
+        new = _new(message, new_id(), once_key)
+        require_lengths(new.text, sender_id=new.sender_id, sender_name=new.sender_name, data=new.data)
         chat = await self._known(message)
-        message_id = new_id()
         if voucher is not None:
             answer = await self._read(message, voucher)
             if answer is not None:
-                return await self._answered(_new(message, message_id, once_key), answer)
+                return await self._answered(new, answer)
         signal = await self._hooks.user_message(
-            context_of(chat, user_id=message.user_id), _for_hooks(message, chat, message_id)
+            context_of(chat, user_id=message.user_id), _for_hooks(message, chat, new.id)
         )
         if signal is MsgSignal.BLOCK_ALL:
             return None
-        new = _new(message, message_id, once_key)
         wakes = signal is MsgSignal.FORCE_TRIGGER or (signal is MsgSignal.CONTINUE and message.is_tome)
         return await self._record(new, adapter_key=chat.adapter_key or "", wakes=wakes, key_id=key_id)
 
