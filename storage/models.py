@@ -194,7 +194,7 @@ class MessageRow(Base):
     sender_name: Mapped[str | None]
     text: Mapped[str]
     data: Mapped[dict[str, Any] | None] = mapped_column(JsonText())
-    call_id: Mapped[str | None] = mapped_column(KeyText(), index=True)
+    call_id: Mapped[str | None] = mapped_column(KeyText())
     round_id: Mapped[str | None]
     #: The turn that it started or that sent it; None for a message of no turn, and of releases before 0.2.
     turn_id: Mapped[str | None] = mapped_column(KeyText(), index=True)
@@ -321,7 +321,7 @@ class CallRow(Base):
     id: Mapped[str] = mapped_column(KeyText(), primary_key=True)
     method: Mapped[str]
     type: Mapped[SandboxMethodType]
-    chat_key: Mapped[str] = mapped_column(KeyText(), index=True)
+    chat_key: Mapped[str] = mapped_column(KeyText())
     round_id: Mapped[str | None] = mapped_column(KeyText(), index=True)
     lane: Mapped[str | None]
     state: Mapped[CallState]
@@ -921,7 +921,7 @@ class SpendingRow(Base):
     #: ``adapter:user``, as of ``storage.access.spendings.user_scope``.
     user_id: Mapped[str | None]
     key_id: Mapped[str | None]
-    turn_id: Mapped[str | None] = mapped_column(KeyText(), index=True)
+    turn_id: Mapped[str | None] = mapped_column(KeyText())
     plugin_key: Mapped[str | None]
     model_group: Mapped[str]
     model: Mapped[str]

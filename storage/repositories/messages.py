@@ -135,11 +135,6 @@ class MessageRepository(Repository):
         )
         return await self._all(Message, statement)
 
-    async def of_call(self, call_id: str) -> list[Message]:
-        """List the messages and observations of a call, in order."""
-        statement = select(MessageRow).where(MessageRow.call_id == call_id).order_by(MessageRow.sequence)
-        return await self._all(Message, statement)
-
     async def of_turn(self, turn_id: str) -> list[Message]:
         """List the messages of a turn, in order."""
         statement = select(MessageRow).where(MessageRow.turn_id == turn_id).order_by(MessageRow.sequence)

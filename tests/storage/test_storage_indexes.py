@@ -24,7 +24,6 @@ QUERIES: dict[str, Callable[[Transaction], Awaitable[object]]] = {
     "ix_calls_round_id": lambda tx: tx.calls.of_round("round"),
     "ix_messages_chat_key_sequence": lambda tx: tx.messages.newest("chat", limit=5),
     "ix_messages_chat_key_sequence ": lambda tx: tx.messages.after("chat", sequence=3, limit=5),
-    "ix_messages_call_id": lambda tx: tx.messages.of_call("call"),
     "ix_timers_state_fire_at": lambda tx: tx.timers.fire_due(limit=5),
     "ix_cron_jobs_next_fire_at": lambda tx: tx.cron_jobs.due(limit=5),
     "ix_approvals_decided_at": lambda tx: tx.change_listing.approvals(since=shared_time()),

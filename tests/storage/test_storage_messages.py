@@ -47,7 +47,6 @@ async def test_message_is_read_back_equal(database: Database, chat: str) -> None
     assert {name: getattr(message, name) for name in NewMessage.__dataclass_fields__} == vars(new)
     async with database.read() as tx:
         assert await tx.messages.get(new.id) == message
-        assert await tx.messages.of_call("c") == [message]
         assert await tx.messages.find("no") is None
 
 
