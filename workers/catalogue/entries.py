@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -176,8 +176,6 @@ class PluginEntry:
     webhooks: tuple[WebhookEntry, ...] = ()
     #: Whether it has HTTP routes or pages; the hook ``router`` is one reason, ``webui_path`` the other.
     serves_http: bool = False
-    #: JSON schema of its configuration; None without one.
-    config_schema: dict[str, Any] | None = field(default=None, compare=False)
 
     def to_json(self) -> str:
         """Return the stored form; equal entries have equal texts."""

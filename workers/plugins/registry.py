@@ -149,7 +149,6 @@ class LoadedRegistry(Registry):
                 self._webhook(plugin, endpoint, method) for endpoint, method in plugin.webhook_methods.items()
             ),
             serves_http=plugin.hook("router") is not None or plugin.webui_path is not None,
-            config_schema=_config_schema(plugin),
         )
 
     def _webhook(self, plugin: NekroPlugin, endpoint: str, method: SandboxMethod) -> WebhookEntry:
@@ -236,13 +235,3 @@ def _parameters(signature: inspect.Signature) -> tuple[Parameter, ...]:
         )
         for one in signature.parameters.values()
     )
-
-
-def _config_schema(plugin: NekroPlugin) -> dict[str, object] | None:
-    if plugin.config_file is None:
-        return None
-    try:
-        return plugin.config_file.cls.model_json_schema()
-    except Exception as exc:  # the plugin's own types; everything else of the plugin is usable
-        _log.debug(f"{plugin.key}: its configuration has no JSON schema: {exc}")
-        return None
