@@ -196,6 +196,7 @@ class Services(Parts):
             ("plugin routes", self._stop_routes, 2 * CLOSE_STEP_SECONDS),
             ("plugin states", self._stop_states, CLOSE_STEP_SECONDS),
             ("plugins", self._stop_plugins, self.settings.workers.cleanup_seconds + LEAST_SECONDS),
+            ("summaries", self._close_summaries, CLOSE_STEP_SECONDS),
             ("sandboxes", self._close_sandboxes, 3 * CLOSE_STEP_SECONDS),
             ("caller", self._close_caller, CLOSE_STEP_SECONDS),
             ("remote hooks", self._close_remote_hooks, CLOSE_STEP_SECONDS),
@@ -248,6 +249,10 @@ class Services(Parts):
     async def _stop_plugins(self) -> None:
         if self.is_worker:
             await self.host.stop()
+
+    async def _close_summaries(self) -> None:
+        if "summaries" in self.__dict__:
+            await self.summaries.close()
 
     async def _close_sandboxes(self) -> None:
         if self.is_worker and self.watchdog is not None:

@@ -22,6 +22,7 @@ from runtime.shared_property import shared_property
 from workers.catalogue.registry import Registry
 
 if TYPE_CHECKING:
+    from agent.tokens import ModelContexts
     from broker_config.app import NekroApp
     from codec.wire import Signer
     from messaging.calls import MethodCaller
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from workers.plugins.reload import PluginReloader
     from workers.plugins.states import PluginStates
     from workers.pools.background import BackgroundLoop
+    from workers.rounds.context.summaries import ChatSummaries
     from workers.rounds.intake import MessageIntake
     from workers.rounds.ledger import RoundLedger
     from workers.rounds.remote_runs import CodeTarget, RemoteRuns
@@ -714,6 +716,32 @@ class Parts:
         from workers.budgets.spending import Spending
 
         return Spending(self.database, self.publisher, self.settings.budgets)
+
+    @shared_property
+    def model_contexts(self) -> ModelContexts:
+        """Knows how many tokens the models of the groups read."""
+        from agent.tokens import ModelContexts
+        from broker_config.model_groups import group_or_default
+
+        return ModelContexts(self.settings.agent, partial(group_or_default, self.settings))
+
+    @shared_property
+    def summaries(self) -> ChatSummaries:
+        """Writes the summaries of chats."""
+        from agent.llm import create_models
+        from workers.budgets.summary_meter import SummaryMeter
+        from workers.rounds.context.summaries import ChatSummaries
+
+        return ChatSummaries(
+            self.database,
+            self.leases,
+            self.model_contexts,
+            # Its own client: a summary uses no connection that a round waits for.
+            partial(create_models, self.settings),
+            self.settings.agent,
+            meter=SummaryMeter(self.spending, self.settings),
+            owner=self.node,
+        )
 
     @shared_property
     def stopper(self) -> RoundStopper:

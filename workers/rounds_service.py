@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from agent.llm import LLMClient, MissingClient, create_models
 from agent.rounds import RoundRunner
-from agent.tokens import ModelContexts
-from broker_config.model_groups import group_or_default
 from broker_config.settings import Settings
 from nekro_agent.errors import LLMError
 from workers.budgets.round_meter import RoundBudgets
-from workers.budgets.summary_meter import SummaryMeter
 from workers.rounds.context.input import RoundInputs
 from workers.rounds.context.pictures import PictureLoader
-from workers.rounds.context.summaries import ChatSummaries
 from workers.rounds.drain import RoundDrain
 
 if TYPE_CHECKING:
@@ -28,9 +23,8 @@ __all__ = ["RoundsService"]
 class RoundsService:
     """Exists as long as the worker's loop."""
 
-    def __init__(self, *, llm: LLMClient, drain: RoundDrain, summaries: ChatSummaries) -> None:
+    def __init__(self, *, llm: LLMClient, drain: RoundDrain) -> None:
         self._llm = llm
-        self._summaries = summaries
         self.drain = drain
 
     @classmethod
@@ -49,23 +43,12 @@ class RoundsService:
         """
         settings = services.settings
         llm = _client(settings, needs_model=needs_model)
-        contexts = ModelContexts(settings.agent, partial(group_or_default, settings))
-        summaries = ChatSummaries(
-            services.database,
-            services.leases,
-            contexts,
-            # Its own client: a summary uses no connection that a round waits for.
-            partial(_client, settings, needs_model=True),
-            settings.agent,
-            meter=SummaryMeter(services.spending, settings),
-            owner=services.node,
-        )
         runner = RoundRunner(
             llm=llm,
             sandbox=await services.sandboxes(),
             agent_settings=settings.agent,
             sandbox_settings=settings.sandbox,
-            contexts=contexts,
+            contexts=services.model_contexts,
             redact=services.redactor,
         )
         drain = RoundDrain(
@@ -90,14 +73,13 @@ class RoundsService:
             slots=slots,
             is_stopping=is_stopping,
             redact=services.redactor,
-            on_rest=summaries.chat_rested,
+            on_rest=services.summaries.chat_rested,
         )
-        return cls(llm=llm, drain=drain, summaries=summaries)
+        return cls(llm=llm, drain=drain)
 
     async def close(self) -> None:
-        """Cancel delayed announcements and summaries, and close the model's connections."""
+        """Cancel delayed announcements, and close the model's connections."""
         await self.drain.close()
-        await self._summaries.close()
         await self._llm.close()
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import os
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +11,7 @@ from broker_config.settings import Settings
 from cli.command import Deps, add_json, chat_key, positive_seconds
 from cli.output import PartialError
 from cli.running import run_async
+from cli.services.database import open_writers
 from nekro_agent.errors import ServiceError
 
 if TYPE_CHECKING:
@@ -93,30 +91,10 @@ def _show_cancelled(described: Mapping[str, Sequence[Mapping[str, Any]]], args: 
 
 async def _stop(args: Args, settings: Settings) -> StoppedRounds:
     # No services are started: the request is a row, which the worker that runs the round reads.
-    from broker_config.app import create_app
-    from broker_config.embedded import resolve_settings
-    from storage.engine import Database
-    from storage.migrate import require_migrated
-    from workers.chats.publisher import EventPublisher
-    from workers.leases.keeper import LeaseKeeper
-    from workers.pools.background import BackgroundLoop
-    from workers.rounds.ledger import RoundLedger
-    from workers.rounds.stop import RoundStopper
-
-    settings = resolve_settings(settings)
-    await require_migrated(settings.database, settings.data_dir)
-    database = Database(settings.database, settings.data_dir)
-    background = BackgroundLoop(database)
-    publisher = EventPublisher(create_app(settings))
-    try:
-        ledger = RoundLedger(database, publisher, settings.agent, max_attempts=settings.broker.max_deliveries)
-        leases = LeaseKeeper(database, background)
-        stopper = RoundStopper(leases, ledger, owner=f"cli@{socket.gethostname()}:{os.getpid()}")
-        return await stopper.stop(args.chat_key, reason="cancelled on request", wait_seconds=args.seconds)
-    finally:
-        publisher.close()
-        await asyncio.to_thread(background.close)
-        await database.dispose()
+    async with open_writers(settings) as services:
+        return await services.stopper.stop(
+            args.chat_key, reason="cancelled on request", wait_seconds=args.seconds
+        )
 
 
 def _rounds(report: StoppedRounds, name: str) -> list[dict[str, object]]:

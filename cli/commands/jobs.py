@@ -12,7 +12,7 @@ from broker_config.settings import Settings
 from cli.command import Deps, add_json, chat_key, positive_int
 from cli.output import PartialError, one_line
 from cli.running import run_async
-from cli.services.database import open_database
+from cli.services.database import open_database, open_writers
 from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import MethodFailedError, UsageError
 
@@ -186,18 +186,11 @@ async def watch(jobs: Sequence[Job], read: Callable[[str], Awaitable[Job]], args
 
 
 async def _cancel(args: Args, deps: Deps, settings: Settings) -> None:
-    from broker_config.app import create_app
-    from broker_config.embedded import resolve_settings
-    from workers.chats.publisher import EventPublisher
     from workers.jobs.cancel import cancel_job
 
     assert args.job_id is not None  # noqa: S101 - checked by run
-    async with open_database(settings) as database:
-        publisher = EventPublisher(create_app(resolve_settings(settings)))
-        try:
-            job = await cancel_job(database, publisher, args.job_id)
-        finally:
-            publisher.close()
+    async with open_writers(settings) as services:
+        job = await cancel_job(services.database, services.publisher, args.job_id)
     show_cancelled(job, args, deps)
 
 

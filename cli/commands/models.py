@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import os
-import socket
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from broker_config.model_groups import (
-    DEFAULT_GROUP,
-    ModelGroup,
-    chat_groups,
-    group_or_default,
-    model_group,
-    model_groups,
-)
+from broker_config.model_groups import DEFAULT_GROUP, ModelGroup, chat_groups, model_group, model_groups
 from broker_config.settings import Settings
 from cli.command import Deps, add_json
 from cli.exit_codes import ExitCode
 from cli.running import run_async
-from cli.services.database import open_database
+from cli.services.database import open_database, open_writers
 from nekro_agent.errors import ModelGroupError, UsageError
 
 __all__ = ["Args", "register", "run"]
@@ -162,41 +151,11 @@ async def _use(args: Args, deps: Deps, settings: Settings) -> int:
 
 
 async def _summarise(args: Args, deps: Deps, settings: Settings) -> int:
-    from agent.llm import create_models
-    from agent.tokens import ModelContexts
-    from broker_config.app import create_app
-    from broker_config.embedded import resolve_settings
-    from storage.database_clock import follow_database_clock
-    from workers.budgets.spending import Spending
-    from workers.budgets.summary_meter import SummaryMeter
-    from workers.chats.publisher import EventPublisher
-    from workers.leases.keeper import LeaseKeeper
-    from workers.pools.background import BackgroundLoop
-    from workers.rounds.context.summaries import ChatSummaries
-
     (chat_key,) = args.names
     if settings.agent.summary_group is None:
         raise UsageError("NEKRO_AGENT__SUMMARY_GROUP names no model group, so there are no summaries; set it")
-    async with open_database(settings) as database:
-        await follow_database_clock(database)
-        background = BackgroundLoop(database)
-        publisher = EventPublisher(create_app(resolve_settings(settings)))
-        spending = Spending(database, publisher, settings.budgets)
-        summaries = ChatSummaries(
-            database,
-            LeaseKeeper(database, background),
-            ModelContexts(settings.agent, partial(group_or_default, settings)),
-            partial(create_models, settings),
-            settings.agent,
-            meter=SummaryMeter(spending, settings),
-            owner=f"{socket.gethostname()}:{os.getpid()}",
-        )
-        try:
-            versions = await summaries.summarise(chat_key, afresh=True)
-        finally:
-            await summaries.close()
-            publisher.close()
-            await asyncio.to_thread(background.close)
+    async with open_writers(settings) as services:
+        versions = await services.summaries.summarise(chat_key, afresh=True)
     if args.json:
         deps.output.json({"chat_key": chat_key, "versions": versions})
     elif versions:

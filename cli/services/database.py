@@ -1,4 +1,4 @@
-"""Open the database of the settings, for commands that need nothing else of a running system."""
+"""Open the database, and services that are not started, for commands that call no method."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from broker_config.settings import Settings
 
 if TYPE_CHECKING:
     from storage.engine import Database
+    from workers.composition import Services
 
-__all__ = ["open_database"]
+__all__ = ["open_database", "open_writers"]
 
 
 @asynccontextmanager
@@ -30,3 +31,24 @@ async def open_database(settings: Settings) -> AsyncIterator[Database]:
         yield database
     finally:
         await database.dispose()
+
+
+@asynccontextmanager
+async def open_writers(settings: Settings) -> AsyncIterator[Services]:
+    """Build the services with which a command writes rows and publishes events; they are not started.
+
+    Raises:
+        StorageUnavailableError: the database does not answer, or is not migrated.
+        SettingsError: the signing key cannot be read.
+    """
+    from storage.database_clock import follow_database_clock
+    from storage.migrate import require_migrated
+    from workers.composition import CALLER, Services
+
+    await require_migrated(settings.database, settings.data_dir)
+    services = Services.load(settings, role=CALLER)
+    try:
+        await follow_database_clock(services.database)
+        yield services
+    finally:
+        await services.close()

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import redis
 
 from broker_config.app import create_app
-from broker_config.settings import Settings
+from broker_config.settings import DatabaseSettings, Settings
 from broker_config.topology import publish_event, publish_round_requested
+from cli.environment import environment_of
 from cli.main import main
 from messaging import event_watch as watching
 from messaging.event_watch import EventWatcher, drop_abandoned
 from nekro_agent.errors import BrokerUnavailableError
+from storage.engine import Database
+from storage.memory.variables import TurnVariables
+from storage.repositories.rounds import RoundRequest
+from storage.states import TriggerKind
+from storage.transaction import Transaction
 from workers.ops.watch_sweep import WatchSweep
+
+T = TypeVar("T")
 
 CHAT = "群/1: x.y#*"
 
@@ -140,3 +148,35 @@ def test_cancel_of_an_unknown_chat_is_reported(
     assert main(["db", "upgrade", "--data-dir", str(tmp_path)]) == 0
     assert main(["cancel", "x", "--data-dir", str(tmp_path)]) == 4
     assert "no chat 'x'" in capsys.readouterr().err
+
+
+def test_cancel_drops_the_variables_of_the_turn(
+    tmp_path: Path,
+    make_settings: Callable[..., Settings],
+    migrated_copy: Callable[[str], DatabaseSettings],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = make_settings(database=migrated_copy("sqlite").model_dump(), sandbox={"keep_variables": True})
+
+    async def in_database(work: Callable[[Transaction], Awaitable[T]]) -> T:
+        database = Database(settings.database, settings.data_dir)
+        try:
+            async with database.begin() as tx:
+                return await work(tx)
+        finally:
+            await database.dispose()
+
+    async def wait(tx: Transaction) -> str:
+        await tx.chats.ensure("c")
+        request = RoundRequest(chat_key="c", trigger_kind=TriggerKind.MANUAL, trigger_id="x")
+        turn_id = (await tx.rounds.request(request))[0].turn_id
+        kept = TurnVariables(turn_id=turn_id, chat_key="c", round_id="r", kept={"x": "1"}, not_kept=[])
+        await tx.variables.replace(kept)
+        return turn_id
+
+    turn_id = asyncio.run(in_database(wait))
+    monkeypatch.chdir(tmp_path)
+    for name, value in environment_of(settings).items():
+        monkeypatch.setenv(name, value)
+    assert main(["cancel", "c"]) == 0
+    assert asyncio.run(in_database(lambda tx: tx.variables.find(turn_id))) is None

@@ -60,8 +60,8 @@ class RoundLedger:
         settings: AgentSettings,
         *,
         max_attempts: int,
-        keeps_variables: bool = False,
-        redact: Callable[[str], str] = str,
+        keeps_variables: bool,
+        redact: Callable[[str], str],
     ) -> None:
         """Create the ledger.
 
