@@ -181,7 +181,7 @@ class Parts:
             database=self.database,
             plugins=lambda: self.host.plugins,
             is_pinned=self.lanes.is_pinned,
-            owns=lambda key: self._queue_of_home(key) is None,
+            may_run_here=self.may_run_here,
             watchdog=self.watchdog,
             address=settings.http_address,
             advertised=settings.http_advertise,
@@ -229,7 +229,7 @@ class Parts:
             background=self.background,
             make_caller=lambda: MethodCaller(lambda: self.app, self.settings),
             tasks=self.plugin_tasks,
-            lives_here=lambda key: self._queue_of_home(key) is None,
+            may_run_here=self.may_run_here,
         )
 
     @shared_property
@@ -402,7 +402,7 @@ class Parts:
             owner=self.node,
             lease_seconds=self.settings.agent.lease_seconds,
             disabled=self.settings.plugins.disabled,
-            owns=lambda key: self._queue_of_home(key) is None,
+            may_run_here=self.may_run_here,
             on_change=self.plugins_changed,
             on_failure=lambda failure: self.loaded.add_error(failure.plugin_key, failure.text),
         )
@@ -418,7 +418,7 @@ class Parts:
             self.leases,
             self.lanes,
             owner=self.node,
-            owns=lambda key: self._queue_of_home(key) is None,
+            may_run_here=self.may_run_here,
             is_wanted=self.states.wants,
             on_change=self.plugins_changed,
         )
@@ -433,9 +433,8 @@ class Parts:
             self.database,
             self.loaded,
             self.host,
-            self.lanes,
             serves=self.role in (Lane.METHODS.value, Lane.PINNED.value),
-            owns=lambda key: self._queue_of_home(key) is None,
+            may_run_here=self.may_run_here,
             is_wanted=self.states.wants,
             on_change=self.plugins_changed,
         )
@@ -463,6 +462,10 @@ class Parts:
             run_start_hooks=self.states.run_start_hooks,
         )
         return self._pinned_owner
+
+    def may_run_here(self, key: str) -> bool:
+        """Whether this process may run a plugin: it owns the plugin, or the plugin is not pinned."""
+        return self._queue_of_home(key) is None
 
     def _queue_of_home(self, key: str) -> str | None:
         """Return the queue of a plugin that is pinned to another process; None if it may run here."""

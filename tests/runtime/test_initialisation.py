@@ -48,7 +48,7 @@ class Process:
             owner=self.owner,
             lease_seconds=30,
             disabled=(),
-            owns=lambda _: True,
+            may_run_here=lambda _: True,
             on_change=lambda: None,
             on_failure=lambda failure: self.failures.append(failure.text),
         )

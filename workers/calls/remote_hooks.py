@@ -48,26 +48,26 @@ class HookForwarder:
         background: BackgroundLoop,
         make_caller: Callable[[], MethodCaller],
         tasks: PluginTasks,
-        lives_here: Callable[[str], bool],
+        may_run_here: Callable[[str], bool],
         wait_seconds: float = HOOK_SECONDS / 2,
     ) -> None:
         """Create the forwarder.
 
         Args:
             make_caller: called when the first hook is forwarded, which most processes never do.
-            lives_here: whether this process owns the plugin of a key.
+            may_run_here: whether this process may run the plugin of a key: its owner if it is pinned.
         """
         self._background = background
         self._make_caller = make_caller
         self._tasks = tasks
-        self._lives_here = lives_here
+        self._may_run_here = may_run_here
         self._wait_seconds = wait_seconds
         self._caller: MethodCaller | None = None
 
     async def is_elsewhere(self, plugin_key: str) -> bool:
         """Whether a plugin's hooks must run in another process."""
         await self._tasks.refresh()
-        return self._tasks.lanes.is_pinned(plugin_key) and not self._lives_here(plugin_key)
+        return not self._may_run_here(plugin_key)
 
     async def run(self, plugin_key: str, hook: str, ctx: AgentCtx, *args: Any) -> Any:
         """Run a hook in its plugin's process; None, with a warning, when there is no answer in time."""

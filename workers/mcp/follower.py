@@ -27,7 +27,6 @@ from runtime.survived import survived
 from storage.engine import Database
 from workers.mcp.desk import ServerDesk
 from workers.plugins.importing import Imported
-from workers.plugins.lanes import LaneChooser
 from workers.plugins.loader import LoadedPlugins
 
 __all__ = ["McpServers"]
@@ -45,10 +44,9 @@ class McpServers:
         database: Database,
         loaded: LoadedPlugins,
         host: PluginHost,
-        lanes: LaneChooser,
         *,
         serves: bool,
-        owns: Callable[[str], bool],
+        may_run_here: Callable[[str], bool],
         is_wanted: Callable[[NekroPlugin], Awaitable[bool]],
         on_change: Callable[[], None],
     ) -> None:
@@ -56,13 +54,14 @@ class McpServers:
 
         Args:
             serves: whether this process runs methods, so that it may list servers with a URL.
-            owns: whether this process owns a pinned plugin.
+            may_run_here: whether this process may run the plugin of a key: its owner if it is pinned.
             is_wanted: whether a plugin is to be enabled.
             on_change: called after plugins were added, replaced or removed.
         """
         self._settings, self._database = settings, database
-        self._loaded, self._host, self._lanes = loaded, host, lanes
-        self._serves, self._owns, self._is_wanted, self._on_change = serves, owns, is_wanted, on_change
+        self._loaded, self._host = loaded, host
+        self._serves, self._may_run_here = serves, may_run_here
+        self._is_wanted, self._on_change = is_wanted, on_change
         self.hub = ServerHub(settings, self, ServerDesk(settings, database))
         #: What was built, by the name of the server.
         self._built: dict[str, tuple[object, Imported]] = {}
@@ -186,7 +185,7 @@ class McpServers:
 
     async def _prepare(self, plugin: NekroPlugin) -> None:
         plugin.set_enabled(await self._is_wanted(plugin))
-        if plugin.is_enabled and plugin.pinned and has_sdk() and self._owns(plugin.key):
+        if plugin.is_enabled and plugin.pinned and has_sdk() and self._may_run_here(plugin.key):
             await self._host.start_plugin(plugin)
 
     def _show_fault(self, fault: Imported | None) -> bool:

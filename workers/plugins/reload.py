@@ -41,19 +41,19 @@ class PluginReloader:
         lanes: LaneChooser,
         *,
         owner: str,
-        owns: Callable[[str], bool],
+        may_run_here: Callable[[str], bool],
         is_wanted: Callable[[NekroPlugin], Awaitable[bool]],
         on_change: Callable[[], None],
     ) -> None:
         """Create it; ``start`` watches the files.
 
         Args:
-            owns: whether this process owns a pinned plugin.
+            may_run_here: whether this process may run the plugin of a key: its owner if it is pinned.
             is_wanted: whether a plugin is to be enabled.
             on_change: called after a new version replaced an old one.
         """
         self._loaded, self._host, self._leases, self._lanes = loaded, host, leases, lanes
-        self._owner, self._owns, self._is_wanted = owner, owns, is_wanted
+        self._owner, self._may_run_here, self._is_wanted = owner, may_run_here, is_wanted
         self._on_change = on_change
         self._watches: dict[str, SourceWatch] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -108,12 +108,9 @@ class PluginReloader:
         if old.plugin is not None and new.key != old.key:
             return f"its key is now {new.key}, which needs a restart of the workers"
         new.plugin.set_enabled(await self._is_wanted(new.plugin))
-        if not new.plugin.is_enabled or not self._is_here(new.key):
+        if not new.plugin.is_enabled or not self._may_run_here(new.key):
             return None
         return await self._initialise(old.plugin, new.plugin)
-
-    def _is_here(self, key: str) -> bool:
-        return not self._lanes.is_pinned(key) or self._owns(key)
 
     async def _initialise(self, old: NekroPlugin | None, new: NekroPlugin) -> str | None:
         """Run the init of the new version; returns its error."""

@@ -43,7 +43,7 @@ class PluginStates:
         owner: str,
         lease_seconds: float,
         disabled: Collection[str],
-        owns: Callable[[str], bool],
+        may_run_here: Callable[[str], bool],
         on_change: Callable[[], None],
         on_failure: Callable[[HookFailure], None],
     ) -> None:
@@ -51,14 +51,14 @@ class PluginStates:
 
         Args:
             disabled: keys of plugins that the settings disable, whatever was decided.
-            owns: whether this process owns a pinned plugin.
+            may_run_here: whether this process may run the plugin of a key: its owner if it is pinned.
             on_change: called after plugins were enabled or disabled.
             on_failure: called with each init that failed.
         """
         self._host, self._leases, self._lanes = host, leases, lanes
         self._owner, self._lease_seconds = owner, lease_seconds
         self._disabled = frozenset(disabled)
-        self._owns, self._on_change, self._on_failure = owns, on_change, on_failure
+        self._may_run_here, self._on_change, self._on_failure = may_run_here, on_change, on_failure
         self._presence: HeldLease | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -151,15 +151,12 @@ class PluginStates:
                 self._set_enabled(plugin, False)
             if state is not None and state.announced_revision < state.revision and state.is_enabled == wanted:
                 await self._run_decision_hooks(plugin, state)
-            if is_disabled and self._is_here(plugin):
+            if is_disabled and self._may_run_here(plugin.key):
                 await self._host.stop_plugin(plugin)  # after the hook, which may use what init made
-
-    def _is_here(self, plugin: NekroPlugin) -> bool:
-        return not self._lanes.is_pinned(plugin.key) or self._owns(plugin.key)
 
     async def _enable(self, plugin: NekroPlugin) -> None:
         """Initialise a plugin, then offer its methods; one whose init fails keeps them, as at the start."""
-        if self._is_here(plugin):
+        if self._may_run_here(plugin.key):
             async with alone(self._leases, owner=self._owner):
                 for failure in await self._host.start_plugin(plugin):
                     self._on_failure(failure)
@@ -174,7 +171,7 @@ class PluginStates:
         """Run the hooks of a decision, unless another worker did."""
         if not state_hooks(plugin):
             await self._announced(state)
-        elif self._is_here(plugin):
+        elif self._may_run_here(plugin.key):
             async with alone(self._leases, owner=self._owner):
                 newest = (await self._decisions()).get(plugin.key)
                 if newest is None or newest.announced_revision >= state.revision:

@@ -48,7 +48,7 @@ class PluginHosts:
         database: Database,
         plugins: Callable[[], Iterable[NekroPlugin]],
         is_pinned: Callable[[str], bool],
-        owns: Callable[[str], bool],
+        may_run_here: Callable[[str], bool],
         watchdog: LoopWatchdog | None,
         address: str,
         advertised: str | None,
@@ -60,13 +60,13 @@ class PluginHosts:
             role: the worker's lane.
             key: the fleet's signing key.
             plugins: returns the plugins as they are loaded now.
-            owns: whether this process owns the pinned plugin of a key.
+            may_run_here: whether this process may run the plugin of a key: its owner if it is pinned.
             address: the address to listen on.
             advertised: the name or address by which gateways reach this host; None: ``address``.
             on_failure: called with the plugin's key and the reason why its routes could not be built.
         """
         self._role, self._key, self._database = role, key, database
-        self._plugins, self._is_pinned, self._owns = plugins, is_pinned, owns
+        self._plugins, self._is_pinned, self._may_run_here = plugins, is_pinned, may_run_here
         self._watchdog = watchdog
         self._address = address
         self._host = advertised or (own_address() if address in _WILDCARDS else address)
@@ -119,7 +119,7 @@ class PluginHosts:
         if not serves_http(plugin):
             return False
         if self._is_pinned(plugin.key):
-            return self._owns(plugin.key)
+            return self._may_run_here(plugin.key)
         return self._role == Lane.LONG.value
 
     async def _started(self, plugin: NekroPlugin) -> PluginServer | None:
