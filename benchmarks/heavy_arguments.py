@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +27,7 @@ from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.processes import Child, interrupted_by_sigterm, peak_bytes
 from benchmarks.harness.redis_server import redis_server
 from benchmarks.harness.report import table
+from benchmarks.harness.served import call_served
 
 if TYPE_CHECKING:
     from workers.composition import Services
@@ -71,15 +71,14 @@ async def _opened() -> Services:
 
 
 async def _call(services: Services, method: str, arguments: Any, chat_key: str) -> None:
-    from codec.wire import new_id
     from workers.calls.dispatch import CallScope
 
-    await services.dispatcher.invoke(
+    await call_served(
+        services,
         await services.find_method(f"bench.weigh.{method}"),
         arguments,
         CallScope(chat=await services.chat(chat_key), user_id=None),
-        call_id=new_id(),
-        deadline=datetime.now(UTC) + timedelta(seconds=_CALL_SECONDS),
+        seconds=_CALL_SECONDS,
     )
 
 

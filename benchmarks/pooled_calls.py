@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -27,7 +26,7 @@ from benchmarks.harness.figures import spread
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.processes import Child, interrupted_by_sigterm
 from benchmarks.harness.redis_server import redis_server
-from benchmarks.harness.served import served
+from benchmarks.harness.served import call_served, served
 
 if TYPE_CHECKING:
     from workers.composition import Services
@@ -71,7 +70,6 @@ async def _fleet(directory: Path, redis_url: str, database_url: str) -> AsyncIte
 async def _turn(services: Services, calls: int, *, at_once: int) -> float:
     """Make calls; returns the seconds per call."""
     from codec.values import encode_arguments
-    from codec.wire import new_id
     from workers.calls.dispatch import CallScope
 
     entry = await served(services, _METHOD)
@@ -80,12 +78,12 @@ async def _turn(services: Services, calls: int, *, at_once: int) -> float:
 
     async def work() -> None:
         for _ in numbers:
-            await services.dispatcher.invoke(
+            await call_served(
+                services,
                 entry,
                 encode_arguments(("text",), {}),
                 scope,
-                call_id=new_id(),
-                deadline=datetime.now(UTC) + timedelta(seconds=_CALL_SECONDS),
+                seconds=_CALL_SECONDS,
             )
 
     began = time.perf_counter()

@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Final
@@ -24,7 +23,7 @@ import uvloop
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.processes import Child, interrupted_by_sigterm, peak_bytes
 from benchmarks.harness.redis_server import redis_server
-from benchmarks.harness.served import served
+from benchmarks.harness.served import call_served, served
 from benchmarks.harness.yardstick import describe_beside, taskiq_seconds
 
 if TYPE_CHECKING:
@@ -44,19 +43,18 @@ _MIB: Final = 1 << 20
 async def _burst(services: Services, calls: int, seconds: float) -> float:
     """Make all calls at once; returns the seconds until the last answer."""
     from codec.values import decode_value, encode_arguments
-    from codec.wire import new_id
     from workers.calls.dispatch import CallScope
 
     entry = await served(services, _METHOD)
     scope = CallScope(chat=await services.chat(_CHAT), user_id=None)
 
     async def call() -> None:
-        envelope = await services.dispatcher.invoke(
+        envelope = await call_served(
+            services,
             entry,
             encode_arguments((seconds,), {}),
             scope,
-            call_id=new_id(),
-            deadline=datetime.now(UTC) + timedelta(seconds=_CALL_SECONDS),
+            seconds=_CALL_SECONDS,
         )
         if decode_value(envelope.value_bytes(), max_bytes=1 << 16) != seconds:
             raise SystemExit("a call returned a wrong value")

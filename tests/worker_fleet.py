@@ -13,6 +13,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,11 @@ from waiting import WAIT_SECONDS, wait_until
 from broker_config.settings import Settings
 from cli.environment import environment_of
 from cli.services.system import migrate
+from codec.wire import Envelope, new_id
 from nekro_agent import runtime
 from nekro_agent.plugin import NekroPlugin
+from workers.calls.dispatch import CallScope, invocation_of
+from workers.catalogue.entries import MethodEntry
 from workers.composition import Services
 from workers.plugins.loader import LoadedPlugins, load_plugins
 from workers.plugins.policies import package_policy
@@ -279,3 +283,18 @@ def build_fleet(
     if is_migrated:
         asyncio.run(migrate(settings))
     return Fleet(settings, directory, is_forked=is_forked)
+
+
+async def call_in(
+    services: Services,
+    entry: MethodEntry,
+    arguments: str,
+    scope: CallScope,
+    *,
+    seconds: float = WAIT_SECONDS,
+    call_id: str | None = None,
+) -> Envelope:
+    """Call a method for the chat of ``scope``, which may be woken, and wait for its result."""
+    deadline = datetime.now(UTC) + timedelta(seconds=seconds)
+    invocation = invocation_of(entry, arguments, scope, call_id=call_id or new_id(), deadline=deadline)
+    return await services.caller.call(invocation, lane=services.dispatcher.lane_of(entry))

@@ -1,15 +1,18 @@
-"""Waits for methods that workers publish."""
+"""Waits for methods that workers publish, and calls them."""
 
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from codec.wire import Envelope
+    from workers.calls.dispatch import CallScope
     from workers.catalogue.entries import MethodEntry
     from workers.composition import Services
 
-__all__ = ["served"]
+__all__ = ["call_served", "served"]
 
 
 async def served(services: Services, method: str) -> MethodEntry:
@@ -23,3 +26,15 @@ async def served(services: Services, method: str) -> MethodEntry:
     while not (await services.read_catalogue()).is_live:
         await asyncio.sleep(POLL_SECONDS)
     return await services.find_method(method)
+
+
+async def call_served(
+    services: Services, entry: MethodEntry, arguments: str, scope: CallScope, *, seconds: float
+) -> Envelope:
+    """Call a method for a chat, and wait for its result for at most that time."""
+    from codec.wire import new_id
+    from workers.calls.dispatch import invocation_of
+
+    deadline = datetime.now(UTC) + timedelta(seconds=seconds)
+    invocation = invocation_of(entry, arguments, scope, call_id=new_id(), deadline=deadline)
+    return await services.caller.call(invocation, lane=services.dispatcher.lane_of(entry))

@@ -6,7 +6,6 @@ import asyncio
 import json
 import sys
 from abc import abstractmethod
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from benchmarks.harness.contender import (
     NotAvailableError,
     Setup,
 )
-from benchmarks.harness.served import served
+from benchmarks.harness.served import call_served, served
 
 if TYPE_CHECKING:
     from workers.catalogue.entries import MethodEntry
@@ -152,16 +151,15 @@ class BridgeClient(_ServicesClient):
 
     async def call(self, number: int) -> object:
         from codec.values import decode_value, encode_arguments
-        from codec.wire import new_id
 
         if self._entry is None:
             self._entry = await served(self._services, _METHOD)
-        envelope = await self._services.dispatcher.invoke(
+        envelope = await call_served(
+            self._services,
             self._entry,
             encode_arguments((number, TEXT), {}),
             self._scope,
-            call_id=new_id(),
-            deadline=datetime.now(UTC) + timedelta(seconds=CALL_SECONDS),
+            seconds=CALL_SECONDS,
         )
         return decode_value(envelope.value_bytes(), max_bytes=self._return_bytes)
 

@@ -9,7 +9,6 @@ import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ import redis
 from benchmarks.harness.contender import ROOT
 from benchmarks.harness.processes import Child
 from benchmarks.harness.redis_server import RedisServer
-from benchmarks.harness.served import served
+from benchmarks.harness.served import call_served, served
 
 if TYPE_CHECKING:
     from broker_config.settings import Settings
@@ -102,14 +101,13 @@ class Caller:
     async def call(self, number: int, seconds: float) -> str:
         """Make one call; returns the name of the worker that ran it."""
         from codec.values import encode_arguments
-        from codec.wire import new_id
 
-        envelope = await self.services.dispatcher.invoke(
+        envelope = await call_served(
+            self.services,
             self._entry,
             encode_arguments((seconds,), {}),
             self._scopes[number % CHATS],
-            call_id=new_id(),
-            deadline=datetime.now(UTC) + timedelta(seconds=CALL_SECONDS),
+            seconds=CALL_SECONDS,
         )
         return envelope.worker
 

@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from fleet_probes import ask, left_in_lane
 from fleet_probes import client_of as client_of
 from fleet_probes import key as key
 from waiting import eventually
-from worker_fleet import Fleet, Worker
+from worker_fleet import Fleet, Worker, call_in
 
 from codec.values import decode_value, encode_arguments
 from codec.wire import Envelope
@@ -63,12 +62,13 @@ async def call(
 async def invoke(services: Services, method: str, *args: Any, call_id: str, seconds: float = 60) -> Envelope:
     """Call under a given id, as a round does."""
     scope = CallScope(chat=await services.chat(CHAT), user_id=None, wakes_agent=True)
-    return await services.dispatcher.invoke(
+    return await call_in(
+        services,
         await services.find_method(method),
         encode_arguments(args, {}),
         scope,
         call_id=call_id,
-        deadline=datetime.now(UTC) + timedelta(seconds=seconds),
+        seconds=seconds,
     )
 
 

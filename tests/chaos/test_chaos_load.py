@@ -7,7 +7,6 @@ import contextlib
 import sqlite3
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -26,10 +25,10 @@ from chaos_world import (
 )
 from sqlalchemy.engine import make_url
 from waiting import eventually
-from worker_fleet import Fleet
+from worker_fleet import Fleet, call_in
 
 from codec.values import encode_arguments
-from codec.wire import Envelope, new_id
+from codec.wire import Envelope
 from nekro_agent.errors import StorageUnavailableError
 from workers.calls.dispatch import CallScope
 from workers.composition import Services
@@ -41,12 +40,12 @@ MakeChaos = Callable[..., Fleet]
 
 async def work(services: Services, scope: CallScope, *args: Any, seconds: float) -> Envelope:
     """Call ``work`` for an existing chat, so that thousands of calls contend for the queue, not its row."""
-    return await services.dispatcher.invoke(
+    return await call_in(
+        services,
         await services.find_method("work"),
         encode_arguments(args, {}),
         scope,
-        call_id=new_id(),
-        deadline=datetime.now(UTC) + timedelta(seconds=seconds),
+        seconds=seconds,
     )
 
 

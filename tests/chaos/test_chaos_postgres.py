@@ -9,17 +9,15 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
 
 import pytest
 from chaos_world import Account, call, opened, rows, times, until_quiet
 from pgbouncer_process import PgBouncer, needs_pgbouncer
 from postgres_group import PostgresGroup
 from waiting import eventually
-from worker_fleet import Fleet
+from worker_fleet import Fleet, call_in
 
 from codec.values import encode_arguments
-from codec.wire import new_id
 from workers.calls.dispatch import CallScope
 from workers.composition import Services
 
@@ -72,12 +70,12 @@ class Load:
     async def _one(self, number: int, scope: CallScope) -> None:
         name, method = (f"E{number}", "effect") if number % 10 else (f"T{number}", "work")
         self.sent.append(name)
-        outcome = self._services.dispatcher.invoke(
+        outcome = call_in(
+            self._services,
             await self._services.find_method(method),
             encode_arguments((name, 0.05), {}),
             scope,
-            call_id=new_id(),
-            deadline=datetime.now(UTC) + timedelta(seconds=60),
+            seconds=60,
         )
         await self._account.follow(name, outcome)
 

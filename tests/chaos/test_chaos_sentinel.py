@@ -7,15 +7,13 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 
 import pytest
 from chaos_world import Account, call, opened, until_quiet
 from sentinel_group import SentinelGroup
-from worker_fleet import Fleet
+from worker_fleet import Fleet, call_in
 
 from codec.values import encode_arguments
-from codec.wire import new_id
 from workers.calls.dispatch import CallScope
 from workers.composition import Services
 
@@ -51,12 +49,12 @@ class Load:
     async def _one(self, number: int) -> None:
         name, method = (f"T{number}", "work") if number % 10 else (f"E{number}", "effect")
         self.sent_at[name] = time.monotonic()
-        outcome = self._services.dispatcher.invoke(
+        outcome = call_in(
+            self._services,
             await self._services.find_method(method),
             encode_arguments((name,), {}),
             self._scopes[number % len(self._scopes)],
-            call_id=new_id(),
-            deadline=datetime.now(UTC) + timedelta(seconds=60),
+            seconds=60,
         )
         await self._account.follow(name, outcome)
 

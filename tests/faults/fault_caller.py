@@ -22,7 +22,7 @@ from fault_plan import LIMIT_SECONDS, CallKind, CallPlan, FaultKind, Options, ca
 
 from broker_config.settings import Settings
 from codec.values import decode_value, encode_arguments
-from workers.calls.dispatch import CallScope
+from workers.calls.dispatch import CallScope, invocation_of
 from workers.composition import Services
 
 ERRORS = "nekro_agent.errors"
@@ -118,7 +118,8 @@ class Caller:
                 entry, arguments, scope, call_id=plan.call_id, lane=lane
             )
         else:
-            answer = await dispatcher.invoke(entry, arguments, scope, call_id=plan.call_id, deadline=deadline)
+            invocation = invocation_of(entry, arguments, scope, call_id=plan.call_id, deadline=deadline)
+            answer = await self._services.caller.call(invocation, lane=dispatcher.lane_of(entry))
         if answer is None:
             return None
         return decode_value(answer.value_bytes(), max_bytes=1 << 20) if answer.value else answer.text

@@ -6,18 +6,16 @@ import contextlib
 import shutil
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy
 from plugin_world import CHAT, USER
 from waiting import WAIT_SECONDS
-from worker_fleet import Worker, imported
+from worker_fleet import Worker, call_in, imported
 
 from broker_config.settings import DatabaseSettings, Settings
 from codec.values import decode_value, encode_arguments
-from codec.wire import new_id
 from nekro_agent import runtime
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
 from nekro_agent.execution.invoke import Outcome
@@ -157,12 +155,12 @@ class QueueWorld:
         self, name: str, /, *args: Any, chat_key: str = CHAT, user_id: str | None = USER, **kwargs: Any
     ) -> Outcome:
         entry = self._services.registry.find(name)
-        envelope = await self._services.dispatcher.invoke(
+        envelope = await call_in(
+            self._services,
             entry,
             encode_arguments(args, kwargs),
             CallScope(chat=await self._services.chat(chat_key), user_id=user_id),
-            call_id=new_id(),
-            deadline=datetime.now(UTC) + timedelta(seconds=WAIT_SECONDS),
+            seconds=WAIT_SECONDS,
         )
         value = envelope.value_bytes()
         return Outcome(

@@ -249,18 +249,6 @@ class Dispatcher:
         deadline = shared_time() + timedelta(seconds=self.lane_seconds(lane))
         return invocation_of(entry, arguments, scope, call_id=call_id, deadline=deadline)
 
-    async def invoke(
-        self, entry: MethodEntry, arguments: str, scope: CallScope, *, call_id: str, deadline: datetime
-    ) -> Envelope:
-        """Run a method on a worker and wait for its result.
-
-        Raises:
-            ArgumentError, MethodFailedError, CallTimeoutError, BrokerUnavailableError and the
-                other errors of ``MethodCaller.call``.
-        """
-        invocation = invocation_of(entry, arguments, scope, call_id=call_id, deadline=deadline)
-        return await self._caller.call(invocation, lane=self.lane_of(entry))
-
     async def invoke_or_detach(
         self, entry: MethodEntry, arguments: str, scope: CallScope, *, call_id: str, lane: str
     ) -> Envelope | None:
@@ -273,8 +261,9 @@ class Dispatcher:
             lane: the result of ``lane_of`` for the method.
 
         Raises:
-            As ``invoke``; also StorageUnavailableError: a call that nothing waits for was not recorded, so it
-                will not run.
+            ArgumentError, MethodFailedError, CallTimeoutError, BrokerUnavailableError and the
+                other errors of ``MethodCaller.call``; also StorageUnavailableError: a call that nothing waits
+                for was not recorded, so it will not run.
         """
         patience = wait_seconds(entry, lane=lane, settings=self._settings)
         now = shared_time()
