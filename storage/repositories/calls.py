@@ -20,7 +20,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Executable, Select, and_, bindparam, func, or_, select, update
+from sqlalchemy import ColumnElement, Executable, Select, and_, bindparam, or_, select, update
 
 from nekro_agent.errors import FencedError
 from nekro_agent.methods import SandboxMethodType
@@ -177,23 +177,6 @@ class CallRepository(Repository):
         return await self._end(
             call_id, fence, CallState.FAILED, error_type=error_type, error_message=error_message
         )
-
-    async def detach(self, call_id: str) -> Call:
-        """Record that the caller no longer waits for the result; returns the call's current row.
-
-        If the call has ended meanwhile, its caller can still use the result. Otherwise the worker that
-        ends it sees ``detached_at`` and delivers the result to the chat, so no result is lost.
-
-        Raises:
-            NotFoundError: the call has no row.
-        """
-        statement = (
-            update(CallRow)
-            .where(CallRow.id == call_id, is_one_of(CallRow.state, *_OPEN))
-            .values(detached_at=func.coalesce(CallRow.detached_at, now()))
-            .returning(CallRow)
-        )
-        return await self._one_or_none(Call, statement) or await self.get(call_id)
 
     async def withdraw(self, request: CallRequest, *, reason: str) -> Call:
         """Cancel a call that no worker has claimed, even before it is recorded; returns its current row.

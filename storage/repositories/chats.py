@@ -14,7 +14,6 @@ from storage.driver.statements import FixedStatement
 from storage.models import ChatRow, ChatSummaryRow, MessageRow, RoundRow
 from storage.repositories.base import Repository, found, new_id
 from storage.repositories.leases import (
-    Lease,
     LeaseTable,
     is_free,
     is_held_by,
@@ -216,13 +215,6 @@ class ChatRepository(Repository):
         if chat_key is None:
             raise NotFoundError(f"there is no round {round_id!r}")
         raise _fenced(chat_key, fence)
-
-    async def find_lease(self, chat_key: str) -> Lease | None:
-        """Return the chat's lease; None while it is free."""
-        statement = select(
-            ChatRow.chat_key.label("name"), ChatRow.owner, ChatRow.lease_until, ChatRow.fence
-        ).where(ChatRow.chat_key == chat_key, ~is_free(ChatRow))
-        return await self._one_or_none(Lease, statement)
 
 
 @FixedStatement

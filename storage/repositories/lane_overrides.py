@@ -15,19 +15,7 @@ from storage.repositories.base import Repository
 from storage.states import MarkSource
 from storage.upsert import insert
 
-__all__ = ["MethodMark", "MethodMarkRepository", "PluginState", "PluginStateRepository"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class MethodMark:
-    """The lane on which a method runs, and the reason."""
-
-    #: Task name ``author.module.function``.
-    method: str
-    lane: Lane
-    reason: str
-    source: MarkSource
-    marked_at: datetime
+__all__ = ["MethodMarkRepository", "PluginState", "PluginStateRepository"]
 
 
 class MethodMarkRepository(Repository):
@@ -44,10 +32,6 @@ class MethodMarkRepository(Repository):
     async def clear(self, method: str) -> bool:
         """Remove a method's override; False when it has none."""
         return await self._count(delete(MethodMarkRow).where(MethodMarkRow.method == method)) > 0
-
-    async def all(self) -> list[MethodMark]:
-        """List every override, ordered by method; at most one per method."""
-        return await self._all(MethodMark, select(MethodMarkRow).order_by(MethodMarkRow.method))
 
     async def _write(self, method: str, lane: Lane, reason: str, source: MarkSource) -> bool:
         new = insert(self._dialect, MethodMarkRow).values(

@@ -150,11 +150,6 @@ class LeaseRepository(Repository):
         )
         return await self._count(statement) > 0
 
-    async def find(self, name: str) -> Lease | None:
-        """Return the lease; None while it is free."""
-        statement = select(LeaseRow).where(LeaseRow.name == name, ~is_free(LeaseRow))
-        return await self._one_or_none(Lease, statement)
-
     async def held(self, *, prefix: str, limit: int) -> list[Lease]:
         """List the held leases whose names begin with ``prefix``, ordered by name."""
         statement = (

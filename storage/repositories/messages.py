@@ -10,12 +10,12 @@ from functools import cache
 from hashlib import sha256
 from typing import Any, Final
 
-from sqlalchemy import Executable, Integer, bindparam, delete, func, select, update
+from sqlalchemy import Executable, Integer, bindparam, func, select, update
 
 from nekro_agent.ports import MessageKind
 from storage.clock import now
 from storage.driver.statements import FixedStatement
-from storage.models import ChatRow, ChatSummaryRow, MessageRow
+from storage.models import ChatRow, MessageRow
 from storage.repositories.base import Repository, found, new_id
 from storage.repositories.chats import ChatRepository
 from storage.upsert import insert
@@ -91,14 +91,6 @@ class MessageRepository(Repository):
     async def find_once(self, once_key: str) -> Message | None:
         """Return the message with a deduplication key, or None."""
         return await self._one_or_none(Message, select(MessageRow).where(MessageRow.once_key == once_key))
-
-    async def get(self, message_id: str) -> Message:
-        """Return the message.
-
-        Raises:
-            NotFoundError: there is none.
-        """
-        return found(await self.find(message_id), "message", message_id)
 
     async def newest(
         self,
@@ -189,11 +181,6 @@ class MessageRepository(Repository):
             MessageRow.chat_key == chat_key
         )
         return int(await self._scalar(statement))
-
-    async def clear(self, chat_key: str) -> int:
-        """Delete all messages of a chat, and their summaries; returns how many messages."""
-        await self._count(delete(ChatSummaryRow).where(ChatSummaryRow.chat_key == chat_key))
-        return await self._count(delete(MessageRow).where(MessageRow.chat_key == chat_key))
 
 
 def _values(message: NewMessage) -> dict[str, Any]:

@@ -436,8 +436,8 @@ async def turn(services: Services, chat_key: str, text: str) -> str:
     """Post a message; returns the id of its turn."""
     message_id = await services.receive_message(chat_key, text, user_id="u", user_name="U")
     async with services.database.read() as tx:
-        message = await tx.messages.get(str(message_id))
-    assert message.turn_id is not None
+        message = await tx.messages.find(str(message_id))
+    assert message is not None and message.turn_id is not None
     return message.turn_id
 
 

@@ -16,6 +16,7 @@ from worker_fleet import plugin_of
 from codec.values import decode_value
 from nekro_agent.ports import JobState
 from sandbox.models import StopType
+from storage.caller_reads import lane_overrides
 from storage.repositories.calls import Call
 from storage.repositories.jobs import Job
 from workers.composition import Services
@@ -236,8 +237,7 @@ async def test_a_blocking_method_moves_to_lane_long_and_back_by_command(
 
     async def moved() -> bool:
         async with services.database.read() as tx:
-            marks = await tx.marks.all()
-        return [mark.method for mark in marks] == ["tests.hauler.nap"]
+            return list(await lane_overrides(tx.connection)) == ["tests.hauler.nap"]
 
     await eventually(moved, what=fleet.waiting_for("the mark"))
 
@@ -265,4 +265,4 @@ async def test_a_blocking_method_moves_to_lane_long_and_back_by_command(
     await eventually(pinned, what=fleet.waiting_for("the operator's word"))
     await asyncio.to_thread(methods, "unpin", "nap")
     async with services.database.read() as tx:
-        assert await tx.marks.all() == []
+        assert await lane_overrides(tx.connection) == {}

@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 from forked_process import ForkedCommand
 from scene_model import HANG, SceneModel
+from sqlalchemy import select
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet, Worker, build_fleet
 
 from sandbox.models import StopType
+from storage.models import ChatRow
 from storage.repositories.rounds import Round
 from storage.states import FINAL_ROUND_STATES
 from workers.composition import Services
@@ -137,9 +139,10 @@ async def killed(fleet: Fleet, services: Services, chat_key: str) -> Any:
     worker = await worker_in(fleet, services, chat_key)
     worker.kill()
     async with services.database.read() as tx:
-        lease = await tx.chats.find_lease(chat_key)
+        until = select(ChatRow.lease_until).where(ChatRow.chat_key == chat_key)
+        expires_at = (await tx.connection.execute(until)).scalar()
     await asyncio.to_thread(fleet.start, "rounds")
-    return lease.lease_until if lease else None
+    return expires_at
 
 
 async def test_a_chat_continues_within_its_lease_when_its_worker_is_killed_inside_the_model_call(

@@ -7,9 +7,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from sqlalchemy import delete
 
 from nekro_agent.ports import MessageKind
 from storage.engine import Database
+from storage.models import MessageRow
 from storage.repositories.messages import NewMessage
 from storage.transaction import Transaction
 from workers.rounds.context.chat_history import ChatHistory
@@ -34,6 +36,11 @@ async def say_much(tx: Transaction) -> None:
         await say(tx, f"much {number}")
 
 
+async def delete_all(tx: Transaction) -> None:
+    """As the retention deletes old messages."""
+    await tx.connection.execute(delete(MessageRow).where(MessageRow.chat_key == "c"))
+
+
 async def delete_one(tx: Transaction) -> None:
     for message in (await tx.messages.newest("c", limit=MOST))[:2]:
         await tx.records.delete_message(message.id)
@@ -52,7 +59,7 @@ CHANGES: list[Callable[[Transaction], Awaitable[object]]] = [
     lambda tx: say(tx, "a"),
     lambda tx: say(tx, "unseen", hidden=True),
     lambda tx: tx.chats.reset("c"),
-    lambda tx: tx.messages.clear("c"),
+    delete_all,
     say_much,
     delete_one,
     change_one,

@@ -207,7 +207,7 @@ async def test_result_goes_to_either_the_caller_or_the_chat(database: Database, 
 
     async def detach() -> Call:
         async with database.autocommit() as tx:
-            return await tx.calls.detach("c1")
+            return await tx.detached_calls.detach(_request())
 
     if detaches_first:
         assert (await detach()).state is CallState.RUNNING
@@ -231,8 +231,8 @@ async def test_cancelled_call_records_nothing_more(database: Database) -> None:
         await _finish(database, claim.fence)
 
 
-async def test_call_without_a_row_is_an_error_for_get_and_detach(database: Database) -> None:
+async def test_call_without_a_row_is_an_error_for_get(database: Database) -> None:
     async with database.begin() as tx:
         assert await tx.calls.find("no") is None
         with pytest.raises(NotFoundError, match="call 'no'"):
-            await tx.calls.detach("no")
+            await tx.calls.get("no")

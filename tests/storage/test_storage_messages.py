@@ -46,7 +46,7 @@ async def test_message_is_read_back_equal(database: Database, chat: str) -> None
     assert message.sequence > 0 and message.created_at.tzinfo is not None
     assert {name: getattr(message, name) for name in NewMessage.__dataclass_fields__} == vars(new)
     async with database.read() as tx:
-        assert await tx.messages.get(new.id) == message
+        assert await tx.messages.find(new.id) == message
         assert await tx.messages.find("no") is None
 
 
@@ -137,11 +137,9 @@ async def test_reader_that_follows_sequences_misses_no_concurrent_message(
     assert sorted(int(message.text) for message in seen) == list(range(60))
 
 
-async def test_clear_deletes_one_chat_and_its_numbers_are_not_used_again(
-    database: Database, chat: str
-) -> None:
+async def test_the_number_of_a_deleted_message_is_not_used_again(database: Database, chat: str) -> None:
     (last,) = await _append(database, _message())
     async with database.begin() as tx:
-        assert await tx.messages.clear(chat) == 1
+        await tx.records.delete_message(last.id)
     (next_one,) = await _append(database, _message())
     assert next_one.sequence > last.sequence

@@ -12,9 +12,10 @@ import pytest
 from nekro_agent.errors import ConflictError, NotFoundError
 from nekro_agent.methods import Lane
 from nekro_agent.ports import CronJob, WorkdayMode
+from storage.caller_reads import LaneOverride, lane_overrides
 from storage.engine import Database
 from storage.repositories.rounds import RoundRequest
-from storage.states import MarkSource, TimerState, TriggerKind
+from storage.states import TimerState, TriggerKind
 from storage.timer_services import Firing, fire_due
 from storage.transaction import Transaction
 
@@ -198,13 +199,15 @@ async def test_override_of_an_operator_has_precedence_over_the_watchdog(database
     async with database.begin() as tx:
         assert await tx.marks.mark_blocking("a.b.m", lane=Lane.LONG, reason="blocked 3 s")
         assert await tx.marks.mark_blocking("a.b.m", lane=Lane.LONG, reason="blocked 4 s")
-        (mark,) = await tx.marks.all()
-        assert (mark.lane, mark.source, mark.reason) == (Lane.LONG, MarkSource.WATCHDOG, "blocked 4 s")
+        assert await lane_overrides(tx.connection) == {
+            "a.b.m": LaneOverride(lane="long", reason="blocked 4 s", source="watchdog")
+        }
         await tx.marks.pin("a.b.m", lane=Lane.METHODS, reason="fixed in 1.2")
         assert not await tx.marks.mark_blocking("a.b.m", lane=Lane.LONG, reason="blocked 5 s")
         await tx.marks.pin("a.b.m", lane=Lane.LONG, reason="not fixed")
-        (mark,) = await tx.marks.all()
-        assert (mark.lane, mark.source, mark.reason) == (Lane.LONG, MarkSource.OPERATOR, "not fixed")
+        assert await lane_overrides(tx.connection) == {
+            "a.b.m": LaneOverride(lane="long", reason="not fixed", source="operator")
+        }
         assert await tx.marks.clear("a.b.m")
         assert not await tx.marks.clear("a.b.m")
-        assert await tx.marks.all() == []
+        assert await lane_overrides(tx.connection) == {}
