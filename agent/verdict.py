@@ -245,13 +245,13 @@ def rounds_used_up(rounds: int, *, stop_type: StopType | None = None, reason: st
     return Verdict(stop_type=stop_type, reason=reason, wants_more=False, notice=notice)
 
 
-def time_used_up(seconds: float, *, stop_type: StopType | None = None, reason: str = "") -> Verdict:
+def time_used_up(seconds: float) -> Verdict:
     """Decide on a turn that would need more time than its limit."""
     notice = (
         f"I stopped here: this task needs more than the {seconds:g} seconds that one request may take. "
         f"{_GO_ON}"
     )
-    return Verdict(stop_type=stop_type, reason=reason, wants_more=False, notice=notice)
+    return Verdict(stop_type=None, reason="", wants_more=False, notice=notice)
 
 
 def budget_used_up(why: str) -> Verdict:

@@ -124,16 +124,14 @@ def count_waiting(queue: Queue, channel: Any) -> int:
         return 0
 
 
-def publish_event(
-    app: Celery, event: str, chat_key: str, body: Mapping[str, Any], *, producer: Any = None
-) -> None:
+def publish_event(app: Celery, event: str, chat_key: str, body: Mapping[str, Any]) -> None:
     """Publish a JSON event of a chat to ``agent.events``; blocks for one round trip to the broker.
 
     It declares the exchange in the publishing process, because on Redis kombu silently drops messages
     to a topic exchange that the process has not declared.
     """
-    with app.producer_or_acquire(producer) as used:
-        used.publish(
+    with app.producer_or_acquire() as producer:
+        producer.publish(
             dict(body),
             exchange=AGENT_EVENTS,
             routing_key=routing_key_for_chat(event, chat_key),
@@ -144,19 +142,18 @@ def publish_event(
         )
 
 
-def publish_round_requested(app: Celery, chat_key: str, *, producer: Any = None) -> str:
-    """Publish a request to run a chat's rounds; returns the id of the task message. Blocks.
+def publish_round_requested(app: Celery, chat_key: str) -> None:
+    """Publish a request to run a chat's rounds; blocks.
 
     The queue is bound again each time, because a Redis that lost its data has lost the binding too,
     and messages published before a worker restores it would be dropped.
     """
     queue = app.amqp.queues[Lane.ROUNDS.value]
-    with app.producer_or_acquire(producer) as used:
-        _bind_again(queue, used.channel)
-        task_id = uuid4().hex
-        message = app.amqp.signed_task(task_id, DRAIN_TASK, [chat_key], queue=queue.name)
+    with app.producer_or_acquire() as producer:
+        _bind_again(queue, producer.channel)
+        message = app.amqp.signed_task(uuid4().hex, DRAIN_TASK, [chat_key], queue=queue.name)
         app.amqp.send_task_message(
-            used,
+            producer,
             DRAIN_TASK,
             message,
             exchange=AGENT_EVENTS.name,
@@ -164,14 +161,13 @@ def publish_round_requested(app: Celery, chat_key: str, *, producer: Any = None)
             routing_key=routing_key_for_chat(ROUND_REQUESTED, chat_key),
             declare=[],
         )
-    return task_id
 
 
-def rounds_waiting(app: Celery, *, producer: Any = None) -> int:
+def rounds_waiting(app: Celery) -> int:
     """Return the number of messages in the queue of lane ``rounds``; blocks."""
     queue = app.amqp.queues[Lane.ROUNDS.value]
-    with app.producer_or_acquire(producer) as used:
-        return int(queue(used.channel).queue_declare().message_count)
+    with app.producer_or_acquire() as producer:
+        return int(queue(producer.channel).queue_declare().message_count)
 
 
 def _bind_again(queue: Queue, channel: Any) -> None:

@@ -366,11 +366,8 @@ class MethodCaller:
                     raise
                 raise _in_doubt(invocation) from exc
 
-    async def revoke(self, call_id: str, *, terminate: bool = True) -> None:
-        """Make all workers, including those that start later, drop a call.
-
-        Args:
-            terminate: also stop the call if it is running.
+    async def revoke(self, call_id: str) -> None:
+        """Make all workers, including those that start later, drop a call or stop it.
 
         Raises:
             BrokerUnavailableError: the broker does not answer.
@@ -381,7 +378,7 @@ class MethodCaller:
         def send() -> None:
             from messaging.revocations import revoke
 
-            revoke(self._make_app(), [call_id], terminate=terminate)
+            revoke(self._make_app(), [call_id])
 
         sending = loop.run_in_executor(None, send)
         try:

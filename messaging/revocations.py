@@ -26,11 +26,8 @@ REVOKED_SECONDS: Final = 24 * 3600
 MAX_REVOKED: Final = 50_000
 
 
-def revoke(app: Celery, task_ids: Sequence[str], *, terminate: bool = True) -> None:
-    """Make running and future workers drop tasks; blocks.
-
-    Args:
-        terminate: also stop tasks that are running.
+def revoke(app: Celery, task_ids: Sequence[str]) -> None:
+    """Make running and future workers drop tasks or stop them; blocks.
 
     Raises:
         Exception: an error of the drivers, when Redis or the broker does not answer.
@@ -43,7 +40,7 @@ def revoke(app: Celery, task_ids: Sequence[str], *, terminate: bool = True) -> N
         pipe.zremrangebyrank(key, 0, -MAX_REVOKED - 1)
         pipe.expire(key, REVOKED_SECONDS)
         pipe.execute()
-    app.control.revoke(list(task_ids), terminate=terminate)
+    app.control.revoke(list(task_ids), terminate=True)
 
 
 class RevocationStep(bootsteps.StartStopStep):  # type: ignore[misc]

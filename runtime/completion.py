@@ -11,7 +11,7 @@ __all__ = ["complete", "outlast"]
 T = TypeVar("T")
 
 
-async def complete(work: Awaitable[T], *, among: set[asyncio.Task[Any]] | None = None) -> T:
+async def complete(work: Awaitable[T]) -> T:
     """Wait until work has ended, even if the waiting task is cancelled repeatedly meanwhile.
 
     ``asyncio.shield`` protects the work too, but its caller resumes immediately, while the work may still
@@ -19,16 +19,12 @@ async def complete(work: Awaitable[T], *, among: set[asyncio.Task[Any]] | None =
 
     Args:
         work: a coroutine, or any awaitable that nothing else cancels. It must be bounded in time.
-        among: contains the work's task while it runs, for code that must wait for all such work.
 
     Raises:
         asyncio.CancelledError: the waiting task was cancelled; the work has ended.
         Exception: the error of the work.
     """
     task = asyncio.ensure_future(work)
-    if among is not None:
-        among.add(task)
-        task.add_done_callback(among.discard)
     cancellation = await outlast(task)
     if cancellation is None:
         return task.result()

@@ -133,7 +133,7 @@ async def open_system(
         return
     ownership = Ownership(settings.data_dir)
     async with contextlib.AsyncExitStack() as stack:
-        running = await _join_or_claim(ownership, stack, output)
+        running = await _join_or_claim(ownership, stack)
         missing = [lane for lane in lanes if running is None or lane not in running.lanes]
         if missing and before_start is not None:
             before_start(settings)
@@ -227,9 +227,7 @@ def entries(workers: Iterable[ChildProcess]) -> tuple[WorkerEntry, ...]:
     )
 
 
-async def _join_or_claim(
-    ownership: Ownership, stack: contextlib.AsyncExitStack, output: Output
-) -> RunningSystem | None:
+async def _join_or_claim(ownership: Ownership, stack: contextlib.AsyncExitStack) -> RunningSystem | None:
     """Borrow the running system and return it, or own the data directory and return None."""
     for _ in range(_CLAIM_TRIES):
         if ownership.claim():

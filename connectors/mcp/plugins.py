@@ -6,7 +6,6 @@ it is connected to the servers.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -102,7 +101,7 @@ def _mount(plugin: NekroPlugin, server: McpServer, tool: ListedTool, name: str, 
     async def run(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         ctx = bound.arguments.pop(CONTEXT)
-        return await caller.call(server, tool, _sent(bound.arguments, by_name, signature), ctx)
+        return await caller.call(server, tool, _sent(bound.arguments, by_name), ctx)
 
     run.__name__ = run.__qualname__ = name
     run.__doc__ = _doc(server, tool, arguments)
@@ -116,9 +115,7 @@ def _mount(plugin: NekroPlugin, server: McpServer, tool: ListedTool, name: str, 
     plugin.sandbox_methods[-1].once = not tool.may_repeat
 
 
-def _sent(
-    values: Mapping[str, Any], by_name: Mapping[str, Argument], signature: inspect.Signature
-) -> dict[str, Any]:
+def _sent(values: Mapping[str, Any], by_name: Mapping[str, Argument]) -> dict[str, Any]:
     """Return the arguments under the server's names; an optional one that is None was left out."""
     sent: dict[str, Any] = {}
     for name, value in values.items():

@@ -290,12 +290,12 @@ def place_of(path: Path) -> tuple[Path, PurePosixPath] | None:
     return None
 
 
-def sweep(root: Path, *, older_than_seconds: float = STALE_SECONDS) -> int:
+def sweep(root: Path) -> int:
     """Remove leftovers of crashed processes and of code outside of calls; returns their number."""
     base = layout.staging_dir(root)
     if not base.is_dir():
         return 0
-    limit = time.time() - older_than_seconds
+    limit = time.time() - STALE_SECONDS
     stale = [entry for entry in base.iterdir() if entry.lstat().st_mtime < limit]
     for entry in stale:
         shutil.rmtree(entry, ignore_errors=True)

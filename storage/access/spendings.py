@@ -240,7 +240,6 @@ class SpendingRepository(Repository):
         uses: Sequence[ModelUse],
         *,
         sandbox_seconds: float | None,
-        rounds: int | None = None,
         is_of_plugin: bool = False,
     ) -> list[Total]:
         """Replace the estimate of an entry; idempotent. Returns the totals of its scopes.
@@ -248,7 +247,6 @@ class SpendingRepository(Repository):
         Args:
             uses: what was used so far, by model; each model once.
             sandbox_seconds: None: the estimate stays.
-            rounds: None: as estimated.
             is_of_plugin: as in the entry.
         """
         parts = await self._all(_Entry, _parts_statement, {"of_entry": entry_id})
@@ -264,7 +262,7 @@ class SpendingRepository(Repository):
         after = Amounts(
             tokens=sum(use.prompt_tokens + use.completion_tokens for use in uses),
             cost=sum(use.cost for use in uses),
-            rounds=first.rounds if rounds is None else rounds,
+            rounds=first.rounds,
             sandbox_seconds=first.sandbox_seconds if sandbox_seconds is None else sandbox_seconds,
         )
         for number, use in enumerate(uses or [ModelUse()]):

@@ -149,7 +149,6 @@ class DetachedCallRepository(Repository):
         request: CallRequest,
         *,
         state: CallState,
-        outcome: dict[str, Any] | None = None,
         error_type: str | None = None,
         error_message: str | None = None,
     ) -> Call | None:
@@ -159,7 +158,6 @@ class DetachedCallRepository(Repository):
         """
         values = {
             "state": state,
-            "outcome": outcome,
             "error_type": error_type,
             "error_message": error_message,
             "finished_at": now(),

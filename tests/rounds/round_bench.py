@@ -96,7 +96,7 @@ class DirectCaller:
             await asyncio.gather(call, return_exceptions=True)
             raise
 
-    async def revoke(self, call_id: str, *, terminate: bool = True) -> None:
+    async def revoke(self, call_id: str) -> None:
         """Cancel it."""
         self.revoked.append(call_id)
         task = self._running[call_id]
