@@ -18,7 +18,6 @@ from nekro_agent.errors import SettingsError
 __all__ = [
     "SOCKET_SCHEMES",
     "RedisAddress",
-    "client_url",
     "is_redis",
     "kombu_url",
     "passwords_of",
@@ -67,18 +66,6 @@ def redis_address(url: str) -> RedisAddress:
     scheme = "rediss" if parts[0].scheme == "sentinels" else "redis"
     server_url = f"{scheme}://{userinfo}{'@' if userinfo else ''}/{database}"
     return RedisAddress(server_url, tuple(_sentinel(part, url) for part in parts))
-
-
-def client_url(url: str) -> str:
-    """Convert the URL of one Redis server for redis-py.
-
-    Raises:
-        SettingsError: the URL does not name a Redis server.
-    """
-    address = redis_address(url)
-    if address.sentinels:
-        raise SettingsError(f"{without_password(url)} names Sentinels, not a Redis server")
-    return address.server_url
 
 
 def kombu_url(url: str) -> str:

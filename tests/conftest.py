@@ -29,7 +29,7 @@ from waiting import WAIT_SECONDS
 
 from broker_config.app import NekroApp, create_app
 from broker_config.settings import DatabaseSettings, Settings
-from broker_config.urls import client_url
+from broker_config.urls import redis_address
 from storage.driver.connection import DriverRows
 from storage.migrate import upgrade
 from storage.models import Base
@@ -402,7 +402,7 @@ def app(settings: Settings) -> Iterator[NekroApp]:
 @pytest.fixture
 def client(settings: Settings) -> Iterator[redis.Redis]:
     """A plain client of the test's broker."""
-    with redis.Redis.from_url(client_url(str(settings.broker.url))) as client:
+    with redis.Redis.from_url(redis_address(str(settings.broker.url)).server_url) as client:
         yield client
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from storage.repositories.jobs import Job
 
-__all__ = ["JobView", "bars_text", "job_view"]
+__all__ = ["JobView", "job_view"]
 
 _MESSAGE_COLUMNS: Final = 40
 #: Columns after the bar, in this order.
@@ -107,24 +107,12 @@ class _Bars:
                 self._progress.stop_task(task)
 
 
-def bars_text(
-    file: TextIO, name: str, percent: int, pace: Pace, *, now: float, state: str, words: str
-) -> str:
-    """Return one bar as text, as a wide terminal would show it."""
-    progress = _progress(file, width=200)
-    task = progress.add_task(name, total=100, **_NO_WORDS)
-    progress.update(task, completed=percent, **_fields(pace, now=now, state=state, words=words, is_open=True))
-    with progress.console.capture() as captured:
-        progress.console.print(progress.make_tasks_table(progress.tasks))
-    return captured.get()
-
-
 def _fields(pace: Pace, *, now: float, state: str, words: str, is_open: bool) -> dict[str, Any]:
     left = time_words(pace.seconds_left(now=now)) if is_open else ""
     return {"rate": rate_words(pace.per_second()), "left": left, "state": state, "words": words}
 
 
-def _progress(file: TextIO, *, width: int | None = None) -> Progress:
+def _progress(file: TextIO) -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
@@ -135,5 +123,5 @@ def _progress(file: TextIO, *, width: int | None = None) -> Progress:
         BarColumn(bar_width=24),
         TaskProgressColumn(markup=False),
         *fields,
-        console=Console(file=file, width=width),
+        console=Console(file=file),
     )

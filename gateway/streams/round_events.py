@@ -19,7 +19,6 @@ class RoundEvents:
 
     def __init__(self, events: Sequence[ChatEvent]) -> None:
         """``events`` are those of the round, in order."""
-        self._events = events
         #: By call id and type.
         self.of_calls: defaultdict[str, dict[str, ChatEvent]] = defaultdict(dict)
         #: The attempt at the round in which a call began.

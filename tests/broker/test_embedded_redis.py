@@ -13,7 +13,7 @@ import redis
 
 from broker_config.embedded import EmbeddedRedis, resolve_settings, resolve_signing_key, socket_path
 from broker_config.settings import Settings
-from broker_config.urls import client_url
+from broker_config.urls import redis_address
 from nekro_agent.errors import BrokerUnavailableError, SettingsError
 
 
@@ -31,12 +31,12 @@ def server(data_dir: Path) -> Iterator[EmbeddedRedis]:
 
 
 def test_data_survives_a_stop_and_a_start(server: EmbeddedRedis) -> None:
-    with redis.Redis.from_url(client_url(server.url)) as client:
+    with redis.Redis.from_url(redis_address(server.url).server_url) as client:
         client.set("key", "value")
     server.stop()
     assert not server.answers()
     server.start()
-    with redis.Redis.from_url(client_url(server.url)) as client:
+    with redis.Redis.from_url(redis_address(server.url).server_url) as client:
         assert client.get("key") == b"value"
 
 
@@ -60,7 +60,7 @@ def test_concurrent_starters_start_one_server(data_dir: Path) -> None:
         thread.join()
     pids = set()
     for server in servers:
-        with redis.Redis.from_url(client_url(server.url)) as client:
+        with redis.Redis.from_url(redis_address(server.url).server_url) as client:
             pids.add(client.info("server")["process_id"])
     for server in servers:
         server.stop()

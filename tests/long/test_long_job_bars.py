@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.views.job_bars import bars_text
+from cli.output import Output
+from cli.views import job_bars
+from cli.views.job_bars import job_view
 from cli.views.job_pace import Pace, rate_words, time_words
+from nekro_agent.ports import JobState
 
 
 @pytest.mark.parametrize(
@@ -78,18 +82,26 @@ def test_every_state_has_a_text(seen: list[tuple[int, float]]) -> None:
         assert time_words(pace.seconds_left(now=clock)) and rate_words(pace.per_second()) is not None
 
 
-def test_a_bar_shows_rate_remaining_time_and_the_jobs_message() -> None:
-    pace = Pace()
-    pace.see(10, now=0)
-    pace.see(40, now=600)
-    line = bars_text(
-        io.StringIO(),
-        "download 1a2b3c4d",
-        40,
-        pace,
-        now=600,
-        state="running",
-        words="0.8 of 2.0 GiB, 1.4 MiB/s",
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_shows_rate_remaining_time_and_the_jobs_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    now, terminal = [0.0], Terminal()
+    monkeypatch.setattr(job_bars, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    job = SimpleNamespace(
+        id="1a2b3c4d5e",
+        type="download",
+        percent=10,
+        state=JobState.RUNNING,
+        message="0.8 of 2.0 GiB, 1.4 MiB/s",
     )
+    with job_view(Output(stdout=terminal)) as view:
+        view.show([job])
+        now[0], job.percent = 600, 40
+        view.show([job])
+    shown = terminal.getvalue()
     for part in ("download 1a2b3c4d", "40%", "3.0 %/min", "20:00", "running", "0.8 of 2.0 GiB, 1.4 MiB/s"):
-        assert part in line
+        assert part in shown

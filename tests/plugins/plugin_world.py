@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import pytest
 import spec_blocks
 from file_server import FileServer
+from loaded_plugins import unload_plugins
 
 from nekro_agent import layout, runtime
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
@@ -22,7 +23,7 @@ from nekro_agent.policies import DownloadPolicy, PackagePolicy
 from nekro_agent.ports import MessageKind
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.testing import InMemoryRuntime
-from workers.plugins.loader import LoadedPlugins, load_plugins, unload_plugins
+from workers.plugins.loader import LoadedPlugins, load_plugins
 from workers.plugins.registry import LoadedRegistry
 
 __all__ = ["AUTHORED", "CHAT", "USER", "FileServer", "MemoryWorld", "StartWorld", "World", "uploads_dir"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy
+from loaded_plugins import unload_plugins
 from plugin_world import CHAT, USER
 from waiting import WAIT_SECONDS
 from worker_fleet import Worker, call_in, imported
@@ -22,7 +23,6 @@ from nekro_agent.execution.invoke import Outcome
 from nekro_agent.ports import MessageKind
 from workers.calls.dispatch import CallScope
 from workers.composition import Services
-from workers.plugins.loader import unload_plugins
 
 #: State that calls leave in the database and below the data directory.
 TABLES = (

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loaded_plugins import unload_plugins
 
 import agent
 import storage
 from nekro_agent.packages import contexts
-from workers.plugins.loader import LoadedPlugins, load_plugins, unload_plugins
+from workers.plugins.loader import LoadedPlugins, load_plugins
 
 HEAD = """
 from nekro_agent.api.plugin import NekroPlugin
@@ -67,7 +68,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
 
 
 def module_of(loaded: LoadedPlugins, number: int = 0) -> Any:
-    return sys.modules[loaded.modules[number]]
+    return sys.modules[loaded.found[number].module]
 
 
 def seen(module: Any) -> set[str]:

@@ -120,13 +120,15 @@ def test_names_without_a_counterpart_import_in_plugins_and_raise_when_used(tmp_p
         "plugin = NekroPlugin('n', 'uses_all', '', '1', 'Ada', '')\n"
         f"names = [{', '.join(f'p{i}' for i in range(len(PLACEHOLDERS)))}]\n"
     )
-    from workers.plugins.loader import load_plugins, unload_plugins
+    from loaded_plugins import unload_plugins
+
+    from workers.plugins.loader import load_plugins
 
     loaded = load_plugins([tmp_path], shipped=False, entry_points=False)
     (record,) = loaded.records
     assert (record.status.value, record.error) == ("degraded", None)
     assert record.placeholders == sorted(PLACEHOLDERS)
-    for value, name in zip(sys.modules[loaded.modules[0]].names, PLACEHOLDERS, strict=True):
+    for value, name in zip(sys.modules[record.module].names, PLACEHOLDERS, strict=True):
         with pytest.raises(errors.PlaceholderUsedError, match=name):
             value.something() if not callable(value) else value()
     unload_plugins(loaded)

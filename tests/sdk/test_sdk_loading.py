@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loaded_plugins import unload_plugins
 from waiting import WAIT_SECONDS
 
 from workers.plugins.discovery import SourceKind, discover
-from workers.plugins.loader import LoadedPlugins, PluginStatus, load_plugins, unload_plugins
+from workers.plugins.loader import LoadedPlugins, PluginStatus, load_plugins
 
 PLUGIN = '''
 from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
@@ -312,7 +313,7 @@ def test_missing_names_of_exceptions_can_be_caught_and_raised(load: Load, folder
         "    except FinishedException:\n        return 'finished'\n"
     )
     loaded = load()
-    module = sys.modules[loaded.modules[0]]
+    module = sys.modules[loaded.found[0].module]
     assert module.send(module.ActionFailed("no")) == "caught no"
     assert module.send(ValueError()) == "value"
     assert module.send(module.FinishedException) == "finished"

@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from loaded_plugins import unload_plugins
 
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandPermission, CommandResponse
 from nekro_agent.testing import InMemoryRuntime
-from workers.plugins.loader import LoadedPlugins, PluginStatus, load_plugins, unload_plugins
+from workers.plugins.loader import LoadedPlugins, PluginStatus, load_plugins
 
 CODE = '''
 from nonebot import on_command

@@ -15,7 +15,7 @@ from worker_process import WorkerProcess
 
 from broker_config.app import create_app
 from broker_config.settings import Settings
-from broker_config.urls import client_url
+from broker_config.urls import redis_address
 
 pytestmark = pytest.mark.extended
 
@@ -107,7 +107,7 @@ def test_no_message_ends_a_worker_or_blocks_the_next_one(
 ) -> None:
     app = create_app(settings)
     prefix = settings.broker.key_prefix
-    with redis.Redis.from_url(client_url(str(settings.broker.url))) as client:
+    with redis.Redis.from_url(redis_address(str(settings.broker.url)).server_url) as client:
         for number, raw in enumerate(HOSTILE):
             client.lpush(f"{prefix}methods", raw)
             client.hset(f"{prefix}unacked.methods", f"tag{number}", f'[{raw}, "", "methods"]')

@@ -30,7 +30,7 @@ from broker_config.app import create_app
 from broker_config.keys import Keys
 from broker_config.settings import Settings
 from broker_config.topology import AGENT_EVENTS, encode_chat_key
-from broker_config.urls import client_url
+from broker_config.urls import redis_address
 from cli.environment import environment_of
 from codec.wire import Invocation, Signer
 from messaging.call_messages import CallMessage
@@ -188,7 +188,7 @@ def add_dead_letter(settings: Settings) -> None:
     app = create_app(settings)
     message = json.loads(encode_message(call.build(app), queue="methods"))
     message["headers"] |= {DELIVERIES_HEADER: 3}
-    with redis.Redis.from_url(client_url(str(settings.broker.url))) as client:
+    with redis.Redis.from_url(redis_address(str(settings.broker.url)).server_url) as client:
         client.lpush(Keys(prefix=settings.broker.key_prefix).dead, json.dumps(message))
     app.close()
 

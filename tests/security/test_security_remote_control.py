@@ -18,7 +18,7 @@ from worker_process import WorkerProcess
 
 from broker_config.app import NekroApp
 from broker_config.settings import Settings
-from broker_config.urls import client_url
+from broker_config.urls import redis_address
 from codec.wire import new_id
 from messaging.celery.remote_control import COMMANDS, FRESH_SECONDS
 
@@ -55,7 +55,7 @@ def worker(start_worker: Callable[[str], WorkerProcess]) -> WorkerProcess:
 @pytest.fixture
 def stranger(settings: Settings) -> Iterator[Celery]:
     """Unmodified Celery on the same broker and prefix: the tools of a writer without the key."""
-    app = Celery(broker=client_url(str(settings.broker.url)), set_as_current=False)
+    app = Celery(broker=redis_address(str(settings.broker.url)).server_url, set_as_current=False)
     app.conf.broker_transport_options = {"global_keyprefix": settings.broker.key_prefix}
     yield app
     app.close()

@@ -27,7 +27,6 @@ __all__ = [
     "PluginStatus",
     "forget",
     "load_plugins",
-    "unload_plugins",
 ]
 
 ENTRY_POINT_GROUP: Final = "nekro_agent.plugins"
@@ -69,11 +68,6 @@ class LoadedPlugins:
     def records(self) -> list[PluginRecord]:
         """Every plugin and failure, with the placeholders used up to now."""
         return [self._record(loaded) for loaded in self._found]
-
-    @property
-    def modules(self) -> list[str]:
-        """Import names of the plugins' modules."""
-        return [loaded.module for loaded in self._found if loaded.module]
 
     @property
     def found(self) -> list[Imported]:
@@ -158,12 +152,6 @@ def load_plugins(
         )
         _log.warning(result.warnings[-1])
     return result
-
-
-def unload_plugins(loaded: LoadedPlugins) -> None:
-    """Drop the plugins' modules, so that loading them again executes their files again."""
-    for each in loaded.found:
-        forget(each)
 
 
 def forget(imported: Imported) -> None:
