@@ -13,10 +13,10 @@ from workers.jobs.data import is_call
 
 __all__ = ["cancel_job"]
 
-_REASON = "cancelled by an operator"
 
-
-async def cancel_job(database: Database, publisher: EventPublisher, job_id: str) -> Job:
+async def cancel_job(
+    database: Database, publisher: EventPublisher, job_id: str, *, reason: str = "cancelled by an operator"
+) -> Job:
     """Cancel a job and return it in its new state; a job that has ended is returned unchanged.
 
     A running background job notices within a second and may take time to clean up.
@@ -29,18 +29,18 @@ async def cancel_job(database: Database, publisher: EventPublisher, job_id: str)
         if job.state.is_final:
             return job
         if not is_call(job):
-            return await _ask(transaction, publisher, job_id)
-        call = await transaction.calls.cancel(job_id, reason=_REASON)
+            return await _ask(transaction, publisher, job_id, reason)
+        call = await transaction.calls.cancel(job_id, reason=reason)
         if call is not None:
             await settle(transaction, publisher, call)
-        await end_job(transaction, publisher, job_id, JobState.CANCELLED, _REASON)
+        await end_job(transaction, publisher, job_id, JobState.CANCELLED, reason)
         job = await transaction.jobs.get(job_id)
     await publisher.revoke(job_id)
     return job
 
 
-async def _ask(transaction: Transaction, publisher: EventPublisher, job_id: str) -> Job:
-    job = await transaction.jobs.request_cancel(job_id, reason=_REASON)
+async def _ask(transaction: Transaction, publisher: EventPublisher, job_id: str, reason: str) -> Job:
+    job = await transaction.jobs.request_cancel(job_id, reason=reason)
     if job.state.is_final:
         await transaction.job_signals.clear(job_id)
         await record_job(transaction, publisher, EventType.JOB_ENDED, job)

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 from codec.wire import new_id
 from nekro_agent.durations import POLL_SECONDS, REFRESH_SECONDS
-from nekro_agent.errors import ConflictError, NotFoundError
+from nekro_agent.errors import ConflictError
 from nekro_agent.execution import greenlets as bridge
 from nekro_agent.execution.current_call import current_call
 from nekro_agent.ports import JobInfo, JobRequest
@@ -28,6 +28,7 @@ from storage.transaction import Transaction
 from workers.chats.events import record_job
 from workers.chats.publisher import EventPublisher
 from workers.chats.retried_writes import write_with_retries
+from workers.jobs.cancel import cancel_job
 from workers.jobs.data import info_of, is_call, pack, unpack
 from workers.jobs.watch import JobWatch
 from workers.pools.background import BackgroundLoop
@@ -114,18 +115,10 @@ class SqlJobs:
         Raises:
             NotFoundError: there is no such job.
         """
-        async with self._database.begin() as transaction:
-            job = await transaction.jobs.find(job_id)
-            if job is None:
-                raise NotFoundError(f"there is no job {job_id!r}")
-            if job.state.is_final:
+        async with self._database.read() as transaction:
+            if (await transaction.jobs.get(job_id)).state.is_final:
                 return False
-            job = await transaction.jobs.request_cancel(job_id, reason="cancelled before it started")
-            if job.state.is_final:
-                await transaction.job_signals.clear(job_id)
-                await record_job(transaction, self._publisher, EventType.JOB_ENDED, job)
-        if is_call(job):
-            await self._publisher.revoke(job_id)  # a call has no job function that would see the request
+        await cancel_job(self._database, self._publisher, job_id, reason="cancelled by a plugin")
         return True
 
     def notify(self, job_id: str, key: str, data: Any) -> bool:
