@@ -26,22 +26,27 @@ async def write_with_retries(
     begin: Callable[[], AbstractAsyncContextManager[Transaction]],
     write: Callable[[Transaction], Awaitable[_Value]],
     *,
-    unknown: str,
+    unknown: str | None,
     is_in_doubt: bool = False,
+    seconds: float | None = None,
+    on_failure: Callable[[StorageUnavailableError], None] | None = None,
 ) -> _Value:
-    """Run a transaction, and repeat it during a short outage of the database, for ``PUBLISH_SECONDS``.
+    """Run a transaction, and repeat it during a short outage of the database.
 
     Args:
         begin: ``Database.begin``, or ``Database.autocommit`` for a single statement, which is faster.
         write: must have no second effect after it was committed.
-        unknown: what the caller does not know if the commit's confirmation was lost, for the error.
+        unknown: what the caller does not know if the commit's confirmation was lost, for the error; None if
+            that makes no difference.
         is_in_doubt: whether the same may have been committed before, for example by another process.
+        seconds: after this time no attempt is begun; None: ``PUBLISH_SECONDS``.
+        on_failure: called after each attempt that failed.
 
     Raises:
-        StorageUnavailableError: the database does not answer; nothing was written.
+        StorageUnavailableError: the database does not answer; nothing was written, if ``unknown`` is given.
         OutcomeUnknownError: the database does not answer, and the transaction may have been committed.
     """
-    give_up_at = time.monotonic() + PUBLISH_SECONDS
+    give_up_at = time.monotonic() + (PUBLISH_SECONDS if seconds is None else seconds)
     while True:
         is_open = False
         try:
@@ -50,8 +55,10 @@ async def write_with_retries(
                 return await write(transaction)
         except StorageUnavailableError as exc:
             is_in_doubt |= is_open and not is_refusal(exc)
+            if on_failure is not None:
+                on_failure(exc)
             if time.monotonic() > give_up_at:
-                if is_in_doubt:
+                if is_in_doubt and unknown is not None:
                     raise OutcomeUnknownError(f"the database failed, so {unknown}") from exc
                 raise
         await asyncio.sleep(RETRY_SECONDS)

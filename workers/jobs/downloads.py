@@ -11,7 +11,7 @@ from typing import Final
 from loguru import logger
 
 from nekro_agent.downloads.part import remove_unfinished
-from nekro_agent.durations import REFRESH_SECONDS, RETRY_SECONDS, STALE_SECONDS
+from nekro_agent.durations import GRACE_SECONDS, REFRESH_SECONDS, STALE_SECONDS
 from nekro_agent.errors import FencedError, StorageError
 from nekro_agent.ports import DownloadReport, DownloadStatus
 from nekro_agent.shared_clock import elapsed_seconds
@@ -19,6 +19,8 @@ from runtime.completion import complete
 from runtime.survived import survived
 from storage.engine import Database
 from storage.repositories.downloads import DownloadRecord
+from storage.transaction import Transaction
+from workers.chats.retried_writes import write_with_retries
 from workers.leases.keeper import HeldLease, LeaseKeeper
 from workers.leases.kinds import DOWNLOAD
 from workers.pools.background import BackgroundLoop
@@ -26,8 +28,6 @@ from workers.pools.polls import Poll
 
 __all__ = ["DownloadSweep", "SqlDownloads"]
 
-#: Number of attempts to record the end while the database is unavailable, and the pause between them.
-_END_TRIES: Final = 20
 _BATCH: Final = 100
 
 
@@ -154,16 +154,18 @@ class SqlDownloadClaim:
 
     async def _end(self, report: DownloadReport | None) -> None:
         values = None if report is None else asdict(report)
-        for _ in range(_END_TRIES):
-            try:
-                async with self._database.autocommit() as transaction:
-                    await transaction.downloads.end(self.target, fence=self._lease.fence, report=values)
-                return
-            except FencedError:
-                return
-            except StorageError as exc:
-                logger.bind(target=self.target, error=str(exc)).warning("download_end_not_recorded")
-            await asyncio.sleep(RETRY_SECONDS)
+
+        async def write(transaction: Transaction) -> None:
+            await transaction.downloads.end(self.target, fence=self._lease.fence, report=values)
+
+        try:
+            await write_with_retries(
+                self._database.autocommit, write, unknown=None, seconds=2 * GRACE_SECONDS
+            )
+        except FencedError:
+            return
+        except StorageError as exc:
+            logger.bind(target=self.target, error=str(exc)).warning("download_end_not_recorded")
 
 
 class DownloadSweep:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from loguru import logger
 
 from messaging.tracing import TurnTrace, is_tracing, span
-from nekro_agent.durations import RETRY_SECONDS
+from nekro_agent.durations import GRACE_SECONDS
 from nekro_agent.errors import (
     ArgumentError,
     FencedError,
@@ -19,7 +19,6 @@ from nekro_agent.errors import (
     MethodFailedError,
     MethodNotFoundError,
     NekroError,
-    StorageUnavailableError,
 )
 from nekro_agent.execution.current_call import working_for
 from nekro_agent.execution.payer import Payer, paying
@@ -30,9 +29,11 @@ from nekro_agent.ports import JobState
 from runtime.redaction import Redactor
 from storage.repositories.jobs import Job
 from storage.states import EventType
+from storage.transaction import Transaction
 from workers.calls.claims import DuplicateDelivery
 from workers.chats.events import record_job
 from workers.chats.publisher import EventPublisher
+from workers.chats.retried_writes import write_with_retries
 from workers.chats.turn_traces import trace_of
 from workers.jobs.data import plain_data, unpack
 from workers.jobs.notices import notify_chat_of_failure
@@ -41,9 +42,6 @@ from workers.leases.keeper import on_this_loop
 from workers.pools.jobs import CANCEL_SECONDS
 
 __all__ = ["Interruption", "JobResult", "JobRunner"]
-
-#: Number of attempts to record a job's end while the database is unavailable, and the pause between them.
-FINISH_TRIES: Final = 120
 
 _STATES: Final = {
     TaskSignal.SUCCESS: JobState.SUCCEEDED,
@@ -204,30 +202,25 @@ class JobRunner:
         message, data = last.message, plain_data(last.data)
         if last.signal is TaskSignal.FAIL:
             message, data = self._redactor(message), self._redactor(data) if isinstance(data, str) else data
-        for tries_left in reversed(range(FINISH_TRIES)):
-            try:
-                async with self._database.begin() as transaction:
-                    ended = await transaction.jobs.finish(
-                        job.id,
-                        fence=job.fence,
-                        state=_STATES[last.signal],
-                        message=message,
-                        data=data,
-                    )
-                    await transaction.job_signals.clear(job.id)
-                    await record_job(transaction, self._publisher, EventType.JOB_ENDED, ended)
-                    is_wanted = ended.state is JobState.FAILED and ended.cancel_requested_at is None
-                    if is_wanted and not is_chat_notified:
-                        await notify_chat_of_failure(transaction, self._publisher, ended)
-                return ended
-            except FencedError as exc:
-                logger.bind(job_id=job.id, fence=job.fence).warning("job_claim_lost")
-                raise DuplicateDelivery(job.id) from exc
-            except StorageUnavailableError:
-                if not tries_left:
-                    raise
-            await asyncio.sleep(RETRY_SECONDS)
-        raise AssertionError("unreachable")
+
+        async def write(transaction: Transaction) -> Job:
+            ended = await transaction.jobs.finish(
+                job.id, fence=job.fence, state=_STATES[last.signal], message=message, data=data
+            )
+            await transaction.job_signals.clear(job.id)
+            await record_job(transaction, self._publisher, EventType.JOB_ENDED, ended)
+            is_wanted = ended.state is JobState.FAILED and ended.cancel_requested_at is None
+            if is_wanted and not is_chat_notified:
+                await notify_chat_of_failure(transaction, self._publisher, ended)
+            return ended
+
+        try:
+            return await write_with_retries(
+                self._database.begin, write, unknown=None, seconds=12 * GRACE_SECONDS
+            )
+        except FencedError as exc:
+            logger.bind(job_id=job.id, fence=job.fence).warning("job_claim_lost")
+            raise DuplicateDelivery(job.id) from exc
 
     async def _leave(self, job: Job, why: Interruption) -> None:
         """Record why the worker stopped the job, or release it for the next worker."""

@@ -6,8 +6,6 @@ chat, cancelled calls), under the chat's lock and the fencing token of its lease
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
@@ -17,7 +15,6 @@ from agent import verdict
 from agent.rounds import RoundAnswer, RoundOutcome
 from broker_config.settings import AgentSettings
 from messaging.tracing import is_tracing
-from nekro_agent.durations import RETRY_SECONDS
 from nekro_agent.errors import LLMError, NekroError, StorageUnavailableError
 from nekro_agent.ports import JobState, MessageKind
 from runtime.metrics import is_counting, metrics
@@ -35,6 +32,7 @@ from workers.calls.dispatch import CallRecord
 from workers.calls.story import call_json, listed_calls
 from workers.chats.events import record, round_ended, round_started
 from workers.chats.publisher import EventPublisher
+from workers.chats.retried_writes import write_with_retries
 from workers.chats.writer import append_message
 from workers.rounds.context.chat_history import ANSWER_KEY
 from workers.rounds.events import RoundEvents
@@ -322,17 +320,14 @@ class RoundLedger:
         Raises:
             StorageUnavailableError: the database did not answer; another worker takes the round over.
         """
-        give_up_at = time.monotonic() + self.lease_seconds
+
+        def report(error: StorageUnavailableError) -> None:
+            logger.bind(error=str(error)).warning("round_end_not_recorded")
+
         async with events.held():
-            while True:
-                try:
-                    async with self._database.begin() as transaction:
-                        return await write(transaction)
-                except StorageUnavailableError as exc:
-                    logger.bind(error=str(exc)).warning("round_end_not_recorded")
-                    if time.monotonic() > give_up_at:
-                        raise
-                await asyncio.sleep(RETRY_SECONDS)
+            return await write_with_retries(
+                self._database.begin, write, unknown=None, seconds=self.lease_seconds, on_failure=report
+            )
 
     async def _end(
         self,
