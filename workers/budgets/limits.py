@@ -9,7 +9,7 @@ from typing import Final
 
 from broker_config.budgets import MEASURES
 from broker_config.settings import BudgetSettings
-from storage.access.spendings import PayingKey
+from storage.access.spendings import PayingKey, ScopeKey, Total
 from storage.states import BudgetScope
 
 __all__ = [
@@ -52,6 +52,18 @@ class Budget:
     period: str
     limit: float
     used: float
+
+    @classmethod
+    def of(cls, total: Total | ScopeKey, measure: str, limit: float) -> Budget:
+        """Return a limit of a total; nothing was used of one that has no row yet."""
+        return cls(
+            scope=total.scope,
+            id=total.id,
+            measure=measure,
+            period=total.period,
+            limit=limit,
+            used=float(getattr(total, measure)) if isinstance(total, Total) else 0.0,
+        )
 
     @property
     def share(self) -> float:

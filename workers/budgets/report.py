@@ -9,7 +9,7 @@ from typing import Final
 
 from broker_config.settings import BudgetSettings
 from storage.access.spending_reports import CostSum
-from storage.access.spendings import PayingKey, ScopeKey, Total
+from storage.access.spendings import PayingKey, ScopeKey
 from storage.states import BudgetScope
 from storage.transaction import Transaction
 from workers.budgets.limits import Budget, key_limits, limits_of_settings, measures_of
@@ -68,9 +68,9 @@ async def read_budgets(transaction: Transaction, settings: BudgetSettings, *, da
             totals = await transaction.spendings.most_used(
                 scope, measure, period=day, least=least, limit=_MOST_SHOWN
             )
-            budgets += [_budget(total, measure, limit) for total in totals]
+            budgets += [Budget.of(total, measure, limit) for total in totals]
             if scope is BudgetScope.DAY and not totals:
-                budgets.append(_unused(ScopeKey.of(scope, "", day=day), measure, limit))
+                budgets.append(Budget.of(ScopeKey.of(scope, "", day=day), measure, limit))
     budgets += await _of_keys(transaction, settings, day=day)
     return sorted(budgets, key=lambda one: (-one.share, one.scope, one.id, one.measure))
 
@@ -102,22 +102,7 @@ async def _of_keys(transaction: Transaction, settings: BudgetSettings, *, day: s
         return []
     named = [ScopeKey.of(BudgetScope.KEY, key_id, day=day) for key_id in limited]
     return [
-        _budget(total, measure, limit)
+        Budget.of(total, measure, limit)
         for total in await transaction.spendings.totals(named)
         for measure, limit in measures_of(limited[total.id])
     ]
-
-
-def _budget(total: Total, measure: str, limit: float) -> Budget:
-    return Budget(
-        scope=total.scope,
-        id=total.id,
-        measure=measure,
-        period=total.period,
-        limit=limit,
-        used=float(getattr(total, measure)),
-    )
-
-
-def _unused(key: ScopeKey, measure: str, limit: float) -> Budget:
-    return Budget(scope=key.scope, id=key.id, measure=measure, period=key.period, limit=limit, used=0.0)

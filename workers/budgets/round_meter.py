@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from agent.llm import LLMAnswer, ModelSpent
 from agent.rounds import RoundAnswer
-from broker_config.model_groups import DEFAULT_GROUP, ModelGroup, model_groups
+from broker_config.model_groups import ModelGroup, group_or_default
 from broker_config.settings import Settings
 from nekro_agent.ports import ChatInfo
 from nekro_agent.shared_clock import shared_time
@@ -28,7 +28,7 @@ class RoundBudgets:
 
     def __init__(self, spending: Spending, settings: Settings) -> None:
         self._spending = spending
-        self._groups = model_groups(settings)
+        self._settings = settings
 
     def meter(
         self,
@@ -44,8 +44,7 @@ class RoundBudgets:
             key: pays; None: no key does.
             waking_method: the method whose call requested the round; None reads it, if a call did.
         """
-        default = self._groups[DEFAULT_GROUP]  # answers if the chosen group is unknown
-        group = self._groups.get(chat.model_group or DEFAULT_GROUP, default)
+        group = group_or_default(self._settings, chat.model_group)
         return RoundMeter(self._spending, claimed, chat, group, key, waking_method=waking_method)
 
 

@@ -151,18 +151,8 @@ class Spending:
             return []
         named = ScopeKey.of(BudgetScope.KEY, key.id, day=day)
         async with self._database.read() as transaction:
-            total = next(iter(await transaction.spendings.totals([named])), None)
-        return [
-            Budget(
-                scope=named.scope,
-                id=named.id,
-                measure=measure,
-                period=named.period,
-                limit=limit,
-                used=0.0 if total is None else float(getattr(total, measure)),
-            )
-            for measure, limit in measures_of(limits)
-        ]
+            total = next(iter(await transaction.spendings.totals([named])), named)
+        return [Budget.of(total, measure, limit) for measure, limit in measures_of(limits)]
 
     def _check(
         self,
@@ -179,11 +169,11 @@ class Spending:
             return
         for total in totals:
             if total.scope == BudgetScope.PLUGIN and total.tokens > plugin_tokens:
-                raise _RefusedError(_budget(total, "tokens", plugin_tokens))
+                raise _RefusedError(Budget.of(total, "tokens", plugin_tokens))
 
     def _budgets(self, totals: Sequence[Total], key: PayingKey | None) -> list[Budget]:
         return [
-            _budget(total, measure, limit)
+            Budget.of(total, measure, limit)
             for total in totals
             for measure, limit in measures_of(self._limits_of(total.scope, key))
         ]
@@ -253,17 +243,6 @@ class _RefusedError(Exception):
     def __init__(self, budget: Budget) -> None:
         super().__init__(budget.used_up)
         self.budget = budget
-
-
-def _budget(total: Total, measure: str, limit: float) -> Budget:
-    return Budget(
-        scope=total.scope,
-        id=total.id,
-        measure=measure,
-        period=total.period,
-        limit=limit,
-        used=float(getattr(total, measure)),
-    )
 
 
 def _count(uses: Sequence[ModelUse], sandbox_seconds: float) -> None:
