@@ -70,7 +70,7 @@ def register(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=positive_int,
         default=1000,
-        help="most timers of each kind that are read (default: %(default)s)",
+        help="most timers that are read (default: %(default)s)",
     )
     add_json(parser)
 
@@ -106,20 +106,20 @@ def show_changed(timer: Mapping[str, Any], args: Args, deps: Deps) -> None:
 
 
 async def _list(args: Args, settings: Settings) -> list[Timer]:
-    from workers.chats.timers import open_timers
+    from workers.chats.timers import timers_after
 
     async with open_database(settings) as database, database.read() as transaction:
-        return await open_timers(transaction, args.chat_key, limit=args.limit)
+        return await timers_after(transaction, args.chat_key, limit=args.limit)
 
 
 async def _change(args: Args, settings: Settings) -> Timer:
     from storage.database_clock import follow_database_clock
-    from workers.chats.timers import TimerChange, change_timer, id_of, open_timers
+    from workers.chats.timers import TimerChange, change_timer, id_of, timers_after
 
     async with open_database(settings) as database:
         await follow_database_clock(database)  # the next due time is reckoned from it
         async with database.begin() as transaction:
-            found = await open_timers(transaction, args.chat_key, limit=args.limit)
+            found = await timers_after(transaction, args.chat_key, limit=args.limit)
             timers = {id_of(timer): timer for timer in found}
             timer = timers[chosen(list(timers), str(args.timer_id))]
             return await change_timer(transaction, timer, TimerChange(args.action))
@@ -149,7 +149,10 @@ def describe(timer: Timer) -> dict[str, Any]:
 
 
 def show_list(listed: Sequence[Mapping[str, Any]], args: Args, deps: Deps) -> None:
-    """Print timers as ``describe`` returns them."""
+    """Print timers as ``describe`` returns them, the next one first."""
+    listed = sorted(
+        listed, key=lambda one: (one["fires_at"] is None, one["fires_at"], one["kind"], one["id"])
+    )
     if args.json:
         deps.output.json(listed)
         return

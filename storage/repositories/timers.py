@@ -66,13 +66,6 @@ class TimerRepository(Repository):
         )
         return await self._all(TimerInfo, statement.order_by(TimerRow.fire_at, TimerRow.id))
 
-    async def open_ones(self, chat_key: str | None, *, limit: int) -> list[RecordedTimer]:
-        """List the waiting and paused timers of a chat, or of all chats if it is None, the next one first."""
-        statement = select(TimerRow).where(TimerRow.state.in_(OPEN_TIMER_STATES))
-        if chat_key is not None:
-            statement = statement.where(TimerRow.chat_key == chat_key)
-        return await self._all(RecordedTimer, statement.order_by(TimerRow.fire_at, TimerRow.id).limit(limit))
-
     async def open_ids(self, chat_key: str | None, *, after: str, limit: int) -> list[str]:
         """List the ids of one-time and recurring timers that have not ended, in their order in the database.
 

@@ -130,7 +130,7 @@ async def test_old_ended_rows_are_deleted_and_open_or_recent_ones_kept(database:
         assert len(await tx.messages.newest("young", limit=9)) == 3
         assert [item.trigger_id for item in await tx.rounds.newest("old", limit=9)] == ["oldopen"]
         assert len(await tx.rounds.newest("young", limit=9)) == 4
-        assert len(await tx.timers.open_ones("young", limit=9)) == 2
+        assert len(await tx.timers.open_ids("young", after="", limit=9)) == 2
 
 
 async def test_acts_age_out_only_if_the_settings_say_so(database: Database) -> None:

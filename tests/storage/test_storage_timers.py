@@ -75,9 +75,8 @@ async def test_paused_timer_does_not_fire_until_it_is_resumed(database: Database
     async with database.begin() as tx:
         assert await tx.timers.fire_due(limit=9) == []
         assert await tx.timers.seconds_until_next() is None
-        assert [(item.id, item.state) for item in await tx.timers.open_ones(None, limit=9)] == [
-            (timer.id, TimerState.PAUSED)
-        ]
+        assert await tx.timers.open_ids(None, after="", limit=9) == [timer.id]
+        assert (await tx.timers.get_open(timer.id)).state is TimerState.PAUSED
         assert await tx.timers.set_paused(timer.id, False)
         assert (await tx.timers.get_open(timer.id)).state is TimerState.WAITING
     async with database.begin() as tx:
@@ -98,9 +97,9 @@ async def test_paused_timers_are_deleted_and_cleared_like_waiting_ones(database:
             assert await tx.timers.set_paused(timer.id, True)
         assert await tx.timers.delete(timers[0].id)
     async with database.begin() as tx:
-        assert [item.id for item in await tx.timers.open_ones(chat, limit=9)] == [timers[1].id]
+        assert await tx.timers.open_ids(chat, after="", limit=9) == [timers[1].id]
         assert await tx.timers.clear(chat) == 1
-        assert [item.id for item in await tx.timers.open_ones(None, limit=9)] == [other.id]
+        assert await tx.timers.open_ids(None, after="", limit=9) == [other.id]
 
 
 async def test_new_temporary_timer_replaces_the_old_one(database: Database, chat: str) -> None:

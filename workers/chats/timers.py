@@ -11,7 +11,7 @@ from nekro_agent.ports import CronJob
 from storage.repositories.timers import RecordedTimer
 from storage.transaction import Transaction
 
-__all__ = ["Timer", "TimerChange", "change_timer", "id_of", "open_timers", "timers_after", "timers_of"]
+__all__ = ["Timer", "TimerChange", "change_timer", "id_of", "timers_after", "timers_of"]
 
 Timer = RecordedTimer | CronJob
 
@@ -24,15 +24,8 @@ class TimerChange(StrEnum):
     DELETE = "delete"
 
 
-async def open_timers(transaction: Transaction, chat_key: str | None, *, limit: int) -> list[Timer]:
-    """List the timers that have not ended, of a chat or of all: at most ``limit`` of each kind."""
-    once = await transaction.timers.open_ones(chat_key, limit=limit)
-    recurring = await transaction.cron_jobs.of_chat(chat_key)
-    return [*once, *recurring[:limit]]
-
-
 async def timers_after(
-    transaction: Transaction, chat_key: str | None, *, after: str, limit: int
+    transaction: Transaction, chat_key: str | None, *, after: str = "", limit: int
 ) -> list[Timer]:
     """List the timers that have not ended, of a chat or of all, by id.
 
