@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
 import anyio
-from loguru import logger
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
@@ -270,10 +269,7 @@ class McpServer:
         if scope is not None:
             scope.cancel()
             return
-        try:
-            await self._services.publisher.revoke(call_id)
-        except NekroError as exc:  # the client does not wait for it
-            logger.bind(call_id=call_id, error=str(exc)).warning("mcp_cancellation_not_sent")
+        await self._services.publisher.revoke(call_id)
 
 
 def _cursor(params: PaginatedRequestParams | None) -> str | None:
