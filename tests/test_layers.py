@@ -81,7 +81,7 @@ PARTS = {
         "calls": ("pools", "chats", "leases", "plugins", "catalogue"),
         "budgets": ("chats",),
         "approvals": ("chats", "calls", "catalogue"),
-        "listing": ("calls", "catalogue"),
+        "listing": ("chats", "calls", "catalogue"),
         "rounds": ("chats", "leases", "plugins", "calls", "approvals", "budgets", "catalogue", "listing"),
         "jobs": ("pools", "chats", "leases", "calls"),
         "ops": ("budgets", "pools", "chats", "leases", "calls", "approvals", "jobs"),

@@ -20,8 +20,8 @@ from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.methods import Lane
 from workers.calls import remote_hooks
 from workers.calls.dispatch import CallScope, invocation_of
+from workers.chats.contexts import context_of
 from workers.composition import Services
-from workers.rounds.runs import context_of
 
 pytestmark = pytest.mark.extended
 

@@ -27,7 +27,6 @@ from nekro_agent.errors import CallTimeoutError, ResultError
 from nekro_agent.execution.author_frames import AuthorFrame, attach
 from nekro_agent.execution.invoke import Outcome
 from nekro_agent.methods import Lane, SandboxMethodType
-from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.shared_clock import shared_time
 from runtime.redaction import Redactor
 from workers.calls.claims import CallClaims, DuplicateDelivery
@@ -41,7 +40,6 @@ __all__ = [
     "MisplacedCall",
     "OnStep",
     "TaskSubject",
-    "context_of_call",
 ]
 
 #: Called with the seconds for which a part of a call occupied the event loop; None for calls with short
@@ -68,30 +66,6 @@ class TaskSubject:
     lane: Lane
     type: SandboxMethodType = SandboxMethodType.TOOL
     requires_approval: bool = False
-
-
-def context_of_call(
-    invocation: Invocation,
-    *,
-    plugin_key: str | None = None,
-    call_id: str | None = None,
-    round_id: str | None = None,
-    on_progress: Callable[[float, str], None] | None = None,
-) -> AgentCtx:
-    """Build the context in which a worker runs the code of a call; see ``AgentCtx.for_call``."""
-    return AgentCtx.for_call(
-        chat_key=invocation.chat_key,
-        container_key=invocation.container_key or None,
-        user_id=invocation.user_id,
-        adapter_key=invocation.adapter_key,
-        channel_id=invocation.channel_id,
-        channel_name=invocation.channel_name,
-        channel_type=invocation.channel_type,
-        plugin_key=plugin_key,
-        call_id=call_id,
-        round_id=round_id,
-        on_progress=on_progress,
-    )
 
 
 class CallTarget(Protocol):

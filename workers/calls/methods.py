@@ -13,8 +13,9 @@ from nekro_agent.execution.payer import Payer, paying
 from nekro_agent.execution.uses import using
 from runtime.redaction import Redactor
 from workers.calls.failures import explained, places_in_plugin
-from workers.calls.handler import CallTarget, OnStep, context_of_call
+from workers.calls.handler import CallTarget, OnStep
 from workers.calls.progress import CallReports
+from workers.chats.contexts import context_of
 from workers.plugins.loop_watchdog import LoopWatchdog
 from workers.plugins.registry import LoadedMethod, LoadedRegistry
 
@@ -73,8 +74,9 @@ class _Method(CallTarget):
             paying(_payer(invocation, entry.plugin_key)),
             self._targets.reports.following(entry, invocation) as on_progress,
         ):
-            ctx = context_of_call(
+            ctx = context_of(
                 invocation,
+                user_id=invocation.user_id,
                 plugin_key=entry.plugin_key,
                 call_id=invocation.call_id,
                 round_id=invocation.round_id,

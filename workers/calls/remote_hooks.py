@@ -22,11 +22,11 @@ from nekro_agent.execution.hooks import HOOK_SECONDS, PluginHost
 from nekro_agent.execution.invoke import Outcome
 from nekro_agent.methods import Lane
 from nekro_agent.plugin import NekroPlugin
-from nekro_agent.ports import ChatInfo
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.schemas.chat_message import ChatMessage, locate_files
-from workers.calls.handler import CallTarget, OnStep, TaskSubject, context_of_call
+from workers.calls.handler import CallTarget, OnStep, TaskSubject
 from workers.calls.plugin_tasks import PluginTasks
+from workers.chats.contexts import chat_of, context_of
 from workers.plugins.configuration import change_config, describe_config
 from workers.plugins.registry import LoadedRegistry
 from workers.pools.background import BackgroundLoop
@@ -109,20 +109,12 @@ async def run_on_worker(
         The errors of ``PluginTasks.run``.
     """
     plain = [arg.model_dump(mode="json") if isinstance(arg, ChatMessage) else arg for arg in args]
-    chat = ChatInfo(
-        chat_key=ctx.chat_key,
-        container_key=ctx.container_key or "",
-        adapter_key=ctx.adapter_key,
-        channel_id=ctx.channel_id,
-        channel_name=ctx.channel_name,
-        channel_type=ctx.channel_type,
-    )
     return await tasks.run(
         caller,
         HOOK_TASK,
         (plugin_key, hook, plain),
         plugin_key=plugin_key,
-        chat=chat,
+        chat=chat_of(ctx),
         user_id=ctx.from_user_id,
         timeout_seconds=seconds,
     )
@@ -160,10 +152,9 @@ class ForwardedHooks(CallTarget):
     async def run(self, invocation: Invocation, arguments: Arguments, on_step: OnStep) -> Outcome:
         """Run the hook; the value is its text or signal, or the full names of the methods that it selects."""
         (_, hook, args), _ = arguments
+        ctx = context_of(invocation, user_id=invocation.user_id)
         if hook == "collect_methods":
-            own = await self._registry.available(
-                context_of_call(invocation), plugin_key=self._plugin(arguments).key
-            )
+            own = await self._registry.available(ctx, plugin_key=self._plugin(arguments).key)
             return Outcome(type=self.subject.type, value=[entry.task for entry in own])
         if hook == CONFIG_HOOK:
             plugin, changes = self._plugin(arguments), args[0]
@@ -176,7 +167,7 @@ class ForwardedHooks(CallTarget):
             locate_files(message.content_data, chat_key=message.chat_key)
             args = [message]
         plugin = self._plugin(arguments)
-        answer = await self._host.run_here(plugin, hook, context_of_call(invocation), *args)
+        answer = await self._host.run_here(plugin, hook, ctx, *args)
         # Only texts and signals have a meaning; a hook may return any other value too.
         value = int(answer) if isinstance(answer, int) else None if answer is None else str(answer)
         return Outcome(type=self.subject.type, value=value)

@@ -16,10 +16,11 @@ from nekro_agent.execution.invoke import Outcome
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from storage.engine import Database
-from workers.calls.handler import CallTarget, OnStep, context_of_call
+from workers.calls.handler import CallTarget, OnStep
 from workers.catalogue.built_in import built_in_entry
 from workers.catalogue.entries import MethodEntry
 from workers.catalogue.registry import Registry
+from workers.chats.contexts import context_of
 from workers.listing.answers import help_text, plugin_text, search, similar
 from workers.listing.chat_plugins import ChatPlugin, plugins_of_chat
 from workers.listing.rest import MOST_CHARS, rest_of
@@ -154,7 +155,9 @@ class _BuiltIn(CallTarget):
 
     async def run(self, invocation: Invocation, arguments: Arguments, on_step: OnStep) -> Outcome:
         args, kwargs = arguments
-        ctx = context_of_call(invocation, call_id=invocation.call_id, round_id=invocation.round_id)
+        ctx = context_of(
+            invocation, user_id=invocation.user_id, call_id=invocation.call_id, round_id=invocation.round_id
+        )
         try:
             inspect.signature(self._method).bind(ctx, invocation, *args, **kwargs)
         except TypeError as exc:

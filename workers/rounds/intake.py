@@ -24,9 +24,9 @@ from storage.repositories.rounds import RoundRequest
 from storage.states import TriggerKind
 from storage.transaction import Transaction
 from workers.calls.fleet_hooks import MessageHooks
+from workers.chats.contexts import context_of
 from workers.chats.publisher import EventPublisher
 from workers.chats.writer import append_message, request_round
-from workers.rounds.runs import context_of
 from workers.rounds.stop import RoundStopper, StoppedRounds
 
 __all__ = ["MessageIntake", "Receipt"]

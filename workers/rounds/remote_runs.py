@@ -23,6 +23,7 @@ from storage.states import EventType
 from workers.calls.dispatch import CallScope
 from workers.calls.handler import CallTarget, OnStep, TaskSubject
 from workers.catalogue.fleet import CatalogueReader
+from workers.chats.contexts import chat_of
 from workers.chats.live import LiveText
 from workers.chats.publisher import EventPublisher
 from workers.rounds.runs import CodeReport, CodeRuns
@@ -109,7 +110,7 @@ class CodeTarget(CallTarget):
         try:
             report = await self._runs.run(
                 code,
-                chat=_chat_of(invocation),
+                chat=chat_of(invocation),
                 user_id=invocation.user_id,
                 wakes_agent=invocation.wakes_agent,
                 run_id=invocation.call_id,
@@ -130,14 +131,3 @@ class CodeTarget(CallTarget):
                 "data": data,
             },
         )
-
-
-def _chat_of(invocation: Invocation) -> ChatInfo:
-    return ChatInfo(
-        chat_key=invocation.chat_key,
-        container_key=invocation.container_key,
-        adapter_key=invocation.adapter_key,
-        channel_id=invocation.channel_id,
-        channel_name=invocation.channel_name,
-        channel_type=invocation.channel_type,
-    )

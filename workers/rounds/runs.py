@@ -10,17 +10,17 @@ from codec.wire import new_id
 from messaging.tracing import span
 from nekro_agent.errors import ResultError
 from nekro_agent.ports import ChatInfo
-from nekro_agent.schemas.agent_ctx import AgentCtx
 from sandbox.models import RunRequest, StopType
 from workers.budgets.run_meter import RunMeter
 from workers.calls.dispatch import CallScope, Dispatcher
 from workers.calls.story import call_json
 from workers.catalogue.registry import Registry
+from workers.chats.contexts import context_of
 
 if TYPE_CHECKING:
     from sandbox.manager import SandboxManager
 
-__all__ = ["CodeReport", "CodeRuns", "context_of"]
+__all__ = ["CodeReport", "CodeRuns"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,16 +126,3 @@ class CodeRuns:
                 if record.round_id is not None
             ],
         )
-
-
-def context_of(chat: ChatInfo, *, user_id: str | None) -> AgentCtx:
-    """Build the context of a chat for hooks outside of calls."""
-    return AgentCtx.for_call(
-        chat_key=chat.chat_key,
-        container_key=chat.container_key,
-        user_id=user_id,
-        adapter_key=chat.adapter_key,
-        channel_id=chat.channel_id,
-        channel_name=chat.channel_name,
-        channel_type=chat.channel_type,
-    )

@@ -19,13 +19,13 @@ from storage.repositories.rounds import ClaimedRound
 from workers.calls.dispatch import CallRecord, CallScope, Dispatcher
 from workers.catalogue.entries import MethodEntry
 from workers.catalogue.registry import Registry
+from workers.chats.contexts import context_of
 from workers.leases.keeper import HeldLease
 from workers.listing.chat_plugins import method_brief, names_of
 from workers.listing.sleep import awake_plugins, brief_of, may_sleep
 from workers.rounds.context.chat_view import ChatView
 from workers.rounds.context.pictures import PictureLoader
 from workers.rounds.events import RoundEvents
-from workers.rounds.runs import context_of
 
 __all__ = ["PreparedRound", "RoundInputs"]
 
