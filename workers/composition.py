@@ -120,9 +120,7 @@ class Services(Parts):
         self, plugin: PluginEntry, own: list[MethodEntry], ctx: AgentCtx
     ) -> list[MethodEntry]:
         """Let a worker run the hook that selects the methods of a chat's code."""
-        from workers.calls.fleet_hooks import FleetHooks
-
-        return await FleetHooks(self.registry, self.caller, self.plugin_tasks).collected(plugin, own, ctx)
+        return await self.fleet_hooks.collected(plugin, own, ctx)
 
     async def _start_worker(self) -> None:
         from nekro_agent import runtime
@@ -430,18 +428,12 @@ class Services(Parts):
 
     async def plugin_config(self, plugin_key: str, changes: Mapping[str, Any] | None = None) -> object:
         """Read or change a plugin's configuration on a worker; see ``FleetHooks.config``."""
-        from workers.calls.fleet_hooks import FleetHooks
-
-        return await FleetHooks(self.registry, self.caller, self.plugin_tasks).config(plugin_key, changes)
+        return await self.fleet_hooks.config(plugin_key, changes)
 
     async def try_mcp_server(self, plugin_key: str) -> dict[str, Any]:
         """Connect with an MCP server on a worker; see ``workers.mcp.trial``."""
-        from workers.calls.fleet_hooks import FleetHooks
-
         seconds = self.settings.mcp.start_seconds + CLOSE_STEP_SECONDS
-        return await FleetHooks(self.registry, self.caller, self.plugin_tasks).try_mcp_server(
-            plugin_key, seconds=seconds
-        )
+        return await self.fleet_hooks.try_mcp_server(plugin_key, seconds=seconds)
 
     async def reset_chat(self, chat_key: str) -> StoppedRounds:
         """Start a new conversation: stop rounds, run reset hooks, hide the history from the model."""

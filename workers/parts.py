@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from workers.calls.commands import CommandDesk, CommandLines
     from workers.calls.detached import CallDetacher
     from workers.calls.dispatch import Dispatcher
-    from workers.calls.fleet_hooks import MessageHooks
+    from workers.calls.fleet_hooks import FleetHooks, MessageHooks
     from workers.calls.handler import CallHandler
     from workers.calls.methods import MethodTargets
     from workers.calls.plugin_tasks import PluginTasks
@@ -86,7 +87,7 @@ GATEWAY: Final = "gateway"
 
 
 @dataclass(kw_only=True)
-class Parts:
+class Parts(ABC):
     """The services of one process; ``workers.composition`` adds their start and end."""
 
     #: With every URL resolved.
@@ -191,10 +192,17 @@ class Parts:
     @shared_property
     def hooks(self) -> MessageHooks:
         """The hooks of messages and resets: here in a worker, else on the workers."""
+        return self.host if self.is_worker else self.fleet_hooks
+
+    @shared_property
+    def fleet_hooks(self) -> FleetHooks:
+        """Runs hooks and other functions of plugins on workers.
+
+        Raises:
+            RuntimeNotBoundError: this process does not call methods, or has not started.
+        """
         from workers.calls.fleet_hooks import FleetHooks
 
-        if self.is_worker:
-            return self.host
         return FleetHooks(self.registry, self.caller, self.plugin_tasks)
 
     @property
@@ -628,14 +636,9 @@ class Parts:
             seal=self.approval_seal,
         )
 
+    @abstractmethod
     async def find_method(self, name: str) -> MethodEntry:
-        """Return the method of a full name, function name or alias, as the fleet serves it now.
-
-        Raises:
-            MethodNotFoundError, MethodDisabledError: as from ``Registry.find``.
-        """
-        await self.refresh()
-        return self.registry.find(name)
+        """Return the method of a full name, function name or alias, as the fleet serves it now."""
 
     @shared_property
     def approval_decisions(self) -> ApprovalDecisions:
