@@ -77,8 +77,8 @@ class Metrics:
         )
         self.leases_lost = counter(
             "nekro_leases_lost_total",
-            "Leases that passed to another worker while this one was using them: delivery, call, chat, job, "
-            "download, init, pinned, sweep.",
+            "Leases that passed to another process while this one was using them: delivery, call, chat, job, "
+            "download, init, pinned, sweep, request, serving, summary, worker.",
             ["lease"],
         )
         self.clock_offset_seconds = gauge(

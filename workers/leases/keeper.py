@@ -1,4 +1,4 @@
-"""The keeper of a process's leases on rows: calls, chats, jobs, downloads, pinned plugins, inits, the sweep.
+"""The keeper of a process's leases on rows, of each kind in ``workers.leases.kinds``.
 
 All of them behave alike:
 
