@@ -32,10 +32,10 @@ examples:
   nekro flower
   FLOWER_BASIC_AUTH=ada:secret nekro flower --address 0.0.0.0 --port 5555
 
-Flower lets its users revoke tasks and read their arguments. It listens on loopback by default; any other
-address requires FLOWER_BASIC_AUTH=user:password in the environment, or FLOWER_BASIC_AUTH_FILE with the name
-of a file that holds it. Without a password it answers requests for localhost, 127.0.0.1, [::1] and each
---allow-host only, which prevents DNS rebinding.
+Flower lets its users revoke tasks and read tracebacks; it shows no arguments, and at most 64 characters of a
+result. It listens on loopback by default; any other address requires FLOWER_BASIC_AUTH=user:password in the
+environment, or FLOWER_BASIC_AUTH_FILE with the name of a file that holds it. Without a password it answers
+requests for localhost, 127.0.0.1, [::1] and each --allow-host only, which prevents DNS rebinding.
 """
 
 
