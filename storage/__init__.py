@@ -6,7 +6,7 @@
 | ``migrate`` | ``upgrade``, ``check``; the migrations are in the package |
 | ``transaction`` | ``Transaction``: every repository, and callbacks after the commit |
 | ``chats``, ``messages``, ``rounds``, ``calls`` | repositories of chats, their history, rounds and calls |
-| ``jobs``, ``job_signals``, ``timers``, ``leases``, ``marks``, ``records`` | the other repositories |
+| ``jobs``, ``job_signals``, ``timers``, ``leases``, ``lane_overrides``, ``records`` | further repositories |
 | ``kv``, ``areas``, ``timer_services`` | implementations of the SDK's ports |
 | ``retention`` | deletes rows that ended long ago |
 | ``models``, ``states``, ``types``, ``clock`` | tables, states, column types, the database's clock |

@@ -77,7 +77,7 @@ class LaneOverride:
     #: A member of ``nekro_agent.methods.Lane``.
     lane: str
     reason: str
-    #: A member of ``storage.states.MarkSource``.
+    #: A member of ``storage.states.OverrideSource``.
     source: str
 
     def __str__(self) -> str:

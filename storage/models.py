@@ -32,7 +32,7 @@ from storage.states import (
     CrashPolicy,
     DeliveryState,
     JobState,
-    MarkSource,
+    OverrideSource,
     RoundState,
     SendState,
     TimerState,
@@ -57,11 +57,11 @@ __all__ = [
     "JobRow",
     "JobSignalRow",
     "KeyTurnRow",
+    "LaneOverrideRow",
     "LeaseColumns",
     "LeaseRow",
     "McpServerRow",
     "MessageRow",
-    "MethodMarkRow",
     "OpenAIResponseRow",
     "PluginSnapshotRow",
     "PluginStateRow",
@@ -107,8 +107,8 @@ class Base(DeclarativeBase):
             states: StateText(states)
             for states in (
                 ApprovalScope, ApprovalState, CallState, CrashPolicy, DeliveryState, JobState, Lane,
-                MarkSource, MessageKind, RoundState, SandboxMethodType, SendState, TimerState, TriggerKind,
-                WorkdayMode,
+                MessageKind, OverrideSource, RoundState, SandboxMethodType, SendState, TimerState,
+                TriggerKind, WorkdayMode,
             )
         },
     }  # fmt: skip
@@ -568,7 +568,7 @@ class JobSignalRow(Base):
     created_at: Mapped[datetime]
 
 
-class MethodMarkRow(Base):
+class LaneOverrideRow(Base):
     """A lane override of a method, set by the watchdog or an operator."""
 
     __tablename__ = "method_marks"
@@ -576,7 +576,7 @@ class MethodMarkRow(Base):
     method: Mapped[str] = mapped_column(KeyText(), primary_key=True)
     lane: Mapped[Lane]
     reason: Mapped[str]
-    source: Mapped[MarkSource]
+    source: Mapped[OverrideSource]
     marked_at: Mapped[datetime]
 
 
@@ -916,7 +916,7 @@ class SpendingRow(Base):
     part: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     #: Date (UTC) to which it is charged.
     day: Mapped[str] = mapped_column(KeyText(), index=True)
-    #: Names of chat, user, key and so on are no references: what was spent stays when they go.
+    #: Names of chat, user, key and so on are not references: what was spent stays when they go.
     chat_key: Mapped[str | None]
     #: ``adapter:user``, as of ``storage.access.spendings.user_scope``.
     user_id: Mapped[str | None]

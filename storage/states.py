@@ -20,7 +20,7 @@ __all__ = [
     "DeliveryState",
     "EventType",
     "JobState",
-    "MarkSource",
+    "OverrideSource",
     "RoundState",
     "SendState",
     "TimerState",
@@ -185,7 +185,7 @@ class TimerState(StrEnum):
     CANCELLED = "cancelled"
 
 
-class MarkSource(StrEnum):
+class OverrideSource(StrEnum):
     """Origin of a method's lane override."""
 
     #: The watchdog detected that the method blocks the event loop.

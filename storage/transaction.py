@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from storage.repositories.events import EventRepository
     from storage.repositories.job_signals import JobSignalRepository
     from storage.repositories.jobs import JobRepository
-    from storage.repositories.lane_overrides import MethodMarkRepository, PluginStateRepository
+    from storage.repositories.lane_overrides import LaneOverrideRepository, PluginStateRepository
     from storage.repositories.leases import LeaseRepository
     from storage.repositories.messages import MessageRepository
     from storage.repositories.records import RecordRepository
@@ -193,11 +193,11 @@ class Repositories:
         return LeaseRepository(self._runner)
 
     @cached_property
-    def marks(self) -> MethodMarkRepository:
+    def lane_overrides(self) -> LaneOverrideRepository:
         """Lane overrides of methods."""
-        from storage.repositories.lane_overrides import MethodMarkRepository
+        from storage.repositories.lane_overrides import LaneOverrideRepository
 
-        return MethodMarkRepository(self._runner)
+        return LaneOverrideRepository(self._runner)
 
     @cached_property
     def mcp_servers(self) -> McpServerRepository:

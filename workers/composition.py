@@ -143,7 +143,7 @@ class Services(Parts):
             self.leases,
             owner=self.node,
             lanes=self.lanes,
-            marks=self.marks,
+            overrides=self.lane_overrides,
             states=self.states,
         )
         self.states.start()

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from workers.ops.clock_watch import ClockWatch
     from workers.ops.sweeper import Sweeper
     from workers.ops.sweeps import TimerFirings
-    from workers.plugins.lane_overrides import MethodMarks
+    from workers.plugins.lane_overrides import LaneOverrides
     from workers.plugins.lanes import LaneChooser
     from workers.plugins.loader import LoadedPlugins
     from workers.plugins.loop_watchdog import LoopWatchdog
@@ -127,7 +127,7 @@ class Parts(ABC):
         """The imported plugins.
 
         Raises:
-            RuntimeNotBoundError: this process is no worker.
+            RuntimeNotBoundError: this process is not a worker.
         """
         if self._loaded is None:
             raise RuntimeNotBoundError(f"a process of role {self.role} imports no plugins")
@@ -138,7 +138,7 @@ class Parts(ABC):
         """The registry of the imported plugins.
 
         Raises:
-            RuntimeNotBoundError: this process is no worker.
+            RuntimeNotBoundError: this process is not a worker.
         """
         from workers.plugins.registry import LoadedRegistry
 
@@ -388,15 +388,17 @@ class Parts(ABC):
             declare_pinned(self.app, keys)
 
     @shared_property
-    def marks(self) -> MethodMarks:
-        """Lane overrides (marks) set by the watchdog or an operator."""
-        from workers.plugins.lane_overrides import MethodMarks
+    def lane_overrides(self) -> LaneOverrides:
+        """Lane overrides set by the watchdog or an operator."""
+        from workers.plugins.lane_overrides import LaneOverrides
 
-        return MethodMarks(self.database, lambda: self.background, self.lanes, on_pinned=self._declare_queues)
+        return LaneOverrides(
+            self.database, lambda: self.background, self.lanes, on_pinned=self._declare_queues
+        )
 
     async def refresh(self) -> None:
         """Read the lane overrides, and in callers the catalogue, if they were not read within a second."""
-        await self.marks.refresh()
+        await self.lane_overrides.refresh()
 
     @shared_property
     def states(self) -> PluginStates:
@@ -465,7 +467,7 @@ class Parts(ABC):
             owner=self.node,
             lease_seconds=self.settings.agent.lease_seconds,
             is_fallback=self.role != Lane.PINNED.value,
-            refresh=self.marks.refresh,
+            refresh=self.lane_overrides.refresh,
             consume=consume,
             run_start_hooks=self.states.run_start_hooks,
         )
@@ -488,7 +490,8 @@ class Parts(ABC):
 
         if self.role in (Lane.LONG.value, Lane.ROUNDS.value) or not self.is_worker:
             return None
-        return LoopWatchdog(on_block=self.marks.record, give_up_seconds=self.settings.agent.lease_seconds)
+        give_up_seconds = self.settings.agent.lease_seconds
+        return LoopWatchdog(on_block=self.lane_overrides.record, give_up_seconds=give_up_seconds)
 
     @shared_property
     def claims(self) -> CallClaims:

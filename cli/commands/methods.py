@@ -87,13 +87,13 @@ def run(args: Args, deps: Deps) -> int:
 
 
 def _list(catalogue: Catalogue, text: str, args: Args, deps: Deps, settings: Settings) -> int:
-    marks = run_async(_marks(settings))
+    overrides = run_async(_overrides(settings))
     pinned = {plugin.key for plugin in catalogue.plugins if plugin.pinned}
-    pinned |= {*settings.workers.pinned_plugins, *marks}
+    pinned |= {*settings.workers.pinned_plugins, *overrides}
     listed = [
         describe(
             entry,
-            marks.get(entry.plugin_key) or marks.get(entry.task),
+            overrides.get(entry.plugin_key) or overrides.get(entry.task),
             pinned=entry.plugin_key in pinned,
         )
         for entry in catalogue.registry.enabled()
@@ -126,9 +126,11 @@ def show_list(listed: Sequence[Mapping[str, Any]], args: Args, deps: Deps) -> No
             deps.output.words(f"{method['task']} runs in lane {method['lane']}: {method['lane_reason']}")
 
 
-def describe(entry: MethodEntry, mark: LaneOverride | None = None, *, pinned: bool = False) -> dict[str, Any]:
+def describe(
+    entry: MethodEntry, override: LaneOverride | None = None, *, pinned: bool = False
+) -> dict[str, Any]:
     """Return one method as ``--json`` prints it."""
-    lane = mark.lane if mark is not None else entry.lane.value
+    lane = override.lane if override is not None else entry.lane.value
     described = {
         "name": entry.name,
         "task": entry.task,
@@ -138,10 +140,10 @@ def describe(entry: MethodEntry, mark: LaneOverride | None = None, *, pinned: bo
         "signature": entry.signature,
         "doc": entry.doc,
     }
-    return described if mark is None else described | {"lane_reason": str(mark)}
+    return described if override is None else described | {"lane_reason": str(override)}
 
 
-async def _marks(settings: Settings) -> dict[str, LaneOverride]:
+async def _overrides(settings: Settings) -> dict[str, LaneOverride]:
     """Return the lane overrides by method or plugin; none when the database has not been created."""
     if not exists(settings.database, settings.data_dir):
         return {}
@@ -162,17 +164,19 @@ async def _pin(settings: Settings, registry: Registry, name: str, lane: str, dep
     from storage.engine import Database
     from storage.migrate import require_migrated
 
-    marked = _plugin_key(registry, name) if lane == Lane.PINNED else registry.find(name).task
+    target = _plugin_key(registry, name) if lane == Lane.PINNED else registry.find(name).task
     if lane != Lane.PINNED and lane not in _LANES:
         raise UsageError(f"there is no lane {lane!r} for methods; choose methods or long")
     await require_migrated(settings.database, settings.data_dir)
     database = Database(settings.database, settings.data_dir)
     try:
         async with database.autocommit() as transaction:
-            await transaction.marks.pin(marked, lane=Lane(lane), reason="pinned by an operator")
+            await transaction.lane_overrides.set_by_operator(
+                target, lane=Lane(lane), reason="pinned by an operator"
+            )
     finally:
         await database.dispose()
-    deps.output.words(f"{marked} runs in lane {lane} from now on")
+    deps.output.words(f"{target} runs in lane {lane} from now on")
     return 0
 
 
@@ -181,16 +185,18 @@ async def _unpin(settings: Settings, registry: Registry, name: str, deps: Deps) 
     from storage.migrate import require_migrated
 
     is_plugin = any(plugin.key == name for plugin in registry.plugins)
-    marked = name if is_plugin else registry.find(name).task
+    target = name if is_plugin else registry.find(name).task
     await require_migrated(settings.database, settings.data_dir)
     database = Database(settings.database, settings.data_dir)
     try:
         async with database.autocommit() as transaction:
-            was_marked = await transaction.marks.clear(marked)
+            was_overridden = await transaction.lane_overrides.clear(target)
     finally:
         await database.dispose()
     deps.output.words(
-        f"{marked} runs in the lane of its plugin again" if was_marked else f"{marked} has no lane override"
+        f"{target} runs in the lane of its plugin again"
+        if was_overridden
+        else f"{target} has no lane override"
     )
     return 0
 

@@ -10,39 +10,40 @@ from sqlalchemy import Executable, delete, select, update
 from nekro_agent.methods import Lane
 from storage.clock import now
 from storage.driver.statements import FixedStatement
-from storage.models import MethodMarkRow, PluginStateRow
+from storage.models import LaneOverrideRow, PluginStateRow
 from storage.repositories.base import Repository
-from storage.states import MarkSource
+from storage.states import OverrideSource
 from storage.upsert import insert
 
-__all__ = ["MethodMarkRepository", "PluginState", "PluginStateRepository"]
+__all__ = ["LaneOverrideRepository", "PluginState", "PluginStateRepository"]
 
 
-class MethodMarkRepository(Repository):
+class LaneOverrideRepository(Repository):
     """Rows of lane overrides, at most one per method."""
 
-    async def mark_blocking(self, method: str, *, lane: Lane, reason: str) -> bool:
+    async def set_by_watchdog(self, method: str, *, lane: Lane, reason: str) -> bool:
         """Record an override by the watchdog; False when an operator's override exists, which is kept."""
-        return await self._write(method, lane, reason, MarkSource.WATCHDOG)
+        return await self._write(method, lane, reason, OverrideSource.WATCHDOG)
 
-    async def pin(self, method: str, *, lane: Lane, reason: str) -> None:
+    async def set_by_operator(self, method: str, *, lane: Lane, reason: str) -> None:
         """Record an operator's override, which the watchdog does not change."""
-        await self._write(method, lane, reason, MarkSource.OPERATOR)
+        await self._write(method, lane, reason, OverrideSource.OPERATOR)
 
     async def clear(self, method: str) -> bool:
         """Remove a method's override; False when it has none."""
-        return await self._count(delete(MethodMarkRow).where(MethodMarkRow.method == method)) > 0
+        return await self._count(delete(LaneOverrideRow).where(LaneOverrideRow.method == method)) > 0
 
-    async def _write(self, method: str, lane: Lane, reason: str, source: MarkSource) -> bool:
-        new = insert(self._dialect, MethodMarkRow).values(
+    async def _write(self, method: str, lane: Lane, reason: str, source: OverrideSource) -> bool:
+        new = insert(self._dialect, LaneOverrideRow).values(
             method=method, lane=lane, reason=reason, source=source, marked_at=now()
         )
-        may_replace = (MethodMarkRow.source == MarkSource.WATCHDOG) | (source == MarkSource.OPERATOR)
+        is_operators = source == OverrideSource.OPERATOR
+        may_replace = (LaneOverrideRow.source == OverrideSource.WATCHDOG) | is_operators
         statement = new.on_conflict_do_update(
-            index_elements=[MethodMarkRow.method],
+            index_elements=[LaneOverrideRow.method],
             set_={name: new.excluded[name] for name in ("lane", "reason", "source", "marked_at")},
             where=may_replace,
-        ).returning(MethodMarkRow.method)
+        ).returning(LaneOverrideRow.method)
         return await self._scalar(statement) is not None
 
 

@@ -239,7 +239,7 @@ async def test_a_blocking_method_moves_to_lane_long_and_back_by_command(
         async with services.database.read() as tx:
             return list(await lane_overrides(tx.connection)) == ["tests.hauler.nap"]
 
-    await eventually(moved, what=fleet.waiting_for("the mark"))
+    await eventually(moved, what=fleet.waiting_for("the lane override"))
 
     async def routed() -> bool:
         return bool(await call("nap", 0.0) == "long")

@@ -20,7 +20,7 @@ from storage.models import LeaseRow
 from workers.leases import alone as leases_alone
 from workers.leases.keeper import LeaseKeeper
 from workers.plugins.initialisation import start_plugins
-from workers.plugins.lane_overrides import MethodMarks
+from workers.plugins.lane_overrides import LaneOverrides
 from workers.plugins.lanes import LaneChooser
 from workers.plugins.loader import LoadedPlugins
 from workers.plugins.states import PluginStates
@@ -39,7 +39,7 @@ class Process:
         self.loaded = LoadedPlugins([])
         self.failures: list[str] = []
         self._lanes = LaneChooser()
-        self._marks = MethodMarks(database, lambda: background, self._lanes, on_pinned=lambda _: None)
+        self._overrides = LaneOverrides(database, lambda: background, self._lanes, on_pinned=lambda _: None)
         self._leases = LeaseKeeper(database, background)
         self.states = PluginStates(
             self.host,
@@ -60,7 +60,7 @@ class Process:
             self._leases,
             owner=self.owner,
             lanes=self._lanes,
-            marks=self._marks,
+            overrides=self._overrides,
             states=self.states,
         )
 

@@ -150,12 +150,12 @@ def test_an_override_moves_a_method_or_pins_its_plugin_until_it_is_removed() -> 
     lanes = LaneChooser(pinned_plugins=[second.plugin_key])
     queues = [lanes.lane_of(first), lanes.lane_of(second)]
     assert queues == ["methods", f"pinned.{second.plugin_key}"]
-    lanes.update_marks({first.task: "long"})
+    lanes.update_overrides({first.task: "long"})
     assert [lanes.lane_of(first), lanes.lane_of(second)] == ["long", queues[1]]
-    lanes.update_marks({first.plugin_key: "pinned"})
+    lanes.update_overrides({first.plugin_key: "pinned"})
     assert lanes.is_pinned(first.plugin_key) and lanes.is_pinned(second.plugin_key)
     assert lanes.lane_of(first) == lanes.lane_of_plugin(first.plugin_key) == f"pinned.{first.plugin_key}"
-    lanes.update_marks({})
+    lanes.update_overrides({})
     assert [lanes.lane_of(first), lanes.lane_of(second)] == queues
     assert not lanes.is_pinned(first.plugin_key)
 

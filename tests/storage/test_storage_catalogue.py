@@ -95,7 +95,7 @@ async def test_callers_read_chats_and_lane_overrides_as_they_were_written(databa
     key = "群\0 \ud800 1"
     async with database.begin() as tx:
         made = await tx.chats.ensure(key, adapter_key="a", channel_name="näme\0")
-        await tx.marks.pin("Ada.todo.add\0", lane=Lane.LONG, reason="slow\0")
+        await tx.lane_overrides.set_by_operator("Ada.todo.add\0", lane=Lane.LONG, reason="slow\0")
     async with database.read() as tx:
         assert await find_chat(tx.connection, key) == made == await tx.chats.find(key)
         assert await find_chat(tx.connection, "other") is None

@@ -196,17 +196,17 @@ async def test_an_already_recorded_time_is_not_recorded_again(database: Database
 
 async def test_override_of_an_operator_has_precedence_over_the_watchdog(database: Database) -> None:
     async with database.begin() as tx:
-        assert await tx.marks.mark_blocking("a.b.m", lane=Lane.LONG, reason="blocked 3 s")
-        assert await tx.marks.mark_blocking("a.b.m", lane=Lane.LONG, reason="blocked 4 s")
+        assert await tx.lane_overrides.set_by_watchdog("a.b.m", lane=Lane.LONG, reason="blocked 3 s")
+        assert await tx.lane_overrides.set_by_watchdog("a.b.m", lane=Lane.LONG, reason="blocked 4 s")
         assert await lane_overrides(tx.connection) == {
             "a.b.m": LaneOverride(lane="long", reason="blocked 4 s", source="watchdog")
         }
-        await tx.marks.pin("a.b.m", lane=Lane.METHODS, reason="fixed in 1.2")
-        assert not await tx.marks.mark_blocking("a.b.m", lane=Lane.LONG, reason="blocked 5 s")
-        await tx.marks.pin("a.b.m", lane=Lane.LONG, reason="not fixed")
+        await tx.lane_overrides.set_by_operator("a.b.m", lane=Lane.METHODS, reason="fixed in 1.2")
+        assert not await tx.lane_overrides.set_by_watchdog("a.b.m", lane=Lane.LONG, reason="blocked 5 s")
+        await tx.lane_overrides.set_by_operator("a.b.m", lane=Lane.LONG, reason="not fixed")
         assert await lane_overrides(tx.connection) == {
             "a.b.m": LaneOverride(lane="long", reason="not fixed", source="operator")
         }
-        assert await tx.marks.clear("a.b.m")
-        assert not await tx.marks.clear("a.b.m")
+        assert await tx.lane_overrides.clear("a.b.m")
+        assert not await tx.lane_overrides.clear("a.b.m")
         assert await lane_overrides(tx.connection) == {}

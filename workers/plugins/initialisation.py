@@ -7,7 +7,7 @@ from loguru import logger
 from nekro_agent.execution.hooks import PluginHost
 from workers.leases.alone import alone
 from workers.leases.keeper import LeaseKeeper
-from workers.plugins.lane_overrides import MethodMarks
+from workers.plugins.lane_overrides import LaneOverrides
 from workers.plugins.lanes import LaneChooser
 from workers.plugins.loader import LoadedPlugins
 from workers.plugins.states import PluginStates
@@ -22,7 +22,7 @@ async def start_plugins(
     *,
     owner: str,
     lanes: LaneChooser,
-    marks: MethodMarks,
+    overrides: LaneOverrides,
     states: PluginStates,
 ) -> None:
     """Run every init hook; a plugin whose init fails is recorded as failed and keeps its methods.
@@ -43,9 +43,9 @@ async def start_plugins(
         return
     async with alone(leases, owner=owner):
         # Inside the lease, so that pins that an earlier process recorded apply here.
-        await marks.refresh()
+        await overrides.refresh()
         failures = await host.start(skip=_pinned(host, lanes))
-        await _pin_what_left_tasks(host, marks)
+        await _pin_what_left_tasks(host, overrides)
         failures += await states.serve()
     for failure in failures:
         loaded.add_error(failure.plugin_key, failure.text)
@@ -55,7 +55,7 @@ def _pinned(host: PluginHost, lanes: LaneChooser) -> set[str]:
     return {plugin.key for plugin in host.plugins if lanes.is_pinned(plugin.key)}
 
 
-async def _pin_what_left_tasks(host: PluginHost, marks: MethodMarks) -> None:
+async def _pin_what_left_tasks(host: PluginHost, overrides: LaneOverrides) -> None:
     for plugin in host.plugins:
         count = sum(not task.done() for task in host.left_tasks.get(plugin.key, ()))
         if not count:
@@ -65,6 +65,6 @@ async def _pin_what_left_tasks(host: PluginHost, marks: MethodMarks) -> None:
             if count > 1
             else "left a task running after its init"
         )
-        if await marks.pin_plugin(plugin.key, reason=reason):
+        if await overrides.pin_plugin(plugin.key, reason=reason):
             logger.bind(plugin=plugin.key, tasks=count).warning("plugin_pinned")
             await host.stop_plugin(plugin)

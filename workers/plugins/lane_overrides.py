@@ -1,4 +1,4 @@
-"""Marks: overrides of a method's lane, written by the watchdog or an operator and read by callers."""
+"""Lane overrides of methods, written by the watchdog or an operator and read by callers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from workers.plugins.loop_watchdog import Blocking
     from workers.pools.background import BackgroundLoop
 
-__all__ = ["MethodMarks"]
+__all__ = ["LaneOverrides"]
 
 
-class MethodMarks:
-    """The marks of the database, and this process's copy of them."""
+class LaneOverrides:
+    """The overrides of the database, and this process's copy of them."""
 
     def __init__(
         self,
@@ -33,11 +33,11 @@ class MethodMarks:
         *,
         on_pinned: Callable[[Iterable[str]], None],
     ) -> None:
-        """Create the marks.
+        """Create the copy, without overrides.
 
         Args:
             background: returns the loop for writes; called at the first one, which most callers never do.
-            on_pinned: called with the keys of plugins that marks pin, before calls are routed so.
+            on_pinned: called with the keys of plugins that overrides pin, before calls are routed so.
         """
         self._on_pinned = on_pinned
         self._database = database
@@ -46,7 +46,7 @@ class MethodMarks:
         self._read_at: float | None = None
 
     async def refresh(self) -> None:
-        """Read the marks of the database; routes stay unchanged while the database is unavailable."""
+        """Read the overrides of the database; routes stay unchanged while the database is unavailable."""
         now = time.monotonic()
         if self._read_at is not None and now - self._read_at < FRESH_SECONDS:
             return
@@ -55,11 +55,11 @@ class MethodMarks:
             async with self._database.read() as transaction:
                 overrides = await lane_overrides(transaction.connection)
         except StorageError as exc:
-            logger.bind(error=str(exc)).warning("method_marks_not_read")
+            logger.bind(error=str(exc)).warning("lane_overrides_not_read")
             return
         lanes = {name: override.lane for name, override in overrides.items()}
         self._on_pinned(name for name, lane in lanes.items() if lane == Lane.PINNED.value)
-        self._lanes.update_marks(lanes)
+        self._lanes.update_overrides(lanes)
 
     def record(self, blocking: Blocking) -> None:
         """Route a blocking method's calls to lane ``long`` from now on; thread-safe."""
@@ -68,22 +68,26 @@ class MethodMarks:
         log.warning(f"method_blocks_event_loop\n{blocking.stack}")
         if self._lanes.lane_of(entry) == Lane.METHODS.value:
             reason = f"blocked an event loop for {blocking.seconds:.1f} s at {blocking.where}"
-            self._background().submit(self._mark(entry.task, reason))
+            self._background().submit(self._move(entry.task, reason))
 
     async def pin_plugin(self, plugin_key: str, *, reason: str) -> bool:
         """Pin a plugin to one process from now on; False when an operator decided otherwise."""
         async with self._database.autocommit() as transaction:
-            is_pinned = await transaction.marks.mark_blocking(plugin_key, lane=Lane.PINNED, reason=reason)
+            is_pinned = await transaction.lane_overrides.set_by_watchdog(
+                plugin_key, lane=Lane.PINNED, reason=reason
+            )
         self._read_at = None
         await self.refresh()
         return is_pinned
 
-    async def _mark(self, method: str, reason: str) -> None:
+    async def _move(self, method: str, reason: str) -> None:
         try:
             async with self._database.autocommit() as transaction:
-                is_marked = await transaction.marks.mark_blocking(method, lane=Lane.LONG, reason=reason)
+                is_moved = await transaction.lane_overrides.set_by_watchdog(
+                    method, lane=Lane.LONG, reason=reason
+                )
         except StorageError as exc:  # the method will be reported again when it blocks again
-            logger.bind(method=method, error=str(exc)).warning("method_mark_not_written")
+            logger.bind(method=method, error=str(exc)).warning("lane_override_not_written")
             return
-        if is_marked:
+        if is_moved:
             logger.bind(method=method, lane=Lane.LONG.value).warning("method_moved_to_another_lane")
