@@ -1,10 +1,10 @@
 """Direct delivery: passes a message to an idle worker without its queue.
 
 A message in a queue costs an idle worker two round trips: it is woken, and then it claims. Therefore a
-worker with free capacity *offers* a place in a sorted set beside the queue. A publisher to an empty queue
+worker with free capacity *offers* a slot in a sorted set beside the queue. A publisher to an empty queue
 takes an offer, records the message as held and publishes it on the worker's channel, in the script that
 would otherwise push it to the queue. Storing the result of a successful call acknowledges its delivery
-and offers its place again in the same script.
+and offers its slot again in the same script.
 
 The guarantees are those of the queue: a message is held under a lease before it is read, messages are not
 reordered, and a worker gets no more messages than it has capacity for. If a worker died or hung after its
@@ -22,21 +22,21 @@ from uuid import uuid4
 
 from broker_config.keys import Keys
 from broker_config.settings import BrokerSettings
-from messaging.delivery.offers import HANDOFF_SECONDS, OFFER_PLACE, OFFER_SECONDS, PlaceOffer
+from messaging.delivery.offers import HANDOFF_SECONDS, OFFER_SECONDS, OFFER_SLOT, SlotOffer
 from messaging.delivery.transport import held_keys, holder
 from messaging.redis.link import RedisLink
 from messaging.redis.subscription import Subscription
 
 __all__ = ["Handoff"]
 
-#: How soon a place is offered again while the previous call still runs.
+#: How soon a slot is offered again while the previous call still runs.
 AGAIN_SECONDS: Final = 0.002
 
 
 class Handoff:
-    """A worker's offers of places, and its subscription to what is sent for them; on one event loop.
+    """A worker's offers of slots, and its subscription to what is sent for them; on one event loop.
 
-    Only a worker that consumes a single queue offers, so that no place is taken twice.
+    Only a worker that consumes a single queue offers, so that no slot is taken twice.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class Handoff:
         self._keys = Keys(prefix=prefix)
         self._subscription = Subscription(settings, settings.url, f"{prefix}handed:{uuid4().hex}", on_message)
         index, held = held_keys(channel)
-        self._place = {
+        self._slot = {
             "channel": self._subscription.channel,
             "index": index,
             "held": held,
             "holder": holder(),
             "seconds": min(HANDOFF_SECONDS, float(channel.visibility_timeout)),
         }
-        self._offer: PlaceOffer | None = None
+        self._offer: SlotOffer | None = None
         self._is_closing = False
         self._again: asyncio.TimerHandle | None = None
         #: Whether the offer can be taken, or has been taken by a message that has not arrived yet.
@@ -81,27 +81,27 @@ class Handoff:
         )
 
     def offer(self) -> None:
-        """Offer a place if there is one, or renew the offer."""
-        place = self._place_for(1)
-        if place is not None:
+        """Offer a slot if there is one, or renew the offer."""
+        slot = self._slot_for(1)
+        if slot is not None:
             self.is_open = True
             # Sent immediately instead of in a task, so that a withdrawal cannot overtake it.
-            sent = self._link.begin("EVAL", OFFER_PLACE, 1, place.key, place.text, OFFER_SECONDS)
+            sent = self._link.begin("EVAL", OFFER_SLOT, 1, slot.key, slot.text, OFFER_SECONDS)
             asyncio.ensure_future(sent).add_done_callback(_ignore_result)
 
-    def next_offer(self) -> PlaceOffer | None:
-        """Return an offer of a place that is about to become free; None if one is open or none can be made.
+    def next_offer(self) -> SlotOffer | None:
+        """Return an offer of a slot that is about to become free; None if one is open or none can be made.
 
         The caller that sends it must call ``offer_arrived`` afterwards.
         """
-        place = None if self.is_open else self._place_for(0)
-        if place is None:
+        slot = None if self.is_open else self._slot_for(0)
+        if slot is None:
             return None
         self.is_open = True
         self._sent_elsewhere += 1
         self._have_arrived.clear()
         self._plan_nothing()
-        return place
+        return slot
 
     def offer_arrived(self) -> None:
         """Record that Redis has the offer that ``next_offer`` returned, or never will."""
@@ -113,7 +113,7 @@ class Handoff:
         """Record that a message arrived for the offer; returns its maximum age in seconds."""
         self.is_open = False
         if self._again is None and not self._is_closing:
-            # If the call ends sooner, storing its result offers the place without a separate command.
+            # If the call ends sooner, storing its result offers the slot without a separate command.
             self._again = asyncio.get_running_loop().call_later(AGAIN_SECONDS, self._offer_again)
         return self._subscription.lag_seconds
 
@@ -144,11 +144,11 @@ class Handoff:
             self._listening.cancel()
             self._subscription.abort()
 
-    def _place_for(self, room: int) -> PlaceOffer | None:
-        """Return the offer of a place; None if there is no free place or the subscription is down.
+    def _slot_for(self, room: int) -> SlotOffer | None:
+        """Return the offer of a slot; None if there is no free slot or the subscription is down.
 
         Args:
-            room: minimum number of free places.
+            room: minimum number of free slots.
         """
         queues = self._channel.active_queues
         if (
@@ -160,7 +160,7 @@ class Handoff:
             return None
         (queue,) = queues
         if self._offer is None or self._offer.key != self._keys.offers(queue):
-            self._offer = PlaceOffer(self._keys.offers(queue), json.dumps(self._place | {"queue": queue}))
+            self._offer = SlotOffer(self._keys.offers(queue), json.dumps(self._slot | {"queue": queue}))
         return self._offer
 
     def _offer_again(self) -> None:

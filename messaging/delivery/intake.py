@@ -98,7 +98,7 @@ class LoopIntake:
     # Called on any thread.
 
     def wake(self) -> None:
-        """End the idle pause, because there is a free place or another queue."""
+        """End the idle pause, because there is a free slot or another queue."""
         if self.is_here():
             self._idle.set()
         else:
@@ -201,7 +201,7 @@ class LoopIntake:
         Args:
             next_message: the message that will be claimed unless another worker is faster; None if not known.
         """
-        # Read again: during the wait a queue may have been cancelled, or the place taken.
+        # Read again: during the wait a queue may have been cancelled, or the slot taken.
         queues, room = self._queues(), await self._room_beside_offer()
         if not queues or room <= 0:
             return True
@@ -231,7 +231,7 @@ class LoopIntake:
             await asyncio.sleep(0)
 
     async def _room_beside_offer(self) -> int:
-        """Return how many messages may be claimed; an offered place is excluded, as it may be taken."""
+        """Return how many messages may be claimed; an offered slot is excluded, as it may be taken."""
         room = self._channel.room()
         if self._handoff is None or not self._handoff.is_open:
             return room

@@ -5,7 +5,7 @@ When a connection breaks, stock kombu requeues the messages of tasks that are st
 twice. Here:
 
 - A consumer waits with ``BLMOVE q q``, which moves the last message to the position it already has, and
-  then claims: one script pops messages and records them, up to the number of free places.
+  then claims: one script pops messages and records them, up to the number of free slots.
 - Each delivery has a unique tag, so a worker can detect that another worker has its message.
 - A lost connection requeues nothing. ``messaging.delivery.leases`` renews held deliveries and requeues those
   whose tasks were not started.

@@ -1,4 +1,4 @@
-"""Direct delivery to waiting workers: prompt, in order, one message per offered place, none lost."""
+"""Direct delivery to waiting workers: prompt, in order, one message per offered slot, none lost."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class World:
         return await asyncio.to_thread(result.get, WAIT_SECONDS)
 
     async def offered(self, count: int = 1) -> None:
-        """Wait until that many workers offer a place."""
+        """Wait until that many workers offer a slot."""
         await self.until(lambda: self.client.zcard(self.offers) == count, what=f"{count} offers")
 
     async def freeze(self, worker: WorkerProcess) -> None:
@@ -177,14 +177,14 @@ async def test_long_messages_are_sent_through_the_queue(world: World, start_work
 
 @pytest.mark.parametrize("why", ["no subscriber", "it ended"])
 async def test_an_offer_without_listener_or_past_its_end_is_dropped(why: str, world: World) -> None:
-    place = {"channel": "nobody", "queue": "methods", "index": "i", "held": "h", "seconds": 5}
+    slot = {"channel": "nobody", "queue": "methods", "index": "i", "held": "h", "seconds": 5}
     seconds, _ = world.client.time()
     ends_at = seconds + (60 if why == "no subscriber" else -1)
     with world.client.pubsub() as listener:  # type: ignore[no-untyped-call]
         if why == "it ended":
             listener.subscribe("nobody")
             assert listener.get_message(timeout=WAIT_SECONDS)
-        world.client.zadd(world.offers, {json.dumps(place): ends_at})
+        world.client.zadd(world.offers, {json.dumps(slot): ends_at})
         await world.call()
         assert world.waiting() == 1
         assert not world.client.exists(world.offers, "h", "i")
@@ -200,7 +200,7 @@ async def test_no_more_messages_are_delivered_than_the_concurrency_allows(
     results = []
     for end in ends:
         results.append(await world.call("until", path=str(end)))
-        await asyncio.sleep(0.1)  # longer than a worker takes to offer another place
+        await asyncio.sleep(0.1)  # longer than a worker takes to offer another slot
         assert world.held() <= 2
     await world.until(lambda: len(world.starts()) == 2, what="two calls to start")
     assert world.waiting() == 4
@@ -356,7 +356,7 @@ async def test_a_cut_subscription_is_restored(world: World, start_worker: StartW
     await world.offered()
     (subscribed,) = (each for each in world.client.client_list(_type="pubsub") if each["sub"] == "1")
     world.client.client_kill_filter(_id=subscribed["id"])
-    # Until then it offers no place, as nothing would receive the message.
+    # Until then it offers no slot, as nothing would receive the message.
     result = await world.call(value=1)
     assert await world.value(result) == 1
     await world.until(lambda: world.client.pubsub_channels("*handed*"), what="the subscription")
