@@ -463,10 +463,10 @@ class LLMUnavailableError(LLMError):
 
 
 class LLMUnreadableError(LLMError):
-    """The endpoint's response is no answer of the protocol, such as a web page."""
+    """The endpoint returned an invalid response, such as a web page."""
 
     code = "llm_unreadable"
-    for_people = "the model's server sent something that is no answer"
+    for_people = "the model's server returned an invalid response"
 
 
 class ServiceError(NekroError):

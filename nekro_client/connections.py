@@ -45,7 +45,7 @@ class Connection:
         Raises:
             ApiError: the gateway answered with an error; its class and ``code`` say which.
             UnreachableError: no answer came.
-            InvalidAnswerError: what came is no answer of a gateway.
+            InvalidAnswerError: the response is not a valid gateway response.
         """
         backoff = Backoff(self.retry_seconds)
         while True:
@@ -111,7 +111,7 @@ class AsyncConnection:
         Raises:
             ApiError: the gateway answered with an error; its class and ``code`` say which.
             UnreachableError: no answer came.
-            InvalidAnswerError: what came is no answer of a gateway.
+            InvalidAnswerError: the response is not a valid gateway response.
         """
         backoff = Backoff(self.retry_seconds)
         while True:

@@ -12,7 +12,7 @@
     │   ├── RateLimitedError      429
     │   └── UnavailableError      502, 503, 504
     ├── UnreachableError      no answer came
-    ├── InvalidAnswerError    what came is no answer of a gateway
+    ├── InvalidAnswerError    the response is not a valid gateway response
     └── WaitTimeoutError      what was awaited did not happen in time
 """
 
@@ -105,7 +105,7 @@ class UnreachableError(ClientError):
 
 
 class InvalidAnswerError(ClientError):
-    """The answer is not one of a gateway, or of an incompatible version."""
+    """The response is not a valid gateway response, or is of an incompatible version."""
 
 
 class WaitTimeoutError(ClientError):

@@ -222,7 +222,7 @@ def _parser(kind: Any) -> Callable[[httpx.Response], Any]:
         try:
             return adapter.validate_json(response.content)
         except ValidationError as exc:
-            raise InvalidAnswerError(f"{response.url.path} gave an answer of another form: {exc}") from exc
+            raise InvalidAnswerError(f"{response.url.path} returned an invalid response: {exc}") from exc
 
     return parse
 

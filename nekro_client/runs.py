@@ -171,7 +171,7 @@ class _RunOutput:
                 if piece:
                     yield piece
         except (ValidationError, EventTooLargeError) as exc:
-            raise InvalidAnswerError(f"{self._path} sent something else than a run: {exc}") from exc
+            raise InvalidAnswerError(f"{self._path} returned an invalid run report: {exc}") from exc
 
     def end(self) -> None:
         """Process the end of the answer."""

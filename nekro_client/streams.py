@@ -111,7 +111,7 @@ class StreamCursor(ABC, Generic[T]):
 
         Raises:
             ApiError: the gateway refuses the stream.
-            InvalidAnswerError: it is no event stream.
+            InvalidAnswerError: it is not an event stream.
         """
         failure = failure_of(response)
         if failure is not None:
@@ -130,7 +130,7 @@ class StreamCursor(ABC, Generic[T]):
                 self._last_id = sent.last_id or self._last_id
                 yield sent
         except EventTooLargeError as exc:
-            raise InvalidAnswerError(f"{self.path} sent something else than events: {exc}") from exc
+            raise InvalidAnswerError(f"{self.path} returned an invalid event: {exc}") from exc
         # A reader that began without a position learns it before the first event.
         self._last_id = self._parser.last_id or self._last_id
 
@@ -138,7 +138,7 @@ class StreamCursor(ABC, Generic[T]):
         try:
             return model.model_validate_json(sent.data)
         except ValidationError as exc:
-            raise InvalidAnswerError(f"{self.path} sent something else than events: {exc}") from exc
+            raise InvalidAnswerError(f"{self.path} returned an invalid event: {exc}") from exc
 
     def _connected(self) -> None:
         """Reset the delay after an event, so that a lost connection is made again soon."""
@@ -230,7 +230,7 @@ class EventCursor(StreamCursor[Event]):
         try:
             return int(event.data["after"])
         except (LookupError, TypeError, ValueError) as exc:
-            raise InvalidAnswerError(f"{self.path} sent something else than events: {exc}") from exc
+            raise InvalidAnswerError(f"{self.path} returned an invalid event: {exc}") from exc
 
 
 class ChangeCursor(StreamCursor[Change]):
@@ -375,7 +375,9 @@ def require_stream(response: httpx.Response) -> None:
     """
     kind = response.headers.get("content-type", "")
     if not kind.startswith("text/event-stream"):
-        raise InvalidAnswerError(f"{response.url.path} answered with {kind or 'no type'}, no event stream")
+        raise InvalidAnswerError(
+            f"{response.url.path} returned {kind or 'no content type'} instead of an event stream"
+        )
 
 
 class TurnWait:
