@@ -1,6 +1,6 @@
 """Extracts the code to run from an LLM's answer.
 
-An answer is an optional thought (``<think>…</think>``), text, and a final fenced code block.
+An answer is optional reasoning (``<think>…</think>``), text, and a final fenced code block.
 Answers are untrusted text of any shape, so each function walks the lines once and never
 backtracks over them; nothing is parsed as Python on the host.
 """
@@ -27,8 +27,8 @@ __all__ = [
 _OPEN_THINK: Final = re.compile(r"^[ \t]*<think>", re.MULTILINE)
 _CLOSE_THINK: Final = "</think>"
 _HEADLESS_THINK: Final = re.compile(r"</think>[ \t]*$", re.MULTILINE)
-#: Most thoughts removed from one answer; each costs a pass over the text.
-_MAX_THOUGHTS: Final = 16
+#: Most parts of reasoning removed from one answer; each costs a pass over the text.
+_MAX_THINK_TAGS: Final = 16
 
 #: A fence line: up to three spaces, the fence, an info string without fence characters.
 _FENCE: Final = re.compile(r"^ {0,3}(?P<mark>`{3,}|~{3,})(?P<info>[^`~\n]*)$")
@@ -57,7 +57,7 @@ class ExtractedCode:
     code's fence is never closed, as in an answer that was cut off.
     """
 
-    thought: str
+    reasoning: str
     code: str
     fenced: bool
     closed: bool
@@ -74,12 +74,12 @@ class ExtractedCode:
 class AnswerParts:
     """An answer as text with fenced blocks.
 
-    ``text`` is everything but the thought; ``around`` is what of it is outside the blocks. ``labels`` are
+    ``text`` is everything but the reasoning; ``around`` is what of it is outside the blocks. ``labels`` are
     those of the blocks, in order and in lower case, "" for a block without one; ``last_block`` is the
     content of the last one.
     """
 
-    thought: str
+    reasoning: str
     text: str
     around: str
     labels: tuple[str, ...]
@@ -102,7 +102,7 @@ class _Block:
 
 
 def extract_code(text: str) -> ExtractedCode:
-    """Split an answer into its thought and its code, in time linear in its length.
+    """Split an answer into its reasoning and its code, in time linear in its length.
 
     The code is the last block labelled as Python, else the last unlabelled one, else the last one of
     any label. A fence inside a string of the code does not close the block. An answer without any
@@ -112,20 +112,20 @@ def extract_code(text: str) -> ExtractedCode:
     >>> extract_code("<think>easy</think>\\nHere:\\n```python\\nprint(1)\\n```").code
     'print(1)'
     """
-    thought, rest = _split_thought(text.replace("\r\n", "\n").replace("\r", "\n"))
+    reasoning, rest = _split_reasoning(text.replace("\r\n", "\n").replace("\r", "\n"))
     lines = _detach_fence(rest.split("\n"))
     block = _choose(list(_blocks(lines)))
     if block is None:
         lines = [line for line in lines if not _FENCE.match(line)]
         code = _drop_invented(lines).strip("\n")
-        return ExtractedCode(thought=thought, code=code, fenced=False, closed=True)
+        return ExtractedCode(reasoning=reasoning, code=code, fenced=False, closed=True)
     code = _drop_invented(lines[block.start : block.end]).strip("\n")
-    return ExtractedCode(thought=thought, code=code, fenced=True, closed=block.closed)
+    return ExtractedCode(reasoning=reasoning, code=code, fenced=True, closed=block.closed)
 
 
 def split_answer(text: str) -> AnswerParts:
-    """Split an answer into thought, text and blocks, in time linear in its length."""
-    thought, rest = _split_thought(text.replace("\r\n", "\n").replace("\r", "\n"))
+    """Split an answer into reasoning, text and blocks, in time linear in its length."""
+    reasoning, rest = _split_reasoning(text.replace("\r\n", "\n").replace("\r", "\n"))
     lines = _detach_fence(rest.split("\n"))
     around: list[str] = []
     blocks = list(_blocks(lines))
@@ -135,7 +135,7 @@ def split_answer(text: str) -> AnswerParts:
         position = block.end + 1
     around += lines[position:]
     return AnswerParts(
-        thought=thought,
+        reasoning=reasoning,
         text=rest,
         around="\n".join(around),
         labels=tuple(block.label for block in blocks),
@@ -144,13 +144,13 @@ def split_answer(text: str) -> AnswerParts:
 
 
 def text_beside_code(text: str) -> str:
-    """Return the thought and the text around the blocks of an answer, which without a block is code.
+    """Return the reasoning and the text around the blocks of an answer, which without a block is code.
 
     >>> text_beside_code("I look.\\n```python\\nprint(1)\\n```")
     'I look.'
     """
     parts = split_answer(text)
-    shown = [parts.thought, parts.around] if parts.labels else [parts.thought]
+    shown = [parts.reasoning, parts.around] if parts.labels else [parts.reasoning]
     return "\n".join(part.strip() for part in shown if part.strip())
 
 
@@ -175,27 +175,27 @@ def hide_check_words(text: str) -> str:
     return _CHECK_WORD.sub("cw-[hidden]", text)
 
 
-def _split_thought(text: str) -> tuple[str, str]:
-    """Remove the thoughts before the first code block from the text."""
-    thoughts: list[str] = []
-    for _ in range(_MAX_THOUGHTS):
+def _split_reasoning(text: str) -> tuple[str, str]:
+    """Remove the reasoning before the first code block from the text."""
+    parts: list[str] = []
+    for _ in range(_MAX_THINK_TAGS):
         opening = _OPEN_THINK.search(text)
         if opening is None or _has_fence(text[: opening.start()]):
             break
         closing = text.find(_CLOSE_THINK, opening.end())
-        if closing < 0:  # the answer was cut off during the thought
-            thoughts.append(text[opening.end() :])
+        if closing < 0:  # the answer was cut off during the reasoning
+            parts.append(text[opening.end() :])
             text = text[: opening.start()]
             break
-        thoughts.append(text[opening.end() : closing])
+        parts.append(text[opening.end() : closing])
         text = text[: opening.start()] + text[closing + len(_CLOSE_THINK) :]
-    if not thoughts:
-        return _split_headless_thought(text)
-    return "\n".join(thought.strip() for thought in thoughts), text
+    if not parts:
+        return _split_headless_reasoning(text)
+    return "\n".join(part.strip() for part in parts), text
 
 
-def _split_headless_thought(text: str) -> tuple[str, str]:
-    """Handle chat templates that open the thought themselves, so the answer contains only its end."""
+def _split_headless_reasoning(text: str) -> tuple[str, str]:
+    """Handle chat templates that open the reasoning themselves, so the answer contains only its end."""
     closing = _HEADLESS_THINK.search(text)
     if closing is None or not text[closing.end() :].strip() or "<think>" in text[: closing.start()]:
         return "", text

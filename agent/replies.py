@@ -66,7 +66,7 @@ class ReplyKind(StrEnum):
     WORDS = "words"
     #: A call in the notation of the protocol or of the model, which runs nothing here.
     TOOL_CALL = "tool_call"
-    #: Nothing, or a thought only.
+    #: Nothing, or reasoning only.
     NOTHING = "nothing"
 
 
@@ -74,12 +74,12 @@ class ReplyKind(StrEnum):
 class Reply:
     """An answer in its parts.
 
-    ``thought`` includes the text around a program. ``extracted`` is the program; None unless ``kind`` is
+    ``reasoning`` includes the text around a program. ``extracted`` is the program; None unless ``kind`` is
     ``PROGRAM``. ``words`` is empty unless it is ``WORDS``.
     """
 
     kind: ReplyKind
-    thought: str = ""
+    reasoning: str = ""
     extracted: ExtractedCode | None = None
     words: str = ""
 
@@ -99,15 +99,15 @@ def read_reply(answer: LLMAnswer, names: Collection[str]) -> Reply:
     parts = split_answer(answer.text)
     if parts.has_program:
         extracted = extract_code(answer.text)
-        thought = _joined(parts.thought, parts.around)
-        return Reply(kind=ReplyKind.PROGRAM, extracted=extracted, thought=thought)
+        reasoning = _joined(parts.reasoning, parts.around)
+        return Reply(kind=ReplyKind.PROGRAM, extracted=extracted, reasoning=reasoning)
     text = parts.text.strip()
     if _calls_tool(answer, parts):
-        return Reply(kind=ReplyKind.TOOL_CALL, thought=_joined(parts.thought, text))
+        return Reply(kind=ReplyKind.TOOL_CALL, reasoning=_joined(parts.reasoning, text))
     if not parts.labels and _is_program(text.split("\n"), names):
-        return Reply(kind=ReplyKind.PROGRAM, extracted=extract_code(answer.text), thought=parts.thought)
+        return Reply(kind=ReplyKind.PROGRAM, extracted=extract_code(answer.text), reasoning=parts.reasoning)
     kind = ReplyKind.WORDS if text else ReplyKind.NOTHING
-    return Reply(kind=kind, thought=parts.thought, words=text)
+    return Reply(kind=kind, reasoning=parts.reasoning, words=text)
 
 
 def _joined(*texts: str) -> str:

@@ -163,7 +163,7 @@ class RoundOutcome:
     prompt_chars: int = 0
     answer: str = ""
     #: Includes the text around a program.
-    thought: str = ""
+    reasoning: str = ""
     code: str | None = ""
     output: str = ""
     llm: LLMAnswer | None = None
@@ -304,7 +304,7 @@ class _Round:
             finished_at=shared_time(),
             prompt_chars=self._prompt_chars,
             answer=self._answer.text if self._answer else "",
-            thought=self._reply.thought,
+            reasoning=self._reply.reasoning,
             code=None if decided.words is not None else extracted.code if extracted else "",
             output=self._output,
             llm=self._answer,
@@ -401,7 +401,7 @@ class _Round:
     def _read(self, answer: LLMAnswer) -> Reply:
         if self._agent.answers is AnswerMode.STRICT:
             extracted = extract_code(answer.text)
-            return Reply(kind=ReplyKind.PROGRAM, extracted=extracted, thought=extracted.thought)
+            return Reply(kind=ReplyKind.PROGRAM, extracted=extracted, reasoning=extracted.reasoning)
         names = {name for method in self._input.methods for name in (method.name, method.path) if name}
         return read_reply(answer, names)
 

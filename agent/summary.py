@@ -101,7 +101,7 @@ def summary_request(task: SummaryTask, room: PromptRoom, *, tokens: int) -> LLMR
 
 
 def read_summary(answer: LLMAnswer, *, tokens: int) -> str:
-    """Return the text of a summary, without the model's thought; not safe for a prompt yet.
+    """Return the text of a summary, without the model's reasoning; not safe for a prompt yet.
 
     Raises:
         LLMUnreadableError: it is a refusal, a call, or nothing.

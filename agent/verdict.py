@@ -126,7 +126,7 @@ def answer_cut() -> Verdict:
 
 
 def answer_without_program() -> Verdict:
-    """Decide on an answer that consists of a thought only."""
+    """Decide on an answer that consists of reasoning only."""
     reason = (
         "Your answer held no program, so nothing happened. End your answer with one fenced block of Python; "
         "an empty block means that there is nothing to do."
@@ -182,9 +182,9 @@ def tool_called(names: Sequence[str]) -> Verdict:
 
 
 def empty_answer() -> Verdict:
-    """Decide on an answer that is empty or consists of a thought, where words are answers."""
+    """Decide on an answer that is empty or consists of reasoning, where words are answers."""
     reason = (
-        "Your answer was empty beside its thoughts, so nothing happened. Answer in words, which are sent to "
+        "Your answer was empty apart from reasoning, so nothing happened. Answer in words, which are sent to "
         "the chat, or with one block of Python; an empty block means that there is nothing to do."
     )
     unusable = "my answer was empty"

@@ -369,7 +369,7 @@ def _add_chunk(gathered: _Gathered, chunk: ChatCompletionChunk) -> bool:
     if not chunk.choices:
         return False
     choice = chunk.choices[0]
-    # Reasoning models stream their thoughts in fields that the protocol does not define.
+    # Reasoning is streamed in fields that the protocol does not define.
     thinks = any(value for name, value in (choice.delta.model_extra or {}).items() if "reasoning" in name)
     gathered.add(choice.delta.content)
     has_rest = gathered.add_rest(choice.delta)

@@ -83,7 +83,7 @@ class LLMAnswer:
 
     @property
     def was_cut(self) -> bool:
-        """Whether the answer reached its length limit, in the middle of a thought or of code."""
+        """Whether the answer reached its length limit, in the middle of reasoning or of code."""
         return self.finish_reason == "length"
 
 

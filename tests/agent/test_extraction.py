@@ -24,12 +24,12 @@ def code_of(text: str) -> str:
 
 def test_the_fenced_block_is_the_code() -> None:
     found = extract_code(f"Sure, here it is.\n\n{FENCE}python\nprint(1)\n{FENCE}\n")
-    assert found == ExtractedCode(thought="", code="print(1)", fenced=True, closed=True)
+    assert found == ExtractedCode(reasoning="", code="print(1)", fenced=True, closed=True)
 
 
 def test_an_answer_without_fence_is_code() -> None:
     assert extract_code("x = 1\nprint(x)") == ExtractedCode(
-        thought="", code="x = 1\nprint(x)", fenced=False, closed=True
+        reasoning="", code="x = 1\nprint(x)", fenced=False, closed=True
     )
 
 
@@ -38,27 +38,27 @@ def test_a_fence_labelled_python_or_unlabelled_opens_the_code(label: str) -> Non
     assert code_of(f"{FENCE}{label}\nprint(1)\n{FENCE}") == "print(1)"
 
 
-def test_the_thought_is_removed_with_the_code_it_drafts() -> None:
+def test_reasoning_is_removed_with_the_code_it_drafts() -> None:
     found = extract_code(
         f"<think>\n{FENCE}python\ndraft()\n{FENCE}\nno, better:</think>\n{FENCE}\nreal()\n{FENCE}"
     )
     assert found.code == "real()"
-    assert "draft()" in found.thought
+    assert "draft()" in found.reasoning
 
 
-def test_several_thoughts_are_joined() -> None:
+def test_several_parts_of_reasoning_are_joined() -> None:
     found = extract_code(f"<think>one</think>\n<think>two</think>\n{FENCE}\nreal()\n{FENCE}")
-    assert (found.thought, found.code) == ("one\ntwo", "real()")
+    assert (found.reasoning, found.code) == ("one\ntwo", "real()")
 
 
-def test_a_thought_without_an_opening_tag_is_still_a_thought() -> None:
+def test_reasoning_without_an_opening_tag_is_still_reasoning() -> None:
     found = extract_code(f"let me see\n</think>\n\n{FENCE}python\nreal()\n{FENCE}")
-    assert (found.thought, found.code) == ("let me see", "real()")
+    assert (found.reasoning, found.code) == ("let me see", "real()")
 
 
-def test_an_answer_cut_off_in_its_thought_has_no_code() -> None:
+def test_an_answer_cut_off_in_its_reasoning_has_no_code() -> None:
     found = extract_code("<think>I could call the method and")
-    assert found.thought == "I could call the method and"
+    assert found.reasoning == "I could call the method and"
     assert found.is_empty
 
 

@@ -46,7 +46,7 @@ def reply_to(text: str, **fields: Any) -> Reply:
 )
 def test_words_are_words(text: str) -> None:
     found = reply_to(f"<think>hm</think>\n{text}\n")
-    assert (found.kind, found.words, found.thought, found.extracted) == (ReplyKind.WORDS, text, "hm", None)
+    assert (found.kind, found.words, found.reasoning, found.extracted) == (ReplyKind.WORDS, text, "hm", None)
 
 
 @pytest.mark.parametrize(
@@ -74,10 +74,10 @@ def test_a_program_without_a_fence_is_a_program(text: str) -> None:
     assert found.extracted.code == text.removeprefix("from plugins import send_msg_text\n")
 
 
-def test_text_around_a_program_is_thought() -> None:
+def test_text_around_a_program_is_reasoning() -> None:
     found = reply_to(f"<think>a</think>b\n{FENCE}html\n<b>\n{FENCE}\nc\n{FENCE}py\nd()\n{FENCE}\ne")
     assert found.extracted is not None and found.extracted.code == "d()"
-    assert (found.thought, found.words) == ("a\nb\nc\ne", "")
+    assert (found.reasoning, found.words) == ("a\nb\nc\ne", "")
 
 
 def test_a_program_counts_more_than_a_call_beside_it() -> None:
@@ -121,7 +121,7 @@ def test_a_refusal_is_words_whatever_it_holds() -> None:
 
 
 @pytest.mark.parametrize("text", ["", " \n", "<think>hm</think>", "<think>cut off"])
-def test_nothing_but_a_thought_is_nothing(text: str) -> None:
+def test_an_answer_of_reasoning_alone_is_empty(text: str) -> None:
     assert reply_to(text).kind is ReplyKind.NOTHING
 
 
@@ -137,7 +137,7 @@ def test_every_answer_is_exactly_one_of_them(text: str) -> None:
     found = reply_to(text)
     assert (found.extracted is not None) is (found.kind is ReplyKind.PROGRAM)
     assert bool(found.words) is (found.kind is ReplyKind.WORDS)
-    # A thought between two parts of the words is left out, and they are joined by a line feed.
+    # Reasoning between two parts of the words is left out, and they are joined by a line feed.
     assert all(line in text for line in found.words.split("\n"))
 
 

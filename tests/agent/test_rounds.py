@@ -135,7 +135,7 @@ async def test_a_program_that_ends_normally_ends_the_turn(play: Any) -> None:
     calls = Calls()
     outcome = await play(code("from plugins import add\nprint(add(2, 3))"), dispatch=calls)
     assert (outcome.stop_type, outcome.needs_follow_up, outcome.notice) == (StopType.NORMAL, False, None)
-    assert (outcome.output.strip(), outcome.thought) == ("5", "so\nLet me see.")
+    assert (outcome.output.strip(), outcome.reasoning) == ("5", "so\nLet me see.")
     assert (outcome.code, outcome.answer) == (
         "print(add(2, 3))",
         code("from plugins import add\nprint(add(2, 3))"),
@@ -186,7 +186,7 @@ async def test_words_end_the_turn_and_are_not_recorded_before(play: Any) -> None
 
     outcome = await play("<think>so</think>I cannot do that for you.", on_answer=on_answer)
     assert (outcome.stop_type, outcome.needs_follow_up, outcome.run) == (StopType.NORMAL, False, None)
-    assert (outcome.words, outcome.code, outcome.thought) == ("I cannot do that for you.", None, "so")
+    assert (outcome.words, outcome.code, outcome.reasoning) == ("I cannot do that for you.", None, "so")
     assert recorded == []
 
 
@@ -241,7 +241,7 @@ async def test_an_empty_program_ends_the_turn(play: Any) -> None:
     assert (outcome.stop_type, outcome.needs_follow_up, outcome.run) == (StopType.NORMAL, False, None)
 
 
-async def test_a_thought_without_code_does_not_end_the_turn(play: Any) -> None:
+async def test_reasoning_without_code_does_not_end_the_turn(play: Any) -> None:
     outcome = await play("<think>hm, hm</think>")
     assert (outcome.stop_type, outcome.needs_follow_up, outcome.run) == (StopType.ERROR, True, None)
     assert "was empty" in outcome.reason

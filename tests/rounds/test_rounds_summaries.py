@@ -264,7 +264,7 @@ async def test_a_failed_request_pauses_all_requests_for_a_while(open_bench: Open
     await writer.close()
 
 
-@pytest.mark.parametrize("kind_of_answer", ["refusal", "empty", "thought only", "call"])
+@pytest.mark.parametrize("kind_of_answer", ["refusal", "empty", "reasoning only", "call"])
 async def test_an_answer_that_is_no_summary_is_refused(open_bench: OpenBench, kind_of_answer: str) -> None:
     bench = await open_bench("sqlite", agent=AGENT)
     await fill(bench, *numbered(12))
@@ -275,7 +275,7 @@ async def test_an_answer_that_is_no_summary_is_refused(open_bench: OpenBench, ki
             return {
                 "refusal": replace(answer, is_refusal=True),
                 "empty": replace(answer, text=" \n"),
-                "thought only": replace(answer, text="<think>hm</think>"),
+                "reasoning only": replace(answer, text="<think>hm</think>"),
                 "call": replace(answer, tool_calls=("f",)),
             }[kind_of_answer]
 
