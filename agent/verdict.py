@@ -42,7 +42,7 @@ _NO_ANSWER: Final = "no_answer"
 _BUDGET: Final = BudgetExceededError.code
 #: Ends a message that was cut off.
 _CUT_MARK: Final = "[This answer was cut off at the limit of its length.]"
-_GO_ON: Final = "Send another message if I shall go on."
+_GO_ON: Final = "Send another message to continue."
 #: Names of tools that a text repeats, at most.
 _MOST_TOOLS: Final = 3
 
@@ -208,12 +208,13 @@ def error_repeated(decided: Verdict, error: str) -> Verdict:
         decided: the decision on the round itself.
         error: the error, as ``agent.loops.error_of`` returns it.
     """
-    what = decided.unusable or f"the same error ended my program: {attribute(error, limit=200)}"
+    what = decided.unusable or f"my program ended with the error {attribute(error, limit=200)}"
     if decided.stop_type is StopType.TIMEOUT:
         what = "my program took too long"
     elif decided.stop_type is StopType.SECURITY:
         what = "what I answered broke a safety rule"
-    notice = f"I stopped here: {MOST_REPEATS} times {what.rstrip('.')}. {_GO_ON}"
+    what = what.rstrip(".")
+    notice = f"I stopped here after {MOST_REPEATS} attempts with the same result: {what}. {_GO_ON}"
     return replace(decided, wants_more=False, notice=notice, code=_TURN_LOOP)
 
 

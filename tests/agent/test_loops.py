@@ -1,4 +1,4 @@
-"""Turns that go in circles."""
+"""Turns that are stuck in a loop."""
 
 from __future__ import annotations
 

@@ -71,5 +71,6 @@ def test_answers_that_are_cut_three_times_are_no_error_of_a_program() -> None:
     assert cut.words is None and cut.wants_more
     ended = verdict.error_repeated(cut, cut.reason)
     assert ended.notice.startswith(
-        "I stopped here: 3 times my answer was cut off at the limit of its length."
+        "I stopped here after 3 attempts with the same result: my answer was cut off at the limit of its "
+        "length. Send another message"
     )

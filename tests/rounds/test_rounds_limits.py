@@ -33,8 +33,8 @@ async def test_an_error_that_repeats_ends_the_turn(open_bench: OpenBench) -> Non
     model = Model("1 / 0", "x = 2\n1 / 0", "y = 3\n1 / 0")
     rounds = await _play(bench, model)
     assert [item.stop_type for item in rounds] == [StopType.ERROR] * 3
-    told = await last_text(bench, "chat")
-    assert "3 times the same error" in told and "ZeroDivisionError: division by zero" in told
+    notice = await last_text(bench, "chat")
+    assert "3 attempts with the same result" in notice and "ZeroDivisionError: division by zero" in notice
     assert ["brought nothing new" in prompt for prompt in model.prompts] == [False, False, True]
 
 
