@@ -228,9 +228,10 @@ class ApprovalSettings(_Group):
 
     approvers: CommaList = Field(
         (),
-        description="Who may decide with `/approve` and `/deny` in a chat: patterns of `VOUCHER:user_id`. "
-        "The voucher is what states the user's id: `sse` for the SSE adapter, `key:ID` for a key of the API, "
-        "`gateway` for an API without keys. Empty: no approver; the shell and the API decide.",
+        description="Who may decide with `/approve` and `/deny` in a chat: patterns of `ISSUER:user_id`. "
+        "The issuer is the component that vouches for the user's id: `sse` for the SSE adapter, `key:ID` for "
+        "a key of the API, `gateway` for an API without keys. Empty: no approver; the shell and the API "
+        "decide.",
     )
     pending_seconds: float = Field(
         86400, gt=0, description="How long a call waits for a decision; then it does not run any more."
@@ -241,9 +242,9 @@ class ApprovalSettings(_Group):
         description="How long an approval for a turn or a chat permits further calls of the same method.",
     )
 
-    def may_decide(self, voucher: str, user_id: str) -> bool:
+    def may_decide(self, issuer: str, user_id: str) -> bool:
         """Whether a person of a chat may decide on its calls."""
-        return any(fnmatchcase(f"{voucher}:{user_id}", pattern) for pattern in self.approvers)
+        return any(fnmatchcase(f"{issuer}:{user_id}", pattern) for pattern in self.approvers)
 
     def requires(self, method: str, *, declared: bool) -> bool:
         """Whether calls of a method require approval.

@@ -50,7 +50,7 @@ async def post_message(
         message,
         once_key=None if once is None else f"post:{once}",
         key_id=identity.key_id,
-        voucher=identity.name,
+        issuer=identity.name,
     )
     if receipt is None:
         return PostedMessage(message=None, turn_id=None)

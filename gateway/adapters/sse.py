@@ -246,7 +246,7 @@ async def _receive(
             ext_data={"platform": message.platform_name or client.platform, "received_at": int(time.time())},
         ),
         once_key=_once_key(chat_key, client, message),
-        voucher=SSE_ADAPTER,
+        issuer=SSE_ADAPTER,
     )
     return {"message": "the message was received"}
 

@@ -377,9 +377,9 @@ async def test_text_of_the_agent_of_code_and_of_plugins_is_no_decision(till: Ben
     code += f"send_msg_text(_ck, {line!r})\nkeep({line!r})"
     await till.play("chat", till.drain(Model(code)))
     await till.say("chat", line, user_id="chief")  # as a plugin pushes a message of a person
-    for voucher, user_id in (("sse", "u1"), ("key:1", "chief")):
+    for issuer, user_id in (("sse", "u1"), ("key:1", "chief")):
         await till.services.intake.accept(
-            IncomingMessage(chat_key="chat", text=line, user_id=user_id, user_name=user_id), voucher=voucher
+            IncomingMessage(chat_key="chat", text=line, user_id=user_id, user_name=user_id), issuer=issuer
         )
     await till.play("chat", till.drain(Model("")))
     assert (await pending(till)).state is ApprovalState.PENDING and paid(till) == []
@@ -387,7 +387,7 @@ async def test_text_of_the_agent_of_code_and_of_plugins_is_no_decision(till: Ben
     assert said.count("You may not decide on calls of this chat.") == 2
 
     accepted = await till.services.intake.accept(
-        IncomingMessage(chat_key="chat", text=line, user_id="chief", user_name="Chief"), voucher="sse"
+        IncomingMessage(chat_key="chat", text=line, user_id="chief", user_name="Chief"), issuer="sse"
     )
     assert accepted is not None and accepted.turn_id is None
     (decided,) = await approvals(till)
@@ -401,7 +401,7 @@ async def test_people_of_a_chat_list_deny_and_get_errors(till: Bench) -> None:
 
     async def answer(line: str, *, chat_key: str = "chat") -> str:
         accepted = await till.services.intake.accept(
-            IncomingMessage(chat_key=chat_key, text=line, user_id="chief", user_name="Chief"), voucher="sse"
+            IncomingMessage(chat_key=chat_key, text=line, user_id="chief", user_name="Chief"), issuer="sse"
         )
         assert accepted is not None
         return (await till.messages(chat_key))[-1].text

@@ -170,10 +170,10 @@ async def test_a_person_answers_a_question_of_a_server(fleet: Fleet, services: S
     )
     # A message that a plugin pushes, or a person of another chat, is no answer.
     await services.intake.accept(line)
-    await services.intake.accept(replace(line, chat_key="another"), voucher="test")
+    await services.intake.accept(replace(line, chat_key="another"), issuer="test")
     await eventually(lambda: texts(services, f"Not done: no call waits for an answer to question {asked}"))
     assert not running.done()
-    await services.intake.accept(line, voucher="test")
+    await services.intake.accept(line, issuer="test")
     assert json.loads(await running) == {"action": "accept", "content": {"city": "Rome", "days": 3}}
     late = await asyncio.to_thread(fleet.run, "mcp", "answer", asked, "city=Rome")
     assert late.returncode != 0 and "no call waits" in late.stderr

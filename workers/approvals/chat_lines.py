@@ -40,13 +40,13 @@ class ChatDecisions:
         self._settings = settings
         self._decisions = decisions
 
-    async def answer(self, line: str, *, chat_key: str, voucher: str, user_id: str) -> str | None:
+    async def answer(self, line: str, *, chat_key: str, issuer: str, user_id: str) -> str | None:
         """Carry out a line of a person; returns the answer, None if it is none of the commands.
 
         Without people who may decide in chats there are no such commands.
 
         Args:
-            voucher: who vouches for the person's id.
+            issuer: what vouches for the person's id.
 
         Raises:
             StorageUnavailableError: the database does not answer.
@@ -54,9 +54,9 @@ class ChatDecisions:
         name, *words = line.split() or [""]
         if not self._settings.approvers or name not in _COMMANDS:
             return None
-        if not self._settings.may_decide(voucher, user_id):
+        if not self._settings.may_decide(issuer, user_id):
             return "You may not decide on calls of this chat."
-        by = f"chat:{voucher}:{user_id}"
+        by = f"chat:{issuer}:{user_id}"
         try:
             if name == "/approvals":
                 return await self._shown(chat_key, words)

@@ -51,7 +51,7 @@ class ChatAnswers:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def answer(self, line: str, *, chat_key: str, voucher: str, user_id: str) -> str | None:
+    async def answer(self, line: str, *, chat_key: str, issuer: str, user_id: str) -> str | None:
         """Carry out a line of a person; returns the answer, None if it is none of the commands.
 
         Raises:
@@ -68,7 +68,7 @@ class ChatAnswers:
             await answer_question(self._database, asked, given, chat_key=chat_key)
         except (NotFoundError, ArgumentError) as exc:
             return f"Not done: {exc}"
-        logger.bind(question=asked, chat_key=chat_key, voucher=voucher, user_id=user_id).info("mcp_answered")
+        logger.bind(question=asked, chat_key=chat_key, issuer=issuer, user_id=user_id).info("mcp_answered")
         return f"Passed on: {asked}."
 
 

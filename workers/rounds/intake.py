@@ -45,7 +45,7 @@ class Receipt:
 class LineReader(Protocol):
     """Carries out lines of people that are not for the agent."""
 
-    async def answer(self, line: str, *, chat_key: str, voucher: str, user_id: str) -> str | None:
+    async def answer(self, line: str, *, chat_key: str, issuer: str, user_id: str) -> str | None:
         """Carry out a line; returns the answer to the chat, None if the line is for the agent.
 
         Raises:
@@ -85,14 +85,14 @@ class MessageIntake:
         *,
         once_key: str | None = None,
         key_id: str | None = None,
-        voucher: str | None = None,
+        issuer: str | None = None,
     ) -> Receipt | None:
         """Receive a person's message; None when a plugin's hook blocked it.
 
         Args:
             once_key: a message with the same one is recorded once; the hooks do not run for a repetition.
             key_id: the key of the API on whose budget its turn is.
-            voucher: who vouches for the sender's id, so that the message may be a decision on a call, or an
+            issuer: what vouches for the sender's id, so that the message may be a decision on a call, or an
                 answer to an MCP server: an adapter, or a key of the API. None for messages that
                 plugins push, because code in a sandbox may have written them.
 
@@ -105,8 +105,8 @@ class MessageIntake:
         new = _new(message, new_id(), once_key)
         require_lengths(new.text, sender_id=new.sender_id, sender_name=new.sender_name, data=new.data)
         chat = await self._known(message)
-        if voucher is not None:
-            answer = await self._read(message, voucher)
+        if issuer is not None:
+            answer = await self._read(message, issuer)
             if answer is not None:
                 return await self._answered(new, answer)
         signal = await self._hooks.user_message(
@@ -134,10 +134,10 @@ class MessageIntake:
         await self._hooks.channel_reset(context_of(chat, user_id=None))
         return stopped
 
-    async def _read(self, message: IncomingMessage, voucher: str) -> str | None:
+    async def _read(self, message: IncomingMessage, issuer: str) -> str | None:
         for reader in self._readers:
             answer = await reader.answer(
-                message.text, chat_key=message.chat_key, voucher=voucher, user_id=message.user_id
+                message.text, chat_key=message.chat_key, issuer=issuer, user_id=message.user_id
             )
             if answer is not None:
                 return answer
