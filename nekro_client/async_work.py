@@ -174,7 +174,7 @@ class AsyncApprovals:
             args, kwargs: replace the arguments; both None keep them.
 
         Raises:
-            ConflictError: someone decided before; the error says who.
+            ConflictError: the call was decided already; the error names the first decision.
         """
         body = approval_body(scope, reason, args, kwargs)
         return await self._connection.send(endpoints.decide_approval(approval_id, body))
@@ -183,7 +183,7 @@ class AsyncApprovals:
         """Refuse a call.
 
         Raises:
-            ConflictError: someone decided before; the error says who.
+            ConflictError: the call was decided already; the error names the first decision.
         """
         body = DecisionBody(decision="deny", reason=reason)
         return await self._connection.send(endpoints.decide_approval(approval_id, body))

@@ -64,7 +64,8 @@ class Chat:
             stored: files that the chat has already.
             wait: seconds to wait for the end of the turn; the answer then has it as ``turn``.
             user_id: None means the key's user.
-            to_agent: a message that is not to the agent starts no turn unless a plugin demands one.
+            to_agent: False for a message that is not addressed to the agent; it starts a turn only if a
+                plugin's hook returns FORCE_TRIGGER.
             idempotency_key: None makes one; a program that may crash in between keeps its own.
         """
         added = [file_part(file) for file in stored]

@@ -172,7 +172,7 @@ class Approvals:
             args, kwargs: replace the arguments; both None keep them.
 
         Raises:
-            ConflictError: someone decided before; the error says who.
+            ConflictError: the call was decided already; the error names the first decision.
         """
         body = approval_body(scope, reason, args, kwargs)
         return self._connection.send(endpoints.decide_approval(approval_id, body))
@@ -181,7 +181,7 @@ class Approvals:
         """Refuse a call.
 
         Raises:
-            ConflictError: someone decided before; the error says who.
+            ConflictError: the call was decided already; the error names the first decision.
         """
         body = DecisionBody(decision="deny", reason=reason)
         return self._connection.send(endpoints.decide_approval(approval_id, body))

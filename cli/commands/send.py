@@ -86,7 +86,8 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--overheard",
         action="store_true",
-        help="the message is not to the agent (is_tome is 0); it starts a turn only if a plugin demands one",
+        help="the message is not addressed to the agent (is_tome is 0); it starts a turn only if a plugin's "
+        "hook returns FORCE_TRIGGER",
     )
     parser.add_argument("--adapter", metavar="KEY", help="adapter of the chat (default: from the chat key)")
     parser.add_argument(

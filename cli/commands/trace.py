@@ -37,9 +37,9 @@ examples:
 
 Shows what the console shows of a turn: the message, the rounds with their attempts, the requests to the
 model with tokens and cost, code with line numbers, calls with waiting and running time, arguments, results
-and errors, output, messages, jobs, and the turns that followed. Beside the workers the beginning of an id is
-enough; `nekro history CHAT --trace` shows ids. `--follow` goes on until the turn has ended, as the events of
-its chat show, and prints the output of running code at once; with `--json` it prints one object per
+and errors, output, messages, jobs, and the turns that followed. On a host of the fleet the beginning of an id
+is enough; `nekro history CHAT --trace` shows ids. `--follow` goes on until the turn has ended, as the events
+of its chat show, and prints the output of running code at once; with `--json` it prints one object per
 line, each the whole turn. The object is that of `GET /turns/{id}`. The exit code is 0 also for a turn that
 failed.
 """

@@ -57,7 +57,7 @@ def open_client() -> Iterator[Client]:
 
     Raises:
         NekroError: the gateway refused a request inside the block, with the class that the command would
-            raise beside the workers; ServiceError if it did not answer.
+            raise on a host of the fleet; ServiceError if it did not answer.
     """
     try:
         # A person waits, who can repeat the command.

@@ -32,7 +32,7 @@ class MessageService:
 
         Args:
             user: accepted for compatibility; ``message`` names the sender.
-            trigger_agent: start a turn although the message is not to the agent (``is_tome`` is 0).
+            trigger_agent: start a turn although the message is not addressed to the agent (``is_tome`` is 0).
             db_chat_channel: accepted for compatibility, not used.
 
         Raises:

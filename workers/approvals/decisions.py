@@ -284,7 +284,7 @@ async def cancel_pending(
     turn_id: str | None = None,
     round_id: str | None = None,
 ) -> None:
-    """Withdraw the pending requests of a chat and end their calls, without a word to the model.
+    """Withdraw the pending requests of a chat and end their calls, without notifying the model.
 
     Args:
         turn_id, round_id: only those of one turn or round; None does not limit.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["CallRecords", "CallSweep"]
 
 #: Reason recorded for a call that its caller abandoned.
-WITHDRAWN: Final = "its caller gave it up"
+WITHDRAWN: Final = "withdrawn by its caller"
 #: Most rows of one sweep; the next sweep takes the rest.
 _BATCH: Final = 500
 
