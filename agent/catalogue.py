@@ -1,8 +1,8 @@
 """The list of plugins and methods in the system prompt: in full, or shortened to a budget in tokens.
 
-A list that exceeds the budget shortens all methods: to a line each, to their names, or to their number,
-whichever is the first to fit into three quarters of it. In the rest it shows in full what the chat used
-lately.
+A list that exceeds the budget shortens all methods: to one line per method, to their names, or to their
+number, whichever is the first to fit into three quarters of it. In the rest it shows in full what the chat
+used lately.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Catalogue:
     """Plugins with their methods and commands, and where they were read."""
 
     registry: Registry
-    #: Workers that run other files than the others, or failed to load them; a line each.
+    #: Plugins of which workers run different files, or which some failed to load; one line per plugin.
     differences: Sequence[str] = ()
     #: Settings without effect.
     loading_warnings: Sequence[str] = ()

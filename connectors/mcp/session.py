@@ -365,7 +365,7 @@ class McpSession:
                 return ServerFault("the connection to it was lost", is_lost=True)
             return ServerFault(text, is_lost=True)  # over HTTP: the connection of this request only
         if exc.code == REQUEST_TIMEOUT:
-            return ServerFault("it did not answer in time and was told to stop", is_late=True)
+            return ServerFault("it did not answer in time; the request was cancelled", is_late=True)
         if exc.code == INVALID_REQUEST and "session" in exc.message.lower():
             self.is_broken.set()  # an HTTP server that has forgotten the session
             return ServerFault(text, is_unsent=True)

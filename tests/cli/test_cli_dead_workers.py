@@ -1,4 +1,4 @@
-"""A method that ends its worker process: its caller hears so at once, calls beside it are repeated."""
+"""A method that ends its worker process: its caller gets the error at once, and other calls are repeated."""
 
 from __future__ import annotations
 
