@@ -1,6 +1,6 @@
 """Finds turns that are stuck in a loop: programs that repeat without a new result, and errors that repeat.
 
-A program that is run again and returns something else, such as a job's progress, is no repetition. Rounds
+A program that is run again and returns something else, such as a job's progress, is not a repetition. Rounds
 whose worker died, and those before them, do not count: their programs are not at fault, and a model may have
 to repeat what led to the program that was lost.
 """

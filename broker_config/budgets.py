@@ -38,11 +38,11 @@ def _limit(name: str, given: object) -> float:
     if name not in MEASURES:
         near = difflib.get_close_matches(name, MEASURES, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(MEASURES)}"
-        raise ValueError(f"{name!r} is no measure; {hint}")
+        raise ValueError(f"{name!r} is not a measure; {hint}")
     try:
         number = float(str(given))
     except ValueError:
-        raise ValueError(f"{name}={given} is no number") from None
+        raise ValueError(f"{name}={given} is not a number") from None
     if not math.isfinite(number) or number < 0:
         raise ValueError(f"{name}={given} must be at least 0 and finite; 0 does not limit")
     return number

@@ -276,7 +276,7 @@ def _check_fallback(group: ModelGroup, fallback: str, groups: Mapping[str, Model
     variable = group_variable(group.name, "FALLBACKS")
     if fallback not in groups:
         raise SettingsError(
-            f"{variable} names {fallback}, which is no model group. There are: {', '.join(groups)}."
+            f"{variable} names {fallback}, which is not a model group. There are: {', '.join(groups)}."
         )
     if not group.answers_chats:
         raise SettingsError(f"{variable}: only groups that answer chats have fallbacks; unset it.")

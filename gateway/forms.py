@@ -46,7 +46,7 @@ MOST_FILES: Final = 32
 _MOST_FIELDS: Final = 32
 #: Enough of a form's end to see its last boundary, which ends in ``--``.
 _TAIL_BYTES: Final = 64
-#: Largest field that is no file.
+#: Largest field that is not a file.
 _FIELD_BYTES: Final = 1 << 20
 
 

@@ -53,7 +53,7 @@ class RunStream(Iterator[str]):
         self.close()
 
     def close(self) -> None:
-        """Stop the run if it has not ended; closed twice is no error."""
+        """Stop the run if it has not ended; closed twice is not an error."""
         self._pieces.close()
 
     def result(self) -> Run:
@@ -105,7 +105,7 @@ class AsyncRunStream(AsyncIterator[str]):
         await self.close()
 
     async def close(self) -> None:
-        """Stop the run if it has not ended; closed twice is no error."""
+        """Stop the run if it has not ended; closed twice is not an error."""
         await self._pieces.aclose()
 
     async def result(self) -> Run:

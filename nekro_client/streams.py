@@ -279,7 +279,7 @@ class Stream(Iterator[T]):
         self.close()
 
     def close(self) -> None:
-        """End the stream; closed twice is no error."""
+        """End the stream; closed twice is not an error."""
         self._coming.close()
 
     def _read(self, http: httpx.Client) -> Generator[T, None, None]:
@@ -332,7 +332,7 @@ class AsyncStream(AsyncIterator[T]):
         await self.close()
 
     async def close(self) -> None:
-        """End the stream; closed twice is no error."""
+        """End the stream; closed twice is not an error."""
         await self._coming.aclose()
 
     async def _read(self, http: httpx.AsyncClient) -> AsyncGenerator[T, None]:

@@ -204,7 +204,7 @@ def declared(args: Args) -> dict[str, Any]:
     """Return the declaration that the arguments of `add` describe.
 
     Raises:
-        UsageError: they contradict each other, or are no declaration.
+        UsageError: they contradict each other, or are not a declaration.
     """
     if args.declaration is not None:
         if args.command or args.url:

@@ -123,7 +123,7 @@ async def _writer(descriptor: int) -> asyncio.StreamWriter:
 
 
 def _fault(line: bytes) -> str | None:
-    """Return why a line is no message; None if it is JSON."""
+    """Return why a line is not a message; None if it is JSON."""
     if len(line) >= _MOST_BYTES:
         return f"a message has at most {_MOST_BYTES} bytes"
     try:

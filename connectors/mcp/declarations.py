@@ -104,7 +104,7 @@ class Limits(_Part):
 def _no_linker_variables(env: dict[str, str]) -> dict[str, str]:
     for name in env:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise ValueError(f"{name[:60]!r} is no name of a variable")
+            raise ValueError(f"{name[:60]!r} is not a valid variable name")
         # They would act on the program that drops the rights of root, before it does.
         if name.startswith("LD_"):
             raise ValueError(
@@ -180,7 +180,7 @@ def parse(name: str, entry: object) -> tuple[Declaration, bool]:
     """Return the declaration of an entry of ``mcpServers``, and whether the entry enables it.
 
     Raises:
-        InvalidValueError: it is no declaration; the message names the server and each fault.
+        InvalidValueError: it is not a declaration; the message names the server and each fault.
     """
     check_name(name)
     if not isinstance(entry, Mapping):

@@ -97,7 +97,7 @@ class _Files:
             content = await asyncio.to_thread(base64.b64decode, data, validate=True)
         except (binascii.Error, ValueError) as exc:
             raise MethodFailedError(
-                "ResultError", f"a file of the result is no base64: {line(exc, 100)}"
+                "ResultError", f"a file of the result is not base64: {line(exc, 100)}"
             ) from None
         suffix = mimetypes.guess_extension((mime_type or "").partition(";")[0].strip()) or ".bin"
         return await self._ctx.fs.mixed_forward_file(content, f"{self._name}-{self._count}{suffix}")

@@ -1,7 +1,7 @@
 """The stdio transport: newline-delimited JSON-RPC of a confined process, with bounds on what it sends.
 
 The SDK's own transport reads lines of any length, starts programs without isolation and passes on whatever
-arrives. This one bounds the length of a message and the rate of messages, and skips what is no message.
+arrives. This one bounds the length of a message and the rate of messages, and skips what is not a message.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BURST_MESSAGES: Final = 64
 _BURST_BYTES: Final = 1 << 20
 #: How long the exit code may take after the end of a stream.
 _EXIT_SECONDS: Final = 0.5
-#: Lines that are no messages, since the last message; then the server counts as broken.
+#: Lines that are not messages, since the last message; then the server counts as broken.
 _MOST_GARBAGE: Final = 10_000
 #: Bytes at the ends of a message that is too long, in which its id is looked for.
 _END_BYTES: Final = 512
@@ -156,7 +156,7 @@ class StdioTransport:
                     if message is None:
                         garbage += 1
                         if garbage > _MOST_GARBAGE:
-                            self._fault = f"it wrote {garbage} lines to its output that are no messages"
+                            self._fault = f"it wrote {garbage} lines to its output that are not messages"
                             return
                     else:
                         garbage = 0

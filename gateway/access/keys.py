@@ -1,7 +1,8 @@
 """Keys of the API: their form, their creation, and the identity of a request.
 
 A key is ``nk_<id>_<secret>``. The secret has 256 random bits, so its plain SHA-256 is stored, and guessing it
-is hopeless. The id is no secret: the row is looked up by it, then the digests are compared in constant time.
+is hopeless. The id is not a secret: the row is looked up by it, then the digests are compared in constant
+time.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class Changes:
             or uri != messages_uri(chat_key)
             or not (has_scope and caller.identity.has_chat(chat_key))
         ):
-            raise MCPError(INVALID_PARAMS, f"{uri[:500]!r} is no history that the key may read")
+            raise MCPError(INVALID_PARAMS, f"{uri[:500]!r} is not a history that the key may read")
         return chat_key
 
     async def _follow(

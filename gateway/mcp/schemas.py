@@ -82,7 +82,7 @@ def arguments_of(entry: MethodEntry, given: Mapping[str, Any]) -> tuple[tuple[An
     """Return positional and named arguments of a call, from an object that fits ``input_schema``.
 
     Raises:
-        ArgumentError: the value for ``*args`` is no list, or an argument before it is missing.
+        ArgumentError: the value for ``*args`` is not a list, or an argument before it is missing.
     """
     function = _parsed(entry.signature)
     named = dict(given)

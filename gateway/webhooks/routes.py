@@ -192,7 +192,7 @@ def _check_patterns(events: object, chats: str) -> None:
     for pattern in patterns:
         # Of chat keys only the length matters: they may have any characters.
         if not _PATTERN.fullmatch(pattern) and not (pattern is chats and 0 < len(chats) <= 200):
-            raise _invalid(f"{pattern!r} is no pattern like message.* or group_1")
+            raise _invalid(f"{pattern!r} is not a pattern like message.* or group_1")
 
 
 async def _check_url(request: Request, url: str) -> None:

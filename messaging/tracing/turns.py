@@ -43,5 +43,5 @@ class TurnTrace:
 
 
 def _number(text: str, size: int) -> int:
-    # Zero is no valid id.
+    # Zero is not a valid id.
     return int.from_bytes(sha256(f"nekro {text}".encode()).digest()[:size]) or 1

@@ -342,7 +342,7 @@ def _in_context(spec: ModuleSpec | None, context: _Context) -> ModuleSpec | None
 
 
 def _installed_spec(fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
-    """Find a module below ``nekro_installed``; a folder without code is no package of our name."""
+    """Find a module below ``nekro_installed``; a folder without code is not a package of our name."""
     if fullname.count(".") > 1:
         return PathFinder.find_spec(fullname, path)
     others = [entry for entry in sys.path if entry and os.path.realpath(entry) != _OUR_FOLDER]

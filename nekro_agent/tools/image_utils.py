@@ -42,7 +42,7 @@ async def process_image_data_url(data_url: str, max_size: int = 500 * 1024) -> s
     try:
         head, _, encoded = data_url.partition(",")
         if not head.startswith("data:") or ";base64" not in head:
-            raise ValueError("it is no base64 data URL")
+            raise ValueError("it is not a base64 data URL")
         content = base64.b64decode(encoded, validate=False)
         if len(content) <= max_size:
             Image.open(io.BytesIO(content)).verify()

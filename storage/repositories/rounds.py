@@ -345,7 +345,7 @@ def _is_open(chat_key: str | BindParameter[str]) -> ColumnElement[bool]:
 @FixedStatement
 def _waiting_statement(_dialect: str) -> Executable:
     # Without an order: for one by sequence SQLite would take the index that has it, and read all rounds of
-    # the chat. The state is no parameter: SQLite compiles a statement again for each value that a partial
+    # the chat. The state is not a parameter: SQLite compiles a statement again for each value that a partial
     # index may depend on.
     return select(RoundRow.sequence, RoundRow.id, RoundRow.not_before <= now()).where(
         _is_open(bindparam("of_chat")), is_one_of(RoundRow.state, RoundState.REQUESTED)

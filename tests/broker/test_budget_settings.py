@@ -31,10 +31,10 @@ def test_limits_are_read(given: Any, expected: dict[str, float]) -> None:
 @pytest.mark.parametrize(
     ("given", "error"),
     [
-        ("token=3", "'token' is no measure; did you mean tokens?"),
-        ("colour=3", "'colour' is no measure; there are: tokens, cost, rounds, sandbox_seconds"),
-        ("tokens", "tokens= is no number"),
-        ("tokens=many", "tokens=many is no number"),
+        ("token=3", "'token' is not a measure; did you mean tokens?"),
+        ("colour=3", "'colour' is not a measure; there are: tokens, cost, rounds, sandbox_seconds"),
+        ("tokens", "tokens= is not a number"),
+        ("tokens=many", "tokens=many is not a number"),
         ("cost=-1", "cost=-1 must be at least 0"),
         ("cost=nan", "cost=nan must be at least 0 and finite"),
         ("rounds=1,rounds=2", "a measure is named twice"),

@@ -102,7 +102,7 @@ def test_a_key_may_be_in_a_file_and_is_shown_nowhere(monkeypatch: pytest.MonkeyP
         ({f"{PREFIX}DEFAULT__MODEL": "m"}, "group default is that of NEKRO_LLM__"),
         (
             GROUP | {f"{A}FALLBACKS": "b"},
-            f"{A}FALLBACKS names b, which is no model group. There are: default, a",
+            f"{A}FALLBACKS names b, which is not a model group. There are: default, a",
         ),
         (GROUP | {f"{A}FALLBACKS": "a"}, f"{A}FALLBACKS leads back to a: a -> a"),
         (

@@ -47,7 +47,7 @@ def test_an_entry_of_another_host_is_a_declaration() -> None:
         ({"url": "https://x", "env": {"A": "b"}}, "are for servers with a command"),
         ({"type": "sse", "url": "https://x/sse"}, "streamable HTTP"),
         ({"command": "a", "env": {"LD_PRELOAD": "x.so"}}, "LD_PRELOAD is not allowed"),
-        ({"command": "a", "env": {"A=B": "x"}}, "is no name of a variable"),
+        ({"command": "a", "env": {"A=B": "x"}}, "is not a valid variable name"),
         ({"command": "a", "nekro": {"files": {"relative": "ro"}}}, "absolute path"),
         ({"command": "a", "nekro": {"files": {"/a/../b": "rw"}}}, "absolute path"),
         ({"command": "a", "nekro": {"files": {"/a": "w"}}}, "'ro' or 'rw'"),

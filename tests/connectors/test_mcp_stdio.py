@@ -129,7 +129,7 @@ async def test_the_first_start_ends_what_a_killed_worker_left_of_its_starts(sett
     [
         ("hang", "did not answer within 1 s"),
         ("crash", r"exit code 3; its last words: no SECRET was given"),
-        ("garbage", "lines to its output that are no messages"),
+        ("garbage", "lines to its output that are not messages"),
     ],
 )
 async def test_a_server_that_does_not_start_is_an_error_with_its_reason(

@@ -70,7 +70,7 @@ class SseClient:
             await asyncio.gather(task, return_exceptions=True)
 
     async def next(self) -> tuple[str, dict[str, Any]]:
-        """Return the next event that is no heartbeat."""
+        """Return the next event that is not a heartbeat."""
         while True:
             name, data = await asyncio.wait_for(self.events.get(), WAIT_SECONDS)
             if name != "heartbeat":

@@ -164,7 +164,7 @@ async def test_people_whom_a_key_vouches_for_decide_in_the_chat(clients: dict[st
     site = clients["site"].chat("web-4")
     for user, state in (("someone", "pending"), ("chief", "denied")):
         posted = await site.send(f"/deny {asked} not now", user_id=user)
-        assert posted.turn_id is None, "a decision is no message to the agent"
+        assert posted.turn_id is None, "a decision is not a message to the agent"
         assert (await clients["site"].approvals.get(asked)).state == state
     decided = await clients["site"].approvals.get(asked)
     assert decided.decided_by is not None and decided.decided_by.startswith("chat:key:")

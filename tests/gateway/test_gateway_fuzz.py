@@ -34,7 +34,7 @@ CHECKS = "not_a_server_error,response_schema_conformance,content_type_conformanc
 #: Requests with these fields wait so long, at most; there are no workers for them.
 WAITS = ("wait", "timeout_seconds")
 MOST_WAIT_SECONDS = 0.5
-#: Runs have a worker. One that ends at its deadline is answered with 504, which is no fault of the gateway.
+#: Runs have a worker. One that ends at its deadline is answered with 504, which the gateway does not cause.
 LEAST_RUN_SECONDS = 50
 
 

@@ -76,7 +76,7 @@ async def test_a_turn_runs_again_in_a_chat_with_its_history(
     assert await messages(http, CHAT) == before
     listed = {one["chat_key"]: one for one in (await http.get("/api/v1/chats")).json()["items"]}
     assert listed[CHAT]["last_event"] == events
-    # Copies are no news: the new chat's stream begins with the message that was posted.
+    # Copies are not news: the new chat's stream begins with the message that was posted.
     assert listed[new["chat_key"]]["last_event"] == 2
 
 

@@ -306,7 +306,7 @@ async def test_changes_are_sent_to_subscribers(gateway: httpx.AsyncClient, fleet
             event = await anext(aiter(changes))
             assert event.uri == uri
         for other in ("nekro://chats/group_2/messages", "nekro://jobs/x"):
-            with pytest.raises(MCPError, match="no history that the key may read"):
+            with pytest.raises(MCPError, match="not a history that the key may read"):
                 async with client.listen(resource_subscriptions=[other]):
                     pass
 

@@ -218,7 +218,7 @@ def test_each_delivery_to_a_dying_worker_is_counted(
     second.wait()
     (raw,) = client.lrange(f"{settings.broker.key_prefix}methods", 0, -1)
     headers = json.loads(raw)["headers"]
-    assert headers[DELIVERIES_HEADER] == 1, "a shutdown is no fault of the task"
+    assert headers[DELIVERIES_HEADER] == 1, "a shutdown is not a fault of the task"
 
 
 MALFORMED = [

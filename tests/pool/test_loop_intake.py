@@ -290,7 +290,9 @@ def test_graceful_shutdown_gives_back_claimed_messages_that_have_not_started(
     given_back = [
         json.loads(raw)["headers"] for raw in client.lrange(f"{settings.broker.key_prefix}methods", 0, -1)
     ]
-    assert not any(DELIVERIES_HEADER in header for header in given_back), "a shutdown is no fault of a call"
+    assert not any(DELIVERIES_HEADER in header for header in given_back), (
+        "a shutdown is not a failed delivery"
+    )
     start_worker("asyncio")
     for result in results:
         assert result.get(WAIT_SECONDS) == "done"

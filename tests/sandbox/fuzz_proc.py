@@ -89,7 +89,7 @@ def fuzz_groups(chance: random.Random) -> None:
 
 
 def tolerant(parse: Callable[[bytes], object], data: bytes) -> None:
-    """Parse; the documented error is no failure."""
+    """Parse; the documented error is not a failure."""
     try:
         parse(data)
     except proc_files.FormatError:

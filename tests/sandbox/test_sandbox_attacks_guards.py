@@ -182,7 +182,7 @@ async def test_attack_L13_files_of_a_process_without_its_first_thread_count(
 
 
 async def test_attack_L13_imitated_suffix_and_renamed_mapping_count_once(tmp_path: Path) -> None:
-    """A file with a forged deleted suffix is charged, and another name of a file is no evasion."""
+    """A file with a forged deleted suffix is charged, and another name of a file is not an evasion."""
     code = """
 import mmap, os, time
 maps = []

@@ -89,7 +89,7 @@ async def test_attack_S4_many_lines_keep_head_and_tail(box: Lab) -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        "import os\nos.dup2(3, 1)\nprint('data on the channel that is no frame at all')",
+        "import os\nos.dup2(3, 1)\nprint('data on the channel that is not a frame at all')",
         "import os\nos.dup2(1, 3)\nprint('the channel is gone')\necho(1)",
     ],
     ids=["stdout is the channel", "channel is stdout"],

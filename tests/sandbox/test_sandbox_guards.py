@@ -165,7 +165,7 @@ async def test_a_sandbox_whose_end_is_never_seen_ends_the_run(
 async def test_a_bridge_that_fails_ends_the_run(
     bwrap_driver: object, tmp_path: Path, error: Exception
 ) -> None:
-    """Only a closed socket is no failure of the bridge."""
+    """Only a closed socket is not a failure of the bridge."""
 
     def spoil(sandbox: Any) -> None:
         def is_closing() -> bool:

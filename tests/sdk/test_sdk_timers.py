@@ -187,7 +187,7 @@ async def test_the_service_object_replaces_timers_and_calls_back(world: InMemory
 
 
 async def test_timers_are_a_list_with_and_without_await(world: InMemoryRuntime, plugin: NekroPlugin) -> None:
-    """In the reference API the function is no coroutine."""
+    """In the reference API the function is not a coroutine."""
 
     @plugin.mount_sandbox_method(SandboxMethodType.TOOL, "list")
     async def listed(ctx: AgentCtx) -> list[object]:

@@ -165,7 +165,7 @@ class Caller:
         try:
             return await self.caller.call(made, lane=Lane.METHODS)
         except Exception as exc:
-            assert type(exc).__name__ in errors.__all__, f"{type(exc)} is no documented class"
+            assert type(exc).__name__ in errors.__all__, f"{type(exc)} is not a documented class"
             raise
 
     async def sent(self, made: Invocation) -> tuple[asyncio.Task[Envelope], dict[str, Any]]:

@@ -168,7 +168,7 @@ async def test_a_person_answers_a_question_of_a_server(fleet: Fleet, services: S
     line = IncomingMessage(
         chat_key=CHAT, user_id="u", user_name="U", text=f"/answer {asked} city=Rome days=3", is_tome=False
     )
-    # A message that a plugin pushes, or a person of another chat, is no answer.
+    # A message that a plugin pushes, or a person of another chat, is not an answer.
     await services.intake.accept(line)
     await services.intake.accept(replace(line, chat_key="another"), issuer="test")
     await eventually(lambda: texts(services, f"Not done: no call waits for an answer to question {asked}"))

@@ -86,7 +86,7 @@ class ApprovalDecisions:
             by: whose decision it is.
             scope: what else it permits.
             arguments: replace those of the request; None keeps them.
-            is_repetition: whether the same decision may have been recorded before; then it is no error.
+            is_repetition: whether the same decision may have been recorded before; then it is not an error.
 
         Raises:
             NotFoundError: there is no such request.
@@ -183,7 +183,7 @@ class ApprovalDecisions:
         *,
         is_repetition: bool,
     ) -> Approval:
-        """Write a decision; one that an earlier attempt may have recorded is no error."""
+        """Write a decision; one that an earlier attempt may have recorded is not an error."""
         may_be_recorded = is_repetition
 
         async def write_once(transaction: Transaction) -> Approval:

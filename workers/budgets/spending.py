@@ -48,7 +48,7 @@ class Spending:
         self._limits = limits_of_settings(settings)
 
     async def paying_key(self, turn_id: str | None) -> PayingKey | None:
-        """Return the key that pays for a turn; None: no key does, or it is no turn."""
+        """Return the key that pays for a turn; None: no key does, or it is not a turn."""
         if turn_id is None:
             return None
         async with self._database.read() as transaction:

@@ -22,7 +22,7 @@ from nekro_agent.shared_clock import shared_now
 __all__ = ["FileIds", "FileRef", "Link"]
 
 _MAC_BYTES: Final = 16
-#: Longer texts are no ids; paths have at most 4,096 bytes.
+#: Longer texts are not ids; paths have at most 4,096 bytes.
 _MOST_CHARS: Final = 8192
 
 

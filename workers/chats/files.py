@@ -83,7 +83,8 @@ class ChatFiles:
         """Open a file for reading.
 
         Raises:
-            UsageError: the path is in neither area, contains ``..``, follows a link, or is no ordinary file.
+            UsageError: the path is in neither area, contains ``..``, follows a link, or is not an ordinary
+                file.
             NotFoundError: there is no such file.
             ServiceError: as ``list``.
         """
@@ -99,8 +100,8 @@ class ChatFiles:
             path: where to store it; one that ends in ``/`` is a directory. None means the uploads.
 
         Raises:
-            UsageError: the path is not acceptable, the source is no ordinary file or cannot be read, or the
-                area has no space for it.
+            UsageError: the path is not acceptable, the source is not an ordinary file or cannot be read, or
+                the area has no space for it.
         """
         path = f"{layout.SANDBOX_UPLOADS}/" if path is None else path
         with _explained(path):
@@ -167,7 +168,7 @@ class ChatFiles:
         """Store a file of this host in the uploads for a message, as ``add`` does.
 
         Raises:
-            UsageError: it is no ordinary file, cannot be read, or the uploads have no space for it.
+            UsageError: it is not an ordinary file, cannot be read, or the uploads have no space for it.
         """
         with _explained(source.name), _ordinary(source) as file:
             return self.add(source.name, file)

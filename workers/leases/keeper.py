@@ -8,7 +8,8 @@ All of them behave alike:
 - A lease is lost when its row was ended or acquired by another holder. Leases of some kinds are also lost
   when their time is over (``LeaseKind.is_lost_with_time``); those of the others can still be renewed.
 - A loss is final. It is logged, counted, and reported to the holder once, unless it dropped the lease before.
-- The end that the holder itself records is no loss, also if a renewal sees it first (``HeldLease.ending``).
+- The end that the holder itself records is not a loss, also if a renewal sees it first
+  (``HeldLease.ending``).
 - When the background loop is closed, renewal ends and nothing is reported.
 
 Time is measured with ``elapsed_seconds``, from before the request that acquired or renewed the lease. It

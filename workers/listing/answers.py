@@ -32,7 +32,7 @@ def help_text(plugins: Sequence[ChatPlugin], names: Sequence[str]) -> str:
     The name of a plugin stands for a list of its methods.
 
     Raises:
-        ArgumentError: no name, too many names, or one that is no text.
+        ArgumentError: no name, too many names, or one that is not text.
     """
     if not 1 <= len(names) <= MOST_NAMES or not all(isinstance(name, str) for name in names):
         raise ArgumentError(f"help_of takes 1 to {MOST_NAMES} names as texts, not {len(names)} values")
@@ -69,7 +69,7 @@ def search(plugins: Iterable[ChatPlugin], words: object, limit: object = 10) -> 
     """Return the methods that match words best, or those with similar names if no method matches.
 
     Raises:
-        ArgumentError: the words are no text or too long, or the limit is out of its range.
+        ArgumentError: the words are not text or too long, or the limit is out of its range.
     """
     if not isinstance(words, str) or len(words) > _MOST_WORD_CHARS:
         raise ArgumentError(f"search_tools takes words as a text of at most {_MOST_WORD_CHARS} characters")

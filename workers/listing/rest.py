@@ -25,7 +25,7 @@ async def rest_of(
     """Return ``most`` characters from ``start`` of the text that a handle of ``agent.tokens.handles`` names.
 
     Raises:
-        ArgumentError: the chat has no such text, or no longer; an argument is no number in its range.
+        ArgumentError: the chat has no such text, or no longer; an argument is not a number in its range.
     """
     begin = _number("start", start, least=0)
     length = _number("most", most, least=1, largest=MOST_CHARS)

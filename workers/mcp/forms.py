@@ -77,7 +77,7 @@ def answer_of(question: Question, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fields(question: Question) -> dict[str, Mapping[str, Any]]:
-    """Return the schemas of the fields by name; what is no object is left out."""
+    """Return the schemas of the fields by name; what is not an object is left out."""
     properties = (question.schema or {}).get("properties")
     if not isinstance(properties, Mapping):
         return {}
@@ -132,13 +132,13 @@ def _fitting(name: str, field: Mapping[str, Any], value: Any) -> Any:
     if kind == "array":
         parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
         if not isinstance(parts, list):
-            raise InvalidValueError(f"{name}: {value!r} is no list")
+            raise InvalidValueError(f"{name}: {value!r} is not a list")
         for part in parts:
             _require_choice(name, part, choices)
         return parts
     fitting = _scalar(kind, value)
     if fitting is None:
-        raise InvalidValueError(f"{name}: {value!r} is no {kind}")
+        raise InvalidValueError(f"{name}: {value!r} is not of type {kind}")
     _require_choice(name, fitting, choices)
     if isinstance(fitting, int | float):
         _require_range(name, fitting, field)

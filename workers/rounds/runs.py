@@ -47,7 +47,7 @@ class CodeReport:
         """Read what ``to_plain`` returned; fields of newer releases are ignored.
 
         Raises:
-            ResultError: it is no report.
+            ResultError: it is not a report.
         """
         try:
             known = {field.name: plain[field.name] for field in fields(cls)}  # type: ignore[index]

@@ -27,7 +27,7 @@ def application_of(plugin: NekroPlugin) -> ASGIApp:
     """Build the application of a plugin below ``/plugins/<key>``; runs the plugin's code.
 
     Raises:
-        InvalidValueError: ``mount_router`` returned no ``APIRouter``, or ``webui_path`` is no directory.
+        InvalidValueError: ``mount_router`` returned no ``APIRouter``, or ``webui_path`` is not a directory.
         Exception: what the plugin raised.
     """
     app = FastAPI(title=plugin.name, version=plugin.version, docs_url=None, redoc_url=None)
@@ -50,14 +50,14 @@ def pages_of(plugin: NekroPlugin) -> Path:
     """Return the directory of a plugin's pages; a relative ``webui_path`` is beside its module.
 
     Raises:
-        InvalidValueError: it is no directory, or a relative one that leads out of the module's.
+        InvalidValueError: it is not a directory, or a relative one that leads out of the module's.
     """
     file = getattr(sys.modules.get(plugin._module_name), "__file__", None)
     root = Path(file).resolve().parent if file else Path.cwd()
     given = Path(str(plugin.webui_path))
     path = (root / given).resolve()
     if not path.is_dir() or not (given.is_absolute() or path.is_relative_to(root)):
-        raise InvalidValueError(f"{plugin.key}: webui_path {str(given)!r} is no directory below {root}")
+        raise InvalidValueError(f"{plugin.key}: webui_path {str(given)!r} is not a directory below {root}")
     return path
 
 

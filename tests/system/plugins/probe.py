@@ -103,5 +103,5 @@ async def count_up(_ctx: AgentCtx, number: int) -> dict[str, int]:
 
 @plugin.mount_sandbox_method(SandboxMethodType.TOOL, "leave", "Ends the task badly")
 async def leave(_ctx: AgentCtx) -> None:
-    """Raise what is no ordinary exception."""
+    """Raise what is not an ordinary exception."""
     raise SystemExit(3)
