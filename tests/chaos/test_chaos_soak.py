@@ -17,7 +17,7 @@ from chaos_world import LEASE_SECONDS, Account, call, client_of, key, opened, ro
 from waiting import eventually
 from worker_fleet import Fleet, Worker
 
-SECONDS = float(os.environ.get("NEKRO_TEST_SOUP_SECONDS", "60"))
+SECONDS = float(os.environ.get("NEKRO_TEST_SOAK_SECONDS", "60"))
 CLIENTS = 30
 LANES = ("methods", "methods", "methods", "rounds", "rounds")
 METHODS = {"T": "work", "E": "effect", "A": "wake"}
@@ -34,7 +34,7 @@ SCRIPT = """
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 400)]
 
 
-class Soup:
+class Soak:
     """A fleet, its load and its faults."""
 
     def __init__(self, fleet: Fleet, redis_server: Any, rng: random.Random) -> None:
@@ -147,19 +147,19 @@ async def test_37_mixed_faults_lose_no_call_and_double_no_effect(
         agent={"rounds_per_turn": 50},
         workers={"drain_seconds": 8},
     )
-    soup = Soup(fleet, own_redis, random.Random(seed))
-    await soup.start()
+    soak = Soak(fleet, own_redis, random.Random(seed))
+    await soak.start()
     async with opened(fleet) as services:
         await asyncio.gather(
-            soup.break_things(), soup.people(services), *(soup.client(services) for _ in range(CLIENTS))
+            soak.break_things(), soak.people(services), *(soak.client(services) for _ in range(CLIENTS))
         )
-        middle = soup.figures()
+        middle = soak.figures()
         calm_at = time.monotonic()
         for lane in ("methods", "rounds"):
             await until_quiet(fleet, lane, seconds=90, what=f"lane {lane} to be empty")
         await eventually(lambda: no_open_rows(services), seconds=90, what="every row to end")
         calm = time.monotonic() - calm_at
-        doubled, missing = await soup.account.doubled_and_missing(services, fleet)
+        doubled, missing = await soak.account.doubled_and_missing(services, fleet)
         states = await rows(services, "SELECT type, state, count(*) FROM calls GROUP BY 1, 2 ORDER BY 1, 2")
         rounds = await rows(services, "SELECT state, count(*) FROM rounds GROUP BY state")
         twins = await rows(
@@ -170,11 +170,11 @@ async def test_37_mixed_faults_lose_no_call_and_double_no_effect(
             "SELECT m.id FROM messages m LEFT JOIN rounds r ON r.trigger_id = m.id "
             "WHERE m.kind = 'user' AND r.id IS NULL",
         )
-    account = soup.account
+    account = soak.account
     slowest = sorted(account.seconds.values())
     print(
-        f"seed={seed} seconds={SECONDS:g} faults={dict(soup.faults)} calls={soup.sent} "
-        f"messages={soup.messages}\n"
+        f"seed={seed} seconds={SECONDS:g} faults={dict(soak.faults)} calls={soak.sent} "
+        f"messages={soak.messages}\n"
         f"ok={len(account.ok)} unknown={len(account.unknown)} "
         f"errors={dict(account.error_kinds)} "
         f"doubled={len(doubled)} missing={len(missing)}\n"
@@ -182,12 +182,12 @@ async def test_37_mixed_faults_lose_no_call_and_double_no_effect(
         f"slowest {slowest[-1]:.1f} s; calm after {calm:.1f} s\n"
         f"tools twice={sum(n > 1 for name, n in times(fleet, 'start').items() if name[0] == 'T')} "
         f"rows={[tuple(row) for row in states]} rounds={[tuple(row) for row in rounds]}\n"
-        f"figures at the end {middle}, calm {soup.figures()}"
+        f"figures at the end {middle}, calm {soak.figures()}"
     )
     assert set(account.error_kinds) <= {"BrokerUnavailableError"}, account.errors
     assert (doubled, missing, account.wild, twins, unheard) == ([], [], {}, [], [])
-    assert account.count == soup.sent
-    assert soup.figures()["keys"] < 40
+    assert account.count == soak.sent
+    assert soak.figures()["keys"] < 40
 
 
 async def no_open_rows(services: Any) -> bool:
