@@ -163,7 +163,7 @@ sbom-image: install ## Write dist/image.cdx.json and dist/image-debian.tsv: the 
 	docker run --rm --network none --entrypoint dpkg-query $(IMAGE) -W > dist/image-debian.tsv
 
 compose-test: install ## Test compose.yaml on a Docker engine of its own (root, docker.io, docker-compose, debootstrap).
-	$(BIN)/python tests/compose/prove.py
+	$(BIN)/python tests/compose/check_compose.py
 
 clean: ## Remove the environment and caches; data is kept.
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist

@@ -1,4 +1,4 @@
-"""The points that the tour must prove; each is checked against records, not against the model's words."""
+"""The points that the tour must show; each is checked against records, not against the model's words."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PNG_SHA_WORDS: Final = "SHA-256 "
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One guarantee and whether the tour proved it."""
+    """One guarantee and whether the tour showed it."""
 
     name: str
     ok: bool
@@ -48,7 +48,7 @@ def check(evidence: Evidence) -> list[Point]:
 
 
 class _NotShownError(Exception):
-    """A point was not proven; the message names what is missing. Caught by ``check``."""
+    """A point was not shown; the message names what is missing. Caught by ``check``."""
 
 
 class _LeftOutError(Exception):

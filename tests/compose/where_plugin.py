@@ -1,4 +1,4 @@
-"""A plugin with a route, for the proof of compose.yaml: its answer names the container that serves it."""
+"""A plugin with a route, for the test of compose.yaml: its answer names the container that serves it."""
 
 import socket
 
@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 
 from nekro_agent.api.plugin import NekroPlugin
 
-plugin = NekroPlugin(name="where", module_name="where", description="", version="1", author="Proof", url="")
+plugin = NekroPlugin(name="where", module_name="where", description="", version="1", author="Probe", url="")
 
 
 @plugin.mount_router()

@@ -1049,27 +1049,27 @@ def test_each_command_behaves_as_its_page_says(line: str, world: World) -> None:
 
 
 def plain(arguments: list[str]) -> list[str]:
-    """Arguments of Compose without those that differ between users and the proof."""
+    """Arguments of Compose without those that differ between users and the test."""
     words = [re.sub(r"=\d+$", "=N", {"-d": "--detach"}.get(word, word)) for word in arguments]
     return [word for word in words if word not in ("-T", "--no-build")]
 
 
-def test_each_compose_line_is_run_by_the_compose_proof() -> None:
+def test_each_compose_line_is_run_by_the_compose_test() -> None:
     """`make compose-test` takes too long for the suite; this compares its commands with the pages."""
-    proof = ast.parse((ROOT / "tests" / "compose" / "prove.py").read_text("utf-8"))
+    test = ast.parse((ROOT / "tests" / "compose" / "check_compose.py").read_text("utf-8"))
     calls = [
         plain([word.value for word in node.args if isinstance(word, ast.Constant)])
-        for node in ast.walk(proof)
+        for node in ast.walk(test)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "compose"
     ]
     lines = {line for page in (ROOT / "README.md", *PAGES) for line in lines_of_blocks(page)}
     lines |= {span for page in PAGES for span in re.findall(r"`(docker compose [^`]+)`", page.read_text())}
     shown = [plain(shlex.split(line)[2:]) for line in sorted(lines) if line.startswith("docker compose ")]
     assert ["exec", "rounds", "nekro", "doctor"] in shown
-    unproved = [
+    untested = [
         line for line in shown if not any(call[:1] == line[:1] and set(line) <= set(call) for call in calls)
     ]
-    assert unproved == []
+    assert untested == []
 
 
 def test_documented_options_of_benchmarks_exist() -> None:

@@ -19,7 +19,7 @@ from gateway.app import create_app
 from storage.caller_reads import lane_overrides
 
 #: The catalogue names the servers of plugins; tests/storage/test_storage_catalogue.py and test_plugin_sites
-#: prove it on both databases.
+#: test it on both databases.
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 ACCESS = ("Ada.web_shop=open", "Ada.web_bad=plugin", "Ada.web_pages=open")

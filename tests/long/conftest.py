@@ -45,7 +45,7 @@ def small_disk() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def database_url(tmp_path_factory: pytest.TempPathFactory, new_database: Callable[[str, Path], str]) -> str:
-    """A migrated SQLite; what differs between databases is proved in tests/storage."""
+    """A migrated SQLite; what differs between databases is tested in tests/storage."""
     return new_database("sqlite", tmp_path_factory.mktemp("database"))
 
 

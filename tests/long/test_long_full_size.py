@@ -1,4 +1,4 @@
-"""The full-size proofs: two gibibytes from a server that cuts, a call of many visibility timeouts."""
+"""Tests of full size: two gibibytes from a server that cuts, a call of many visibility timeouts."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from nekro_agent.errors import ArgumentError, MethodNotFoundError
 from storage.engine import Database
 from workers.catalogue.fleet import CatalogueReader, FleetCatalogue
 
-#: What differs between databases is proved in tests/storage/test_storage_catalogue.py.
+#: What differs between databases is tested in tests/storage/test_storage_catalogue.py.
 pytestmark = [pytest.mark.extended, pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)]
 
 TODO = '''

@@ -1,4 +1,4 @@
-"""Prove compose.yaml on a real engine: `make compose-test`, as root on Debian, apart from the test suite.
+"""Test compose.yaml on a real engine: `make compose-test`, as root on Debian, apart from the test suite.
 
 No image is pulled. Debian's packages make the bases that replace the public images, and the Python packages
 come as wheels. Everything that is started is stopped again.
@@ -22,14 +22,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from gateway_proof import PLUGIN_HTTP, PORTS, prove_gateway
+from check_gateway import PLUGIN_HTTP, PORTS, check_gateway
 
 ROOT: Final = Path(__file__).parents[2]
 HERE: Final = Path(__file__).parent
 CACHE: Final = ROOT / "build" / "compose"
 PACKAGES: Final = "python3,python3-venv,bubblewrap,libmagic1,ca-certificates,redis-server,postgresql"
 BASE: Final = "nekro-test/debian:bookworm"
-PROJECT: Final = "nekroproof"
+PROJECT: Final = "nekrotest"
 FLOWER_PORT: Final = 15555
 
 
@@ -149,7 +149,7 @@ class System:
             # The classic builder: BuildKit is a plugin that Debian's package lacks.
             "DOCKER_BUILDKIT": "0",
         }
-        self._file = secrets.parent / "compose.proof.yaml"
+        self._file = secrets.parent / "compose.checked.yaml"
         text = (ROOT / "compose.yaml").read_text()
         # Compose 1.29 and Docker 20.10 do not support them.
         for line in (
@@ -221,7 +221,7 @@ def refuse_without_secrets() -> None:
     assert done.returncode != 0 and "make-secrets" in done.stderr, done
 
 
-def prove_turn(system: System) -> None:
+def check_turn(system: System) -> None:
     """A turn of two rounds: sandbox, TOOL, BEHAVIOR and AGENT calls, files, PostgreSQL."""
     system.nekro("send", "first", "please file our plan lanterns", "--user-id", "ada")
     system.wait_message("first", "The note says: Plan\nlanterns")
@@ -231,7 +231,7 @@ def prove_turn(system: System) -> None:
     assert calls == ["save_note", "view_str_content", "read_note", "send_msg_text"], calls
 
 
-def prove_scale(system: System) -> None:
+def check_scale(system: System) -> None:
     """Three methods workers, each of which gets calls."""
     system.compose("up", "-d", "--no-build", "--scale", "methods=3")
     system.wait_healthy(methods=3)
@@ -247,7 +247,7 @@ def prove_scale(system: System) -> None:
     assert len(result["calls"]) == 120 and len(workers) == 3, (result["output"], workers)
 
 
-def prove_redis_restart(system: System) -> None:
+def check_redis_restart(system: System) -> None:
     """Messages in Redis survive its restart, and workers reconnect."""
     system.compose("stop", "-t", "40", "rounds")
     system.nekro("send", "second", "please file our plan torches", "--user-id", "ada", service="methods")
@@ -257,7 +257,7 @@ def prove_redis_restart(system: System) -> None:
     system.wait_message("second", "The note says: Plan\ntorches")
 
 
-def prove_sandbox_options() -> None:
+def check_sandbox_options() -> None:
     """A sandbox starts under exactly the security options that compose.yaml gives lane rounds."""
     result = subprocess.run(
         ["docker", "run", "--rm", "--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL",
@@ -276,7 +276,7 @@ def prove_sandbox_options() -> None:
     assert checks["sandbox"]["verdict"] == "failed", checks["sandbox"]
 
 
-def prove_flower(system: System, secrets: Path) -> None:
+def check_flower(system: System, secrets: Path) -> None:
     """Flower requires its password and shows all workers."""
     url = f"http://127.0.0.1:{FLOWER_PORT}/api/workers?refresh=1"
     try:
@@ -291,14 +291,14 @@ def prove_flower(system: System, secrets: Path) -> None:
     assert {name.partition("-")[0] for name in names} == {"methods", "long", "rounds", "pinned"}, list(names)
 
 
-def prove(secrets: Path) -> None:
+def check_all(secrets: Path) -> None:
     """Start, use, scale, break, take down."""
     refuse_without_secrets()
     system = System(secrets)
     try:
         say("build")
         system.compose("build", "migrate")
-        prove_sandbox_options()
+        check_sandbox_options()
         say("up")
         system.compose("up", "-d", "--no-build")
         system.wait_healthy(redis=1, postgres=1, methods=1, long=1, rounds=1, pinned=1, flower=1)
@@ -307,15 +307,15 @@ def prove(secrets: Path) -> None:
         assert "redis: " in result and "database: " in result, result
         assert system.compose("logs", "methods").strip()
         say("all healthy; a turn")
-        prove_turn(system)
+        check_turn(system)
         say("Flower")
-        prove_flower(system, secrets)
+        check_flower(system, secrets)
         say("two gateways")
-        prove_gateway(system)
+        check_gateway(system)
         say("scale methods to 3")
-        prove_scale(system)
+        check_scale(system)
         say("restart Redis with a message waiting")
-        prove_redis_restart(system)
+        check_redis_restart(system)
     except BaseException:
         with contextlib.suppress(BaseException):
             print(system.compose("ps"), system.compose("logs", "--tail", "40"))
@@ -326,7 +326,7 @@ def prove(secrets: Path) -> None:
 
 
 def main() -> None:
-    """Run the whole proof."""
+    """Run the whole test."""
     for tool in ("docker", "docker-compose", "dockerd", "debootstrap"):
         if shutil.which(tool) is None:
             sys.exit(f"{tool} is missing: apt-get install docker.io docker-compose debootstrap")
@@ -341,7 +341,7 @@ def main() -> None:
         run(str(ROOT / "scripts" / "make-secrets"), str(secrets), env={**os.environ, "WORKERS_SECRETS": "x"})
         make_bases()
         make_wheels()
-        prove(secrets)
+        check_all(secrets)
     say("all of it holds")
 
 

@@ -1,4 +1,4 @@
-"""The part of the proof of compose.yaml that asks its gateways, as an application on the host does."""
+"""The part of the test of compose.yaml that asks its gateways, as an application on the host does."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
-__all__ = ["PLUGIN_HTTP", "PORTS", "prove_gateway"]
+__all__ = ["PLUGIN_HTTP", "PORTS", "check_gateway"]
 
 #: The host's ports of the two gateways.
 PORTS: Final = (18600, 18601)
-PLUGIN_HTTP: Final = "Proof.where=key"
+PLUGIN_HTTP: Final = "Probe.where=key"
 CHAT: Final = "api-1"
 TURN: Final = ["message.received", "turn.started", "round.started", "round.ended", "turn.ended"]
 #: Prints the address of a worker's site, and what it answers to a request that no gateway has signed.
@@ -25,10 +25,10 @@ async def sites():
     settings = Settings.load()
     database = Database(settings.database, settings.data_dir)
     async with database.read() as transaction:
-        return await transaction.catalogue.sites_of("Proof.where")
+        return await transaction.catalogue.sites_of("Probe.where")
 
 for site in asyncio.run(sites()):
-    request = urllib.request.Request(f"http://{site.address}/plugins/Proof.where/where", data=b"x")
+    request = urllib.request.Request(f"http://{site.address}/plugins/Probe.where/where", data=b"x")
     try:
         with urllib.request.urlopen(request, timeout=10) as answer:
             status = answer.status
@@ -54,7 +54,7 @@ class Composed(Protocol):
         ...
 
 
-def prove_gateway(system: Composed) -> None:
+def check_gateway(system: Composed) -> None:
     """Two gateways: keys, a message and its events, a call, a ticket, a route of a plugin elsewhere."""
     made = system.compose(
         "run", "--rm", "-T", "methods", "keys", "create", "site",
@@ -64,7 +64,7 @@ def prove_gateway(system: Composed) -> None:
     system.compose("--profile", "api", "up", "-d", "--no-build", "--scale", "gateway=2", "gateway")
     system.wait_healthy(gateway=2)
     one, other = (f"http://127.0.0.1:{port}" for port in PORTS)
-    for path in ("/api/v1/methods", f"/api/v1/chats/{CHAT}/events", "/plugins/Proof.where/where"):
+    for path in ("/api/v1/methods", f"/api/v1/chats/{CHAT}/events", "/plugins/Probe.where/where"):
         assert _status(one + path, {}) == 401, path
 
     posted = _ask(
@@ -92,7 +92,7 @@ def prove_gateway(system: Composed) -> None:
     long = {name[:12] for name in system.containers("long")}
     gateways = {name[:12] for name in system.containers("gateway")}
     for gateway in (one, other):
-        where = _ask(f"{gateway}/plugins/Proof.where/where", key, {"a": 1})
+        where = _ask(f"{gateway}/plugins/Probe.where/where", key, {"a": 1})
         assert where["host"] in long and where["host"] not in gateways, (where, long)
         assert json.loads(where["body"]) == {"a": 1} and not where["has_key"], where
     unsigned = system.compose("exec", "-T", "gateway", "python", "-c", UNSIGNED).split("\n")
