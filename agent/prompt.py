@@ -77,7 +77,7 @@ _BUILT_IN: Final = {
         ("asleep", ("activate_plugin", "extend_plugin_activation")),
     )
 }
-#: After a syntax error, by what an answer without a program is.
+#: Hint for the model after a syntax error, by how answers without a program are treated.
 _SYNTAX_HINTS: Final = {
     AnswerMode.STRICT: "Python could not read your answer. It has to end with exactly one fenced block of "
     "Python; mind quotes and fences inside strings.",

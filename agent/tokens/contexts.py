@@ -61,7 +61,8 @@ class ModelContexts:
             return PromptRoom(limits=limits)
         counter = self._counters.get(group.model)
         if counter is None:
-            # The first time it may read a table. A thread takes longer than the rest of a prompt's work.
+            # Only the first use of a model may have to read the table of its tokenizer, so only that one
+            # waits for a thread, which takes longer than building a prompt.
             counter = self._counters[group.model] = await asyncio.to_thread(counter_of, group.model)
         return PromptRoom(limits=limits, counter=counter)
 

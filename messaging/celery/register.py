@@ -1,8 +1,8 @@
 """Where the product relies on private API of Celery, kombu and billiard, as data that tests compare with it.
 
-``tests/test_private_uses.py`` finds each use in the source and fails when one is missing here, when an
-entry has no use any more, and when a library's class has not what is stated here. The tests that an entry
-names show what breaks when the library behaves differently. After a deliberate change of a use,
+``tests/test_private_uses.py`` finds each use in the source, and fails when a use is missing here, when an
+entry is no longer used, or when a library's class differs from the entry. The tests that an entry names show
+what breaks when the library behaves differently. After a deliberate change of a use,
 ``python -m tests.private_uses MODULE`` prints what the source of a module says.
 """
 

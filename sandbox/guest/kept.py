@@ -42,7 +42,7 @@ class Variables:
         self._most = run["keep"]["most"]
         self._names = names
         self._channel = channel
-        #: What the code found: a name of these that it gives another value is not kept.
+        #: Globals before the code ran. A name that was predefined is not kept, even if the code reassigns it.
         self._given = dict(names)
         self._is_sent = False
 

@@ -63,9 +63,9 @@ _BEFORE_HELD: Final = """
 (SELECT coalesce(min(number), 0) - 2 FROM chat_events WHERE chat_key = :of_chat AND number < 0)
 """
 
-#: Whether the events of the round are its answer, but neither its end nor the call; a worker of a release
-#: that appends no calls does not append the answer either. In a turn whose TOOL calls are not kept, the call
-#: must have a row, which a call of a TOOL does not have.
+#: True if the round's answer is recorded, but neither its end nor this call's start, which is then appended
+#: later. False for calls whose start is never appended: a TOOL call in a turn that does not keep those has no
+#: row in ``calls``, and a worker of a release that appends no calls appends no answer either.
 _IF_EARLY: Final = """
 WHERE EXISTS (
     SELECT 1 FROM chat_events

@@ -47,7 +47,8 @@ class LeaseKind:
     #: work has effects that neither a fencing token nor ``HeldLease.ensure`` prevents. Otherwise it is
     #: renewed when the database answers again, so that an outage does not end the work.
     is_lost_with_time: bool
-    #: Acquires and releases; None: the writes that record the start and the end of the work do.
+    #: The repository that acquires and releases the lease; None if the statements that start and finish the
+    #: work do so.
     rows: Callable[[Transaction], ChatRepository | LeaseRepository] | None = None
 
 
