@@ -383,7 +383,7 @@ class Services(Parts):
             InvalidValueError: the line is an answer, but no question is open.
             CallTimeoutError, BrokerUnavailableError, OutcomeUnknownError: as their names say.
         """
-        return await self.command_desk.run(
+        return await self.command_sender.run(
             line,
             chat=await self.chat(who.chat_key),
             who=who,

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from workers.approvals.seals import ApprovalSeal
     from workers.budgets.spending import Spending
     from workers.calls.claims import CallClaims
-    from workers.calls.commands import CommandDesk, CommandLines
+    from workers.calls.commands import CommandLines, CommandSender
     from workers.calls.detached import CallDetacher
     from workers.calls.dispatch import Dispatcher
     from workers.calls.fleet_hooks import FleetHooks, MessageHooks
@@ -577,16 +577,16 @@ class Parts(ABC):
         return CommandLines(self.commands, self.redactor, return_bytes=self.settings.sandbox.return_bytes)
 
     @shared_property
-    def command_desk(self) -> CommandDesk:
+    def command_sender(self) -> CommandSender:
         """Sends command lines to workers.
 
         Raises:
             RuntimeNotBoundError: this process does not call methods, or has not started.
         """
         from storage.kv import SqlKeyValueStore
-        from workers.calls.commands import CommandDesk
+        from workers.calls.commands import CommandSender
 
-        return CommandDesk(
+        return CommandSender(
             registry=self.registry,
             caller=self.caller,
             tasks=self.plugin_tasks,

@@ -22,8 +22,8 @@ from mcp_types import (
     TextContent,
 )
 
+from connectors.mcp.client_requests import ClientRequests, Prompt, Question
 from connectors.mcp.declarations import Sampling
-from connectors.mcp.desk import Desk, Prompt, Question
 from connectors.mcp.servers import McpServer
 from connectors.mcp.session import Exchange
 from connectors.mcp.texts import line
@@ -45,12 +45,14 @@ _TOKEN_CHARS: Final = 3
 _KEYS: Final = {"sampling/createMessage": "sampling", "elicitation/create": "elicitation_seconds"}
 
 
-def exchange_of(ctx: AgentCtx, *, server: McpServer, tool: str, desk: Desk | None) -> Exchange:
+def exchange_of(
+    ctx: AgentCtx, *, server: McpServer, tool: str, client_requests: ClientRequests | None
+) -> Exchange:
     """Return what the server may do during a call with this context.
 
     Args:
         tool: name of the method.
-        desk: None refuses every request of the server.
+        client_requests: None refuses every request of the server.
     """
     last, requests = 0.0, 0
     # Read here, because requests of the server arrive in the task of its connection.
@@ -70,13 +72,13 @@ def exchange_of(ctx: AgentCtx, *, server: McpServer, tool: str, desk: Desk | Non
             return ErrorData(code=INVALID_REQUEST, message=text)
         limits = server.declaration.nekro if server.declaration is not None else None
         try:
-            if desk is not None and limits is not None:
+            if client_requests is not None and limits is not None:
                 if isinstance(request, CreateMessageRequest) and limits.sampling is not None:
                     with paying(replace(payer, tokens_per_day=limits.sampling.tokens_per_day)):
-                        return await _sampled(desk, request.params, server.name, limits.sampling)
+                        return await _sampled(client_requests, request.params, server.name, limits.sampling)
                 if isinstance(request, ElicitRequest) and limits.elicitation_seconds is not None:
                     question = _question(request.params, server=server.name, tool=tool, percent=last)
-                    reply = await desk.ask(question, ctx, seconds=limits.elicitation_seconds)
+                    reply = await client_requests.ask(question, ctx, seconds=limits.elicitation_seconds)
                     return ElicitResult(action=reply.action, content=reply.content)
         except InvalidValueError as exc:
             return ErrorData(code=INVALID_PARAMS, message=line(exc, _MOST_ERROR_CHARS))
@@ -88,9 +90,9 @@ def exchange_of(ctx: AgentCtx, *, server: McpServer, tool: str, desk: Desk | Non
 
 
 async def _sampled(
-    desk: Desk, params: CreateMessageRequestParams, server: str, sampling: Sampling
+    client_requests: ClientRequests, params: CreateMessageRequestParams, server: str, sampling: Sampling
 ) -> CreateMessageResult:
-    answer = await desk.complete(_prompt(params, sampling), server=server, sampling=sampling)
+    answer = await client_requests.complete(_prompt(params, sampling), server=server, sampling=sampling)
     return CreateMessageResult(
         role="assistant",
         content=TextContent(type="text", text=answer.text),

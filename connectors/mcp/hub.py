@@ -31,8 +31,8 @@ from runtime.greenlet_bridge import at_loop_close
 
 if TYPE_CHECKING:
     from broker_config.settings import Settings
+    from connectors.mcp.client_requests import ClientRequests
     from connectors.mcp.connection import Connection, Opened
-    from connectors.mcp.desk import Desk
     from connectors.mcp.session import Exchange, McpSession, ServerFault
     from sandbox.programs import Program, ProgramStarter
 
@@ -68,13 +68,15 @@ class Listings(Protocol):
 class ServerHub:
     """Implements ``ToolCaller``. A connection belongs to the event loop that uses it."""
 
-    def __init__(self, settings: Settings, listings: Listings | None, desk: Desk | None = None) -> None:
+    def __init__(
+        self, settings: Settings, listings: Listings | None, client_requests: ClientRequests | None = None
+    ) -> None:
         """
         Args:
             listings: None records nothing.
-            desk: asks models and people for servers; None refuses that.
+            client_requests: asks models and people for servers; None refuses that.
         """
-        self._settings, self._listings, self._desk = settings, listings, desk
+        self._settings, self._listings, self._client_requests = settings, listings, client_requests
         self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = WeakKeyDictionary()
         self._starter: ProgramStarter | None = None
 
@@ -140,7 +142,12 @@ class ServerHub:
 
         declaration = _declared(server)
         hide = redactor_of(declaration)
-        exchange = exchange_of(ctx, server=server, tool=f"{server.plugin_key}.{tool.name}", desk=self._desk)
+        exchange = exchange_of(
+            ctx,
+            server=server,
+            tool=f"{server.plugin_key}.{tool.name}",
+            client_requests=self._client_requests,
+        )
         may_try_again = True
         while True:
             try:
@@ -328,8 +335,8 @@ class ServerHub:
             streams,
             hide=hide,
             not_sent=not_sent,
-            samples=self._desk is not None and limits.sampling is not None,
-            asks=self._desk is not None and limits.elicitation_seconds is not None,
+            samples=self._client_requests is not None and limits.sampling is not None,
+            asks=self._client_requests is not None and limits.elicitation_seconds is not None,
         )
 
 

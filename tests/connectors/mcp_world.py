@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from broker_config.settings import Settings
-from connectors.mcp.desk import Desk
+from connectors.mcp.client_requests import ClientRequests
 from connectors.mcp.hub import ServerHub
 from connectors.mcp.plugins import build_plugin
 from connectors.mcp.servers import McpServer, merged
@@ -52,10 +52,14 @@ class World:
     """A hub, and calls of the methods of one server."""
 
     def __init__(
-        self, settings: Settings, entry: dict[str, Any], name: str = "odd", desk: Desk | None = None
+        self,
+        settings: Settings,
+        entry: dict[str, Any],
+        name: str = "odd",
+        client_requests: ClientRequests | None = None,
     ) -> None:
         self.listed = Listed()
-        self.hub = ServerHub(settings, self.listed, desk)
+        self.hub = ServerHub(settings, self.listed, client_requests)
         self.server = server_of(entry, name)
         self.progress: list[tuple[float, str]] = []
 
@@ -77,10 +81,13 @@ class World:
 
 @asynccontextmanager
 async def opened(
-    settings: Settings, entry: dict[str, Any], name: str = "odd", desk: Desk | None = None
+    settings: Settings,
+    entry: dict[str, Any],
+    name: str = "odd",
+    client_requests: ClientRequests | None = None,
 ) -> AsyncIterator[World]:
     """A world whose server has listed its tools."""
-    world = World(settings, entry, name, desk)
+    world = World(settings, entry, name, client_requests)
     try:
         await world.hub.listing(world.server)
         yield world

@@ -28,8 +28,8 @@ from test_mcp_http import served
 from test_mcp_servers import node_server
 
 from broker_config.settings import DatabaseSettings, Settings
+from connectors.mcp.client_requests import Completion, Prompt, Question, Reply
 from connectors.mcp.declarations import Sampling
-from connectors.mcp.desk import Completion, Prompt, Question, Reply
 from nekro_agent import runtime
 from nekro_agent.errors import BudgetExceededError, InvalidValueError, LLMError, MethodFailedError
 from nekro_agent.execution.payer import Payer, paying
@@ -43,7 +43,7 @@ from workers.budgets.plugin_models import PluginModels
 from workers.budgets.spending import Spending
 from workers.composition import CALLER, Services
 from workers.mcp.answers import content_of, question_id
-from workers.mcp.desk import ServerDesk
+from workers.mcp.client_requests import WorkerClientRequests
 from workers.mcp.forms import answer_of, shown_question
 from workers.plugins.policies import core_config
 
@@ -51,7 +51,7 @@ ALLOWED = {"sampling": {"max_tokens": 50}, "elicitation_seconds": 30}
 
 
 class Answers:
-    """A desk that remembers what it was asked."""
+    """Client requests that remember what they were asked."""
 
     def __init__(self, *replies: Reply) -> None:
         self.replies = list(replies)
@@ -72,41 +72,41 @@ class Answers:
 
 
 async def test_a_server_of_2025_asks_a_model_and_a_person(settings: Settings) -> None:
-    desk = Answers(Reply(action="accept", content={"city": "Rome"}), Reply(action="decline"))
-    async with opened(settings, odd_entry(**ALLOWED), desk=desk) as world:
+    answers = Answers(Reply(action="accept", content={"city": "Rome"}), Reply(action="decline"))
+    async with opened(settings, odd_entry(**ALLOWED), client_requests=answers) as world:
         assert json.loads(await world.call("ask")) == {"action": "accept", "content": {"city": "Rome"}}
         assert json.loads(await world.call("ask")) == {"action": "decline"}
         answer = json.loads(await world.call("sample"))
         assert (answer["content"]["text"], answer["model"]) == ("yes", "m")
-    (prompt,), question = desk.prompts, desk.questions[0]
+    (prompt,), question = answers.prompts, answers.questions[0]
     assert prompt.max_tokens == 50
     assert [one["role"] for one in prompt.messages] == ["system", "user"]
     assert (question.server, question.tool, question.text) == ("odd", "mcp.odd.ask", "Which city?")
 
 
 async def test_without_a_declaration_a_server_is_refused(settings: Settings) -> None:
-    desk = Answers()
-    async with opened(settings, odd_entry(), desk=desk) as world:
+    answers = Answers()
+    async with opened(settings, odd_entry(), client_requests=answers) as world:
         for tool in ("ask", "sample"):
             assert "not supported" in json.loads(await world.call(tool))["message"]
-    assert not desk.questions and not desk.prompts
+    assert not answers.questions and not answers.prompts
 
 
 async def test_a_question_without_a_known_call_is_refused(settings: Settings) -> None:
-    desk = Answers(Reply(action="accept", content={}))
-    async with opened(settings, odd_entry(**ALLOWED), desk=desk) as world:
+    answers = Answers(Reply(action="accept", content={}))
+    async with opened(settings, odd_entry(**ALLOWED), client_requests=answers) as world:
         opened_ = await world.hub.listing(world.server)
         # A second call, of another chat, while the first one asks.
-        desk.may_answer.clear()
+        answers.may_answer.clear()
         first = asyncio.create_task(world.call("ask"))
-        await desk.is_asked.wait()
+        await answers.is_asked.wait()
         second = asyncio.create_task(world.call("echo", "x", chat_key="other"))
         while len(opened_.session._calls) < 2:
             await asyncio.sleep(0.01)
         refused = await opened_.session._answer(
             ElicitRequest(params=ElicitRequestFormParams(message="Whose?", requested_schema={}))
         )
-        desk.may_answer.set()
+        answers.may_answer.set()
         assert "several chats" in refused.message  # type: ignore[union-attr]
         await asyncio.gather(first, second)
         idle = await opened_.session._answer(
@@ -116,27 +116,27 @@ async def test_a_question_without_a_known_call_is_refused(settings: Settings) ->
 
 
 async def test_a_server_cannot_flood_a_chat_with_questions(settings: Settings) -> None:
-    desk = Answers(*[Reply(action="decline")] * 30)
+    answers = Answers(*[Reply(action="decline")] * 30)
     with served(asking_server().streamable_http_app()) as address:
         entry = {"url": f"{address}/mcp", "nekro": ALLOWED}
-        async with opened(settings, entry, desk=desk) as world:
+        async with opened(settings, entry, client_requests=answers) as world:
             with pytest.raises(MethodFailedError, match="more than 20 answers in one call"):
                 await world.call("insist")
-    assert len(desk.questions) == 20
+    assert len(answers.questions) == 20
 
 
 async def test_a_question_ends_with_its_call(settings: Settings) -> None:
-    desk = Answers(Reply(action="decline"))
-    desk.may_answer.clear()
-    async with opened(settings, odd_entry(**ALLOWED), desk=desk) as world:
+    answers = Answers(Reply(action="decline"))
+    answers.may_answer.clear()
+    async with opened(settings, odd_entry(**ALLOWED), client_requests=answers) as world:
         call = asyncio.create_task(world.call("ask"))
-        await desk.is_asked.wait()
+        await answers.is_asked.wait()
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
         # The server got an error for its request, and serves the next call.
         assert await world.call("echo", "next") == "next"
-    assert len(desk.replies) == 1
+    assert len(answers.replies) == 1
 
 
 def asking_server() -> MCPServer:
@@ -170,12 +170,12 @@ def asking_server() -> MCPServer:
 async def test_a_server_of_the_newest_version_asks_by_results(settings: Settings) -> None:
     with served(asking_server().streamable_http_app()) as address:
         entry: dict[str, Any] = {"url": f"{address}/mcp", "nekro": ALLOWED}
-        desk = Answers(Reply(action="accept", content={"name": "Ada"}))
-        async with opened(settings, entry, desk=desk) as world:
+        answers = Answers(Reply(action="accept", content={"name": "Ada"}))
+        async with opened(settings, entry, client_requests=answers) as world:
             assert "yes, Ada (s)" in str(await world.call("greet"))
         for allowed, key in (({}, "elicitation_seconds"), ({"elicitation_seconds": 9}, "sampling")):
-            desk = Answers(Reply(action="accept", content={"name": "Ada"}))
-            async with opened(settings, {**entry, "nekro": allowed}, desk=desk) as world:
+            answers = Answers(Reply(action="accept", content={"name": "Ada"}))
+            async with opened(settings, {**entry, "nekro": allowed}, client_requests=answers) as world:
                 with pytest.raises(
                     MethodFailedError, match=f"needs `nekro.{key}`|Missing required|not declared"
                 ):
@@ -183,13 +183,13 @@ async def test_a_server_of_the_newest_version_asks_by_results(settings: Settings
 
 
 async def test_server_everything_asks(settings: Settings) -> None:
-    desk = Answers(Reply(action="decline"))
-    async with opened(settings, node_server("server-everything", **ALLOWED), "every", desk) as world:
+    answers = Answers(Reply(action="decline"))
+    async with opened(settings, node_server("server-everything", **ALLOWED), "every", answers) as world:
         names = {m.func.__name__ for m in world.plugin.sandbox_methods}
         assert {"trigger_sampling_request", "trigger_elicitation_request"} <= names
         assert "yes" in str(await world.call("trigger_sampling_request", "Say yes.", maxTokens=9))
         assert "declined" in str(await world.call("trigger_elicitation_request"))
-    assert desk.prompts[0].max_tokens == 9 and desk.questions[0].schema
+    assert answers.prompts[0].max_tokens == 9 and answers.questions[0].schema
 
 
 # -- models -----------------------------------------------------------------------------------------
@@ -215,24 +215,24 @@ async def test_a_model_answers_within_the_budget_of_a_day(settings: Settings, da
     async with ChatServer([complete("yes"), refuse(400), complete("yes")]) as server:
         llm = settings.llm.model_copy(update={"base_url": server.base_url, "model": "m"})
         settings = settings.model_copy(update={"llm": llm})
-        desk = ServerDesk(settings, database)
+        requests = WorkerClientRequests(settings, database)
         with on_account(settings, database, sampling):
-            assert (await desk.complete(prompt(), server="odd", sampling=sampling)).text == "yes"
+            assert (await requests.complete(prompt(), server="odd", sampling=sampling)).text == "yes"
             # What was reserved is given back when the model fails.
             with pytest.raises(LLMError, match=r"^the model did not answer$"):
-                await desk.complete(prompt(20), server="odd", sampling=sampling)
+                await requests.complete(prompt(20), server="odd", sampling=sampling)
             with pytest.raises(
                 BudgetExceededError, match="about 1003 tokens, more than are left of the 1300"
             ):
-                await desk.complete(prompt(1_000), server="odd", sampling=sampling)
+                await requests.complete(prompt(1_000), server="odd", sampling=sampling)
             answers = await asyncio.gather(
-                *(desk.complete(prompt(), server="odd", sampling=sampling) for _ in range(8)),
+                *(requests.complete(prompt(), server="odd", sampling=sampling) for _ in range(8)),
                 return_exceptions=True,
             )
             assert 1 <= sum(isinstance(one, Completion) for one in answers) <= 7
             assert server.seen[0].body["max_tokens"] == 10
             with pytest.raises(LLMError, match="unknown group of models"):
-                await desk.complete(prompt(1), server="odd", sampling=Sampling(group="none"))
+                await requests.complete(prompt(1), server="odd", sampling=Sampling(group="none"))
     key = ScopeKey.of(BudgetScope.PLUGIN, "mcp.odd", day=day_of(datetime.now(UTC)))
     async with database.read() as transaction:
         (total,) = await transaction.spendings.totals([key])

@@ -36,7 +36,7 @@ from workers.catalogue.commands import command_names
 from workers.catalogue.entries import CommandEntry
 from workers.catalogue.registry import Registry
 
-__all__ = ["CommandDesk", "CommandLines"]
+__all__ = ["CommandLines", "CommandSender"]
 
 #: Owner of open questions in the store; cannot collide with plugin keys, which contain a dot.
 _OWNER: Final = "nekro"
@@ -86,7 +86,7 @@ class _Question(BaseModel):
     on_timeout_message: str = ""
 
 
-class CommandDesk:
+class CommandSender:
     """Receives command lines and answers, and sends them to a worker."""
 
     def __init__(

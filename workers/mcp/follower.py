@@ -25,7 +25,7 @@ from nekro_agent.execution.uses import is_in_use
 from nekro_agent.plugin import NekroPlugin
 from runtime.survived import survived
 from storage.engine import Database
-from workers.mcp.desk import ServerDesk
+from workers.mcp.client_requests import WorkerClientRequests
 from workers.plugins.importing import Imported
 from workers.plugins.loader import LoadedPlugins
 
@@ -62,7 +62,7 @@ class McpServers:
         self._loaded, self._host = loaded, host
         self._serves, self._may_run_here = serves, may_run_here
         self._is_wanted, self._on_change = is_wanted, on_change
-        self.hub = ServerHub(settings, self, ServerDesk(settings, database))
+        self.hub = ServerHub(settings, self, WorkerClientRequests(settings, database))
         #: What was built, by the name of the server.
         self._built: dict[str, tuple[object, Imported]] = {}
         self._seen: object = None

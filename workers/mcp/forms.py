@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from connectors.mcp.desk import Question
+from connectors.mcp.client_requests import Question
 from connectors.mcp.texts import line, quoted
 from nekro_agent.errors import InvalidValueError
 

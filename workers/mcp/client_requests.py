@@ -17,8 +17,8 @@ from loguru import logger
 
 from broker_config.settings import Settings
 from codec.wire import new_id
+from connectors.mcp.client_requests import Completion, Prompt, Question, Reply
 from connectors.mcp.declarations import Sampling
-from connectors.mcp.desk import Completion, Prompt, Question, Reply
 from nekro_agent.durations import FRESH_SECONDS, GRACE_SECONDS, POLL_SECONDS
 from nekro_agent.errors import BudgetExceededError, ConflictError, InvalidValueError, LLMError
 from nekro_agent.policies import ModelConfigGroup
@@ -32,17 +32,17 @@ from workers.mcp.answers import answer_key, question_id
 from workers.mcp.forms import answer_of, shown_question
 from workers.plugins.policies import core_config
 
-__all__ = ["ServerDesk"]
+__all__ = ["WorkerClientRequests"]
 
 
-class ServerDesk:
-    """Implements ``connectors.mcp.desk.Desk``."""
+class WorkerClientRequests:
+    """Implements ``connectors.mcp.client_requests.ClientRequests`` by model groups and messages to chats."""
 
     def __init__(self, settings: Settings, database: Database) -> None:
         self._settings, self._database = settings, database
 
     async def complete(self, prompt: Prompt, *, server: str, sampling: Sampling) -> Completion:
-        """See ``Desk``; it counts as a request of the server's plugin, with the declaration's limit."""
+        """See ``ClientRequests``; a request of the server's plugin, with the declaration's limit."""
         group = self._group(sampling)
         try:
             answer = await self._asked(prompt, group)
@@ -83,7 +83,7 @@ class ServerDesk:
         )
 
     async def ask(self, question: Question, ctx: AgentCtx, *, seconds: float) -> Reply:
-        """See ``Desk``; after ``seconds`` without an answer the reply is ``cancel``."""
+        """See ``ClientRequests``; after ``seconds`` without an answer the reply is ``cancel``."""
         if ctx.call_id is None or ctx.from_chat_key is None:
             raise InvalidValueError("this call belongs to no chat, so it cannot ask a question")
         words = [question.server, question.text, question.schema, question.url]

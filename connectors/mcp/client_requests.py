@@ -1,4 +1,4 @@
-"""What servers ask for during a call, as values, and the interface of who serves it.
+"""What servers ask for during a call, as values, and the interface of what serves it.
 
 It needs no SDK, so that workers without servers load none.
 """
@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 from connectors.mcp.declarations import Sampling
 from nekro_agent.schemas.agent_ctx import AgentCtx
 
-__all__ = ["Completion", "Desk", "Prompt", "Question", "Reply"]
+__all__ = ["ClientRequests", "Completion", "Prompt", "Question", "Reply"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class Reply:
     content: dict[str, Any] | None = None
 
 
-class Desk(Protocol):
+class ClientRequests(Protocol):
     """Serves what servers ask for."""
 
     async def complete(self, prompt: Prompt, *, server: str, sampling: Sampling) -> Completion:
