@@ -28,7 +28,7 @@ from sandbox.areas.homes import make_home, remove_home
 from sandbox.bundle import PROGRAM_INSIDE, encode_config, guest_program
 from sandbox.driver import Check, Enforcement, Enforcer, ExitStatus, SandboxSpec, Usage
 from sandbox.drivers.bwrap_args import LAYERS_INSIDE
-from sandbox.drivers.door import GuestListener
+from sandbox.drivers.listener import GuestListener
 from sandbox.drivers.process import expect_hello
 from sandbox.filter.seccomp import build_filter
 from sandbox.limits.run_limits import MAX_OPEN_FILES
@@ -126,8 +126,8 @@ class ContainerDriver:
     async def _start(self, spec: SandboxSpec, home: Path, name: str) -> ContainerSandbox:
         uid = _user(spec)
         _furnish(home, uid)
-        door = GuestListener(home / "door" / "bridge.sock", uid=uid)
-        await door.open()
+        listener = GuestListener(home / "sock" / "bridge.sock", uid=uid)
+        await listener.open()
         process = await asyncio.create_subprocess_exec(
             self.engine,
             *self._arguments(spec, home, name, uid),
@@ -141,14 +141,14 @@ class ContainerDriver:
             raise SandboxUnavailableError("the engine has no output")
         ended = asyncio.ensure_future(process.wait())
         try:
-            reader, writer = await door.first_guest(ended)
+            reader, writer = await listener.first_connection(ended)
             await expect_hello(reader)
         except SandboxUnavailableError as exc:
             process_ended = ended.done()
             words = (await process.stdout.read(2048)).decode("utf-8", "replace") if process_ended else ""
             raise SandboxUnavailableError(f"{exc}: {' '.join(words.split())}") from exc
         finally:
-            await door.close()
+            await listener.close()
             ended.cancel()
         return ContainerSandbox(
             engine=self.engine,
@@ -194,7 +194,7 @@ class ContainerDriver:
             "--volume", f"{spec.shared_dir}:/app/shared:rw",
             "--volume", f"{spec.uploads_dir}:/app/uploads:ro",
             "--volume", f"{home / 'runner.py'}:{PROGRAM_INSIDE}:ro",
-            "--volume", f"{home / 'door'}:{_SOCKET_INSIDE}:ro",
+            "--volume", f"{home / 'sock'}:{_SOCKET_INSIDE}:ro",
             *(word for at, path in zip(layers, spec.layers, strict=True)
               for word in ("--volume", f"{path}:{at}:ro")),
             *(word for item in environment.items() for word in ("--env", "=".join(item))),
@@ -327,9 +327,9 @@ def _furnish(home: Path, uid: int) -> None:
     # As source: the Python of the image may be of any version.
     (home / "runner.py").write_bytes(guest_program(None))
     (home / "runner.py").chmod(0o444)
-    (home / "door").mkdir(mode=0o700)
+    (home / "sock").mkdir(mode=0o700)
     if os.geteuid() == 0:
-        os.chown(home / "door", uid, uid)
+        os.chown(home / "sock", uid, uid)
 
 
 async def _ask(engine: str, *arguments: str) -> tuple[int, str]:

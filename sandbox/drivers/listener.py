@@ -12,6 +12,8 @@ from nekro_agent.errors import SandboxUnavailableError
 
 __all__ = ["GuestListener"]
 
+_Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
 
 class GuestListener:
     """A listening socket that accepts one connection, of one user."""
@@ -21,24 +23,21 @@ class GuestListener:
         self._uid = uid
 
     async def open(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._guest: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = loop.create_future()
-        self._server = await asyncio.start_unix_server(self._let_in, self._path)
+        self._connection: asyncio.Future[_Streams] = asyncio.get_running_loop().create_future()
+        self._server = await asyncio.start_unix_server(self._accept, self._path)
         # Only the code's user may enter the directory around it.
         self._path.chmod(0o666)
 
-    async def first_guest(
-        self, ended: asyncio.Future[int]
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def first_connection(self, ended: asyncio.Future[int]) -> _Streams:
         """Return the first connection.
 
         Raises:
             SandboxUnavailableError: the container ended first, or did not connect within 30 s.
         """
-        waiting: set[asyncio.Future[object]] = {self._guest, ended}  # type: ignore[arg-type]
+        waiting: set[asyncio.Future[object]] = {self._connection, ended}  # type: ignore[arg-type]
         await asyncio.wait(waiting, timeout=PROGRAM_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        if self._guest.done():
-            return self._guest.result()
+        if self._connection.done():
+            return self._connection.result()
         reason = "ended" if ended.done() else f"did not connect within {PROGRAM_SECONDS:g} s"
         raise SandboxUnavailableError(f"the container {reason} while it started")
 
@@ -47,9 +46,9 @@ class GuestListener:
         self._server.close()
         self._path.unlink(missing_ok=True)
 
-    def _let_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         credentials = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        if self._guest.done() or struct.unpack("3i", credentials)[1] != self._uid:
+        if self._connection.done() or struct.unpack("3i", credentials)[1] != self._uid:
             writer.close()
             return
-        self._guest.set_result((reader, writer))
+        self._connection.set_result((reader, writer))
