@@ -22,7 +22,7 @@ __all__ = ["end_launch", "end_orphans", "launch_mark"]
 _VARIABLE: Final = "NEKRO_SANDBOX_LAUNCH"
 _numbers: Final = itertools.count()
 #: Passes over /proc: a process that is just being started may be missed by one.
-_LOOKS: Final = 3
+_PASSES: Final = 3
 
 
 def launch_mark() -> dict[str, str]:
@@ -51,7 +51,7 @@ def end_orphans() -> int:
 
 def _end(chosen: Callable[[str], bool]) -> int:
     ended = 0
-    for _ in range(_LOOKS):
+    for _ in range(_PASSES):
         before = ended
         for descriptor, mark in _marked():
             if chosen(mark):

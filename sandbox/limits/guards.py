@@ -2,9 +2,9 @@
 
 A guard enforces a limit that the kernel does not: a periodic check of disk or memory, the reader of the
 output, a timer. Each check runs on a thread of its own, not on the event loop or its shared pool, so
-neither a busy loop nor an exhausted pool delays it. One thread per process, the judge, compares for each
-guard the time since ``begin`` with the time it may take. The judge uses nothing that sandboxed code can
-slow down: it reads a clock and signals a process descriptor.
+neither a busy loop nor an exhausted pool delays it. One thread per process, the supervisor, compares
+for each guard the time since ``begin`` with the time it may take. The supervisor uses nothing that sandboxed
+code can slow down: it reads a clock and signals a process descriptor.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ EndRun = Callable[[Limit, str | None], None]
 GUARD_SECONDS: Final = 5.0
 #: A check may take this share of the time between checks; an expensive check gets longer pauses.
 _LARGEST_SHARE: Final = 1 / 20
-#: Judgements per shortest bound.
-_JUDGEMENTS: Final = 10
+#: Checks by the supervisor per shortest bound.
+_CHECKS: Final = 10
 #: Consecutive failures that end the run: a single one may be caused by a process that is just ending.
 _MOST_FAILURES: Final = 2
 
@@ -74,7 +74,7 @@ class Guards:
         self._timers: list[asyncio.TimerHandle] = []
         self._tasks: list[asyncio.Task[Any]] = []
         self._closed = threading.Event()
-        _JUDGE.add(self)
+        _SUPERVISOR.add(self)
 
     def add(self, name: str, *, allowed_seconds: float = 0) -> Guard:
         """Add a guard that is late after ``allowed_seconds`` and the bound, counted from its ``begin``."""
@@ -82,10 +82,10 @@ class Guards:
         self._guards.append(guard)
         return guard
 
-    def look(self, name: str, look: Callable[[], Limit | None], *, every_seconds: float) -> None:
-        """Call ``look`` periodically on a thread of its own, which starts after the first pause.
+    def poll(self, name: str, check: Callable[[], Limit | None], *, every_seconds: float) -> None:
+        """Call ``check`` periodically on a thread of its own, which starts after the first pause.
 
-        ``look`` returns the limit that is exceeded, None when none is, and raises when it cannot check;
+        ``check`` returns the limit that is exceeded, None when none is, and raises when it cannot check;
         it counts as completed only when it returned. Most runs end before the first check and have no
         cost for it.
         """
@@ -94,7 +94,7 @@ class Guards:
 
         def start() -> None:
             thread = threading.Thread(
-                target=self._look_on, args=(guard, look, every_seconds), name=f"sandbox-{name}", daemon=True
+                target=self._poll, args=(guard, check, every_seconds), name=f"sandbox-{name}", daemon=True
             )
             try:
                 thread.start()
@@ -125,7 +125,7 @@ class Guards:
         # The class alone: the message may name paths of the host, or contain text that the code chose.
         self._end(Limit.GUARD, f"the run was ended because its guard {name!r} failed ({_name_of(exc)})")
 
-    def judge(self, now: float) -> None:
+    def supervise(self, now: float) -> None:
         """End the run when a guard is late; start checks that a busy event loop has not started."""
         for entry in list(self._starts):
             if entry[0] <= now:
@@ -149,7 +149,7 @@ class Guards:
         Safe from any thread; timers and tasks of the event loop are cancelled by ``stop``.
         """
         self._closed.set()
-        _JUDGE.discard(self)
+        _SUPERVISOR.discard(self)
 
     def stop(self) -> None:
         """Close, and cancel timers and tasks; only on the event loop's thread."""
@@ -162,19 +162,19 @@ class Guards:
     def _start(self, entry: tuple[float, Callable[[], None]]) -> None:
         if self._closed.is_set():
             return
-        try:  # removed first, as the event loop and the judge may both be here
+        try:  # removed first, as the event loop and the supervisor may both be here
             self._starts.remove(entry)
         except ValueError:
             return
         entry[1]()
 
-    def _look_on(self, guard: Guard, look: Callable[[], Limit | None], every_seconds: float) -> None:
+    def _poll(self, guard: Guard, check: Callable[[], Limit | None], every_seconds: float) -> None:
         failures, pause = 0, 0.0
         while not self._closed.wait(pause) and self._alive():
             begin = time.monotonic()
             try:
-                limit = look()
-            except UnsettledError:  # not completed: the judge ends the run when that lasts too long
+                limit = check()
+            except UnsettledError:  # not completed: the supervisor ends the run when that lasts too long
                 pause = every_seconds
                 continue
             except Exception as exc:
@@ -197,60 +197,60 @@ class Guards:
             guard.allowed_seconds = pause
 
 
-class _GuardThread:
-    """Judges the guards of all sandboxes of this process, on a thread that sleeps while there are none."""
+class _Supervisor:
+    """Supervises the guards of all sandboxes of a process, on a thread that sleeps while there are none."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._judged: set[Guards] = set()
+        self._supervised: set[Guards] = set()
         self._wanted = threading.Event()
         self._thread: threading.Thread | None = None
 
     def add(self, guards: Guards) -> None:
-        """Start to judge the guards of one sandbox.
+        """Start to supervise the guards of one sandbox.
 
         Raises:
-            RuntimeError: no thread can be started; without the judge no code may run.
+            RuntimeError: no thread can be started; without the supervisor no code may run.
         """
         with self._lock:
-            self._judged.add(guards)
+            self._supervised.add(guards)
             if self._thread is None or not self._thread.is_alive():  # as after a fork
-                self._thread = threading.Thread(target=self._judge_on, name="sandbox-judge", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="sandbox-supervisor", daemon=True)
                 self._thread.start()
         if not self._wanted.is_set():
             self._wanted.set()
 
     def discard(self, guards: Guards) -> None:
-        """Stop judging the guards of one sandbox; idempotent."""
+        """Stop supervising the guards of one sandbox; idempotent."""
         with self._lock:
-            self._judged.discard(guards)
+            self._supervised.discard(guards)
 
-    def _judge_on(self) -> None:
+    def _run(self) -> None:
         while True:
             self._wanted.wait()
             with self._lock:
-                judged = list(self._judged)
-                if not judged:
+                supervised = list(self._supervised)
+                if not supervised:
                     self._wanted.clear()
                     continue
             now = time.monotonic()
-            for guards in judged:
-                _judge_one(guards, now)
-            time.sleep(min(guards.bound_seconds for guards in judged) / _JUDGEMENTS)
+            for guards in supervised:
+                _supervise_one(guards, now)
+            time.sleep(min(guards.bound_seconds for guards in supervised) / _CHECKS)
 
 
-def _judge_one(guards: Guards, now: float) -> None:
-    """Judge one sandbox; an error must not stop the judge of the others."""
+def _supervise_one(guards: Guards, now: float) -> None:
+    """Supervise one sandbox; an error must not stop the supervision of the others."""
     try:
-        guards.judge(now)
+        guards.supervise(now)
     except Exception:
-        logger.exception("sandbox_judge_failed")
+        logger.exception("sandbox_supervisor_failed")
 
 
 def _name_of(exc: BaseException) -> str:
     return type(exc).__name__
 
 
-_JUDGE: Final = _GuardThread()
+_SUPERVISOR: Final = _Supervisor()
 # In a forked child the thread does not exist, and the lock may be held forever.
-os.register_at_fork(after_in_child=_JUDGE.__init__)  # type: ignore[misc]
+os.register_at_fork(after_in_child=_SUPERVISOR.__init__)  # type: ignore[misc]

@@ -13,7 +13,7 @@ from sandbox.limits.processes import shared_out
 from sandbox.limits.quota import Quota
 from sandbox.models import Limit
 
-__all__ = ["disk_look", "memory_look", "watch"]
+__all__ = ["disk_check", "memory_check", "watch"]
 
 
 def watch(
@@ -34,24 +34,24 @@ def watch(
     if sandbox.scratch_dir is not None:
         quotas["tmp"] = Quota.of_scratch(sandbox.scratch_dir, settings)
     for name, watched in quotas.items():
-        look = disk_look(sandbox, watched, most_file_bytes=settings.max_file_bytes)
+        check = disk_check(sandbox, watched, most_file_bytes=settings.max_file_bytes)
         # Half as often as memory: measuring a directory costs more than reading counters.
-        guards.look(name, look, every_seconds=max(every_seconds, 2 * POLL_SECONDS))
+        guards.poll(name, check, every_seconds=max(every_seconds, 2 * POLL_SECONDS))
     if not sandbox.memory_bounded:
-        guards.look("memory", memory_look(sandbox, settings), every_seconds=every_seconds)
+        guards.poll("memory", memory_check(sandbox, settings), every_seconds=every_seconds)
 
 
-def memory_look(sandbox: Sandbox, settings: SandboxSettings) -> Callable[[], Limit | None]:
+def memory_check(sandbox: Sandbox, settings: SandboxSettings) -> Callable[[], Limit | None]:
     """Return a check of the memory of all processes together; between two checks it may be exceeded."""
 
-    def look() -> Limit | None:
+    def check() -> Limit | None:
         most_bytes = settings.memory_bytes - _kernel_bytes(sandbox)
         used_bytes = sandbox.usage().memory_bytes or 0
         # This counts shared pages once per process: cheap, and never too low.
         is_exceeded = used_bytes > most_bytes and shared_out(sandbox.processes()) > most_bytes
         return Limit.MEMORY if is_exceeded else None
 
-    return look
+    return check
 
 
 def _kernel_bytes(sandbox: Sandbox) -> int:
@@ -61,7 +61,7 @@ def _kernel_bytes(sandbox: Sandbox) -> int:
     return hold_of_all(sandbox.processes, root=sandbox.spec.shared_dir).buffer_bytes() + names
 
 
-def disk_look(sandbox: Sandbox, quota: Quota, *, most_file_bytes: int) -> Callable[[], Limit | None]:
+def disk_check(sandbox: Sandbox, quota: Quota, *, most_file_bytes: int) -> Callable[[], Limit | None]:
     """Return a check of the disk space of the sandbox's files.
 
     Args:
@@ -69,7 +69,7 @@ def disk_look(sandbox: Sandbox, quota: Quota, *, most_file_bytes: int) -> Callab
     """
     hidden: set[int] = set()
 
-    def look() -> Limit | None:
+    def check() -> Limit | None:
         nonlocal hidden
         held = hold_of_all(sandbox.processes, root=quota.root)
         before, hidden = hidden, sockets_in_sockets(sandbox.processes(), held)
@@ -81,4 +81,4 @@ def disk_look(sandbox: Sandbox, quota: Quota, *, most_file_bytes: int) -> Callab
         is_exceeded = quota.exceeded(unlinked=used_bytes, most_file_bytes=most_file_bytes)
         return Limit.DISK if is_exceeded else None
 
-    return look
+    return check

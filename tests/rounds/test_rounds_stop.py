@@ -113,7 +113,7 @@ async def test_one_query_reads_the_stop_requests_of_all_rounds_of_a_process(
         first = looks.index(running)
         while len(looks) < first + 3:
             await asyncio.sleep(0.01)
-        assert set(looks[first:]) == {running}, "a look asks for some of the rounds only"
+        assert set(looks[first:]) == {running}, "a check asks for some of the rounds only"
         over.set()
     assert [states(await bench.rounds(chat)) for chat in chats] == [["done"]] * 3
 

@@ -94,7 +94,7 @@ class Bench:
             lease_seconds=lease_seconds,
             announce=lambda *report: self.announced.append(report),
             publisher=self.publisher,
-            look_seconds=0.05,
+            poll_seconds=0.05,
         )
         return JobRunner(
             running=running,

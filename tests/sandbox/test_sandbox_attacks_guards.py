@@ -321,7 +321,7 @@ time.sleep(30)
 async def test_attack_L14_an_expensive_look_does_not_extend_the_pause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Thousands of mappings slow down each look; files written meanwhile still count."""
+    """Thousands of mappings slow down each check; files written meanwhile still count."""
     code = (
         """
 import mmap, os, time
@@ -484,7 +484,7 @@ async def test_attack_L13_output_that_is_not_text_does_not_stop_its_guard(box: L
 
 
 async def test_attack_L14_a_plugin_that_blocks_the_loop_does_not_unguard_a_run(tmp_path: Path) -> None:
-    """Looks run beside a blocked loop, and the judge notices missing looks."""
+    """Checks run while the loop is blocked, and the supervisor notices missing ones."""
     started = asyncio.Event()
 
     async def hold(call: StubCall) -> StubResult:

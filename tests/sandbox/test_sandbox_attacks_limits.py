@@ -447,7 +447,7 @@ time.sleep(30)
 async def test_attack_L7_descriptors_in_flight_are_bounded_by_the_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between two looks, and with sockets of the host, this number is the limit."""
+    """Between two checks, and with sockets of the host, this number is the limit."""
     code = """
 import os, socket
 fd, count, keep = os.open('/dev/null', os.O_RDONLY), 0, []

@@ -31,7 +31,7 @@ import threading
 wrong = []
 def caller(number):
     for turn in range(9):
-        # Some come at once, some late, some are larger than one look at the socket.
+        # Some come at once, some late, some are larger than one read of the socket.
         value = [number, turn, "x" * (200_000 if (number + turn) % 7 == 0 else 10)]
         answer = later((number * turn) % 3 / 50, value)
         if answer != value:

@@ -275,7 +275,7 @@ async def test_a_look_that_never_settles_counts_as_a_stall() -> None:
     def unsettled() -> None:
         raise UnsettledError
 
-    guards.look("disk", unsettled, every_seconds=0.01)
+    guards.poll("disk", unsettled, every_seconds=0.01)
     try:
         async with asyncio.timeout(WAIT_SECONDS):
             while not ended:
@@ -290,13 +290,13 @@ async def test_an_idle_guard_is_never_late() -> None:
     guards = Guards(alive=lambda: True, end=lambda *end: ended.append(end), bound_seconds=1)
     guard: Guard = guards.add("output")
     try:
-        guards.judge(1e12)
+        guards.supervise(1e12)
         guard.begin()
         guard.done()
-        guards.judge(1e12)
+        guards.supervise(1e12)
         assert ended == []
         guard.begin()
-        guards.judge(1e12)
+        guards.supervise(1e12)
         assert len(ended) == 1
     finally:
         guards.stop()

@@ -60,7 +60,7 @@ class RunningJobs:
         lease_seconds: float,
         announce: Callable[[str, int, str], object],
         publisher: EventPublisher,
-        look_seconds: float = REFRESH_SECONDS,
+        poll_seconds: float = REFRESH_SECONDS,
     ) -> None:
         """Create the jobs' follower.
 
@@ -77,7 +77,7 @@ class RunningJobs:
         self._poll = Poll(
             background,
             self._look,
-            seconds=look_seconds,
+            seconds=poll_seconds,
             is_needed=lambda: bool(self._jobs),
             on_error="stop_requests_of_jobs_not_read",
         )

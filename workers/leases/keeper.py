@@ -38,9 +38,9 @@ from workers.pools.background import BackgroundLoop
 
 __all__ = ["HeldLease", "LeaseKeeper", "on_this_loop"]
 
-#: Renewals per lease duration, and looks at the leases.
+#: Renewals per lease duration, and checks of which leases are due.
 _RENEWALS: Final = 3
-_LOOKS: Final = 12
+_CHECKS: Final = 12
 #: Most leases that one statement renews.
 _BATCH: Final = 500
 
@@ -237,7 +237,7 @@ class _Group:
         self.kind = kind
         self.seconds = seconds
         # The longest pause is how late a suspension of the host is noticed.
-        self._pause = min(seconds / _LOOKS, FRESH_SECONDS)
+        self._pause = min(seconds / _CHECKS, FRESH_SECONDS)
         self._lock = threading.Lock()
         self._leases: set[HeldLease] = set()
         self._renewal: asyncio.Task[None] | None = None
@@ -259,10 +259,10 @@ class _Group:
         while True:
             await asyncio.sleep(self._pause)
             with survived("leases_not_renewed", lease=self.kind.name):
-                await self._look()
+                await self._check()
             if self.kind.is_lost_with_time:
                 for lease in self._held():
-                    # Before its time is over: the next look would come too late.
+                    # Before its time is over: the next check would come too late.
                     if lease.seconds_left <= self._pause:
                         lease.lose()
 
@@ -286,7 +286,7 @@ class _Group:
         with self._lock:
             return list(self._leases)
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         """Renew what is due. A renewal that takes long is left running, so that it delays no loss."""
         if self._renewal is None:
             now, third = elapsed_seconds(), self.seconds / _RENEWALS

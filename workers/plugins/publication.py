@@ -116,16 +116,16 @@ class CataloguePublisher:
 
     async def _keep(self) -> None:
         while not self._is_closed:
-            await asyncio.sleep(FRESH_SECONDS)  # a look costs some microseconds per plugin
+            await asyncio.sleep(FRESH_SECONDS)  # a check costs some microseconds per plugin
             if self._is_closed or self._published == self._state():
                 continue
             try:
                 await self.publish()
-            except StorageError as exc:  # the next look tries again
+            except StorageError as exc:  # the next check tries again
                 logger.bind(error=str(exc)).warning("catalogue_not_published")
 
     def _forget(self) -> None:
-        """Let the next look publish again: another process has deleted the rows of this one."""
+        """Let the next check publish again: another process has deleted the rows of this one."""
         self._published = None
 
     def _state(self) -> object:

@@ -73,7 +73,7 @@ class PluginReloader:
             if imported.source is not None and not imported.is_shipped:
                 self._watches[imported.path] = SourceWatch(imported)
         while True:
-            # A change takes effect after the second look that sees it.
+            # A change takes effect after the second check that sees it.
             await asyncio.sleep(REFRESH_SECONDS)
             for path in await asyncio.to_thread(self._changed):
                 with survived("plugin_not_reloaded", path=path):

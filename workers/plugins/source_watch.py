@@ -16,7 +16,7 @@ __all__ = ["SourceWatch"]
 _SKIPPED: Final = frozenset({"__pycache__", "node_modules", "venv", "tests", "docs"})
 
 #: Path → time of change in ns, size, inode.
-_Look = dict[str, tuple[int, int, int]]
+_Stamps = dict[str, tuple[int, int, int]]
 
 
 class SourceWatch:
@@ -25,29 +25,29 @@ class SourceWatch:
     def __init__(self, imported: Imported) -> None:
         """The present files count as those that were imported."""
         self._imported = imported
-        self._loaded = self._previous = self._look()
+        self._loaded = self._previous = self._stamps()
 
     def has_changed(self) -> bool:
-        """Look at the files; True once for each change, when two looks in a row see the same.
+        """Check the files; True once for each change, when two checks in a row see the same.
 
         A change of several files, or an editor that writes in steps, is thus one change.
         """
-        look, previous = self._look(), self._previous
-        self._previous = look
-        if look == self._loaded or look != previous:
+        stamps, previous = self._stamps(), self._previous
+        self._previous = stamps
+        if stamps == self._loaded or stamps != previous:
             return False
-        self._loaded = look
+        self._loaded = stamps
         return True
 
-    def _look(self) -> _Look:
-        look: _Look = {}
+    def _stamps(self) -> _Stamps:
+        stamps: _Stamps = {}
         for path in self._files():
             try:
                 stat = os.stat(path)
             except OSError:
                 continue
-            look[path] = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-        return look
+            stamps[path] = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+        return stamps
 
     def _files(self) -> Iterator[str]:
         source = self._imported.source
