@@ -15,10 +15,10 @@ from broker_config.settings import DatabaseSettings
 from nekro_agent.durations import CLOSE_STEP_SECONDS, FRESH_SECONDS, POLL_SECONDS
 from nekro_agent.errors import StorageUnavailableError
 from storage.driver.connection import DriverConnection, DriverRows
-from storage.driver.gate import Gate
+from storage.driver.fifo_semaphore import FifoSemaphore
 from storage.driver.values import Parameters
 
-__all__ = ["Pool", "connection_gate", "limited"]
+__all__ = ["Pool", "connection_semaphore", "limited"]
 
 C = TypeVar("C", bound=DriverConnection)
 
@@ -27,14 +27,14 @@ C = TypeVar("C", bound=DriverConnection)
 _GRACE_SECONDS: Final = 1.0
 
 
-def connection_gate(size: int, settings: DatabaseSettings) -> Gate:
-    """Return the gate of a pool with at most ``size`` connections."""
+def connection_semaphore(size: int, settings: DatabaseSettings) -> FifoSemaphore:
+    """Return the semaphore of a pool with at most ``size`` connections."""
     seconds = settings.pool_timeout_seconds
     error = (
         f"no database connection was free within {seconds} s; "
         "raise NEKRO_DATABASE__POOL_SIZE or lower the worker's concurrency"
     )
-    return Gate(size, seconds=seconds, error=error)
+    return FifoSemaphore(size, seconds=seconds, error=error)
 
 
 @asynccontextmanager
@@ -61,7 +61,7 @@ class Pool(Generic[C]):
     def __init__(
         self,
         connect: Callable[[], Awaitable[C]],
-        gate: Gate,
+        semaphore: FifoSemaphore,
         *,
         cut_later: Callable[[C], asyncio.TimerHandle] | None = None,
     ) -> None:
@@ -69,10 +69,10 @@ class Pool(Generic[C]):
 
         Args:
             connect: opens a connection; leaves none open when it is cancelled.
-            gate: limits the connections in use.
+            semaphore: limits the connections in use.
             cut_later: starts the time limit of a use; the pool cancels it at the end of the use.
         """
-        self.gate = gate
+        self.semaphore = semaphore
         self._connect = connect
         self._cut_later = cut_later
         self._idle: list[C] = []
@@ -120,11 +120,11 @@ class Pool(Generic[C]):
         return self._idle[-1] if self._idle else None
 
     async def _take(self) -> C:
-        await self.gate.enter()
+        await self.semaphore.acquire()
         try:
             connection = await self._kept() or await self._open()
         except BaseException:
-            self.gate.leave()
+            self.semaphore.release()
             raise
         self._in_use[connection] = None if self._cut_later is None else self._cut_later(connection)
         return connection
@@ -139,7 +139,7 @@ class Pool(Generic[C]):
         else:  # it is broken, or closed because of a cancellation
             self._doubted_at = time.monotonic()  # others may be broken too
             connection.discard()
-        self.gate.leave()
+        self.semaphore.release()
 
     async def close(self) -> None:
         """Close the connections that are not in use; the others are closed when they are given back.

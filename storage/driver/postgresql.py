@@ -25,7 +25,7 @@ from nekro_agent.errors import StorageUnavailableError
 from storage.driver.blocking import ANSWER_SECONDS, begin_text, connect_arguments, has_one_server
 from storage.driver.connection import DriverRows
 from storage.driver.errors import NotBegunError, translated
-from storage.driver.pool import Pool, connection_gate
+from storage.driver.pool import Pool, connection_semaphore
 from storage.driver.urls import PoolMode, database_url, libpq_url, pool_mode
 from storage.driver.values import Parameters
 
@@ -52,7 +52,7 @@ def postgres_pool(settings: DatabaseSettings, data_dir: Path) -> Pool[PostgresCo
 
     return Pool(
         connect,
-        connection_gate(settings.pool_size, settings),
+        connection_semaphore(settings.pool_size, settings),
         cut_later=lambda connection: connection.cut_later(settings.transaction_timeout_seconds),
     )
 

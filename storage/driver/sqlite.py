@@ -18,8 +18,8 @@ from runtime.completion import complete
 from storage.driver.blocking import configure, make_file
 from storage.driver.connection import DriverRows
 from storage.driver.errors import translated
-from storage.driver.gate import Gate
-from storage.driver.pool import Pool, connection_gate
+from storage.driver.fifo_semaphore import FifoSemaphore
+from storage.driver.pool import Pool, connection_semaphore
 from storage.driver.sqlite_connection import SqliteConnection
 from storage.driver.values import Parameters
 
@@ -30,11 +30,11 @@ _MOST_READERS: Final = 4
 
 
 class SqlitePool(Pool[SqliteConnection]):
-    """The connections of an event loop: a pool of readers, and one writer behind a gate."""
+    """The connections of an event loop: a pool of readers, and one writer behind a semaphore."""
 
     def __init__(self, path: Path, settings: DatabaseSettings) -> None:
         super().__init__(
-            self._connect_to_file, connection_gate(min(_MOST_READERS, settings.pool_size), settings)
+            self._connect_to_file, connection_semaphore(min(_MOST_READERS, settings.pool_size), settings)
         )
         self._path = path
         self._settings = settings
@@ -43,7 +43,7 @@ class SqlitePool(Pool[SqliteConnection]):
             f"other writers of this process kept SQLite busy for {seconds} s; "
             "raise NEKRO_DATABASE__POOL_TIMEOUT_SECONDS or use PostgreSQL"
         )
-        self._writers = Pool(self._connect_to_file, Gate(1, seconds=seconds, error=error))
+        self._writers = Pool(self._connect_to_file, FifoSemaphore(1, seconds=seconds, error=error))
 
     def writer(self) -> AbstractAsyncContextManager[SqliteConnection]:
         """Lend the writer, to one transaction at a time in order."""
@@ -55,12 +55,12 @@ class SqlitePool(Pool[SqliteConnection]):
             reader = self.idle  # not lent, because nothing else can use it before this has ended
             found = None if reader is None else reader.run_here(sql, parameters)
             return await super().run(sql, parameters, writes=False) if found is None else found
-        await self._writers.gate.enter(shared=True)
+        await self._writers.semaphore.acquire(shared=True)
         try:
             if (writer := self._writers.idle) is not None:
                 return await writer.execute(sql, parameters)
         finally:
-            self._writers.gate.leave()
+            self._writers.semaphore.release()
         return await self._writers.run(sql, parameters, writes=True)  # it has to be opened
 
     async def close(self) -> None:

@@ -21,7 +21,7 @@ from waiting import WAIT_SECONDS
 
 from broker_config.settings import DatabaseSettings, StoreSettings
 from nekro_agent.errors import ConflictError, InvalidValueError, StorageUnavailableError
-from storage.driver.gate import Gate
+from storage.driver.fifo_semaphore import FifoSemaphore
 from storage.driver.statements import SingleStatement
 from storage.engine import Database
 from storage.kv import SqlKeyValueStore
@@ -344,19 +344,19 @@ async def test_queued_write_of_a_cancelled_caller_is_not_started(migrated_copy: 
 
 
 async def test_transaction_is_not_starved_by_single_writes() -> None:
-    gate = Gate(1, seconds=WAIT_SECONDS, error="")
+    semaphore = FifoSemaphore(1, seconds=WAIT_SECONDS, error="")
     entered: list[str] = []
 
     async def single(name: str) -> None:
-        await gate.enter(shared=True)
+        await semaphore.acquire(shared=True)
         entered.append(name)
         await may_leave.wait()
-        gate.leave()
+        semaphore.release()
 
     async def transaction() -> None:
-        await gate.enter()
+        await semaphore.acquire()
         entered.append("transaction")
-        gate.leave()
+        semaphore.release()
 
     may_leave = asyncio.Event()
     tasks = [asyncio.create_task(single(name)) for name in ("first", "beside")]

@@ -1,4 +1,4 @@
-"""Admits callers in order and within a time limit: to a limited number of connections, or to SQLite's writer.
+"""A FIFO semaphore with a time limit: for pooled connections and for SQLite's writer.
 
 SQLite's busy handler polls with growing pauses and without order, so the writers of one event loop queue
 here, and only processes compete for the lock.
@@ -12,10 +12,10 @@ from contextlib import suppress
 
 from nekro_agent.errors import StorageUnavailableError
 
-__all__ = ["Gate"]
+__all__ = ["FifoSemaphore"]
 
 
-class Gate:
+class FifoSemaphore:
     """Admits ``size`` callers at a time, or neighbouring callers that share, together.
 
     Unlike asyncio's semaphores it does not keep its event loop alive.
@@ -31,52 +31,52 @@ class Gate:
         self._seconds = seconds
         self._error = error
         self._queue: deque[tuple[asyncio.Future[None], bool]] = deque()
-        self._inside = 0
+        self._held = 0
         self._is_shared = False
 
-    async def enter(self, *, shared: bool = False) -> None:
-        """Enter; ``leave`` must follow.
+    async def acquire(self, *, shared: bool = False) -> None:
+        """Wait for admission; ``release`` must follow.
 
         Args:
             shared: together with other callers that share, while no other caller waits.
 
         Raises:
-            StorageUnavailableError: others were inside for too long.
+            StorageUnavailableError: others held it for too long.
         """
         if not self._queue and self._admits(shared):
             self._admit(shared)
             return
-        entered = asyncio.get_running_loop().create_future()
-        self._queue.append((entered, shared))
+        admitted = asyncio.get_running_loop().create_future()
+        self._queue.append((admitted, shared))
         try:
             async with asyncio.timeout(self._seconds):
-                await entered
+                await admitted
         except BaseException as exc:
-            if entered.done() and not entered.cancelled():
-                self.leave()  # it was admitted at the same moment
+            if admitted.done() and not admitted.cancelled():
+                self.release()  # it was admitted at the same moment
             else:
                 with suppress(ValueError):  # `_admit_next` has removed it
-                    self._queue.remove((entered, shared))
+                    self._queue.remove((admitted, shared))
                 self._admit_next()
             if isinstance(exc, TimeoutError):
                 raise StorageUnavailableError(self._error) from exc
             raise
 
-    def leave(self) -> None:
-        """Leave, and let the next callers enter."""
-        self._inside -= 1
+    def release(self) -> None:
+        """Admit the next callers."""
+        self._held -= 1
         self._admit_next()
 
     def _admits(self, shared: bool) -> bool:
-        return self._inside < self._size or (shared and self._is_shared)
+        return self._held < self._size or (shared and self._is_shared)
 
     def _admit(self, shared: bool) -> None:
-        self._inside += 1
+        self._held += 1
         self._is_shared = shared
 
     def _admit_next(self) -> None:
         while self._queue and self._admits(self._queue[0][1]):
-            entered, shared = self._queue.popleft()
-            if not entered.done():  # otherwise cancelled; it is about to notice
+            admitted, shared = self._queue.popleft()
+            if not admitted.done():  # otherwise cancelled; it is about to notice
                 self._admit(shared)
-                entered.set_result(None)
+                admitted.set_result(None)
