@@ -25,7 +25,7 @@ from gateway.streams.hub import EventHub
 from nekro_agent.durations import FRESH_SECONDS, REFRESH_SECONDS
 from nekro_agent.shared_clock import shared_time
 from nekro_client.models import ChangeKind, EventType
-from runtime.survived import survived
+from runtime.error_logging import log_errors
 from workers.composition import Services
 
 __all__ = ["Changes"]
@@ -151,7 +151,7 @@ class Changes:
             self._watching = asyncio.create_task(self._watch(), name="nekro-changes")
         # Without the broker the stream begins all the same, and everything is read again when it is back.
         await self._hub.listening()
-        with survived("changes_not_read"):
+        with log_errors("changes_not_read"):
             await self._look(self._wanted() - self._marks.keys())
 
     def _resume(self, reader: ChangeReader, last_id: str | None) -> None:
@@ -204,7 +204,7 @@ class Changes:
             reader.add(hints)
 
     async def _watch(self) -> None:
-        with survived("lost_announcements_not_looked_for"):
+        with log_errors("lost_announcements_not_looked_for"):
             self._announced = {**await self._recent(), **self._announced}
         rounds = 0
         while True:
@@ -214,10 +214,10 @@ class Changes:
             for kind in self._marks.keys() - wanted:
                 del self._marks[kind]
             for kind in wanted:  # one that cannot be read keeps none of the others from being read
-                with survived("changes_not_read", kind=kind.value):
+                with log_errors("changes_not_read", kind=kind.value):
                     await self._look({kind})
             if rounds % _LOST_EVERY == 0:
-                with survived("lost_announcements_not_looked_for"):
+                with log_errors("lost_announcements_not_looked_for"):
                     await self._find_lost()
 
     def _wanted(self) -> frozenset[ChangeKind]:

@@ -25,7 +25,7 @@ from gateway.streams.events import Position, StreamEvent, mark_of, stream_event
 from gateway.streams.watch import EventWatch
 from nekro_agent.durations import FRESH_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import OverloadedError, StorageError
-from runtime.survived import survived
+from runtime.error_logging import log_errors
 from storage.repositories.events import ChatEvent
 from workers.composition import Services
 
@@ -394,11 +394,11 @@ class EventHub:
                 async with asyncio.timeout(FRESH_SECONDS):
                     await self._begun.wait()
             self._begun.clear()
-            with survived("keys_of_streams_not_checked"):
+            with log_errors("keys_of_streams_not_checked"):
                 await self._end_invalid()
             keys = list(self._channels)
             for begin in range(0, len(keys), _CHECKED):
-                with survived("events_not_checked"):
+                with log_errors("events_not_checked"):
                     await self._check(keys[begin : begin + _CHECKED])
 
     async def _end_invalid(self) -> None:

@@ -25,8 +25,8 @@ from gateway.outgoing import OutgoingHttp, RequestFailedError
 from gateway.webhooks.secrets import webhook_secret
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_client.models import Event, WebhookPayload
+from runtime.error_logging import log_errors
 from runtime.metrics import metrics
-from runtime.survived import survived
 from storage.outbound.webhooks import Delivery, Webhook
 from storage.repositories.events import ChatEvent
 from storage.states import DeliveryState
@@ -84,7 +84,7 @@ class WebhookSender:
 
     async def _deliver_forever(self) -> None:
         while True:
-            with survived("webhooks_not_delivered"):
+            with log_errors("webhooks_not_delivered"):
                 await self._look()
             await asyncio.sleep(FRESH_SECONDS / 2)
 
@@ -131,7 +131,7 @@ class WebhookSender:
         self._running[webhook_id] -= 1
 
     async def _deliver(self, webhook: Webhook, delivery: Delivery) -> None:
-        with survived("webhook_delivery_not_recorded", delivery_id=delivery.id):
+        with log_errors("webhook_delivery_not_recorded", delivery_id=delivery.id):
             status, error = await self._send(webhook, delivery)
             await self._record(webhook, delivery, status, error)
 

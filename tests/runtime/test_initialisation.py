@@ -17,7 +17,7 @@ from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.plugin import NekroPlugin
 from storage.engine import Database
 from storage.models import LeaseRow
-from workers.leases import alone as leases_alone
+from workers.leases import init_lock
 from workers.leases.keeper import LeaseKeeper
 from workers.plugins.initialisation import start_plugins
 from workers.plugins.lane_overrides import LaneOverrides
@@ -122,7 +122,7 @@ async def lease_until(database: Database) -> object:
 async def test_a_blocking_init_keeps_the_lease(
     processes: list[Process], database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases_alone, "_LEASE_SECONDS", 6.0)
+    monkeypatch.setattr(init_lock, "_LEASE_SECONDS", 6.0)
     first, ends = processes[0], []
 
     def blocking_init() -> None:
@@ -153,7 +153,7 @@ async def test_a_blocking_init_keeps_the_lease(
 async def test_an_init_that_loses_its_lease_is_cancelled_and_its_process_does_not_start(
     processes: list[Process], database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases_alone, "_LEASE_SECONDS", 2.0)
+    monkeypatch.setattr(init_lock, "_LEASE_SECONDS", 2.0)
     first, ends = processes[0], []
 
     @first.plugin.mount_init_method()

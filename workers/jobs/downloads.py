@@ -16,7 +16,7 @@ from nekro_agent.errors import FencedError, StorageError
 from nekro_agent.ports import DownloadReport, DownloadStatus
 from nekro_agent.shared_clock import elapsed_seconds
 from runtime.completion import complete
-from runtime.survived import survived
+from runtime.error_logging import log_errors
 from storage.engine import Database
 from storage.repositories.downloads import DownloadRecord
 from storage.transaction import Transaction
@@ -92,7 +92,7 @@ class SqlDownloads:
 
     async def _write_progress(self) -> None:
         for claim in list(self._running):
-            with survived("download_progress_not_written", target=claim.target):
+            with log_errors("download_progress_not_written", target=claim.target):
                 await claim.write_progress()
 
 

@@ -13,7 +13,7 @@ from typing import Final
 from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import FencedError
 from nekro_agent.jobs import TaskCtl
-from runtime.survived import survived
+from runtime.error_logging import log_errors
 from storage.repositories.jobs import Job
 from storage.states import EventType
 from workers.chats.events import record_job
@@ -102,7 +102,7 @@ class RunningJobs:
     async def _look(self) -> None:
         jobs = {(running.job.id, running.job.fence): running for running in list(self._jobs)}
         for running in jobs.values():
-            with survived("job_progress_not_written", job_id=running.job.id):
+            with log_errors("job_progress_not_written", job_id=running.job.id):
                 await self._write(running)
         if not jobs:
             return

@@ -30,8 +30,8 @@ from loguru import logger
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.errors import FencedError, StorageUnavailableError
 from nekro_agent.shared_clock import elapsed_seconds
+from runtime.error_logging import log_errors
 from runtime.metrics import metrics
-from runtime.survived import survived
 from storage.engine import Database
 from workers.leases.kinds import LeaseKind
 from workers.pools.background import BackgroundLoop
@@ -203,7 +203,7 @@ class HeldLease:
         if rows is None or self._is_released:
             return
         self._is_released = True
-        with survived("lease_not_released", lease=self._group.kind.name, key=self.key):
+        with log_errors("lease_not_released", lease=self._group.kind.name, key=self.key):
             async with self._group.database.autocommit() as transaction:
                 await rows(transaction).release(self.key, fence=self.fence)
 
@@ -221,7 +221,7 @@ class HeldLease:
         metrics().leases_lost.labels(self._group.kind.name).inc()
         logger.bind(lease=self._group.kind.name, key=self.key, fence=self.fence).error("lease_lost")
         if self._on_lost is not None:
-            with survived("lease_loss_not_handled", lease=self._group.kind.name, key=self.key):
+            with log_errors("lease_loss_not_handled", lease=self._group.kind.name, key=self.key):
                 self._on_lost()
 
     def may_be_renewed(self, now: float) -> bool:
@@ -258,7 +258,7 @@ class _Group:
         """Renew the leases until the loop is closed."""
         while True:
             await asyncio.sleep(self._pause)
-            with survived("leases_not_renewed", lease=self.kind.name):
+            with log_errors("leases_not_renewed", lease=self.kind.name):
                 await self._check()
             if self.kind.is_lost_with_time:
                 for lease in self._held():

@@ -23,7 +23,7 @@ from nekro_agent.errors import InvalidValueError
 from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.execution.uses import is_in_use
 from nekro_agent.plugin import NekroPlugin
-from runtime.survived import survived
+from runtime.error_logging import log_errors
 from storage.engine import Database
 from workers.mcp.client_requests import WorkerClientRequests
 from workers.plugins.importing import Imported
@@ -114,7 +114,7 @@ class McpServers:
     async def _follow(self) -> None:
         while True:
             await asyncio.sleep(FRESH_SECONDS)
-            with survived("mcp_servers_not_read"):
+            with log_errors("mcp_servers_not_read"):
                 await self._look(starts=True)
                 await self._list_what_is_due()
 
@@ -227,7 +227,7 @@ class McpServers:
 
     async def _list(self, server: McpServer) -> None:
         try:
-            with survived("mcp_server_not_listed", server=server.name):
+            with log_errors("mcp_server_not_listed", server=server.name):
                 await self.hub.relist(server)
         finally:
             self._listing.discard(server.name)

@@ -11,8 +11,8 @@ from loguru import logger
 from broker_config.settings import BrokerSettings
 from messaging.redis.clock import read_broker_clock
 from nekro_agent.shared_clock import Reading
+from runtime.error_logging import log_errors
 from runtime.metrics import is_counting, metrics
-from runtime.survived import survived
 from storage.database_clock import follow_database_clock
 from storage.engine import Database
 from workers.pools.background import BackgroundLoop
@@ -50,10 +50,10 @@ class ClockWatch:
 
     async def _keep(self) -> None:
         while True:
-            with survived("broker_clock_not_read"):
+            with log_errors("broker_clock_not_read"):
                 await self._measure_broker()
             await asyncio.sleep(_PERIOD_SECONDS)
-            with survived("database_clock_not_read"):
+            with log_errors("database_clock_not_read"):
                 await self.compare()
 
     async def _measure_broker(self) -> None:

@@ -16,7 +16,7 @@ from loguru import logger
 from broker_config.settings import AgentSettings
 from nekro_agent.durations import POLL_SECONDS
 from nekro_agent.errors import FencedError
-from runtime.survived import survived
+from runtime.error_logging import log_errors
 from storage.engine import Database
 from storage.repositories.calls import CallRepository
 from workers.calls.claims import outcome_unknown
@@ -105,7 +105,7 @@ class Sweeper:
         while True:
             # Without the lease it checks twice as often, because the holder may be dead.
             pause_seconds = self._period_seconds / 2
-            with survived("sweep_failed"):  # the next sweep finds what this one missed
+            with log_errors("sweep_failed"):  # the next sweep finds what this one missed
                 if await self._hold_lease():
                     pause_seconds = await self._sweep_all()
             await asyncio.sleep(pause_seconds)
@@ -113,7 +113,7 @@ class Sweeper:
     async def _sweep_all(self) -> float:
         pauses = [self._period_seconds]
         for sweep in self._sweeps:
-            with survived("sweep_failed", sweep=sweep.__qualname__):  # the other sweeps must still run
+            with log_errors("sweep_failed", sweep=sweep.__qualname__):  # the other sweeps must still run
                 seconds = await sweep()
                 if seconds is not None:
                     pauses.append(max(seconds, POLL_SECONDS))

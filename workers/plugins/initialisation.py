@@ -5,7 +5,7 @@ from __future__ import annotations
 from loguru import logger
 
 from nekro_agent.execution.hooks import PluginHost
-from workers.leases.alone import alone
+from workers.leases.init_lock import init_lock
 from workers.leases.keeper import LeaseKeeper
 from workers.plugins.lane_overrides import LaneOverrides
 from workers.plugins.lanes import LaneChooser
@@ -41,7 +41,7 @@ async def start_plugins(
     if not has_inits and not states.has_hooks():
         await host.start(skip=_pinned(host, lanes))
         return
-    async with alone(leases, owner=owner):
+    async with init_lock(leases, owner=owner):
         # Inside the lease, so that pins that an earlier process recorded apply here.
         await overrides.refresh()
         failures = await host.start(skip=_pinned(host, lanes))

@@ -22,7 +22,7 @@ from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.execution.hooks import HookFailure, PluginHost
 from nekro_agent.methods import Lane
 from nekro_agent.plugin import NekroPlugin
-from runtime.survived import survived
+from runtime.error_logging import log_errors
 from workers.leases.keeper import HeldLease, LeaseKeeper
 from workers.leases.kinds import PINNED
 from workers.plugins.lanes import LaneChooser
@@ -104,7 +104,7 @@ class PinnedOwner:
             # Gives priority to processes of lane ``pinned`` that start at the same time.
             await asyncio.sleep(self._lease_seconds / 5)
         while True:
-            with survived("pinned_plugins_not_claimed"):
+            with log_errors("pinned_plugins_not_claimed"):
                 await self._compete()
             await asyncio.sleep(self._lease_seconds / _ATTEMPTS_PER_LEASE)
 

@@ -14,8 +14,8 @@ from codec.wire import new_id
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.errors import StorageError
 from nekro_agent.shared_clock import elapsed_seconds
+from runtime.error_logging import log_errors
 from runtime.release import release
-from runtime.survived import survived
 from storage.caller_reads import Snapshot
 from storage.engine import Database
 from storage.publications import NewWorker
@@ -88,7 +88,7 @@ class CataloguePublisher:
         if self._lease is None:
             return
         self._lease.drop()
-        with survived("worker_not_taken_out_of_the_catalogue"):
+        with log_errors("worker_not_taken_out_of_the_catalogue"):
             async with self._database.autocommit() as transaction:
                 await transaction.catalogue.leave(self._worker.id)
 

@@ -19,8 +19,8 @@ from nekro_agent.durations import POLL_SECONDS, REFRESH_SECONDS
 from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.execution.uses import is_in_use
 from nekro_agent.plugin import NekroPlugin
-from runtime.survived import survived
-from workers.leases.alone import alone
+from runtime.error_logging import log_errors
+from workers.leases.init_lock import init_lock
 from workers.leases.keeper import LeaseKeeper
 from workers.plugins.importing import Imported, import_plugin
 from workers.plugins.lanes import LaneChooser
@@ -76,7 +76,7 @@ class PluginReloader:
             # A change takes effect after the second check that sees it.
             await asyncio.sleep(REFRESH_SECONDS)
             for path in await asyncio.to_thread(self._changed):
-                with survived("plugin_not_reloaded", path=path):
+                with log_errors("plugin_not_reloaded", path=path):
                     await self._reload(path)
 
     def _changed(self) -> list[str]:
@@ -116,7 +116,7 @@ class PluginReloader:
         """Run the init of the new version; returns its error."""
         if old is not None and self._lanes.is_pinned(old.key):
             self._host.cancel_tasks(old)  # its loops must exist once
-        async with alone(self._leases, owner=self._owner):
+        async with init_lock(self._leases, owner=self._owner):
             failures = await self._host.start_plugin(new)
         if not failures:
             return None

@@ -19,9 +19,9 @@ from loguru import logger
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.execution.hooks import HookFailure, PluginHost, state_hooks
 from nekro_agent.plugin import NekroPlugin
-from runtime.survived import survived
+from runtime.error_logging import log_errors
 from storage.repositories.lane_overrides import PluginState
-from workers.leases.alone import alone
+from workers.leases.init_lock import init_lock
 from workers.leases.keeper import HeldLease, LeaseKeeper
 from workers.leases.kinds import SERVING
 from workers.plugins.lanes import LaneChooser
@@ -122,7 +122,7 @@ class PluginStates:
     async def _follow(self) -> None:
         while True:
             await asyncio.sleep(FRESH_SECONDS)
-            with survived("plugin_states_not_applied"):
+            with log_errors("plugin_states_not_applied"):
                 await self._apply(await self._decisions())
 
     async def _decisions(self) -> dict[str, PluginState]:
@@ -157,7 +157,7 @@ class PluginStates:
     async def _enable(self, plugin: NekroPlugin) -> None:
         """Initialise a plugin, then offer its methods; one whose init fails keeps them, as at the start."""
         if self._may_run_here(plugin.key):
-            async with alone(self._leases, owner=self._owner):
+            async with init_lock(self._leases, owner=self._owner):
                 for failure in await self._host.start_plugin(plugin):
                     self._on_failure(failure)
         self._set_enabled(plugin, True)
@@ -172,7 +172,7 @@ class PluginStates:
         if not state_hooks(plugin):
             await self._announced(state)
         elif self._may_run_here(plugin.key):
-            async with alone(self._leases, owner=self._owner):
+            async with init_lock(self._leases, owner=self._owner):
                 newest = (await self._decisions()).get(plugin.key)
                 if newest is None or newest.announced_revision >= state.revision:
                     return

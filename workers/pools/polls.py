@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 
-from runtime.survived import survived
+from runtime.error_logging import log_errors
 from workers.pools.background import BackgroundLoop
 
 __all__ = ["Poll"]
@@ -53,7 +53,7 @@ class Poll:
     async def _run(self) -> None:
         while self._goes_on():
             await asyncio.sleep(self._seconds)
-            with survived(self._on_error):
+            with log_errors(self._on_error):
                 await self._step()
 
     def _goes_on(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from nekro_agent.durations import REFRESH_SECONDS
-from runtime.survived import survived
+from runtime.error_logging import log_errors
 from storage.engine import Database
 
 __all__ = ["StopRequests"]
@@ -37,7 +37,7 @@ class StopRequests:
             await asyncio.sleep(REFRESH_SECONDS)
             while self._watched:
                 # An error of the query must not end a round.
-                with survived("stop_request_not_readable"):
+                with log_errors("stop_request_not_readable"):
                     await self._look()
                 await asyncio.sleep(REFRESH_SECONDS)
         finally:

@@ -22,7 +22,7 @@ from codec.http_signature import HttpVerifier
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.methods import Lane
 from nekro_agent.plugin import NekroPlugin
-from runtime.survived import survived
+from runtime.error_logging import log_errors
 from storage.engine import Database
 from workers.catalogue.entries import WebhookEntry
 from workers.plugins.loop_watchdog import LoopWatchdog
@@ -96,7 +96,7 @@ class PluginHosts:
     async def _look_forever(self) -> None:
         while True:
             await asyncio.sleep(FRESH_SECONDS)
-            with survived("plugin_routes_not_served"):
+            with log_errors("plugin_routes_not_served"):
                 await self._look()
 
     async def _look(self) -> None:
@@ -141,7 +141,7 @@ class PluginHosts:
     async def _stop(self, key: str) -> None:
         _, server = self._servers.pop(key)
         if server is not None:
-            with survived("plugin_routes_not_stopped", plugin=key):
+            with log_errors("plugin_routes_not_stopped", plugin=key):
                 await server.stop()
 
     def _site(self, plugin: NekroPlugin, *, is_watched: bool) -> ASGIApp:

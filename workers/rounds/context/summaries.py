@@ -22,7 +22,7 @@ from agent.tokens import ModelContexts, PromptRoom
 from broker_config.settings import AgentSettings
 from nekro_agent.errors import BudgetExceededError, LLMError
 from nekro_agent.ports import ChatInfo
-from runtime.survived import survived
+from runtime.error_logging import log_errors
 from storage.engine import Database
 from storage.memory.summaries import NewSummary, Summary
 from storage.transaction import Transaction
@@ -141,7 +141,7 @@ class ChatSummaries:
         while self._waiting:
             chat_key = next(iter(self._waiting))
             del self._waiting[chat_key]
-            with survived("summary_failed", chat_key=chat_key):
+            with log_errors("summary_failed", chat_key=chat_key):
                 try:
                     await self.summarise(chat_key)
                 except BudgetExceededError:

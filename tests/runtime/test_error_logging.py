@@ -10,7 +10,7 @@ from loguru import logger
 from waiting import eventually
 
 from nekro_agent.errors import StorageUnavailableError
-from runtime.survived import survived
+from runtime.error_logging import log_errors
 from workers.pools.background import BackgroundLoop
 from workers.pools.polls import Poll
 
@@ -34,9 +34,9 @@ def logged() -> Iterator[list[tuple[str, str, dict[str, object], bool]]]:
 def test_an_error_is_logged_with_a_traceback_only_if_it_is_unexpected(
     logged: list[tuple[str, str, dict[str, object], bool]],
 ) -> None:
-    with survived("not_read", key="k"):
+    with log_errors("not_read", key="k"):
         raise StorageUnavailableError("away")
-    with survived("not_read", key="k"):
+    with log_errors("not_read", key="k"):
         raise ValueError("unexpected")
     # Other fields are those that earlier tests gave all records of the process.
     assert [
@@ -49,8 +49,8 @@ def test_an_error_is_logged_with_a_traceback_only_if_it_is_unexpected(
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError, KeyboardInterrupt])
-def test_an_end_of_the_loop_is_not_survived(error: type[BaseException]) -> None:
-    with pytest.raises(error), survived("not_read"):
+def test_cancellations_and_interrupts_are_raised(error: type[BaseException]) -> None:
+    with pytest.raises(error), log_errors("not_read"):
         raise error
 
 

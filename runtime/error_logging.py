@@ -1,4 +1,4 @@
-"""Loops that continue after an error."""
+"""Log an error of one iteration, so that a background loop continues."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from loguru import logger
 
 from nekro_agent.errors import NekroError
 
-__all__ = ["survived"]
+__all__ = ["log_errors"]
 
 
 @contextmanager
-def survived(event: str, **fields: object) -> Iterator[None]:
+def log_errors(event: str, **fields: object) -> Iterator[None]:
     """Log an error of the block and continue: the loop must not end, and its next attempt may succeed.
 
     Args:

@@ -12,7 +12,7 @@ from nekro_agent.errors import FencedError
 from workers.leases.keeper import HeldLease, LeaseKeeper, on_this_loop
 from workers.leases.kinds import INIT
 
-__all__ = ["alone"]
+__all__ = ["init_lock"]
 
 _LEASE: Final = "plugins.init"
 #: How long a worker that starts waits for one that died during its hooks.
@@ -20,7 +20,7 @@ _LEASE_SECONDS: Final = 15.0
 
 
 @asynccontextmanager
-async def alone(leases: LeaseKeeper, *, owner: str) -> AsyncIterator[None]:
+async def init_lock(leases: LeaseKeeper, *, owner: str) -> AsyncIterator[None]:
     """Hold the lease for a block; losing it cancels the block and raises ``FencedError`` at its end."""
     task, is_inside = asyncio.current_task(), True
 
