@@ -176,7 +176,8 @@ class ConfigFile:
                 try:
                     self._copy(self._built(self._seen))
                 except InvalidValueError as exc:
-                    _log.error(f"{exc}; the configuration read before stays in effect")
+                    # The configuration read before stays in effect.
+                    _log.bind(error=str(exc)).error("configuration_not_reloaded")
         return self.instance
 
     def complete(self) -> None:

@@ -276,7 +276,8 @@ async def drive(
                 result = await result
         return result if isinstance(result, TaskCtl) and result.is_terminal else TaskCtl.success(data=result)
     except (Exception, SystemExit) as exc:  # plugin code: any exception is the job's failure
-        _log.opt(exception=exc).error(f"{handle.plugin.key}: task {handle.task_type} failed")
+        log = _log.bind(plugin=handle.plugin.key, task_type=handle.task_type)
+        log.opt(exception=exc).error("plugin_task_failed")
         return TaskCtl.fail(f"{type(exc).__name__}: {exc}".rstrip(": "), exc)
 
 

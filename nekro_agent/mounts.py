@@ -114,7 +114,7 @@ class PluginMounts:
             with contextlib.suppress(AttributeError):  # a bound method accepts no attributes
                 func._method_type = kind  # type: ignore[attr-defined]  # plugins of the reference read it
             if func.__name__ in self._methods:
-                _log.warning(f"{self.key}: method {func.__name__} is registered again; the later one is used")
+                _log.bind(plugin=self.key, method=func.__name__).warning("method_registration_replaced")
             self._methods[func.__name__] = SandboxMethod(
                 method_type=kind,
                 name=name,
@@ -302,7 +302,7 @@ class PluginMounts:
     def _slot(self, slot: str) -> Callable[[F], F]:
         def decorate(func: F) -> F:
             if slot in self._slots:
-                _log.warning(f"{self.key}: {slot} is registered again; the later one is used")
+                _log.bind(plugin=self.key, hook=slot).warning("hook_registration_replaced")
             self._slots[slot] = func
             return func
 

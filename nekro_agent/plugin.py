@@ -83,9 +83,8 @@ class NekroPlugin(PluginMounts):
         self._module_name = _caller_module()
         self.reset_methods()
         if unknown:
-            _log.warning(
-                f"{self.key}: unknown arguments of NekroPlugin ignored: {', '.join(sorted(unknown))}"
-            )
+            ignored = ", ".join(sorted(unknown))
+            _log.bind(plugin=self.key, arguments=ignored).warning("unknown_plugin_arguments_ignored")
 
     def __repr__(self) -> str:
         return f"<NekroPlugin {self.key} {self.version}>"
@@ -189,7 +188,8 @@ class NekroPlugin(PluginMounts):
         try:
             self._config.refreshed()
         except InvalidValueError as exc:
-            _log.error(f"{self.key}: {exc}; the configuration read before stays in effect")
+            # The configuration read before stays in effect.
+            _log.bind(plugin=self.key, error=str(exc)).error("configuration_not_reloaded")
 
     @property
     def config(self) -> ConfigBase:

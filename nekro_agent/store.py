@@ -101,7 +101,8 @@ def _checked_keys(chat_key: object, user_key: object, store_key: object) -> dict
 
 def _checked_value(plugin_key: str, store_key: str, value: object, policy: StorePolicy) -> str:
     if isinstance(value, bool | int | float):
-        _log.warning(f"{plugin_key}: store.set({store_key!r}) got {type(value).__name__}; its text is stored")
+        log = _log.bind(plugin=plugin_key, store_key=store_key, type=type(value).__name__)
+        log.warning("store_value_converted_to_text")
         value = str(value)
     if not isinstance(value, str):
         raise InvalidValueError(
@@ -115,7 +116,10 @@ def _checked_value(plugin_key: str, store_key: str, value: object, policy: Store
             "(NEKRO_STORE__MAX_VALUE_BYTES); keep large data in plugin.get_plugin_data_dir()"
         )
     if size >= _LARGE_BYTES:
-        _log.warning(
-            f"{plugin_key}: store.set({store_key!r}) keeps {size} bytes; files suit such sizes better"
-        )
+        _log.bind(
+            plugin=plugin_key,
+            store_key=store_key,
+            bytes=size,
+            fix="keep large data in plugin.get_plugin_data_dir()",
+        ).warning("store_value_large")
     return value

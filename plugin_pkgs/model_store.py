@@ -117,7 +117,7 @@ async def download_model(_ctx: AgentCtx, model_url: str, model_name: str, sha256
         created_at=time.time(),
     )
     await plugin.store.set(store_key=store_key, value=info.model_dump_json())
-    core.logger.success(f"model {model_name} downloaded, {info.size_bytes} bytes")
+    core.logger.bind(model=model_name, bytes=info.size_bytes).success("model_downloaded")
     return f"Model {model_name!r} downloaded: {info.size_bytes} bytes, SHA-256 {info.sha256}."
 
 

@@ -133,5 +133,5 @@ async def _set(chat_key: str, trigger_time: object, event_desc: str, *, temporar
 
 
 def _refused(chat_key: str, reason: str) -> bool:
-    _log.warning(f"timer of {chat_key} not set: {reason}")
+    _log.bind(chat_key=chat_key, reason=reason).warning("timer_not_set")
     return False

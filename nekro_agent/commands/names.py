@@ -69,4 +69,5 @@ class CommandNames(Generic[E]):
                 f"call it as {command.full_name}"
             )
             self.warnings.append(text)
-            _log.warning(text)
+            log = _log.bind(command=command.full_name, alias=name, taken_by=owner.full_name)
+            log.warning("command_name_taken")

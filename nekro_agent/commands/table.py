@@ -102,7 +102,7 @@ class CommandTable:
                     if response.is_final:
                         return
         except (Exception, SystemExit) as exc:  # plugin code; the user must get a response
-            _log.opt(exception=exc).error(f"command {entry.full_name} failed")
+            _log.bind(command=entry.full_name).opt(exception=exc).error("command_failed")
             yield CmdCtl.failed(f"{type(exc).__name__}: {exc}".rstrip(": "))
             return
         yield CmdCtl.success()

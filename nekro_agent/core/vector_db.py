@@ -43,7 +43,7 @@ def get_qdrant_config() -> QdrantConfig:
     the embedded database.
     """
     if not config.QDRANT_URL:
-        _log.warning("there is no Qdrant server, so get_qdrant_config has no url; set NEKRO_QDRANT__URL")
+        _log.bind(fix="set NEKRO_QDRANT__URL").warning("qdrant_server_not_configured")
     return QdrantConfig(url=config.QDRANT_URL, api_key=config.QDRANT_API_KEY or None)
 
 

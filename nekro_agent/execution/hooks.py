@@ -279,16 +279,17 @@ class PluginHost:
                     return await run_callable(func, *args), None
         except TimeoutError as exc:
             error = str(exc) or f"did not end within {seconds:g} s"
-            _log.error(f"{plugin.key}: {hook} hook: {error}")
+            _log.bind(plugin=plugin.key, hook=hook, error=error).error("plugin_hook_failed")
         except asyncio.CancelledError as exc:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise  # the task itself is cancelled, not the hook
             error = f"CancelledError: {exc}".rstrip(": ")
-            _log.error(f"{plugin.key}: {hook} hook was cancelled by its own code")
+            _log.bind(plugin=plugin.key, hook=hook, error=error).error("plugin_hook_cancelled")
         except (Exception, SystemExit) as exc:  # plugin code; other plugins and the worker must continue
             error = f"{type(exc).__name__}: {exc}".rstrip(": ")
-            _log.opt(exception=exc).error(f"{plugin.key}: {hook} hook failed: {error}")
+            log = _log.bind(plugin=plugin.key, hook=hook, error=error)
+            log.opt(exception=exc).error("plugin_hook_failed")
         return None, HookFailure(plugin_key=plugin.key, hook=hook, error=error)
 
 
@@ -304,7 +305,7 @@ async def _complete_config(plugin: NekroPlugin) -> None:
     try:
         await asyncio.to_thread(plugin.config_file.complete)
     except (OSError, InvalidValueError) as exc:  # the values read before stay in effect
-        _log.error(f"{plugin.key}: the configuration file cannot be completed: {exc}")
+        _log.bind(plugin=plugin.key, error=str(exc)).error("configuration_file_not_completed")
 
 
 def signal_of(answer: Any) -> MsgSignal | None:
@@ -312,5 +313,6 @@ def signal_of(answer: Any) -> MsgSignal | None:
     try:
         return None if answer is None or isinstance(answer, bool) else MsgSignal(answer)
     except (ValueError, TypeError):
-        _log.warning(f"a message hook returned {answer!r}; it must return a MsgSignal or None")
+        log = _log.bind(answer=repr(answer), fix="return a MsgSignal or None")
+        log.warning("message_hook_answer_invalid")
         return None

@@ -144,10 +144,9 @@ def _outcome(method: SandboxMethod, result: Any) -> Outcome:
     if kind is SandboxMethodType.MULTIMODAL_AGENT:
         return Outcome(type=kind, segments=segments_of(result, name=method.func.__name__))
     if not isinstance(result, str):
-        _log.warning(
-            f"{method.func.__name__} is a {kind.value} method and returned {type(result).__name__}; "
-            "its text is used"
-        )
+        _log.bind(
+            method=method.func.__name__, method_type=kind.value, returned=type(result).__name__
+        ).warning("method_result_converted_to_text")
     text = str(result)
     return Outcome(type=kind, text=text, value=result if kind is SandboxMethodType.BEHAVIOR else None)
 

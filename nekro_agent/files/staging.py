@@ -173,7 +173,7 @@ class _Scope:
         try:
             await self.settle()
         except InvalidValueError as exc:  # the caller gets the original failure
-            _log.warning(str(exc))
+            _log.bind(error=str(exc)).warning("files_of_call_not_copied_back")
 
     def note_temporary(self, name: str | bytes) -> None:
         """Record a name that ``tempfile`` created; only the newest ones are kept."""
@@ -336,9 +336,7 @@ def _files(directory: Path) -> Iterator[tuple[str, _State]]:
         for name in names:
             left -= 1
             if left < 0:
-                _log.warning(
-                    f"a call wrote more than {_MAX_FILES} files for the shared area; the rest is dropped"
-                )
+                _log.bind(most_files=_MAX_FILES).warning("files_of_call_dropped")
                 return
             path = Path(folder, name)
             info = path.lstat()

@@ -100,15 +100,15 @@ def _in_environment(requirement: Requirement) -> bool:
 
 def _install(store: LayerStore, requirement: Requirement, options: PipOptions) -> Layer:
     _check_policy(requirement)
-    _log.info(f"installing {requirement} for plugins")
+    _log.bind(requirement=str(requirement)).info("package_installation_started")
     if bridge.can_wait():
         return bridge.wait(asyncio.to_thread(store.install, requirement, options))
     with contextlib.suppress(RuntimeError):
         asyncio.get_running_loop()
-        _log.warning(
-            f"installing {requirement} blocks this event loop: dynamic_import_pkg was called in a task "
-            "of its own; call it in the method itself or at import"
-        )
+        # It was called in a task that the plugin created, which cannot wait for a thread.
+        _log.bind(
+            requirement=str(requirement), fix="call dynamic_import_pkg in the method itself or at import"
+        ).warning("package_installation_blocks_event_loop")
     return store.install(requirement, options)
 
 

@@ -165,7 +165,7 @@ class LayerStore:
         write_private(part / _MANIFEST, json.dumps(content, indent=1))
         final = self._root / f"{name}-{version}-{secrets.token_hex(4)}"
         part.rename(final)
-        _log.success(f"{name} {version} installed for plugins")
+        _log.bind(package=name, version=version).success("package_installed")
         return Layer(
             site=final / site.relative_to(part),
             name=name,

@@ -59,7 +59,9 @@ class Registry:
         self._bare_names: dict[str, list[str]] = {}
         for name, owner in self._by_name.items():
             if name in OWN_NAMES or name in BUILT_IN_METHODS:
-                self._warn(f"{owner.task} is callable by this full name only: code has its own {name}")
+                text = f"{owner.task} is callable by this full name only: code has its own {name}"
+                self.warnings.append(text)
+                logger.bind(method=owner.task, alias=name).warning("method_name_reserved")
             else:
                 self._bare_names.setdefault(owner.task, []).append(name)
 
@@ -138,10 +140,11 @@ class Registry:
     def _claim(self, name: str, entry: MethodEntry) -> None:
         winner = self._by_name.setdefault(name, entry)
         if winner is not entry:
-            self._warn(
+            self.warnings.append(
                 f"method {name} exists in {winner.plugin_key} and {entry.plugin_key}: the bare name calls "
                 f"{winner.task}, the other is callable as {entry.task}"
             )
+            logger.bind(method=entry.task, alias=name, taken_by=winner.task).warning("method_name_taken")
 
     def _claim_label(self, entry: MethodEntry) -> None:
         label = entry.label
@@ -150,7 +153,3 @@ class Registry:
         owner = self._by_name.setdefault(label, entry)
         if owner is not entry:
             logger.bind(label=label, task=entry.task, owner=owner.task).debug("label_is_no_alias")
-
-    def _warn(self, text: str) -> None:
-        self.warnings.append(text)
-        logger.warning(text)

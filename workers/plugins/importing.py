@@ -110,7 +110,7 @@ def import_plugin(source: Source, *, is_shipped: bool = False, is_reload: bool =
         raise
     except BaseException as exc:  # a plugin's code may raise anything; the others must load
         error = _explain(exc, source.path)
-        _log.error(f"plugin {source.path} failed to load: {error}")
+        _log.bind(path=str(source.path), error=error).error("plugin_not_loaded")
         onebot.registered(package)  # drops them
         if context is not None:
             context.adopt_paths()
@@ -134,7 +134,7 @@ def import_entry_point(point: importlib.metadata.EntryPoint) -> Imported:
         raise
     except BaseException as exc:  # as in import_plugin
         error = _explain(exc, None)
-        _log.error(f"plugin {path} failed to load: {error}")
+        _log.bind(path=path, error=error).error("plugin_not_loaded")
         return dataclasses.replace(base, error=error)
     return dataclasses.replace(base, key=plugin.key, plugin=plugin)
 

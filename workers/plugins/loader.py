@@ -150,7 +150,7 @@ def load_plugins(
         result.warnings.append(
             f"NEKRO_PLUGINS__DISABLED names {unknown}, but no plugin of that key is loaded"
         )
-        _log.warning(result.warnings[-1])
+        _log.bind(plugin=unknown).warning("disabled_plugin_not_loaded")
     return result
 
 
@@ -192,5 +192,5 @@ def _unique(loaded: Imported, paths_by_key: dict[str, str]) -> Imported:
     error = f"key {key} is taken: {first} has it, so {loaded.path} is refused; remove one of them"
     if key == BUILT_IN_PLUGIN:
         error = f"key {key} is that of the built-in methods; give {loaded.path} another author or module_name"
-    _log.error(error)
+    _log.bind(path=loaded.path, error=error).error("plugin_not_loaded")
     return dataclasses.replace(loaded, key=key, plugin=None, error=error)

@@ -172,7 +172,8 @@ class LoadedRegistry(Registry):
         task = f"{plugin.key}.{name}"
         doc = (function.__doc__ or "").strip() or None
         if doc is None:
-            _log.warning(f"{task} has no docstring: it is callable, but the prompt does not list it")
+            # It is callable, but prompts do not list it.
+            _log.bind(method=task, fix="add a docstring").warning("method_without_docstring")
         lane = getattr(function, LANE_ATTRIBUTE, None) or method.lane or Lane.METHODS
         if any(fnmatch.fnmatchcase(task, pattern) for pattern in self._long_methods):
             lane = Lane.LONG

@@ -55,7 +55,7 @@ class TimerService:
             try:
                 await callback()
             except Exception as exc:  # plugin code at the end of its own task
-                _log.opt(exception=exc).error("timer callback failed")
+                _log.opt(exception=exc).error("timer_callback_failed")
 
         task = asyncio.get_running_loop().create_task(run())
         self._callbacks.add(task)
