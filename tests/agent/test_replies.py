@@ -44,7 +44,7 @@ def reply_to(text: str, **fields: Any) -> Reply:
         f"~~~js\nimport x\n~~~\n{FENCE}",
     ],
 )
-def test_words_are_words(text: str) -> None:
+def test_text_without_a_program_is_an_answer_in_words(text: str) -> None:
     found = reply_to(f"<think>hm</think>\n{text}\n")
     assert (found.kind, found.words, found.reasoning, found.extracted) == (ReplyKind.WORDS, text, "hm", None)
 
@@ -121,7 +121,7 @@ def test_a_refusal_is_words_whatever_it_holds() -> None:
 
 
 @pytest.mark.parametrize("text", ["", " \n", "<think>hm</think>", "<think>cut off"])
-def test_an_answer_of_reasoning_alone_is_empty(text: str) -> None:
+def test_an_answer_without_text_beyond_reasoning_is_nothing(text: str) -> None:
     assert reply_to(text).kind is ReplyKind.NOTHING
 
 

@@ -150,7 +150,9 @@ def test_the_limits_of_both_areas_hold(shell: Shell) -> None:
         (["get", "known", "shared/x", "-", "--json"], ExitCode.USAGE, "cannot go to stdout"),
     ],
 )
-def test_a_mistake_is_named(shell: Shell, arguments: list[str], code: int, words: str) -> None:
+def test_a_refused_command_names_the_reason_and_has_its_exit_code(
+    shell: Shell, arguments: list[str], code: int, words: str
+) -> None:
     chat_of(shell, "known")
     (shell.directory / "own.txt").write_text("x", "utf-8")
     done = shell.inside("files", *arguments)

@@ -131,13 +131,13 @@ def test_an_error_that_stays_is_raised_at_once(
     assert len(server.requests) == 1
 
 
-def test_repetitions_end(run: Any) -> None:
+def test_retries_end_with_an_unreachable_error(run: Any) -> None:
     with scripted(cut) as server, pytest.raises(UnreachableError, match="/api/v1/methods"):
         run(server.url, lambda client: client.methods())
     assert len(server.requests) > 1
 
 
-def test_a_long_wait_is_the_callers_decision(run: Any) -> None:
+def test_a_long_retry_after_is_raised_without_a_retry(run: Any) -> None:
     answer = problem(429, "budget_spent", Retry_After="3600")
     with scripted(answer) as server, pytest.raises(RateLimitedError) as caught:
         run(server.url, lambda client: client.methods())
@@ -145,7 +145,7 @@ def test_a_long_wait_is_the_callers_decision(run: Any) -> None:
     assert len(server.requests) == 1
 
 
-def test_an_answer_of_another_form_is_reported(run: Any) -> None:
+def test_an_invalid_response_is_reported(run: Any) -> None:
     with scripted(json_answer('{"id": 1}')) as server, pytest.raises(InvalidAnswerError, match="/turns/t1"):
         run(server.url, lambda client: client.turns.get("t1"))
 

@@ -135,7 +135,9 @@ def test_exec_over_a_gateway_prints_output_as_it_comes(gateway_url: str, tmp_pat
 
 
 @pytest.mark.parametrize("arguments", [("timers",), ("dead",), ("keys",)])
-def test_lists_are_the_same(beside: Command, over_gateway: Command, arguments: tuple[str, ...]) -> None:
+def test_lists_over_a_gateway_equal_those_on_a_host(
+    beside: Command, over_gateway: Command, arguments: tuple[str, ...]
+) -> None:
     same(beside, over_gateway, *arguments)
 
 

@@ -82,7 +82,9 @@ async def rows(fleet: Fleet, sql: str, *values: Any) -> list[Any]:
     return found
 
 
-async def test_a_conversation(http: httpx.AsyncClient, fleet: Fleet, channel: str) -> None:
+async def test_messages_and_answers_pass_between_client_and_chat(
+    http: httpx.AsyncClient, fleet: Fleet, channel: str
+) -> None:
     client = SseClient(http)
     await client.register()
     async with client.connected():
