@@ -112,8 +112,8 @@ async def revoke(
 
     async def work() -> Approval:
         async with services.database.begin() as transaction:
+            await transaction.approvals.revoke(row.chat_key, approval_id=row.id)
             await record_act(transaction.audit, request, identity, "approval.revoke", row.id)
-        await services.approval_decisions.revoke(row.id)
         return await _answer(services, await _row(services, identity, approval_id, Scope.APPROVE))
 
     return await once.run(work)

@@ -19,7 +19,10 @@ from worker_fleet import Fleet
 from cli.environment import environment_of
 from gateway.app import create_app
 from gateway.identity import Scope
+from nekro_agent.errors import StorageUnavailableError
 from nekro_client import AsyncClient, ConflictError, ForbiddenError, InvalidRequestError
+from storage.access.approvals import ApprovalRepository
+from storage.access.audit import AuditRepository
 
 TILL = Path(__file__).parent.parent / "rounds" / "approval_plugins"
 SCRIPT = """
@@ -125,6 +128,36 @@ async def test_a_key_with_the_right_approves_its_own_calls(
     (row,) = (await clients["decider"].approvals.list(chat_key="web-2")).items
     assert (row.state, row.call_id, row.call) == ("approved", call.id, None)
     assert row.decided_by is not None and row.decided_by.startswith("key:")
+
+
+async def test_an_approval_for_a_chat_is_revoked_together_with_its_record(
+    till: Fleet, clients: dict[str, AsyncClient], keys: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = await ask(clients["caller"], "once", chat_key="web-9")
+    await clients["decider"].approvals.approve(asked, scope="chat")
+    await ended(clients["decider"], asked)
+
+    async def found() -> tuple[int, int]:
+        services = till.services()
+        async with services.database.read() as transaction:
+            grants = await transaction.approvals.grants("web-9", "tests.till.pay", turn_id=None)
+            acts = await transaction.audit.newest(limit=10, action="approval.revoke", subject=asked)
+        await services.close()
+        return len(grants), len(acts)
+
+    async def fail(*_: Any, **__: Any) -> None:
+        raise StorageUnavailableError("the connection was lost")
+
+    headers = {"Authorization": f"Bearer {keys['decider']}"}
+    async with served(create_app(till.settings)) as gateway:
+        for part, name in ((ApprovalRepository, "revoke"), (AuditRepository, "add")):
+            with monkeypatch.context() as patched:
+                patched.setattr(part, name, fail)
+                failed = await gateway.post(f"/api/v1/approvals/{asked}/revoke", headers=headers)
+            assert failed.status_code == 503
+            assert await found() == (1, 0)
+    await clients["decider"].approvals.revoke(asked)
+    assert await found() == (0, 1)
 
 
 async def test_requests_are_listed_by_pages_and_denied(clients: dict[str, AsyncClient]) -> None:

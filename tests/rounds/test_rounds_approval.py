@@ -263,7 +263,8 @@ async def test_approval_for_the_chat_holds_in_later_turns_until_it_is_revoked_or
     await till.say("other", "more")
     await till.play("other", till.drain(Model('pay("eve")')))
     assert (await pending(till, "other")).state is ApprovalState.PENDING, "another chat has no such approval"
-    assert await till.services.approval_decisions.revoke(row.id)
+    async with till.services.database.begin() as transaction:
+        assert await transaction.approvals.revoke("chat", approval_id=row.id) == 1
     await till.say("chat", "more")
     await till.play("chat", till.drain(Model('pay("dan")')))
     await pending(till)

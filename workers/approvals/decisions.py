@@ -156,16 +156,6 @@ class ApprovalDecisions:
         logger.bind(approval_id=row.id, method=row.method, by=by).info("call_denied")
         return row
 
-    async def revoke(self, approval_id: str) -> bool:
-        """End what an approval permits besides its own call; False if it permits nothing more.
-
-        Raises:
-            NotFoundError: there is no such approval.
-        """
-        async with self._database.begin() as transaction:
-            row = await transaction.approvals.get(approval_id)
-            return bool(await transaction.approvals.revoke(row.chat_key, approval_id=row.id))
-
     async def expire(self, chat_key: str, *, limit: int) -> int:
         """End the expired requests of a chat; returns how many."""
         async with self._database.begin() as transaction:
