@@ -20,6 +20,7 @@ from nekro_client.models import (
     DeadLetter,
     DecisionBody,
     Job,
+    KeyScope,
     Page,
     ReplayedTurn,
     ReplayTurnBody,
@@ -257,7 +258,7 @@ class AsyncKeys:
     async def create(
         self,
         *,
-        scopes: Sequence[str],
+        scopes: Sequence[KeyScope],
         name: str,
         chats: str = "*",
         user_id: str | None = None,

@@ -13,6 +13,7 @@ from nekro_client.models import (
     DecisionBody,
     FileInfo,
     KeyBody,
+    KeyScope,
     MessageBody,
     NewFilePart,
     NewImagePart,
@@ -72,7 +73,7 @@ def approval_body(
 
 
 def key_body(
-    scopes: Sequence[str],
+    scopes: Sequence[KeyScope],
     name: str,
     chats: str,
     user_id: str | None,

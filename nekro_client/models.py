@@ -38,6 +38,7 @@ __all__ = [
     "ImagePart",
     "Job",
     "KeyBody",
+    "KeyScope",
     "McpServer",
     "McpServerBody",
     "McpTool",
@@ -1142,12 +1143,15 @@ class Queues(Answer):
 
 # Keys
 
+#: What a key may do.
+KeyScope = Literal["read", "post", "call", "run", "approve", "admin"]
+
 
 class KeyBody(Body):
     """A key to create."""
 
     name: str = Field(min_length=1, max_length=200)
-    scopes: list[Literal["read", "post", "call", "run", "admin"]] = Field(min_length=1)
+    scopes: list[KeyScope] = Field(min_length=1)
     #: Pattern of the chat keys: ``*`` any text, ``?`` one character, ``[ab]`` one of them.
     chats: str = Field("*", min_length=1, max_length=500)
     #: The only user for whom it acts; None: each request names one.

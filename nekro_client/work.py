@@ -20,6 +20,7 @@ from nekro_client.models import (
     DeadLetter,
     DecisionBody,
     Job,
+    KeyScope,
     Page,
     ReplayedTurn,
     ReplayTurnBody,
@@ -253,7 +254,7 @@ class Keys:
     def create(
         self,
         *,
-        scopes: Sequence[str],
+        scopes: Sequence[KeyScope],
         name: str,
         chats: str = "*",
         user_id: str | None = None,

@@ -6,13 +6,14 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from broker_config.settings import Settings
 from cli.command import Deps, add_json
 from cli.output import one_line
 from cli.running import run_async
 from cli.services.database import open_database
+from nekro_client.models import CostGroup
 
 __all__ = ["PAGE", "Args", "register", "run", "show"]
 
@@ -30,7 +31,7 @@ requests, prompt_tokens, completion_tokens, cost, sandbox_seconds}, budgets one 
 period, limit, used, renews_at, state}; scope is turn, chat, user, key or day (the whole system), state ok,
 warned or exhausted, and renews_at is null for a turn.
 """
-_GROUPS: Final = ("day", "chat", "user", "key", "plugin", "model")
+_GROUPS: Final = get_args(CostGroup)
 #: Sums that are read at once.
 PAGE: Final = 200
 _TEXT_COLUMNS: Final = 60
@@ -40,7 +41,7 @@ _TEXT_COLUMNS: Final = 60
 class Args:
     """Arguments of `nekro costs`."""
 
-    by: str
+    by: CostGroup
     since: date | None
     until: date | None
     json: bool

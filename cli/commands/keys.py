@@ -6,13 +6,14 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, get_args
 
 from broker_config.settings import Settings
 from cli.command import Deps, add_json, count, positive_seconds
 from cli.running import run_async
 from cli.services.database import open_database
 from nekro_agent.errors import UsageError
+from nekro_client.models import KeyScope
 
 __all__ = ["Args", "check", "register", "run", "show_created", "show_list", "show_revoked"]
 
@@ -32,7 +33,6 @@ first key on every request to a gateway needs one, also after all of them were r
 requests_per_minute, cost_per_day, tokens_per_day, created_at, expires_at, revoked_at}, else one such object,
 with `key` for `create`.
 """
-_SCOPES: Final = ("read", "post", "call", "run", "approve", "admin")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Args:
 
     action: str
     name: str | None
-    scope: list[str]
+    scope: list[KeyScope]
     chats: str
     user_id: str | None
     rate: int | None
@@ -60,7 +60,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name", nargs="?", metavar="NAME", help="create: a name for lists; revoke: the key's id"
     )
-    parser.add_argument("--scope", action="append", choices=_SCOPES, default=[], help="repeatable")
+    parser.add_argument("--scope", action="append", choices=get_args(KeyScope), default=[], help="repeatable")
     parser.add_argument(
         "--chats", metavar="PATTERN", default="*", help="chats that it may use (default: %(default)s)"
     )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from cli.command import Deps
 from cli.commands.costs import PAGE, Args, show
 from cli.remote.target import open_client
-from nekro_client.models import CostGroup
 
 __all__ = ["run"]
 
@@ -19,9 +18,7 @@ def run(args: Args, deps: Deps) -> int:
     cursor: str | None = None
     with open_client() as client:
         while True:
-            page = client.costs(
-                by=cast(CostGroup, args.by), since=args.since, until=args.until, cursor=cursor, limit=PAGE
-            )
+            page = client.costs(by=args.by, since=args.since, until=args.until, cursor=cursor, limit=PAGE)
             items += [one.model_dump() for one in page.items]
             budgets += [one.model_dump() for one in page.budgets]
             cursor = page.next_cursor

@@ -10,8 +10,9 @@ from sqlalchemy import func, select
 from storage.models import SpendingRow
 from storage.repositories.base import Repository
 
-__all__ = ["COST_GROUPS", "CostSum", "SpendingReportRepository"]
+__all__ = ["CostSum", "SpendingReportRepository"]
 
+#: What sums can be grouped by: ``nekro_client.models.CostGroup``, which this package does not import.
 _COLUMNS: Final = {
     "day": SpendingRow.day,
     "chat": SpendingRow.chat_key,
@@ -20,8 +21,6 @@ _COLUMNS: Final = {
     "plugin": SpendingRow.plugin_key,
     "model": SpendingRow.model,
 }
-#: What sums can be grouped by.
-COST_GROUPS: Final = tuple(_COLUMNS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +42,7 @@ class SpendingReportRepository(Repository):
     async def sums(
         self, by: str, *, since: str | None, until: str | None, after: str | None, limit: int
     ) -> list[CostSum]:
-        """Sum up the entries by one of ``COST_GROUPS``, ordered by the group.
+        """Sum up the entries by day, chat, user, key, plugin or model, ordered by the group.
 
         Args:
             since, until: ISO dates (UTC), both included; None does not limit.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 from datetime import UTC, datetime, timedelta
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_process import run_forked
 from gateway_server import served
 from redis_relay import RedisRelay
 from worker_fleet import Fleet
@@ -259,6 +261,18 @@ async def test_refuses_other_addresses_than_loopback_without_a_valid_key(
     await key_of(fresh_fleet, Scope.READ)
     async with app.router.lifespan_context(app):
         pass
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
+async def test_the_command_creates_a_key_that_approves_over_a_gateway(gateway: Any, tmp_path: Path) -> None:
+    fleet, client = gateway
+    key = (await key_of(fleet, *ALL))["Authorization"].removeprefix("Bearer ")
+    environ = {"NEKRO_URL": str(client.base_url), "NEKRO_KEY": key, "PATH": "/usr/bin:/bin"}
+    command = ("keys", "create", "decider", "--scope", "approve", "--scope", "read", "--json")
+    done = await asyncio.to_thread(run_forked, "cli.main", *command, environ=environ, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["scopes"] == ["approve", "read"]
 
 
 @pytest.mark.extended

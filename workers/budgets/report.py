@@ -40,7 +40,7 @@ async def read_costs(
     """Sum up what was spent, ordered by the group.
 
     Args:
-        by: one of ``COST_GROUPS``.
+        by: day, chat, user, key, plugin or model.
         since, until: days (UTC), both included; None does not limit.
         after: as ``CostPage.after`` of the page before.
     """
