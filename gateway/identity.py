@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from http import HTTPStatus
@@ -46,6 +47,8 @@ class Identity:
     #: Limits per day (UTC) of the turns that it starts; None: no limit.
     cost_per_day: float | None = None
     tokens_per_day: int | None = None
+    #: None: never.
+    expires_at: datetime | None = None
 
     @property
     def name(self) -> str:

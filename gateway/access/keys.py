@@ -255,6 +255,7 @@ def identity_of_key(key: Key) -> Identity:
         requests_per_minute=key.requests_per_minute,
         cost_per_day=key.cost_per_day,
         tokens_per_day=key.tokens_per_day,
+        expires_at=key.expires_at,
     )
 
 

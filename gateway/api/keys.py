@@ -5,8 +5,9 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
+from datetime import datetime
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
@@ -15,7 +16,7 @@ from broker_config.embedded import resolve_signing_key
 from gateway.access.keys import create_key, is_secret_of, key_text, new_key, revoke_key
 from gateway.dependencies import IdentityDep, PathText, RequestId, ServicesDep
 from gateway.idempotency import Once, OnceDep, with_content
-from gateway.identity import Scope
+from gateway.identity import Identity, Scope
 from gateway.problems import ProblemError
 from gateway.routing import KeyedRoute
 from gateway.views import act_answer, key_answer
@@ -40,7 +41,10 @@ async def keys(services: ServicesDep, identity: IdentityDep) -> Page[ApiKey]:
 async def create(
     body: KeyBody, services: ServicesDep, identity: IdentityDep, request_id: RequestId, once: OnceDep
 ) -> Response:
-    """Create a key with at most the scopes of the one that asks; its secret is shown only here.
+    """Create a key with at most the scopes and limits of the one that asks; its secret is shown only here.
+
+    A limit of the key that asks must be stated for the new one, at most as high; otherwise the answer is 403
+    `key_limited`.
 
     The secret is not stored: with an idempotency key it follows from that and the signing key, so the answer
     to a repetition has it again.
@@ -54,6 +58,7 @@ async def create(
             "scope_missing",
             f"the key cannot give scopes that it lacks: {', '.join(sorted(more))}",
         )
+    _require_within(body, identity)
     seed = _seed(services, once)
 
     async def work() -> ApiKey:
@@ -72,6 +77,29 @@ async def create(
 
     answer = await once.run(work, status=HTTPStatus.CREATED)
     return await _with_secret(services, answer, key_text(seed))
+
+
+def _require_within(body: KeyBody, creator: Identity) -> None:
+    """Return if no limit of the new key exceeds that of its creator, whose chats and users are all.
+
+    Raises:
+        ProblemError: 403, one does, or is not stated.
+    """
+    limits: tuple[tuple[str, Any, Any], ...] = (
+        ("expires_at", body.expires_at, creator.expires_at),
+        ("cost_per_day", body.cost_per_day, creator.cost_per_day),
+        ("tokens_per_day", body.tokens_per_day, creator.tokens_per_day),
+        # 0 does not limit requests.
+        ("requests_per_minute", body.requests_per_minute or None, creator.requests_per_minute or None),
+    )
+    for name, wanted, most in limits:
+        if most is not None and (wanted is None or wanted > most):
+            shown = most.isoformat() if isinstance(most, datetime) else most
+            raise ProblemError(
+                HTTPStatus.FORBIDDEN,
+                "key_limited",
+                f"the key cannot give more than it has: state {name}, at most {shown}",
+            )
 
 
 def _seed(services: Services, once: Once) -> bytes:

@@ -201,6 +201,18 @@ _SCOPES: Final = [
         *_LIMITED,
         _post("/api/v1/keys", "bob", {"name": "x", "scopes": ["read"]}),
     ),
+    _a(
+        "a key with a higher budget than its creator's",
+        403,
+        "key_limited",
+        _post("/api/v1/keys", "limited", {"name": "x", "scopes": ["read"], "tokens_per_day": 1001}),
+    ),
+    _a(
+        "a key without the limit of its creator",
+        403,
+        "key_limited",
+        _post("/api/v1/keys", "limited", {"name": "x", "scopes": ["read"]}),
+    ),
     _a("an unknown scope", *_BAD, _post("/api/v1/keys", "all", {"name": "x", "scopes": ["root"]})),
     _a("revoking a key, by an admin of some chats", *_LIMITED, _delete("/api/v1/keys/{key}", "some")),
     _a("all jobs, by an admin of some chats", *_LIMITED, _get("/api/v1/jobs", "some")),

@@ -40,6 +40,7 @@ _KEYS = {
     "admin": {"scopes": (Scope.ADMIN,)},
     "some": {"scopes": tuple(Scope), "chats": "site-*"},
     "bob": {"scopes": tuple(Scope), "user_id": "bob"},
+    "limited": {"scopes": tuple(Scope), "tokens_per_day": 1000},
     "revoked": {"scopes": tuple(Scope)},
     "expired": {"scopes": tuple(Scope), "expires_at": timedelta(days=1)},
 }

@@ -90,6 +90,49 @@ async def test_a_key_gives_no_scope_that_it_lacks(gateway: Any) -> None:
     assert (refused.status_code, refused.json()["code"]) == (403, "key_restricted")
 
 
+OWN_LIMITS: dict[str, Any] = {"cost_per_day": 5.0, "tokens_per_day": 1000, "requests_per_minute": 60}
+SOON = datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)
+
+
+@pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
+async def test_a_key_gives_no_more_than_its_own_limits(gateway: Any) -> None:
+    fleet, client = gateway
+    headers = await key_of(fleet, Scope.ADMIN, Scope.READ, expires_at=SOON, **OWN_LIMITS)
+    body = {"name": "x", "scopes": ["admin"], "expires_at": SOON.isoformat(), **OWN_LIMITS}
+    later = (SOON + timedelta(seconds=1)).isoformat()
+    for name, value, most in (
+        ("expires_at", None, SOON.isoformat()),
+        ("expires_at", later, SOON.isoformat()),
+        ("cost_per_day", None, "5.0"),
+        ("cost_per_day", 5.01, "5.0"),
+        ("tokens_per_day", None, "1000"),
+        ("tokens_per_day", 1001, "1000"),
+        ("requests_per_minute", None, "60"),
+        ("requests_per_minute", 0, "60"),
+        ("requests_per_minute", 61, "60"),
+    ):
+        refused = await client.post("/api/v1/keys", json=body | {name: value}, headers=headers)
+        assert (refused.status_code, refused.json()["code"]) == (403, "key_limited"), (name, value)
+        assert f"state {name}, at most {most}" in refused.json()["detail"]
+    lower = {"tokens_per_day": 0, "requests_per_minute": 1, "cost_per_day": 0.1}
+    for limits in ({}, lower):
+        made = await client.post("/api/v1/keys", json=body | limits, headers=headers)
+        assert made.status_code == 201, made.text
+    assert len((await client.get("/api/v1/keys", headers=headers)).json()["items"]) == 3
+
+
+@pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
+async def test_a_key_without_limits_makes_any_key_also_one_that_approves(gateway: Any) -> None:
+    fleet, client = gateway
+    headers = await key_of(fleet, *ALL, requests_per_minute=0)
+    for body in ({}, OWN_LIMITS, {"requests_per_minute": 0}):
+        made = await client.post(
+            "/api/v1/keys", json={"name": "x", "scopes": ["approve"], **body}, headers=headers
+        )
+        assert made.status_code == 201, made.text
+        assert made.json()["scopes"] == ["approve"]
+
+
 async def test_a_rate_is_shared_by_gateways(gateway: Any) -> None:
     fleet, client = gateway
     headers = await key_of(fleet, Scope.ADMIN, requests_per_minute=6)
