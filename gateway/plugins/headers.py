@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -10,7 +11,7 @@ from starlette.types import Scope
 
 from broker_config.settings import PluginAccess
 
-__all__ = ["request_headers", "response_headers"]
+__all__ = ["plugin_headers", "request_headers", "response_headers"]
 
 RawHeaders = list[tuple[bytes, bytes]]
 
@@ -23,6 +24,7 @@ _HOP_BY_HOP: Final = frozenset(
 )  # fmt: skip
 #: What intermediaries state, which a client must not.
 _OF_PROXIES: Final = frozenset((b"forwarded", b"x-real-ip", b"x-client-ip", b"via"))
+#: Plugins receive them only if they check requests themselves.
 _SECRETS: Final = frozenset((b"authorization", b"cookie", b"x-webhook-token"))
 #: Answers would set these for the whole origin, not for the plugin's part of it.
 _OF_ORIGIN: Final = frozenset(
@@ -32,8 +34,8 @@ _OF_ORIGIN: Final = frozenset(
     )
 )  # fmt: skip
 _OPENS_CORS: Final = b"access-control-"
-#: Secrets of the gateway itself, which no plugin receives.
-_OWN_KEY: Final = b"bearer nk_"
+#: Secrets of the gateway itself, which no plugin receives. A key also counts if its secret is cut.
+_OWN_KEY: Final = re.compile(rb"nk_[0-9a-f]{16}_")
 _OWN_COOKIES: Final = (b"nekro_", b"__Host-nekro_", b"__Secure-nekro_")
 #: A document with it has an origin of its own and runs no script.
 _INERT: Final = (b"content-security-policy", b"sandbox")
@@ -45,17 +47,12 @@ def request_headers(scope: Scope, access: PluginAccess, *, prefix: str) -> RawHe
     Args:
         prefix: path below which the plugin is served.
     """
-    gone = _gone(scope["headers"])
+    gone = _gone(scope["headers"]) | _OF_PROXIES
     kept = [
         (name, value)
-        for name, value in scope["headers"]
-        if name not in gone
-        and name not in _OF_PROXIES
-        and not name.startswith((b"x-nekro-", b"x-forwarded-"))
-        and (access is PluginAccess.PLUGIN or name not in _SECRETS)
+        for name, value in plugin_headers(scope["headers"], access)
+        if name not in gone and not name.startswith(b"x-forwarded-")
     ]
-    if access is PluginAccess.PLUGIN:
-        kept = [*_without_own_secrets(kept)]
     client = scope.get("client")
     kept += [
         (b"x-forwarded-proto", str(scope.get("scheme", "http")).encode("latin-1")),
@@ -64,6 +61,22 @@ def request_headers(scope: Scope, access: PluginAccess, *, prefix: str) -> RawHe
     if client:
         kept.append((b"x-forwarded-for", str(client[0]).encode("latin-1")))
     return kept
+
+
+def plugin_headers(headers: Iterable[tuple[bytes, bytes]], access: PluginAccess) -> RawHeaders:
+    """Return the headers of a request without identities that a client states, and without secrets.
+
+    Keys and sessions of the gateway reach no plugin. Other tokens and cookies reach one with the access
+    ``plugin``, because it checks requests itself.
+    """
+    kept = (
+        (name, _without_own_cookies(value) if name == b"cookie" else value)
+        for name, value in headers
+        if not name.startswith(b"x-nekro-") and (access is PluginAccess.PLUGIN or name not in _SECRETS)
+    )
+    return [
+        (name, value) for name, value in kept if not _OWN_KEY.search(value) and (value or name != b"cookie")
+    ]
 
 
 def response_headers(headers: httpx.Headers, access: PluginAccess) -> RawHeaders:
@@ -92,13 +105,10 @@ def _gone(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
     return _HOP_BY_HOP.union(named) - {b"content-length", b"host", b"content-type"}
 
 
-def _without_own_secrets(headers: Iterable[tuple[bytes, bytes]]) -> Iterable[tuple[bytes, bytes]]:
-    for name, value in headers:
-        if name == b"authorization" and value.lower().startswith(_OWN_KEY):
-            continue
-        if name == b"cookie":
-            cookies = [c for c in value.split(b";") if not c.strip().startswith(_OWN_COOKIES)]
-            value = b";".join(cookies).strip()
-            if not value:
-                continue
-        yield name, value
+def _without_own_cookies(value: bytes) -> bytes:
+    cookies = (cookie.strip() for cookie in value.split(b";"))
+    return b"; ".join(
+        cookie
+        for cookie in cookies
+        if cookie and not cookie.startswith(_OWN_COOKIES) and not _OWN_KEY.search(cookie)
+    )

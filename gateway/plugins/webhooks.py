@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Final
+from typing import Any
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
+from starlette.datastructures import Headers
 
 from broker_config.settings import GatewaySettings, PluginAccess
 from gateway.dependencies import ServicesDep
 from gateway.plugins.access import admit, is_reachable, not_served
+from gateway.plugins.headers import plugin_headers
 from gateway.web.limits import OWN_LIMITS
 from workers.calls.webhooks import run_webhooks
 from workers.catalogue.entries import WebhookEntry
@@ -21,9 +23,6 @@ __all__ = ["router"]
 
 router = APIRouter(tags=["plugins"])
 OWN_LIMITS.append((re.compile("/api/webhook/.*"), lambda settings: settings.webhook_body_bytes))
-
-#: Headers that plugins receive only if they check requests themselves.
-_SECRET_HEADERS: Final = ("authorization", "cookie", "x-webhook-token")
 
 
 class WebhookAnswer(BaseModel):
@@ -50,11 +49,10 @@ async def receive_webhook(endpoint: str, request: Request, services: ServicesDep
         raise not_served(request.url.path)
     body = await request.body()
     entries = await _admitted(request, settings, entries)
-    plain = {name: value for name, value in request.headers.items() if name not in _SECRET_HEADERS}
     ends = await run_webhooks(
         services.caller,
         services.plugin_tasks,
-        {one: dict(request.headers) if _checks_itself(settings, one) else plain for one in entries},
+        {one: _headers(request, settings.access_to(one.plugin_key)) for one in entries},
         body=_parsed(body),
         timeout_seconds=settings.plugin_seconds,
     )
@@ -109,8 +107,9 @@ def _with_token(request: Request) -> Request:
     return Request({**request.scope, "headers": [*request.scope["headers"], authorization]})
 
 
-def _checks_itself(settings: GatewaySettings, entry: WebhookEntry) -> bool:
-    return settings.access_to(entry.plugin_key) is PluginAccess.PLUGIN
+def _headers(request: Request, access: PluginAccess) -> dict[str, str]:
+    """Return the headers that a plugin with this access receives; of equal names the first."""
+    return dict(Headers(raw=plugin_headers(request.scope["headers"], access)))
 
 
 def _parsed(body: bytes) -> Any:

@@ -225,6 +225,39 @@ async def test_a_webhook_runs_every_plugin_and_reports_each(client: httpx.AsyncC
     assert (await client.post("/api/webhook/unknown", json={})).status_code == 404
 
 
+async def test_no_plugin_receives_a_key_or_a_session_of_the_gateway(fleet: Fleet) -> None:
+    """Also a plugin that checks requests itself, and so receives their other tokens and cookies."""
+    key = f"nk_{'0a' * 8}_{'A' * 43}"
+    own = {
+        "Authorization": f"bearer  {key}",
+        "X-Webhook-Token": key,
+        "X-Api-Key": f"key={key[:-1]}",
+        "Cookie": f"nekro_console_8600=nc_0_0; session=1;__Host-nekro_console=x; k={key}; nk_mine=2",
+        "X-Nekro-User": "root",
+    }
+    others = {
+        "Authorization": "Bearer nk_of-another-service",
+        "X-Webhook-Token": "the sender's",
+        "X-Hub-Signature-256": "sha256=0a",
+    }
+    async with served(create_app(with_access(fleet.settings, "Ada.web_shop=plugin"))) as client:
+        await until_served(client, "/plugins/Ada.web_shop/numbers")
+
+        async def seen(headers: dict[str, str]) -> list[dict[str, str]]:
+            routed = (await client.get("/plugins/Ada.web_shop/echo", headers=headers)).json()["headers"]
+            hook = (await client.post("/api/webhook/paid", json={}, headers=headers)).json()["data"]
+            return [routed, hook["results"][0]["result"]["headers"]]
+
+        for received in await seen(own):
+            assert "0a0a" not in str(received)
+            assert not {"authorization", "x-webhook-token", "x-api-key", "x-nekro-user"} & received.keys()
+            assert received["cookie"] == "session=1; nk_mine=2"
+        for received in await seen(others):
+            assert received.items() >= {name.lower(): value for name, value in others.items()}.items()
+        for received in await seen({"Cookie": "nekro_console_8600=nc_0_0"}):
+            assert "cookie" not in received
+
+
 async def test_a_slow_webhook_ends_at_its_time_limit_and_others_answer(fleet: Fleet) -> None:
     settings = with_access(fleet.settings, *ACCESS, plugin_seconds=1.0)
     async with served(create_app(settings)) as client:

@@ -83,7 +83,7 @@ async def on_paid(_ctx: AgentCtx):
     return {
         "body": request.body,
         "agent": request.headers.get("user-agent"),
-        "headers": sorted(request.headers),
+        "headers": dict(request.headers),
     }
 
 
