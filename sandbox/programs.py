@@ -27,6 +27,7 @@ from loguru import logger
 from broker_config.settings import SandboxSettings
 from nekro_agent.durations import PROGRAM_SECONDS
 from nekro_agent.errors import SandboxUnavailableError
+from nekro_agent.files import safe_files
 from sandbox.drivers.bwrap import StartSockets, become, memory_file, verify_isolation
 from sandbox.drivers.bwrap_tools import Tools, find_tools
 from sandbox.drivers.hints import explain_denied_call, explain_start_failure
@@ -345,11 +346,6 @@ def _give_home(home: Path, uid: int) -> None:
     """Let a host user own a program's home; its files may belong to the user of an earlier start."""
     if os.geteuid() != 0:
         return
-    # Bubblewrap enters it as root without the right to enter others' directories.
-    home.chmod(0o711)
-    if home.stat().st_uid == uid:
-        return
-    for directory, names, files in os.walk(home):
-        for name in (*names, *files):
-            os.lchown(os.path.join(directory, name), uid, uid)
-    os.chown(home, uid, uid)
+    # Bubblewrap enters it as root without the right to enter others' directories. A program of an earlier
+    # start may still run and exchange its directories for links.
+    safe_files.give_tree(home, uid=uid, gid=uid, mode=0o711)

@@ -15,6 +15,7 @@ import hashlib
 import os
 import secrets
 import stat
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -31,6 +32,7 @@ __all__ = [
     "copy_out",
     "create_file",
     "empty_directory",
+    "give_tree",
     "list_files",
     "measure",
     "mode_of",
@@ -254,9 +256,29 @@ def take_ownership(
         if os.fstat(root_fd).st_uid != uid:
             os.fchown(root_fd, uid, gid)
         for node in walk(root_fd, max_entries=max_entries):
-            if node.info.st_uid in given and node.info.st_uid != uid:
-                with contextlib.suppress(FileNotFoundError):
-                    os.chown(node.name, uid, gid, dir_fd=node.parent_fd, follow_symlinks=False)
+            if node.info.st_uid in given:
+                _give(node, uid, gid)
+
+
+def give_tree(root: Path, *, uid: int, gid: int, mode: int) -> None:
+    """Set the mode of ``root``; if its owner is another user, give it and everything below it to ``uid``.
+
+    ``root`` changes its owner last, so a call after one that was interrupted does the rest. For links the
+    link itself is changed, never its target. What is in directories that a walk does not enter is left.
+    """
+    with directory(root) as root_fd:
+        os.fchmod(root_fd, mode)
+        if os.fstat(root_fd).st_uid == uid:
+            return
+        for node in walk(root_fd, max_entries=sys.maxsize):
+            _give(node, uid, gid)
+        os.fchown(root_fd, uid, gid)
+
+
+def _give(node: Node, uid: int, gid: int) -> None:
+    if node.info.st_uid != uid:
+        with contextlib.suppress(FileNotFoundError):
+            os.chown(node.name, uid, gid, dir_fd=node.parent_fd, follow_symlinks=False)
 
 
 def _remove(root: Path | int, path: str | PurePath, remove: Callable[[str, int], None]) -> None:

@@ -1,7 +1,10 @@
-"""Sandboxed code exchanges a file for a link between the check and the copy."""
+"""Code exchanges files and directories for links while the host copies them or changes their owner."""
 
 from __future__ import annotations
 
+import ctypes
+import os
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from nekro_agent.files.file_system import FileSystem
 from nekro_agent.files.own_files import OwnFile
 from nekro_agent.files.uploads import UploadArea
 from nekro_agent.testing import InMemoryRuntime
+from sandbox.programs import _give_home
 
 SECRET = "the host's own"
 
@@ -136,3 +140,51 @@ async def test_data_directory_behind_a_link_is_protected_equally(
             live.unlink()
             live.write_text("mine")
             (live.with_name("aside")).unlink()
+
+
+RENAME_EXCHANGE = 2
+
+
+@pytest.mark.root
+def test_a_home_is_given_away_without_what_its_program_links_to(tmp_path: Path, secret: Path) -> None:
+    """A program that still runs exchanges a directory of its home for a link, thousands of times a second."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to give files away")
+    home = tmp_path / "home"
+    (home / "d").mkdir(parents=True)
+    (home / "d" / secret.name).write_text("mine")
+    (home / "link").symlink_to(secret.parent)
+    names = [os.fsencode(home / name) for name in ("d", "link")]
+    exchange = ctypes.CDLL(None).renameat2
+    stop = threading.Event()
+
+    def swap() -> None:
+        while not stop.is_set():
+            exchange(-100, names[0], -100, names[1], RENAME_EXCHANGE)
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    try:
+        for number in range(2_000):
+            _give_home(home, 12345 + number % 2)
+            assert secret.stat().st_uid == secret.parent.stat().st_uid == 0
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.root
+def test_a_home_that_was_given_away_in_part_is_given_away(tmp_path: Path, secret: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root to give files away")
+    home = tmp_path / "home"
+    (home / "d" / "e").mkdir(parents=True)
+    (home / "d" / "e" / "file").touch()
+    (home / "link").symlink_to(secret)
+    os.chown(home / "d", 12346, 12346)
+    home.chmod(0o700)
+    _give_home(home, 12346)
+    owned = (home, *home.rglob("*"))
+    assert len(owned) == 5 and {path.lstat().st_uid for path in owned} == {12346}
+    assert home.stat().st_mode & 0o777 == 0o711
+    assert secret.stat().st_uid == 0
