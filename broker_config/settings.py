@@ -356,7 +356,8 @@ class DownloadSettings(_Group):
     )
     allow_private: CommaList = Field(
         (),
-        description="Hosts or networks (CIDR) that are allowed although private, loopback or link-local.",
+        description="Hosts or networks (CIDR) that are allowed although private, loopback or link-local; "
+        "also for what MCP servers name in OAuth.",
     )
     connections: int = Field(
         4, ge=1, le=16, description="Connections to one server for one file of at least 64 MiB."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, Final
 
 import httpx2
@@ -14,9 +14,11 @@ from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
 from mcp_types import INTERNAL_ERROR
 
 from connectors.mcp.declarations import OAuth, resolve
+from nekro_agent.downloads.addresses import AddressPolicy
 from nekro_agent.durations import DEFER_SECONDS
+from nekro_agent.errors import DownloadError
 
-__all__ = ["NOT_SENT", "auth_of", "http_client"]
+__all__ = ["NOT_SENT", "OriginTransport", "auth_of", "http_client"]
 
 #: Data of an error that says that the server did not receive the request.
 NOT_SENT: Final = "nekro.not_sent"
@@ -26,6 +28,7 @@ _BURST_BYTES: Final = 1 << 20
 _CONNECT_SECONDS: Final = 10.0
 #: Longest time without a byte of an answer.
 _READ_SECONDS: Final = 300.0
+_NO_IDLE: Final = httpx2.Limits(max_keepalive_connections=0)
 _UNSENT: Final = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
 
 
@@ -36,6 +39,7 @@ class _TooLargeError(httpx2.StreamError):
 def http_client(
     headers: Mapping[str, str],
     *,
+    transport: httpx2.AsyncBaseTransport,
     most_bytes: int,
     hide: Callable[[str], str],
     auth: httpx2.Auth | None,
@@ -44,12 +48,13 @@ def http_client(
     """Return the client of one session; environment proxies and redirects to other origins are not used.
 
     Args:
+        transport: sends the requests.
         hide: removes secrets from texts.
         most_bytes: of one answer, or of one event of a stream.
         person_seconds: how long a server may wait for a person during a request.
     """
     return httpx2.AsyncClient(
-        transport=_Transport(most_bytes, hide=hide, tells_denial=auth is None),
+        transport=_Transport(transport, most_bytes, hide=hide, tells_denial=auth is None),
         headers=dict(headers),
         timeout=httpx2.Timeout(_CONNECT_SECONDS, read=_READ_SECONDS + person_seconds),
         auth=auth,
@@ -62,8 +67,15 @@ class _Transport(httpx2.AsyncBaseTransport):
     An exception would end the session, and with it the calls of others.
     """
 
-    def __init__(self, most_bytes: int, *, hide: Callable[[str], str], tells_denial: bool) -> None:
-        self._inner = httpx2.AsyncHTTPTransport()
+    def __init__(
+        self,
+        inner: httpx2.AsyncBaseTransport,
+        most_bytes: int,
+        *,
+        hide: Callable[[str], str],
+        tells_denial: bool,
+    ) -> None:
+        self._inner = inner
         self._most_bytes, self._hide, self._tells_denial = most_bytes, hide, tells_denial
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -86,6 +98,69 @@ class _Transport(httpx2.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         await self._inner.aclose()
+
+
+class OriginTransport(httpx2.AsyncBaseTransport):
+    """Sends requests: to declared origins at any address, to all others at public ones only.
+
+    With OAuth, answers of the server name further URLs: where the metadata of the resource is, which
+    authorization servers there are, where tokens are. By them a server must not reach the worker's network.
+    """
+
+    def __init__(self, declared: Iterable[str], policy: AddressPolicy) -> None:
+        """
+        Args:
+            declared: URLs whose origins may have any address.
+            policy: which addresses others may have.
+        """
+        self._declared = frozenset(_origin(httpx2.URL(url)) for url in declared)
+        self._policy = policy
+        self._inner = httpx2.AsyncHTTPTransport()
+        #: Without idle connections: an address may be that of several hosts.
+        self._elsewhere: httpx2.AsyncHTTPTransport | None = None
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        if _origin(request.url) in self._declared:
+            return await self._inner.handle_async_request(request)
+        host = request.url.raw_host.decode("ascii")
+        try:
+            addresses = await self._policy.resolve(host, request.url.port or 0)
+        except DownloadError as exc:
+            raise httpx2.ConnectError(
+                f"{_shown(request.url)} is not declared: {exc}", request=request
+            ) from exc
+        if self._elsewhere is None:
+            self._elsewhere = httpx2.AsyncHTTPTransport(limits=_NO_IDLE)
+        for address in addresses[:-1]:
+            try:
+                return await self._elsewhere.handle_async_request(_at(request, address))
+            except (httpx2.ConnectError, httpx2.ConnectTimeout):
+                continue
+        return await self._elsewhere.handle_async_request(_at(request, addresses[-1]))
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+        if self._elsewhere is not None:
+            await self._elsewhere.aclose()
+
+
+def _origin(url: httpx2.URL) -> tuple[str, bytes, int | None]:
+    return url.scheme, url.raw_host, url.port
+
+
+def _shown(url: httpx2.URL) -> str:
+    return f"{url.scheme}://{url.netloc.decode('ascii')}"
+
+
+def _at(request: httpx2.Request, address: str) -> httpx2.Request:
+    """Return the request for an address of its host; certificates are those of the host."""
+    return httpx2.Request(
+        request.method,
+        request.url.copy_with(host=address),
+        headers=request.headers,
+        stream=request.stream,
+        extensions={**request.extensions, "sni_hostname": request.url.raw_host.decode("ascii")},
+    )
 
 
 def _fix(response: httpx2.Response) -> str:

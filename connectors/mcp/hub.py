@@ -299,14 +299,18 @@ class ServerHub:
         from mcp.client.streamable_http import streamable_http_client
 
         from connectors.mcp.connection import Opened
-        from connectors.mcp.http import NOT_SENT, auth_of, http_client
+        from connectors.mcp.http import NOT_SENT, OriginTransport, auth_of, http_client
+        from nekro_agent.downloads.addresses import AddressPolicy
 
         declaration, most_bytes = _declared(server), self._settings.mcp.message_bytes
         url = resolve(declaration.url or "", name=server.name)
         headers = {key: resolve(value, name=server.name) for key, value in declaration.headers.items()}
-        auth = auth_of(declaration.nekro.oauth, url, name=server.name)
+        oauth = declaration.nekro.oauth
+        auth = auth_of(oauth, url, name=server.name)
+        issuers = () if oauth is None else (resolve(oauth.issuer, name=server.name),)
         client_of_session = http_client(
             headers,
+            transport=OriginTransport((url, *issuers), AddressPolicy(self._settings.downloads.allow_private)),
             most_bytes=most_bytes,
             hide=hide,
             auth=auth,

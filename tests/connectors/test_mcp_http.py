@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from waiting import WAIT_SECONDS, wait_until
 
-from broker_config.settings import McpSettings, Settings
+from broker_config.settings import DownloadSettings, McpSettings, Settings
 from connectors.mcp.session import ServerFault
 from nekro_agent.errors import MethodFailedError, OutcomeUnknownError
 
@@ -226,8 +226,14 @@ async def _gone(world: Any, listing: Any) -> None:
 class Guarded(Odd):
     """The odd server behind OAuth, with its authorization server."""
 
+    #: What its answers name; None: its own addresses.
+    metadata: str | None = None
+    authorities: tuple[str, ...] | None = None
+    tokens_at: str | None = None
+
     def __init__(self) -> None:
         super().__init__()
+        self.paths: list[str] = []
         self.tokens: list[tuple[str | None, dict[str, Any]]] = []
         #: What the clients of the authorization server get.
         self.grant: dict[str, Any] = {"access_token": "the-token", "token_type": "Bearer", "expires_in": 3600}
@@ -246,19 +252,23 @@ class Guarded(Odd):
 
     async def guarded(self, request: Request) -> Response:
         if request.headers.get("authorization") != "Bearer the-token":
-            where = f"{request.base_url}.well-known/oauth-protected-resource"
+            where = self.metadata or f"{request.base_url}.well-known/oauth-protected-resource"
             challenge = {"www-authenticate": f'Bearer resource_metadata="{where}"'}
             return Response(status_code=401, headers=challenge)
         return await self.answer(request)
 
     async def resource(self, request: Request) -> Response:
+        self.paths.append(request.url.path)
         base = str(request.base_url).rstrip("/")
-        return JSONResponse({"resource": f"{base}/mcp", "authorization_servers": [base]})
+        authorities = self.authorities or (base,)
+        return JSONResponse({"resource": f"{base}/mcp", "authorization_servers": authorities})
 
     async def authority(self, request: Request) -> Response:
+        self.paths.append(request.url.path)
         base = str(request.base_url).rstrip("/")
+        tokens_at = self.tokens_at or f"{base}/token"
         return JSONResponse({
-            "issuer": base, "authorization_endpoint": f"{base}/authorize", "token_endpoint": f"{base}/token",
+            "issuer": base, "authorization_endpoint": f"{base}/authorize", "token_endpoint": tokens_at,
             "response_types_supported": ["code"], "grant_types_supported": ["client_credentials"],
             "token_endpoint_auth_methods_supported": ["client_secret_basic"],
         })  # fmt: skip
@@ -306,6 +316,40 @@ async def test_credentials_are_sent_to_the_declared_issuer_only(settings: Settin
         async with opened(settings, declared):
             pass
     assert server.tokens == []
+
+
+@pytest.mark.parametrize("step", ["metadata", "authorities", "tokens_at"])
+async def test_oauth_does_not_lead_to_private_addresses_that_nobody_declared(
+    settings: Settings, secret: str, step: str
+) -> None:
+    server, other = Guarded(), Guarded()
+    with served(server.app) as address, served(other.app) as private:
+        named = {
+            "metadata": f"{private}/.well-known/oauth-protected-resource",
+            "authorities": (private,),
+            "tokens_at": f"{private}/token",
+        }
+        setattr(server, step, named[step])
+        with pytest.raises(ServerFault, match=r"127\.0\.0\.1.*NEKRO_DOWNLOADS__ALLOW_PRIVATE"):
+            async with opened(settings, with_credentials(address)):
+                pass
+    assert (other.paths, other.tokens) == ([], [])
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_oauth_leads_to_the_declared_issuer_and_to_allowed_addresses(
+    settings: Settings, secret: str, host: str
+) -> None:
+    server, issuer, tokens = Guarded(), Guarded(), Guarded()
+    allowed = DownloadSettings(allow_private=("127.0.0.0/8", "::1"))
+    with served(server.app) as address, served(issuer.app) as authority, served(tokens.app) as elsewhere:
+        server.authorities = (authority,)
+        issuer.tokens_at = f"{elsewhere.replace('127.0.0.1', host)}/token"
+        declared = with_credentials(address)
+        declared["nekro"]["oauth"]["issuer"] = authority
+        async with opened(settings.model_copy(update={"downloads": allowed}), declared) as world:
+            assert await world.call("echo", "with a token") == "with a token"
+    assert (len(issuer.tokens), len(tokens.tokens)) == (0, 1)
 
 
 async def test_a_server_that_wants_oauth_names_the_ways_to_declare_it(settings: Settings) -> None:
