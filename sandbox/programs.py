@@ -17,6 +17,7 @@ import shutil
 import signal
 import socket
 import subprocess
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -28,10 +29,17 @@ from broker_config.settings import SandboxSettings
 from nekro_agent.durations import PROGRAM_SECONDS
 from nekro_agent.errors import SandboxUnavailableError
 from nekro_agent.files import safe_files
+from nekro_agent.files.secret_paths import refuse_secret_path
 from sandbox.drivers.bwrap import StartSockets, become, memory_file, verify_isolation
 from sandbox.drivers.bwrap_tools import Tools, find_tools
 from sandbox.drivers.hints import explain_denied_call, explain_start_failure
-from sandbox.drivers.program_args import ProgramSpec, environment_inside, find_executable, program_arguments
+from sandbox.drivers.program_args import (
+    ProgramSpec,
+    environment_inside,
+    find_executable,
+    program_arguments,
+    visible_paths,
+)
 from sandbox.filter.allowed_calls import PROGRAMS
 from sandbox.filter.seccomp import build_filter, filter_fd
 from sandbox.limits.cgroups import Group, find_cgroups
@@ -170,6 +178,7 @@ class ProgramStarter:
 
         Raises:
             SandboxUnavailableError: it cannot be started, or not be isolated.
+            InvalidValueError: it would see a secret of the host.
         """
         if not self._has_swept:
             self._has_swept = True
@@ -229,9 +238,14 @@ class ProgramStarter:
             fds = self._descriptors(spec, hold.uid, strict=group is None)
             for fd in fds:
                 descriptors.callback(os.close, fd)
+            visible = visible_paths(spec, executable)
+            pinned = await asyncio.to_thread(_pinned, visible, spec.secrets, descriptors)
+            by_fd = pinned if self.tools.binds_descriptors else {}
             arguments = program_arguments(
                 spec,
                 executable,
+                visible=visible,
+                descriptors=by_fd,
                 info_fd=sockets.info_write,
                 seccomp_fd=fds[0],
                 passwd_fd=fds[1],
@@ -243,9 +257,10 @@ class ProgramStarter:
                 *(become(self.tools.setpriv, hold.uid) if self.root_mode else ()),
                 *_limits(spec, has_group=group is not None), str(executable), *spec.command[1:],
             ]  # fmt: skip
-            process = await self._run(
-                command, env=mark, cwd="/", pass_fds=(*fds, sockets.info_write, sockets.arguments_read)
-            )
+            if "\0" in "".join(arguments):  # a value would become further arguments
+                raise SandboxUnavailableError("its declaration has a value with a NUL character")
+            inherited = (*fds, *by_fd.values(), sockets.info_write, sockets.arguments_read)
+            process = await self._run(command, env=mark, cwd="/", pass_fds=inherited)
             if group is not None:
                 with contextlib.suppress(ProcessLookupError):
                     group.attach(process.pid)
@@ -316,6 +331,24 @@ class ProgramStarter:
 async def _read_rest(stream: asyncio.StreamReader | None) -> None:
     while stream is not None and await stream.read(_READ_AHEAD_BYTES):
         pass
+
+
+def _pinned(
+    paths: Iterable[Path], secrets: Mapping[Path, str], descriptors: contextlib.ExitStack
+) -> dict[Path, int]:
+    """Open the paths that a program sees; ``descriptors`` closes them.
+
+    Programs may exchange links in paths that they may write, so what is checked is what was opened.
+
+    Raises:
+        InvalidValueError: one is, contains or lies in a secret.
+    """
+    pinned: dict[Path, int] = {}
+    for path in paths:
+        fd = pinned[path] = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        descriptors.callback(os.close, fd)
+        refuse_secret_path(path, secrets, target=Path(os.readlink(f"/proc/self/fd/{fd}")))
+    return pinned
 
 
 def _confinement(spec: ProgramSpec, uid: int, group: Group | None, process: int) -> Confinement:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from broker_config.secret_paths import secret_paths
 from broker_config.settings import Settings
 from cli.command import Deps, add_json, add_user_id, chat_key, positive_seconds, read_text
 from cli.exit_codes import ExitCode
@@ -298,7 +299,7 @@ async def _servers(settings: Settings) -> list[McpServer]:
 
 async def _add(args: Args, deps: Deps, settings: Settings) -> int:
     name, entry = args.name or "", declared(args)
-    declaration, is_enabled = parse(name, entry)
+    declaration, is_enabled = parse(name, entry, secrets=secret_paths(settings))
     async with open_database(settings) as database:
         async with database.autocommit() as transaction:
             await transaction.mcp_servers.put(

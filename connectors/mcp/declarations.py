@@ -2,6 +2,7 @@
 
 A secret is named, not written: ``${NAME}`` in a value is replaced with a variable of the worker's environment
 when the server starts or a request is sent, and ``${NAME:-default}`` with the default if it is not set.
+Variables of the fleet itself, ``NEKRO_…``, are refused: who declares a server must not read the signing key.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pydantic import (
 )
 
 from nekro_agent.errors import InvalidValueError
+from nekro_agent.files.secret_paths import refuse_secret_path
 
 __all__ = [
     "Access",
@@ -45,6 +47,11 @@ Access = Literal["ro", "rw"]
 _REFERENCE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _NAME: Final = re.compile(r"[A-Za-z0-9@][A-Za-z0-9@._/ -]{0,63}")
 _MOST_BYTES: Final = 64 << 10
+_OF_FLEET: Final = "NEKRO_"
+
+
+#: It would end an argument of bubblewrap and begin another one.
+_HAS_NUL: Final = "a value contains a NUL character"
 
 
 class _Part(BaseModel):
@@ -96,6 +103,8 @@ class Limits(_Part):
     @classmethod
     def _absolute(cls, files: dict[str, Access]) -> dict[str, Access]:
         for path in files:
+            if "\0" in path:
+                raise ValueError(_HAS_NUL)
             if not Path(path).is_absolute() or ".." in Path(path).parts or Path(path) == Path("/"):
                 raise ValueError(f"{path!r} must be an absolute path below / without ..")
         return files
@@ -139,6 +148,16 @@ class Declaration(_Part):
                 raise ValueError("`headers` and `oauth` are for servers with a URL")
         return self
 
+    @model_validator(mode="after")
+    def _no_secrets_of_the_fleet(self) -> Self:
+        for text in self.texts():
+            if "\0" in text:
+                raise ValueError(_HAS_NUL)
+            for match in _REFERENCE.finditer(text):
+                if fault := _refused_variable(match[1]):
+                    raise ValueError(fault)
+        return self
+
     @property
     def is_stdio(self) -> bool:
         """Whether it is started as a process."""
@@ -176,8 +195,12 @@ _IGNORED: Final = frozenset({
 })  # fmt: skip
 
 
-def parse(name: str, entry: object) -> tuple[Declaration, bool]:
+def parse(name: str, entry: object, *, secrets: Mapping[Path, str] | None = None) -> tuple[Declaration, bool]:
     """Return the declaration of an entry of ``mcpServers``, and whether the entry enables it.
+
+    Args:
+        secrets: paths of this host that no server may see (``secret_paths``); None: another host
+            checks them.
 
     Raises:
         InvalidValueError: it is not a declaration; the message names the server and each fault.
@@ -200,6 +223,11 @@ def parse(name: str, entry: object) -> tuple[Declaration, bool]:
         raise InvalidValueError(f"MCP server {name!r}: {_faults(exc)}") from None
     except (TypeError, ValueError, RecursionError) as exc:
         raise InvalidValueError(f"MCP server {name!r}: its declaration is no JSON value: {exc}") from None
+    for path in declaration.nekro.files:
+        try:
+            refuse_secret_path(Path(path), secrets or {})
+        except InvalidValueError as exc:
+            raise InvalidValueError(f"MCP server {name!r}: nekro.files: {exc}") from None
     return declaration, entry.get("enabled") is not False and entry.get("disabled") is not True
 
 
@@ -235,10 +263,13 @@ def resolve(text: str, *, name: str, environ: Mapping[str, str] = os.environ) ->
     """Replace the references of a text.
 
     Raises:
-        InvalidValueError: a variable without a default is not set; the message names it.
+        InvalidValueError: a variable without a default is not set, or one is of the fleet; the message names
+            it.
     """
 
     def value(match: re.Match[str]) -> str:
+        if fault := _refused_variable(match[1]):
+            raise InvalidValueError(f"MCP server {name!r}: {fault}")
         found = environ.get(match[1]) or match[2]
         if found is None:
             raise InvalidValueError(
@@ -248,6 +279,16 @@ def resolve(text: str, *, name: str, environ: Mapping[str, str] = os.environ) ->
         return found
 
     return _REFERENCE.sub(value, text)
+
+
+def _refused_variable(variable: str) -> str | None:
+    """Return why a reference is refused. Settings are read from variables in any case."""
+    if not variable.upper().startswith(_OF_FLEET):
+        return None
+    return (
+        f"the variable {variable} is not passed to servers, because {_OF_FLEET}… are those of the fleet; "
+        "give the value to the workers in a variable with another name"
+    )
 
 
 def without_references(text: str) -> str:

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from loguru import logger
 
+from broker_config.secret_paths import secret_paths
 from connectors.mcp.declarations import Declaration, resolve
 from connectors.mcp.masking import redactor_of
 from connectors.mcp.servers import McpServer
@@ -277,6 +278,7 @@ class ServerHub:
             environment={key: resolve(value, name=name) for key, value in declaration.env.items()},
             home=await asyncio.to_thread(self._home, server.module),
             files={Path(path): access == "rw" for path, access in limits.files.items()},
+            secrets=secret_paths(self._settings),
             network=limits.network,
             memory_bytes=limits.memory_bytes,
             max_processes=limits.max_processes,

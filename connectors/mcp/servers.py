@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from broker_config.secret_paths import secret_paths
 from connectors.mcp.declarations import Declaration, module_names, parse
 from connectors.mcp.tools import ListedTool, read_tools
 from nekro_agent.errors import InvalidValueError
@@ -109,16 +110,19 @@ def read_file(path: Path) -> dict[str, Any]:
     return servers
 
 
-def merged(entries: Mapping[str, Any], rows: list[StoredServer]) -> list[McpServer]:
+def merged(
+    entries: Mapping[str, Any], rows: list[StoredServer], *, secrets: Mapping[Path, str]
+) -> list[McpServer]:
     """Return every declared server, ordered by name.
 
     Args:
         entries: those of the file, by name.
+        secrets: as of ``parse``.
     """
     stored = {row.name: row for row in rows}
     names = {*entries, *(row.name for row in rows if row.declaration is not None)}
     modules = module_names(names)
-    return [_server(name, modules[name], entries, stored.get(name)) for name in sorted(names)]
+    return [_server(name, modules[name], entries, stored.get(name), secrets) for name in sorted(names)]
 
 
 async def read_servers(settings: Settings, database: Database) -> list[McpServer]:
@@ -131,15 +135,21 @@ async def read_servers(settings: Settings, database: Database) -> list[McpServer
     entries = read_file(file_path(settings))
     async with database.read() as transaction:
         rows = await transaction.mcp_servers.all()
-    return merged(entries, rows)
+    return merged(entries, rows, secrets=secret_paths(settings))
 
 
-def _server(name: str, module: str, entries: Mapping[str, Any], row: StoredServer | None) -> McpServer:
+def _server(
+    name: str,
+    module: str,
+    entries: Mapping[str, Any],
+    row: StoredServer | None,
+    secrets: Mapping[Path, str],
+) -> McpServer:
     is_in_file = name in entries
     declared = entries[name] if is_in_file else row.declaration if row is not None else None
     declaration, error, is_enabled = None, None, True
     try:
-        declaration, is_enabled = parse(name, declared)
+        declaration, is_enabled = parse(name, declared, secrets=secrets)
     except InvalidValueError as exc:
         error = str(exc)
     if row is not None and not is_in_file:

@@ -19,7 +19,14 @@ from sandbox.drivers.bwrap_args import (
     proc_mounts,
 )
 
-__all__ = ["HOME_INSIDE", "ProgramSpec", "environment_inside", "find_executable", "program_arguments"]
+__all__ = [
+    "HOME_INSIDE",
+    "ProgramSpec",
+    "environment_inside",
+    "find_executable",
+    "program_arguments",
+    "visible_paths",
+]
 
 HOME_INSIDE: Final = "/home/program"
 #: Visible at once; a bind of a path below one of them would hide nothing.
@@ -42,6 +49,8 @@ class ProgramSpec:
     home: Path
     #: Paths of the host that it sees at the same place, and whether it may write there.
     files: Mapping[Path, bool]
+    #: Files and directories of the host that it must not see, each with what it is.
+    secrets: Mapping[Path, str]
     network: bool
     memory_bytes: int
     max_processes: int
@@ -74,17 +83,29 @@ def environment_inside(spec: ProgramSpec, executable: Path) -> dict[str, str]:
     }
 
 
+def visible_paths(spec: ProgramSpec, executable: Path) -> dict[Path, bool]:
+    """Return what the program sees of the host besides the system, and whether it may write there."""
+    return {path: False for path in _installation(executable)} | dict(spec.files)
+
+
 def program_arguments(
     spec: ProgramSpec,
     executable: Path,
     *,
+    visible: Mapping[Path, bool],
+    descriptors: Mapping[Path, int],
     info_fd: int,
     seccomp_fd: int,
     passwd_fd: int,
     root_mode: bool,
     zero_device: bool,
 ) -> list[str]:
-    """Return the arguments, without the command that runs inside; see ``bwrap_arguments``."""
+    """Return the arguments, without the command that runs inside; see ``bwrap_arguments``.
+
+    Args:
+        visible: as of ``visible_paths``.
+        descriptors: of those paths, where bubblewrap can bind them.
+    """
     mode = as_root(network=spec.network) if root_mode else as_user(network=spec.network)
     variables = environment_inside(spec, executable).items()
     return [
@@ -96,7 +117,7 @@ def program_arguments(
         "--perms", "0444", "--ro-bind-data", str(passwd_fd), "/etc/passwd",
         *proc_mounts(root_mode=root_mode),
         *device_mounts(spec.tmp_bytes, zero_device=zero_device),
-        *_binds({path: False for path in _installation(executable)} | dict(spec.files)),
+        *_binds(visible, descriptors),
         "--bind", str(spec.home), HOME_INSIDE,
         "--chdir", HOME_INSIDE,
         "--seccomp", str(seccomp_fd),
@@ -140,7 +161,7 @@ def _is_visible(path: Path) -> bool:
     return any(path == top or top in path.parents for top in _SYSTEM)
 
 
-def _binds(files: Mapping[Path, bool]) -> Iterator[str]:
+def _binds(files: Mapping[Path, bool], descriptors: Mapping[Path, int]) -> Iterator[str]:
     """Yield the binds, outer paths first, so that a path inside another one keeps its own access."""
     made: set[Path] = {Path("/"), Path("/etc"), Path("/home")}
     bound: list[Path] = []
@@ -149,7 +170,11 @@ def _binds(files: Mapping[Path, bool]) -> Iterator[str]:
             parents = [parent for parent in reversed(path.parents) if parent not in made]
             made.update(parents)
             yield from directories(_outside_system(parents))
-        yield from ("--bind" if files[path] else "--ro-bind", str(path), str(path))
+        option = "--bind" if files[path] else "--ro-bind"
+        if path in descriptors:
+            yield from (f"{option}-fd", str(descriptors[path]), str(path))
+        else:
+            yield from (option, str(path), str(path))
         bound.append(path)
 
 

@@ -29,7 +29,7 @@ def odd_entry(mode: str = "", **own: Any) -> dict[str, Any]:
 
 def server_of(entry: dict[str, Any], name: str = "odd") -> McpServer:
     """A declared server that was not listed yet."""
-    (server,) = merged({name: entry}, [])
+    (server,) = merged({name: entry}, [], secrets={})
     assert server.error is None, server.error
     return server
 

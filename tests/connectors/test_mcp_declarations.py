@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from broker_config.secret_paths import secret_paths
+from broker_config.settings import Settings
 from connectors.mcp.declarations import module_names, parse, resolve
 from connectors.mcp.masking import MASK, literal_secrets, redactor_of, shown
 from connectors.mcp.plugins import needs_approval
@@ -16,6 +19,8 @@ from connectors.mcp.servers import Source, merged, read_file
 from connectors.mcp.tools import ListedTool, read_tools, tools_text
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.execution.signatures import describe
+
+OAUTH = ("issuer", "client_id", "client_secret")
 
 
 def test_an_entry_of_another_host_is_a_declaration() -> None:
@@ -78,6 +83,103 @@ def test_references_are_read_from_the_environment() -> None:
     assert resolve("a ${KEY} ${NONE:-other} $KEY", name="s", environ=environ) == "a value other $KEY"
     with pytest.raises(InvalidValueError, match="variable NONE"):
         resolve("${NONE}", name="s", environ=environ)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"command": "a", "args": ["--key=${NEKRO_SECURITY__SIGNING_KEY}"]},
+        {"command": "${NEKRO_DATA_DIR}/a"},
+        {"command": "a", "env": {"A": "${nekro_security__signing_key:-none}"}},
+        {"url": "https://x/${NEKRO_SECURITY__SIGNING_KEY}"},
+        {"url": "https://x", "headers": {"A": "Bearer ${NEKRO_KEY}"}},
+        *(
+            {
+                "url": "https://x",
+                "nekro": {"oauth": {**dict.fromkeys(OAUTH, "https://i"), name: "${NEKRO_KEY}"}},
+            }
+            for name in OAUTH
+        ),
+    ],
+)
+def test_variables_of_the_fleet_are_not_passed_to_servers(entry: dict[str, Any]) -> None:
+    with pytest.raises(InvalidValueError, match=r"'s'.*the variable (?i:NEKRO_\w+) is not passed to servers"):
+        parse("s", entry)
+    (server,) = merged({"s": entry}, [], secrets={})
+    assert server.declaration is None and "is not passed to servers" in (server.error or "")
+
+
+def test_references_to_variables_of_the_fleet_are_not_resolved() -> None:
+    for text in ("${NEKRO_KEY}", "a ${nekro_key:-b}"):
+        with pytest.raises(InvalidValueError, match=r"(?i)variable NEKRO_KEY is not passed"):
+            resolve(text, name="s", environ={"NEKRO_KEY": "secret", "nekro_key": "secret"})
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"command": "a", "env": {"A": "b\0--bind\0/\0/host"}},
+        {"command": "a", "args": ["b\0c"]},
+        {"command": "a", "nekro": {"files": {"/a\0--bind\0/": "ro"}}},
+    ],
+)
+def test_a_value_cannot_become_arguments_of_the_sandbox(entry: dict[str, Any]) -> None:
+    with pytest.raises(InvalidValueError, match="NUL character"):
+        parse("s", entry)
+
+
+def test_files_with_secrets_of_the_fleet_are_refused(
+    make_settings: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounted = tmp_path / "mounted" / "secrets"
+    mounted.mkdir(parents=True)
+    (mounted / "url").write_text("sqlite:///nekro.db")
+    (tmp_path / "certificates").mkdir()
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / ".env").write_text("NEKRO_SECURITY__SIGNING_KEY=x")
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("NEKRO_QDRANT__API_KEY_FILE", str(mounted / "url"))
+    settings = make_settings(
+        mcp={"file": tmp_path / "project" / "mcp.json"},
+        broker={"tls_key_file": tmp_path / "certificates" / "key"},
+        database={"url": f"sqlite:///{tmp_path}/rows/nekro.db"},
+    )
+    (settings.data_dir / "uploads").mkdir(parents=True)
+    (tmp_path / "project").mkdir()
+    for name, target in (
+        ("to-data", settings.data_dir),
+        ("to-work", tmp_path / "work"),
+        ("loop", Path("loop")),
+    ):
+        (tmp_path / "project" / name).symlink_to(target)
+    secrets = secret_paths(settings)
+    for path, fault in (
+        (settings.data_dir, "is the data directory"),
+        (settings.data_dir / "uploads" / "none", "lies in the data directory"),
+        (tmp_path, "contains"),
+        (tmp_path / "project" / "to-data", "is the data directory"),
+        (tmp_path / "project" / "to-data" / "uploads", "lies in the data directory"),
+        (mounted, "is the directory of the file that NEKRO_QDRANT__API_KEY_FILE names"),
+        (
+            mounted / "..data" / "key",
+            "lies in the directory of the file that NEKRO_QDRANT__API_KEY_FILE names",
+        ),
+        (mounted.parent, "contains the directory of the file that NEKRO_QDRANT__API_KEY_FILE names"),
+        (tmp_path / "certificates" / "key", "that NEKRO_BROKER__TLS_KEY_FILE names"),
+        (tmp_path / "project", "contains the file that NEKRO_MCP__FILE names"),
+        (tmp_path / "project" / "to-work" / ".env", "is the .env of workers"),
+        (tmp_path / "rows" / "nekro.db-wal", "is the database"),
+        (Path("/proc/self/environ"), "lies in /proc"),
+    ):
+        entry = {"command": "a", "nekro": {"files": {str(path): "ro"}}}
+        with pytest.raises(
+            InvalidValueError, match=f"'s': nekro.files: the path {path} is refused: it .*{fault}"
+        ):
+            parse("s", entry, secrets=secrets)
+        (server,) = merged({"s": entry}, [], secrets=secrets)
+        assert server.declaration is None and fault in (server.error or "")
+    for path in (tmp_path / "project" / "docs", tmp_path / "work" / "docs", tmp_path / "project" / "loop"):
+        parse("s", {"command": "a", "nekro": {"files": {str(path): "rw"}}}, secrets=secrets)
 
 
 SECRET = "a8Fk2mQz91LxPo4RtY7w"
@@ -144,7 +246,7 @@ def test_the_file_is_read_and_wins(tmp_path: Path) -> None:
     path = tmp_path / "mcp.json"
     assert read_file(path) == {}
     path.write_text('\ufeff{"mcpServers": {"a": {"command": "x"}, "b": {"command": ""}}, "other": 1}')
-    first, second = merged(read_file(path), [])
+    first, second = merged(read_file(path), [], secrets={})
     assert (first.name, first.plugin_key, first.source, first.error) == ("a", "mcp.a", Source.FILE, None)
     assert second.declaration is None and "`command` is empty" in (second.error or "")
 
@@ -264,7 +366,7 @@ def test_listings_are_read_as_they_were_written() -> None:
 )
 def test_the_declaration_says_which_tools_need_approval(approval: Any, expected: list[bool]) -> None:
     own = {} if approval is None else {"approval": approval}
-    (server,) = merged({"s": {"command": "a", "nekro": own}}, [])
+    (server,) = merged({"s": {"command": "a", "nekro": own}}, [], secrets={})
     tools = [
         ListedTool(name="read", input_schema={}, read_only=True),
         ListedTool(name="write", input_schema={}),

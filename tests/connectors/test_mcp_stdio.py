@@ -16,9 +16,15 @@ from waiting import eventually
 from broker_config.settings import McpSettings, Settings
 from connectors.mcp.session import ServerFault
 from connectors.mcp.stdio import LineSplitter, TooLong
-from nekro_agent.errors import CallTimeoutError, MethodFailedError, OutcomeUnknownError
+from nekro_agent.errors import (
+    CallTimeoutError,
+    MethodFailedError,
+    OutcomeUnknownError,
+    SandboxUnavailableError,
+)
 from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.execution.signatures import describe
+from sandbox import programs
 from sandbox.drivers.bwrap_tools import find_tools
 from sandbox.service_id import own_id
 
@@ -82,6 +88,76 @@ async def test_a_server_sees_only_what_its_declaration_names(settings: Settings,
         assert (await world.call("seen", path="/etc"))["found"] != "FileNotFoundError"
 
 
+async def test_links_that_change_after_the_declaration_show_no_secret(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.data_dir.mkdir(exist_ok=True)
+    for directory, text in ((settings.data_dir, "secret"), (tmp_path / "public", "content")):
+        directory.mkdir(exist_ok=True)
+        directory.chmod(0o755)
+        (directory / "file").write_text(text)
+    link = tmp_path / "link"
+
+    def lead_to(target: Path) -> None:
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+
+    lead_to(tmp_path / "public")
+    world = World(settings, odd_entry(files={str(link): "ro"}))
+    lead_to(settings.data_dir)
+    with pytest.raises(ServerFault, match=f"the path {link} is refused: it is the data directory"):
+        await world.hub.listing(world.server)
+    await world.hub.close()
+
+    def pinned_then_changed(*arguments: Any) -> Any:
+        found = pin(*arguments)
+        lead_to(settings.data_dir)
+        return found
+
+    pin = programs._pinned
+    monkeypatch.setattr(programs, "_pinned", pinned_then_changed)
+    if not find_tools(None, root_mode=os.geteuid() == 0).binds_descriptors:
+        pytest.skip("this bubblewrap cannot bind descriptors")
+    lead_to(tmp_path / "public")
+    async with opened(settings, odd_entry(files={str(link): "ro"})) as world:
+        seen = await world.call("seen", path=str(link / "file"))
+        assert seen["found"] == "content"
+        assert seen["descriptors"] == [0, 1, 2]
+
+
+async def test_an_installation_that_a_server_writes_shows_no_secret(
+    settings: Settings, tmp_path: Path
+) -> None:
+    """``pyvenv.cfg`` names another directory that an interpreter needs."""
+    python = Path("/usr/bin/python3")
+    if not python.exists():
+        pytest.skip("there is no interpreter of the system")
+    environment = tmp_path / "environment"
+    (environment / "bin").mkdir(parents=True)
+    (environment / "bin" / "python").symlink_to(python)
+    (settings.data_dir / "secrets").mkdir(parents=True)
+    for home in (settings.data_dir / "bin", settings.data_dir / "secrets" / "bin"):
+        (environment / "pyvenv.cfg").write_text(f"home = {home}\n")
+        entry = odd_entry() | {"command": str(environment / "bin" / "python")}
+        with pytest.raises(ServerFault, match="the data directory"):
+            async with opened(settings, entry):
+                pass
+    (environment / "pyvenv.cfg").write_text(f"home = {python.parent}\n")
+    async with opened(settings, entry) as world:
+        assert await world.call("echo", "hi") == "hi"
+
+
+async def test_a_value_with_a_nul_character_adds_no_argument_of_the_sandbox(
+    settings: Settings, tmp_path: Path
+) -> None:
+    spec = programs.ProgramSpec(
+        key="nul", command=("/usr/bin/true",), environment={"A": "b\0--ro-bind\0/etc\0/mnt"}, home=tmp_path,
+        files={}, secrets={}, network=False, memory_bytes=1 << 30, max_processes=16,
+    )  # fmt: skip
+    with pytest.raises(SandboxUnavailableError, match="NUL character"):
+        await programs.ProgramStarter(settings.sandbox).start(spec)
+
+
 async def test_a_server_with_a_missing_variable_does_not_start(settings: Settings) -> None:
     entry = odd_entry() | {"env": {"KEY": "${NO_SUCH_VARIABLE_HERE}"}}
     with pytest.raises(ServerFault, match="NO_SUCH_VARIABLE_HERE"):
@@ -93,8 +169,6 @@ async def test_without_isolation_a_server_starts_only_if_the_settings_allow_it(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(*_: Any, **__: Any) -> None:
-        from nekro_agent.errors import SandboxUnavailableError
-
         raise SandboxUnavailableError("bubblewrap is not installed")
 
     monkeypatch.setattr("sandbox.programs.find_tools", missing)

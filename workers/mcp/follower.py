@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from loguru import logger
 
+from broker_config.secret_paths import secret_paths
 from broker_config.settings import Settings
 from connectors.mcp.hub import SDK_MISSING, ServerHub, has_sdk
 from connectors.mcp.plugins import build_plugin
@@ -131,7 +132,8 @@ class McpServers:
         except InvalidValueError as exc:
             entries, fault = {}, str(exc)
         self._seen = seen
-        await self._apply(merged(entries, rows), _broken_file(path, fault), starts=starts)
+        servers = merged(entries, rows, secrets=secret_paths(self._settings))
+        await self._apply(servers, _broken_file(path, fault), starts=starts)
 
     async def _apply(self, servers: list[McpServer], fault: Imported | None, *, starts: bool) -> None:
         wanted = {server.name: server for server in servers if server.is_enabled}

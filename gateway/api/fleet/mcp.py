@@ -6,6 +6,7 @@ import json
 
 from fastapi import APIRouter, Request, Response
 
+from broker_config.secret_paths import secret_paths
 from connectors.mcp.declarations import parse
 from connectors.mcp.servers import McpServer, read_servers
 from connectors.mcp.views import describe_server
@@ -37,7 +38,7 @@ async def put(
 ) -> Answer:
     """Declare an MCP server, or replace its declaration; workers have it within a second."""
     identity.require_all(Scope.ADMIN)
-    declaration, is_enabled = parse(name, body.declaration)
+    declaration, is_enabled = parse(name, body.declaration, secrets=secret_paths(services.settings))
     async with services.database.begin() as transaction:
         await transaction.mcp_servers.put(
             name, json.loads(declaration.to_json()), is_enabled=is_enabled and body.is_enabled
