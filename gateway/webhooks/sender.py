@@ -22,6 +22,7 @@ from standardwebhooks import Webhook as Signature
 
 from broker_config.embedded import resolve_signing_key
 from gateway.outgoing import OutgoingHttp, RequestFailedError
+from gateway.streams.json_text import json_text
 from gateway.webhooks.secrets import webhook_secret
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_client.models import Event, WebhookPayload
@@ -97,12 +98,14 @@ class WebhookSender:
         if is_complete:
             self._checked_at = time.monotonic()
         for webhook in webhooks:
-            await self._read(webhook, recent_seconds=None if is_complete else _RECENT_SECONDS)
+            with log_errors("webhook_events_not_read", webhook=webhook.id):  # the others do not depend on it
+                await self._read(webhook, recent_seconds=None if is_complete else _RECENT_SECONDS)
         async with self._database.read() as transaction:
             due = await transaction.webhooks.has_due()
         for webhook in webhooks:
             if webhook.id in due:
-                await self._take(webhook)
+                with log_errors("webhook_deliveries_not_taken", webhook=webhook.id):
+                    await self._take(webhook)
 
     async def _read(self, webhook: Webhook, *, recent_seconds: float | None) -> None:
         """Make deliveries of new events."""
@@ -205,4 +208,4 @@ def body_of(webhook: Webhook, event: ChatEvent) -> str | None:
         message_id=event.message_id,
         data=event.data,
     )
-    return WebhookPayload(type=event.type, timestamp=event.created_at, data=data).model_dump_json()
+    return json_text(WebhookPayload(type=event.type, timestamp=event.created_at, data=data))

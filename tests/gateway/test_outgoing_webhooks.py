@@ -22,6 +22,8 @@ from broker_config.settings import Settings
 from gateway.app import create_app
 from gateway.webhooks import sender
 from nekro_agent.ports import IncomingMessage
+from storage.outbound.webhooks import Webhook
+from storage.repositories.events import ChatEvent
 from workers.composition import Services
 from workers.ops.fleet import FleetFigures
 
@@ -154,6 +156,36 @@ async def test_events_from_the_subscription_on_arrive_signed(
         assert all("secret" not in one for one in listed)
         assert (await http.delete(f"webhooks/{webhook_id}")).status_code == 204
         assert (await http.get(f"webhooks/{webhook_id}")).status_code == 404
+
+
+async def test_a_text_that_is_not_unicode_is_delivered_like_the_others(
+    fleet: Fleet, services: Services, receiver: Receiver, chat_key: str
+) -> None:
+    texts = ["half \ud83d of it", "whole"]
+    async with gateway(fleet) as http:
+        webhook_id = await subscribe(http, receiver, chat_key)
+        await write(services, chat_key, *texts)
+        await eventually(lambda: sorted(receiver.texts()) == texts, what="both arrive")
+        assert (await http.delete(f"webhooks/{webhook_id}")).status_code == 204
+
+
+async def test_a_webhook_whose_events_cannot_be_read_does_not_block_the_others(
+    fleet: Fleet, services: Services, receiver: Receiver, chat_key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def body_of(webhook: Webhook, event: ChatEvent) -> str | None:
+        if webhook.id == broken:
+            raise ValueError("unexpected")
+        return body_of_all(webhook, event)
+
+    body_of_all = sender.body_of
+    async with gateway(fleet) as http:
+        broken = await subscribe(http, receiver, chat_key)
+        whole = await subscribe(http, receiver, chat_key)
+        monkeypatch.setattr(sender, "body_of", body_of)
+        await write(services, chat_key, "text")
+        await eventually(lambda: receiver.texts() == ["text"], what="the delivery of the other webhook")
+        for webhook_id in (broken, whole):
+            assert (await http.delete(f"webhooks/{webhook_id}")).status_code == 204
 
 
 @pytest.mark.extended
