@@ -145,6 +145,9 @@ async def command(
         found = exc.errors(include_url=False, include_input=False)
         text = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in found)
         raise ProblemError(HTTPStatus.BAD_REQUEST, "invalid_request", text) from None
+    except (ValueError, RecursionError) as exc:
+        detail = f"the body is not valid JSON: {exc}"
+        raise ProblemError(HTTPStatus.BAD_REQUEST, "invalid_request", detail) from None
     if isinstance(given, RegisterCommand):
         own_id = await _register(services, given.platform, given.client_name, given.client_version)
         return {"client_id": own_id, "message": f"client {given.client_name} is registered"}

@@ -34,8 +34,11 @@ class SentFile:
 
 
 def wire_event(event: str, data: Mapping[str, Any]) -> WireEvent:
-    """Return one Server-Sent Event; its data is one line of JSON."""
-    return {"event": event, "data": json.dumps(data, ensure_ascii=False, separators=(",", ":"))}
+    """Return one Server-Sent Event; its data is one line of JSON, in ASCII.
+
+    A message may contain lone surrogates, which UTF-8 does not have.
+    """
+    return {"event": event, "data": json.dumps(data, separators=(",", ":"))}
 
 
 def request_event(event: str, request_id: str, data: Mapping[str, Any]) -> WireEvent:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import AfterValidator, BaseModel, Field, TypeAdapter
+
+from codec import plain_json
 
 __all__ = [
     "AtSegment",
@@ -19,8 +21,27 @@ __all__ = [
     "command_of",
 ]
 
+
+def _unicode(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("it is not Unicode") from None
+    return text
+
+
+def _short(text: str) -> str:
+    if len(text) > _MOST_NAME_CHARS:
+        raise ValueError(f"it has more than {_MOST_NAME_CHARS} characters")
+    return text
+
+
+_MOST_NAME_CHARS: Final = 500
+_Unicode = Annotated[str, AfterValidator(_unicode)]
 _Id = Annotated[str, Field(min_length=1, max_length=200)]
-_Name = Annotated[str, Field(max_length=500)]
+_FileName = Annotated[str, Field(max_length=_MOST_NAME_CHARS)]
+#: People write it, so it may have lone surrogates, which pydantic refuses in a text with ``max_length``.
+_Name = Annotated[str, AfterValidator(_short)]
 _MOST_CHANNELS: Final = 10_000
 _MOST_SEGMENTS: Final = 1_000
 
@@ -45,12 +66,12 @@ class MediaSegment(BaseModel):
 
     type: Literal["image", "file"]
     #: An HTTP address.
-    url: str | None = None
+    url: _Unicode | None = None
     #: ``data:<type>;base64,<content>``, or the Base64 text alone.
-    base64_url: str | None = None
-    name: _Name | None = None
-    mime_type: _Name | None = None
-    suffix: _Name | None = None
+    base64_url: _Unicode | None = None
+    name: _FileName | None = None
+    mime_type: _FileName | None = None
+    suffix: _FileName | None = None
 
 
 Segment = Annotated[TextSegment | AtSegment | MediaSegment, Field(discriminator="type")]
@@ -111,9 +132,10 @@ _COMMAND: Final[TypeAdapter[Command]] = TypeAdapter(Command)
 
 
 def command_of(body: bytes) -> Command:
-    """Read a command.
+    """Read a command, whose texts may contain lone surrogates, which pydantic's parser of JSON refuses.
 
     Raises:
-        ValidationError: it is no JSON, or none of the commands.
+        ValidationError: it is none of the commands.
+        ValueError, RecursionError: it is no JSON.
     """
-    return _COMMAND.validate_json(body)
+    return _COMMAND.validate_python(plain_json.load(body))

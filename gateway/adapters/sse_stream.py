@@ -14,6 +14,7 @@ from gateway.adapters.sse_events import WireEvent, message_events, request_event
 from gateway.adapters.sse_files import SseFiles
 from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import StorageError
+from runtime.error_logging import log_errors
 from storage.outbound.adapters import AdapterSend
 from workers.chats.adapters import SSE_ADAPTER
 from workers.composition import Services
@@ -67,8 +68,9 @@ class ClientStream:
                     yield wire_event("heartbeat", {"timestamp": int(time.time())})
                 sends = await self._due()
                 for send in sends:
-                    async for event in self._written(send):
-                        yield event
+                    with log_errors("adapter_send_not_written", send_id=send.id):  # it is tried again later
+                        async for event in self._written(send):
+                            yield event
                 if not sends:
                     await self._pause()
         finally:

@@ -26,8 +26,9 @@ class SseClient:
         self.events: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
 
     async def command(self, cmd: str, **fields: Any) -> dict[str, Any]:
-        headers = {"X-Access-Key": ACCESS_KEY, "X-Client-ID": self.id}
-        answer = await self.http.post(PATH, json={"cmd": cmd, **fields}, headers=headers)
+        headers = {"X-Access-Key": ACCESS_KEY, "X-Client-ID": self.id, "Content-Type": "application/json"}
+        # In ASCII, because UTF-8 has no lone surrogates.
+        answer = await self.http.post(PATH, content=json.dumps({"cmd": cmd, **fields}), headers=headers)
         assert answer.status_code == 200, answer.text
         return answer.json()
 

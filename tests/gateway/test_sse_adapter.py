@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import uuid4
@@ -17,8 +17,13 @@ from sse_client import ACCESS_KEY, PATH, SseClient
 from waiting import WAIT_SECONDS
 from worker_fleet import Fleet
 
+from gateway.adapters import sse_stream
+from gateway.adapters.sse_events import WireEvent, message_events
 from gateway.app import create_app
+from nekro_agent.ports import OutgoingMessage
+from storage.repositories.messages import Message
 from storage.states import SendState
+from workers.chats.messages import SqlMessages
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +119,49 @@ async def test_messages_and_answers_pass_between_client_and_chat(
         }
         assert await client.answer(request["request_id"], message_id="p1", success=True)
         assert not await client.answer(request["request_id"], message_id="p1", success=True)
+
+
+async def test_texts_that_are_not_unicode_pass_in_both_directions(
+    http: httpx.AsyncClient, fleet: Fleet, channel: str
+) -> None:
+    client, half = SseClient(http), "half \ud83d of it"
+    await client.register()
+    async with client.connected():
+        await client.subscribe(channel)
+        await client.post(channel, {"type": "text", "content": half}, from_name=half)
+        services = fleet.services()
+        async with services.database.read() as transaction:
+            (received,) = await transaction.messages.newest(f"sse-{channel}", limit=9)
+        assert (received.text, received.sender_name) == (half, half)
+        messages = SqlMessages(services.database, services.publisher)
+        for text in (half, "whole"):
+            await messages.send(OutgoingMessage(chat_key=f"sse-{channel}", text=text))
+        await services.close()
+        assert await client.next_texts(2) == [half, "whole"]
+
+
+async def test_a_body_that_is_no_json_is_refused(http: httpx.AsyncClient) -> None:
+    headers = {"X-Access-Key": ACCESS_KEY}
+    for content in (b"{", b"\xff", b"[" * 100_000, b'{"cmd": "register", "platform": 1}'):
+        refused = await http.post(PATH, content=content, headers=headers)
+        assert (refused.status_code, refused.json()["code"]) == (400, "invalid_request"), content[:9]
+
+
+async def test_one_message_that_cannot_be_written_does_not_delay_the_others(
+    http: httpx.AsyncClient, fleet: Fleet, channel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def events_of(message: Message, **options: Any) -> Iterator[WireEvent]:
+        if message.text == "broken":
+            raise ValueError("unexpected")
+        return message_events(message, **options)
+
+    monkeypatch.setattr(sse_stream, "message_events", events_of)
+    client = SseClient(http)
+    await client.register()
+    async with client.connected():
+        await client.subscribe(channel)
+        await say(fleet, channel, "broken", "whole")
+        assert await client.next_texts(1) == ["whole"]
 
 
 async def test_a_message_that_is_posted_again_is_recorded_once(
