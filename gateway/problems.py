@@ -16,6 +16,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from gateway.web.responses import JsonAnswer
 from nekro_agent.errors import (
     AlreadyDecidedError,
     ArgumentError,
@@ -134,7 +135,7 @@ def _problem(request: Request, status: HTTPStatus, code: str, detail: str) -> Pr
 
 
 def _response(problem: Problem, headers: dict[str, str] | None) -> JSONResponse:
-    return JSONResponse(
+    return JsonAnswer(
         problem.model_dump(mode="json"), status_code=problem.status, headers=headers, media_type=PROBLEM_TYPE
     )
 

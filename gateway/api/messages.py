@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from http import HTTPStatus
 from typing import Annotated, Final, Literal
 
@@ -148,7 +149,8 @@ async def _with_turn(
     answer: JSONResponse, services: Services, hub: EventHub, *, seconds: float
 ) -> JSONResponse:
     """Return the answer with the turn if it ends in time; else the answer."""
-    posted = PostedMessage.model_validate_json(bytes(answer.body))
+    # Pydantic's parser of JSON refuses lone surrogates, which the message may contain.
+    posted = PostedMessage.model_validate(json.loads(bytes(answer.body)))
     if posted.turn_id is None:
         return answer
     try:

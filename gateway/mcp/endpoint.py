@@ -8,7 +8,6 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 
@@ -20,7 +19,7 @@ from gateway.mcp.callers import Caller, caller_of
 from gateway.mcp.sessions import Sessions
 from gateway.problems import ProblemError, problem_of
 from gateway.streams.hub import EventHub
-from gateway.web.responses import SEND_SECONDS
+from gateway.web.responses import SEND_SECONDS, JsonAnswer
 from nekro_agent.errors import NekroError
 from nekro_client.models import Problem
 from workers.composition import Services
@@ -53,7 +52,7 @@ def _refusal(problem: Problem, headers: dict[str, str]) -> Response:
     message = f"{problem.code}: {problem.detail}"
     error = {"code": _INVALID_REQUEST, "message": message, "data": problem.model_dump(mode="json")}
     body = {"jsonrpc": "2.0", "id": None, "error": error}
-    return JSONResponse(body, status_code=problem.status, headers=headers)
+    return JsonAnswer(body, status_code=problem.status, headers=headers)
 
 
 class McpEndpoint:

@@ -9,7 +9,6 @@ from http import HTTPStatus
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Header, Request, Response
-from fastapi.responses import JSONResponse
 
 from gateway.dependencies import HubDep, IdentityDep, ServicesDep, take_stream
 from gateway.openai.answers import QUEUED_SECONDS, AnswerEnd, AnswerReader, Usage
@@ -17,7 +16,7 @@ from gateway.openai.bodies import CompletionBody, newest_message
 from gateway.openai.chats import MODEL, Posted, chosen_chat, once_for, post, require_model, run_once
 from gateway.openai.errors import NO_RETRY, APIError, OpenAIRoute, error_body
 from gateway.streams.hub import SlowReaderError
-from gateway.web.responses import EventStream
+from gateway.web.responses import EventStream, JsonAnswer
 from nekro_agent.errors import BudgetExceededError, NekroError
 
 __all__ = ["router"]
@@ -107,7 +106,7 @@ class _Completion:
             raise self._error(*end.error)
         message = {"role": "assistant", "content": "".join(texts), "refusal": None}
         choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
-        return JSONResponse(
+        return JsonAnswer(
             {
                 "id": self._id,
                 "object": "chat.completion",

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from gateway.problems import ProblemError, shown_text, status_of
 from gateway.routing import KeyedRoute
+from gateway.web.responses import JsonAnswer
 from nekro_agent.errors import NekroError
 
 __all__ = ["NO_RETRY", "APIError", "OpenAIRoute", "error_body"]
@@ -88,4 +88,4 @@ def _answer(request: Request, error: Exception) -> Response:
     else:
         raise error
     text = message.encode("utf-8", "backslashreplace").decode()
-    return JSONResponse(error_body(status, code, text, param=param), status_code=status, headers=headers)
+    return JsonAnswer(error_body(status, code, text, param=param), status_code=status, headers=headers)

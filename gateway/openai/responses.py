@@ -9,7 +9,6 @@ from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
-from fastapi.responses import JSONResponse
 from loguru import logger
 from pydantic import RootModel
 
@@ -22,7 +21,7 @@ from gateway.openai.chats import Posted, chosen_chat, once_for, post, require_mo
 from gateway.openai.errors import NO_RETRY, APIError, OpenAIRoute
 from gateway.openai.response_events import ResponseView, item_of
 from gateway.streams.hub import SlowReaderError
-from gateway.web.responses import EventStream
+from gateway.web.responses import EventStream, JsonAnswer
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import NekroError
 from storage.access.openai_responses import OpenAIResponse
@@ -90,7 +89,7 @@ async def create_response(
         return _stream(row, reader, after=-1)
     if body.background:
         view = ResponseView(row, status="queued" if row.turn_id else "completed")
-        return JSONResponse(view.as_json())
+        return JsonAnswer(view.as_json())
     return await _whole(row, reader, seconds=services.settings.agent.turn_seconds + QUEUED_SECONDS)
 
 
@@ -110,7 +109,7 @@ async def get_response(
     if stream:
         take_stream(request, identity)
         return _stream(row, reader, after=-1 if starting_after is None else starting_after)
-    return JSONResponse((await _now(row, reader)).as_json())
+    return JsonAnswer((await _now(row, reader)).as_json())
 
 
 @router.post("/v1/responses/{response_id}/cancel", response_class=Response)
@@ -169,7 +168,7 @@ async def _whole(row: OpenAIResponse, reader: AnswerReader, *, seconds: float) -
     if view.end is None:
         detail = f"the gateway stopped; the response {row.id} goes on, retrieve it"
         raise APIError(HTTPStatus.BAD_GATEWAY, "stopping", detail, headers=NO_RETRY)
-    return JSONResponse(view.as_json())
+    return JsonAnswer(view.as_json())
 
 
 async def _now(row: OpenAIResponse, reader: AnswerReader) -> ResponseView:

@@ -77,6 +77,9 @@ class PainterModel:
         if scene == "fail":
             await refuse(400, "the model refuses")(writer, request)
             return
+        if scene == "half":
+            await complete("Half \ud83d of it")(writer, request)
+            return
         if scene == "slow":
             is_first = not any(message["role"] == "assistant" for message in messages)
             if not is_first:

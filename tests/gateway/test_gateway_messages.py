@@ -48,6 +48,20 @@ async def test_a_posted_message_starts_a_turn(gateway: tuple[Fleet, httpx.AsyncC
     assert round_.trigger_id == posted["message"]["id"]
 
 
+async def test_a_text_that_is_not_unicode_is_answered_with_and_without_a_wait(
+    gateway: tuple[Fleet, httpx.AsyncClient],
+) -> None:
+    _, client = gateway
+    for wait in (0, 0.1):
+        answer = await client.post(
+            f"/api/v1/chats/c/messages?wait={wait}",
+            content=b'{"text": "half \\ud83d", "user_id": "ada"}',
+            headers={"Content-Type": "application/json"},
+        )
+        assert answer.status_code == 202, answer.text
+        assert answer.json()["message"]["text"] == "half \ud83d"
+
+
 async def test_an_overheard_message_starts_no_turn(gateway: tuple[Fleet, httpx.AsyncClient]) -> None:
     _, client = gateway
     posted = (await client.post("/api/v1/chats/c/messages", json=HELLO | {"to_agent": False})).json()

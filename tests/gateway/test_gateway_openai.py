@@ -111,6 +111,23 @@ async def test_a_streamed_completion_has_each_message_as_it_is_sent(agents: Flee
     assert chunks[-1].usage is not None and chunks[-1].usage.total_tokens == 1200
 
 
+async def test_an_answer_that_is_not_unicode_arrives(agents: Fleet, key: str) -> None:
+    async with client_of(agents, key) as client:
+        messages: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "scene:half"}]
+        done = await client.chat.completions.create(model="nekro", user="half", messages=messages)
+        assert done.choices[0].message.content == "Half \ud83d of it"
+        response = await client.responses.create(model="nekro", user="half", input="scene:half")
+        assert response.output_text == "Half \ud83d of it"
+        assert (await client.responses.retrieve(response.id)).output_text == "Half \ud83d of it"
+        # The names of fields in errors are those of the request.
+        refused = await client._client.post(
+            f"{client.base_url}chat/completions",
+            content='{"\\ud83d": 1}',
+            headers={"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
+        )
+        assert refused.status_code == 400, refused.text
+
+
 async def test_pictures_reach_the_model_and_files_return_as_links(agents: Fleet, key: str) -> None:
     async with client_of(agents, key) as client:
         content = [
