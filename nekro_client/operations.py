@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from nekro_client.errors import ApiError, ClientError, InvalidAnswerError, UnreachableError, api_error
+from nekro_client.json_text import json_bytes, parsed_json
 from nekro_client.models import Problem
 from nekro_client.uploads import Upload
 
@@ -97,7 +97,7 @@ def operation(
     content = None
     if body is not None:
         plain = body.model_dump(mode="json", exclude_none=True) if isinstance(body, BaseModel) else body
-        content = json.dumps(plain, ensure_ascii=False, allow_nan=False).encode()
+        content = json_bytes(plain)
         headers["content-type"] = "application/json"
     if upload is not None:
         headers |= upload.headers
@@ -220,7 +220,7 @@ def _parser(kind: Any) -> Callable[[httpx.Response], Any]:
 
     def parse(response: httpx.Response) -> Any:
         try:
-            return adapter.validate_json(response.content)
+            return parsed_json(response.content, adapter.validate_json, adapter.validate_python)
         except ValidationError as exc:
             raise InvalidAnswerError(f"{response.url.path} returned an invalid response: {exc}") from exc
 

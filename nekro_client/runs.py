@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from nekro_client.connections import AsyncConnection, Connection, connecting
 from nekro_client.errors import ClientError, InvalidAnswerError, UnreachableError, api_error
+from nekro_client.json_text import parsed_json
 from nekro_client.models import Event, EventType, Problem, Run, RunEventType
 from nekro_client.operations import Backoff, Operation, failure_of
 from nekro_client.sse import EventParser, EventTooLargeError
@@ -160,9 +161,11 @@ class _RunOutput:
         try:
             for sent in self._parser.feed(chunk):
                 if sent.type == EventType.OUTPUT_CHUNK:
-                    piece = self._next(Event.model_validate_json(sent.data))
+                    event = parsed_json(sent.data, Event.model_validate_json, Event.model_validate)
+                    piece = self._next(event)
                 elif sent.type == RunEventType.ENDED:
-                    piece = self._rest(Run.model_validate_json(sent.data))
+                    run = parsed_json(sent.data, Run.model_validate_json, Run.model_validate)
+                    piece = self._rest(run)
                 elif sent.type == RunEventType.PROBLEM:
                     problem = Problem.model_validate_json(sent.data)
                     raise api_error(problem, retry_after_seconds=None)

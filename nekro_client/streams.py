@@ -20,6 +20,7 @@ from nekro_client.errors import (
     UnreachableError,
     WaitTimeoutError,
 )
+from nekro_client.json_text import parsed_json
 from nekro_client.models import Change, Event, EventType, Turn, TurnState
 from nekro_client.operations import API, CONNECT_SECONDS, Delay, failure_of, is_passing, segment, unreachable
 from nekro_client.sse import EventParser, EventTooLargeError, ServerEvent
@@ -136,7 +137,7 @@ class StreamCursor(ABC, Generic[T]):
 
     def _parsed(self, model: type[T], sent: ServerEvent) -> T:
         try:
-            return model.model_validate_json(sent.data)
+            return parsed_json(sent.data, model.model_validate_json, model.model_validate)
         except ValidationError as exc:
             raise InvalidAnswerError(f"{self.path} returned an invalid event: {exc}") from exc
 

@@ -77,7 +77,7 @@ class TurnPrinter:
     def __init__(self, args: Args, deps: Deps) -> None:
         self._args, self._deps = args, deps
         self._printed: set[str] = set()
-        self._last = ""
+        self._last: dict[str, Any] | None = None
         #: What was printed of the output of each round while its code ran.
         self._outputs: dict[str, RunningOutput] = {}
 
@@ -117,12 +117,12 @@ class TurnPrinter:
         from cli.views.turn_text import is_over, turn_lines
 
         if self._args.json:
-            text = turn.model_dump_json()
-            if text != self._last and self._args.follow:
-                self._deps.output.json_line(turn.model_dump(mode="json"))
-            elif text != self._last:
-                self._deps.output.json(turn.model_dump(mode="json"))
-            self._last = text
+            plain = turn.model_dump(mode="json")
+            if plain != self._last and self._args.follow:
+                self._deps.output.json_line(plain)
+            elif plain != self._last:
+                self._deps.output.json(plain)
+            self._last = plain
         else:
             shown = {entry.id for entry in turn.rounds if self._is_shown(entry.id, entry.output)}
             for line in turn_lines(turn, without_output=shown):

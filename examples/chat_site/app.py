@@ -8,6 +8,7 @@ The browser talks to this application only, which holds the key and chooses the 
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -61,6 +62,6 @@ async def follow(
         async with events:
             async for event in events:
                 if event.type in SHOWN:
-                    yield f"id: {event.number}\ndata: {event.model_dump_json()}\n\n"
+                    yield f"id: {event.number}\ndata: {json.dumps(event.model_dump(mode='json'))}\n\n"
 
     return StreamingResponse(frames(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})

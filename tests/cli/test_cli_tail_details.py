@@ -1,15 +1,18 @@
-"""What `nekro tail` prints of code and calls."""
+"""What `nekro tail` prints of code and calls, and `nekro trace` of texts that are not Unicode."""
 
 from __future__ import annotations
 
 import io
+import json
 from datetime import UTC, datetime
 from typing import Any
 
 from broker_config.settings import Settings
 from cli.command import Deps
+from cli.commands import trace
 from cli.commands.tail import Args, show, show_output
 from cli.output import Output
+from nekro_client.models import Turn, TurnCause, TurnError, TurnState
 
 
 def _shown(kind: str, data: dict[str, Any]) -> list[str]:
@@ -62,3 +65,23 @@ def test_shows_what_a_program_prints_while_it_runs() -> None:
     lines = stdout.getvalue().split("\n")
     assert [line[:12] for line in lines] == [" " * 10 + "| ", " " * 10 + "| ", ""]
     assert lines[0][12:] == "one" and lines[1].isprintable() and lines[1].endswith("two")
+
+
+def test_a_turn_with_a_lone_surrogate_is_printed_as_json() -> None:
+    stdout = io.StringIO()
+    deps = Deps(output=Output(stdout=stdout), data_dir=None, load_settings=Settings.load)
+    turn = Turn(
+        id="t",
+        chat_key="c",
+        state=TurnState.FAILED,
+        cause=TurnCause(kind="message", id="m"),
+        requested_at=datetime(2026, 1, 1, tzinfo=UTC),
+        error=TurnError(code="method_failed", text="half \ud83d"),
+    )
+    for follow in (False, True):
+        printer = trace.TurnPrinter(trace.Args(turn_id="t", follow=follow, json=True), deps)
+        printer.show(turn)
+        printer.show(turn)  # nothing is new
+    first, end = json.JSONDecoder().raw_decode(stdout.getvalue())
+    assert first["error"]["text"] == "half \ud83d"
+    assert json.loads(stdout.getvalue()[end:]) == first

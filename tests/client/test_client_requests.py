@@ -214,6 +214,28 @@ def test_the_wait_for_a_turn_ends_with_its_time(run: Any) -> None:
     assert len(server.requests) == 5
 
 
+# Texts that are not Unicode
+
+
+def test_lone_surrogates_are_sent_and_received(run: Any) -> None:
+    message = {
+        "id": "m", "sequence": 1, "chat_key": "c", "kind": "assistant", "text": "half \ud83d",
+        "created_at": "2026-01-01T00:00:00Z",
+    }  # fmt: skip
+    posted = json_answer(json.dumps({"message": message, "turn_id": "t"}), status=202)
+    with scripted(posted) as server:
+        got = run(server.url, lambda client: client.chat("c").send("half \ud83d"))
+    assert got.message.text == "half \ud83d"
+    assert json.loads(server.requests[0].body)["text"] == "half \ud83d"
+
+
+def test_an_event_with_a_lone_surrogate_does_not_end_its_stream(run: Any) -> None:
+    half = event(4, data={"text": "half"}).replace("half", "half \\ud83d")
+    with scripted(stream(half, event(5))) as server:
+        events = run(server.url, read(2, after=3))
+    assert [(e.number, e.data.get("text")) for e in events] == [(4, "half \ud83d"), (5, None)]
+
+
 # Event streams
 
 
@@ -307,6 +329,13 @@ def test_a_stream_gives_up_after_the_stated_time(run: Any) -> None:
 
 
 # Runs
+
+
+def test_output_with_a_lone_surrogate_is_passed_on(run: Any) -> None:
+    piece = chunk(0, "half").replace("half", "half \\ud83d")
+    with scripted(stream(piece, ended("half \ud83d and more"))) as server:
+        got, report = run(server.url, pieces)
+    assert ("".join(got), report.output) == ("half \ud83d and more",) * 2
 
 
 def chunk(offset: int, text: str) -> str:
