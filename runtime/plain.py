@@ -11,7 +11,7 @@ from datetime import datetime
 from enum import Enum
 from typing import Any
 
-__all__ = ["to_json_value", "to_plain"]
+__all__ = ["encodable", "to_json_value", "to_plain"]
 
 
 def to_plain(value: object) -> Any:
@@ -42,6 +42,15 @@ def to_json_value(value: object) -> Any:
     except ValueError:
         return _finite(plain)
     return plain
+
+
+def encodable(value: Any) -> Any:
+    """Return JSON data without lone surrogates, which UTF-8 cannot encode; they become escapes."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {encodable(key): encodable(item) for key, item in value.items()}
+    return [encodable(item) for item in value] if isinstance(value, list) else value
 
 
 def _finite(value: Any) -> Any:

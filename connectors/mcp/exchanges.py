@@ -30,6 +30,7 @@ from connectors.mcp.texts import line
 from nekro_agent.errors import InvalidValueError, NekroError
 from nekro_agent.execution.payer import current_payer, payer_of, paying
 from nekro_agent.schemas.agent_ctx import AgentCtx
+from runtime.plain import encodable
 
 __all__ = ["exchange_of"]
 
@@ -79,7 +80,7 @@ def exchange_of(
                 if isinstance(request, ElicitRequest) and limits.elicitation_seconds is not None:
                     question = _question(request.params, server=server.name, tool=tool, percent=last)
                     reply = await client_requests.ask(question, ctx, seconds=limits.elicitation_seconds)
-                    return ElicitResult(action=reply.action, content=reply.content)
+                    return ElicitResult(action=reply.action, content=encodable(reply.content))
         except InvalidValueError as exc:
             return ErrorData(code=INVALID_PARAMS, message=line(exc, _MOST_ERROR_CHARS))
         except NekroError as exc:
@@ -95,7 +96,7 @@ async def _sampled(
     answer = await client_requests.complete(_prompt(params, sampling), server=server, sampling=sampling)
     return CreateMessageResult(
         role="assistant",
-        content=TextContent(type="text", text=answer.text),
+        content=TextContent(type="text", text=encodable(answer.text)),
         model=answer.model,
         stop_reason="endTurn",
     )

@@ -23,12 +23,13 @@ from mcp_types import (
 from gateway.identity import Scope
 from gateway.mcp.callers import Caller
 from gateway.mcp.jobs import find_job, job_uri
-from gateway.mcp.results import encodable, text_of
+from gateway.mcp.results import text_of
 from gateway.views import message_answer
 from gateway.web.paging import cursor_of
 from gateway.web.paging import text_of as position_of
 from nekro_agent.errors import InvalidValueError, NotFoundError, UsageError
 from nekro_agent.ports import ChatInfo
+from runtime.plain import encodable
 from workers.chats.files import HEAD_BYTES, content_type
 from workers.composition import Services
 

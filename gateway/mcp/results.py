@@ -13,11 +13,11 @@ from agent.multimodal import image_data
 from codec.wire import Envelope
 from gateway.problems import ProblemError
 from nekro_agent.errors import NekroError
-from runtime.plain import to_json_value
+from runtime.plain import encodable, to_json_value
 from workers.calls.results import value_of
 from workers.composition import Services
 
-__all__ = ["data_result", "encodable", "error_result", "failure_text", "method_result", "text_of"]
+__all__ = ["data_result", "error_result", "failure_text", "method_result", "text_of"]
 
 
 def method_result(envelope: Envelope, *, max_bytes: int) -> CallToolResult:
@@ -55,15 +55,6 @@ def failure_text(error: NekroError | ProblemError, services: Services) -> str:
 def text_of(value: object) -> str:
     """Return a value as text: a string as it is, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)
-
-
-def encodable(value: Any) -> Any:
-    """Return JSON data without lone surrogates, which no transport can encode."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()
-    if isinstance(value, dict):
-        return {encodable(key): encodable(item) for key, item in value.items()}
-    return [encodable(item) for item in value] if isinstance(value, list) else value
 
 
 def _parts(segments: Sequence[Any]) -> list[ContentBlock]:

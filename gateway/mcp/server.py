@@ -42,11 +42,12 @@ from gateway.mcp.catalogue import code_guide, find_methods
 from gateway.mcp.changes import Changes
 from gateway.mcp.code import CodeRun, run_code
 from gateway.mcp.progress import Report, reported
-from gateway.mcp.results import data_result, encodable, error_result, failure_text
+from gateway.mcp.results import data_result, error_result, failure_text
 from gateway.mcp.schemas import input_schema
 from gateway.problems import ProblemError
 from gateway.streams.hub import EventHub
 from nekro_agent.errors import ArgumentError, MethodNotFoundError, NekroError, NotFoundError, PluginError
+from runtime.plain import encodable
 from runtime.release import release
 from workers.catalogue.entries import MethodEntry
 from workers.composition import Services

@@ -13,9 +13,9 @@ from mcp_types import ListToolsResult, Tool, ToolAnnotations
 from gateway.identity import Scope
 from gateway.mcp.callers import Caller
 from gateway.mcp.catalogue import bounded_catalogue
-from gateway.mcp.results import encodable
 from gateway.mcp.schemas import input_schema, result_annotation
 from gateway.web.paging import cursor_of, text_of
+from runtime.plain import encodable
 from workers.catalogue.entries import MethodEntry
 from workers.catalogue.registry import Registry
 

@@ -88,7 +88,7 @@ class DBChatMessage(QueryModel):
     def ext_data_obj(self) -> PlatformMessageExt:
         """``ext_data`` as an object; empty if it is not valid."""
         try:
-            return PlatformMessageExt.model_validate_json(self.ext_data or "{}")
+            return PlatformMessageExt.model_validate(json.loads(self.ext_data or "{}"))
         except ValueError:
             return PlatformMessageExt()
 

@@ -55,6 +55,7 @@ class Answers:
 
     def __init__(self, *replies: Reply) -> None:
         self.replies = list(replies)
+        self.word = "yes"
         self.questions: list[Question] = []
         self.prompts: list[Prompt] = []
         self.is_asked, self.may_answer = asyncio.Event(), asyncio.Event()
@@ -62,7 +63,7 @@ class Answers:
 
     async def complete(self, prompt: Prompt, *, server: str, sampling: Sampling) -> Completion:
         self.prompts.append(prompt)
-        return Completion(text="yes", model="m")
+        return Completion(text=self.word, model="m")
 
     async def ask(self, question: Question, ctx: AgentCtx, *, seconds: float) -> Reply:
         self.questions.append(question)
@@ -82,6 +83,15 @@ async def test_a_server_of_2025_asks_a_model_and_a_person(settings: Settings) ->
     assert prompt.max_tokens == 50
     assert [one["role"] for one in prompt.messages] == ["system", "user"]
     assert (question.server, question.tool, question.text) == ("odd", "mcp.odd.ask", "Which city?")
+
+
+async def test_answers_that_are_not_unicode_reach_the_server_with_escapes(settings: Settings) -> None:
+    answers = Answers(Reply(action="accept", content={"city": "Rome \ud83d"}), Reply(action="decline"))
+    answers.word = "yes \ud83d"
+    async with opened(settings, odd_entry(**ALLOWED), client_requests=answers) as world:
+        assert json.loads(await world.call("ask"))["content"] == {"city": "Rome \\ud83d"}
+        assert json.loads(await world.call("sample"))["content"]["text"] == "yes \\ud83d"
+        assert json.loads(await world.call("ask")) == {"action": "decline"}
 
 
 async def test_without_a_declaration_a_server_is_refused(settings: Settings) -> None:

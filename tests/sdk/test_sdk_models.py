@@ -219,6 +219,8 @@ async def test_messages_have_content_and_are_deleted(world: InMemoryRuntime) -> 
     )
     assert (row.message_id, row.chat_type, row.adapter_key, row.is_tome) == ("77", "private", "onebot_v11", 1)
     assert not row.is_system and row.ext_data_obj.ref_msg_id == "m0"
+    row.ext_data = json.dumps({"ref_msg_id": "m0", "platform": "half \ud83d"})
+    assert row.ext_data_obj.ref_msg_id == "m0"
     text, mention, image = row.parse_content_data()
     assert isinstance(mention, ChatMessageSegmentAt) and mention.target_platform_userid == "7"
     assert isinstance(image, ChatMessageSegmentImage) and image.local_path is not None
