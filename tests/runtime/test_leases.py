@@ -28,8 +28,10 @@ from workers.leases import keeper as keeper_module
 from workers.leases.keeper import HeldLease, LeaseKeeper
 from workers.leases.kinds import PINNED, SWEEP, LeaseKind
 from workers.ops.sweeper import Sweeper
+from workers.plugins import pinned as pinned_module
 from workers.plugins.lanes import LaneChooser
 from workers.plugins.pinned import PinnedOwner
+from workers.plugins.states import PluginStates
 from workers.pools.background import BackgroundLoop
 
 #: Duration of the leases, and how far the tests' clock advances until a renewal is due, or a lease is over.
@@ -377,6 +379,93 @@ async def test_pinned_plugins_are_acquired_after_an_unexpected_error(
     )
     owner.start()
     await eventually(lambda: bool(consumed), what="the queue to be served")
+    await owner.close()
+
+
+async def test_a_pinned_plugin_is_started_again_after_an_outage_during_its_start(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pinned_module, "_ATTEMPTS_PER_LEASE", LEASE_SECONDS / 0.1)
+    plugin, consumed, ran = NekroPlugin("m", "pinned", "", "1", "Ada"), list[str](), list[str]()
+    host, lanes = PluginHost([plugin]), LaneChooser(pinned_plugins={plugin.key})
+    plugin.mount_init_method()(lambda: ran.append("init"))
+
+    @plugin.on_enabled()
+    async def begin_outage() -> None:
+        ran.append("enabled")
+        if ran.count("enabled") == 1:
+            world.go_away()
+
+    @plugin.mount_cleanup_method()
+    async def end_outage() -> None:
+        ran.append("cleanup")
+        world.come_back()
+
+    async def refresh() -> None:
+        return None
+
+    for is_enabled in (False, True):  # a decision, which the start confirms in the database
+        async with world.past.autocommit() as tx:
+            await tx.plugin_states.set(plugin.key, is_enabled=is_enabled)
+    states = PluginStates(
+        host,
+        world.keeper,
+        lanes,
+        owner="w",
+        lease_seconds=LEASE_SECONDS,
+        disabled=(),
+        owns=lambda _: False,
+        on_change=lambda: None,
+        on_failure=lambda _: None,
+    )
+    owner = PinnedOwner(
+        leases=world.keeper,
+        host=host,
+        lanes=lanes,
+        owner="w",
+        lease_seconds=LEASE_SECONDS,
+        is_fallback=False,
+        refresh=refresh,
+        consume=consumed.append,
+        run_start_hooks=states.run_start_hooks,
+    )
+    owner.start()
+    await eventually(lambda: bool(consumed), what="the queue to be served")
+    assert owner.holds(plugin.key) and ran == ["init", "enabled", "cleanup", "init", "enabled"]
+    await owner.close()
+    assert "pinned_plugin_not_started" in world.logged
+
+
+async def test_a_pinned_plugin_that_cannot_be_started_leaves_the_others_served(
+    database: Database, background: BackgroundLoop
+) -> None:
+    plugins = [NekroPlugin("m", name, "", "1", "Ada") for name in ("broken", "pinned")]
+    consumed = list[str]()
+
+    async def refresh() -> None:
+        return None
+
+    async def run_start_hooks(plugin: NekroPlugin) -> list[HookFailure]:
+        if plugin is plugins[0]:
+            raise RuntimeError("unexpected")
+        return []
+
+    owner = PinnedOwner(
+        leases=LeaseKeeper(database, background),
+        host=PluginHost(plugins),
+        lanes=LaneChooser(pinned_plugins={plugin.key for plugin in plugins}),
+        owner="w",
+        lease_seconds=LEASE_SECONDS,
+        is_fallback=False,
+        refresh=refresh,
+        consume=consumed.append,
+        run_start_hooks=run_start_hooks,
+    )
+    owner.start()
+    await eventually(lambda: consumed == ["pinned.Ada.pinned"], what="the other plugin to be served")
+    async with database.read() as tx:
+        held = await tx.leases.held(prefix="pinned:", limit=9)
+    assert len(held) == 1, "the lease of the other one is free"
     await owner.close()
 
 

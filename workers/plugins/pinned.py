@@ -122,7 +122,8 @@ class PinnedOwner:
             return
         for plugin in pinned:
             if plugin.is_enabled and await self._acquire(f"{_OWNER_LEASE}{plugin.key}"):
-                await self._adopt(plugin)
+                with log_errors("pinned_plugin_not_started", plugin=plugin.key):  # the others must start
+                    await self._adopt(plugin)
 
     def _has_lease(self, plugin: NekroPlugin) -> bool:
         return f"{_OWNER_LEASE}{plugin.key}" in self._held
@@ -148,6 +149,16 @@ class PinnedOwner:
         return True
 
     async def _adopt(self, plugin: NekroPlugin) -> None:
+        """Start a plugin whose lease was acquired; a failure releases the lease, and it is tried again."""
+        try:
+            await self._start(plugin)
+        except Exception:
+            self._adopted.discard(plugin.key)
+            await self._host.stop_plugin(plugin)
+            await self._held.pop(f"{_OWNER_LEASE}{plugin.key}").release()
+            raise
+
+    async def _start(self, plugin: NekroPlugin) -> None:
         """Run init and ``on_enabled`` here, then serve the plugin's calls, which thus find it initialised."""
         for failure in [*await self._host.start_plugin(plugin), *await self._run_start_hooks(plugin)]:
             # It keeps its methods, like a plugin that is not pinned.
