@@ -6,17 +6,19 @@ import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import select, update
 from waiting import eventually
 
 from broker_config.settings import DatabaseSettings
-from nekro_agent.errors import FencedError
+from nekro_agent.errors import FencedError, StorageUnavailableError
 from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.plugin import NekroPlugin
 from storage.engine import Database
 from storage.models import LeaseRow
+from storage.repositories.lane_overrides import PluginStateRepository
 from workers.leases import init_lock
 from workers.leases.keeper import LeaseKeeper
 from workers.plugins.initialisation import start_plugins
@@ -229,6 +231,62 @@ async def test_a_decision_is_applied_everywhere_and_its_hooks_run_once(
         await process.states.close()
         await process.database.dispose()
     assert len(ran) == 2
+
+
+async def test_a_disabled_plugin_is_cleaned_up_although_the_database_failed_after_its_hook(
+    processes: list[Process], database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announced, failures = PluginStateRepository.announced, [StorageUnavailableError("no connection")]
+
+    async def fail_first(self: PluginStateRepository, *args: Any, **options: Any) -> None:
+        if failures:
+            raise failures.pop()
+        await announced(self, *args, **options)
+
+    first, ran = processes[0], list[str]()
+    mount_state_hooks([first], ran)
+    first.plugin.mount_cleanup_method()(lambda: ran.append("cleanup"))
+    await first.start()
+    ran.clear()
+    monkeypatch.setattr(PluginStateRepository, "announced", fail_first)
+    first.states.start()
+    await decide(database, is_enabled=False)
+    await eventually(lambda: "cleanup" in ran, what="the cleanup hook")
+    assert ran == ["disabled on worker-0", "disabled on worker-0", "cleanup"] and failures == []
+    await first.states.close()
+    for process in processes:
+        await process.database.dispose()
+
+
+async def test_a_plugin_whose_start_lost_the_lease_is_cleaned_up_before_it_starts_again(
+    processes: list[Process], database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(init_lock, "_LEASE_SECONDS", 2.0)
+    first, ran = processes[0], list[str]()
+    await decide(database, is_enabled=False)
+    first.plugin.mount_cleanup_method()(lambda: ran.append("cleanup"))
+
+    @first.plugin.mount_init_method()
+    async def wait() -> None:
+        ran.append("init")
+        if ran.count("init") > 1:
+            return
+        async with database.begin() as tx:
+            await tx.connection.execute(
+                update(LeaseRow)
+                .where(LeaseRow.name == init_lock._LEASE)
+                .values(fence=LeaseRow.fence + 1, owner="other")
+            )
+        await asyncio.Event().wait()  # until the loss cancels it
+
+    await first.start()
+    await decide(database, is_enabled=True)
+    first.states.start()
+    await eventually(lambda: first.plugin.is_enabled, what="the plugin to be enabled")
+    assert ran == ["init", "cleanup", "init"]
+    await first.states.close()
+    for process in processes:
+        await process.database.dispose()
 
 
 async def test_a_worker_that_starts_later_knows_the_decision_and_runs_the_hooks_that_did_not_run(

@@ -146,18 +146,19 @@ class PluginStates:
             wanted, state = self._is_wanted(plugin, decisions), decisions.get(plugin.key)
             if wanted and not plugin.is_enabled:
                 await self._enable(plugin)
-            is_disabled = plugin.is_enabled and not wanted
-            if is_disabled:
+            if plugin.is_enabled and not wanted:
                 self._set_enabled(plugin, False)
             if state is not None and state.announced_revision < state.revision and state.is_enabled == wanted:
                 await self._run_decision_hooks(plugin, state)
-            if is_disabled and self._may_run_here(plugin.key):
-                await self._host.stop_plugin(plugin)  # after the hook, which may use what init made
+            if not wanted and self._may_run_here(plugin.key):
+                # After the hook, which may use what init made; no effect on a plugin that was stopped.
+                await self._host.stop_plugin(plugin)
 
     async def _enable(self, plugin: NekroPlugin) -> None:
         """Initialise a plugin, then offer its methods; one whose init fails keeps them, as at the start."""
         if self._may_run_here(plugin.key):
             async with init_lock(self._leases, owner=self._owner):
+                await self._host.stop_plugin(plugin)  # an attempt before may have lost the lease
                 for failure in await self._host.start_plugin(plugin):
                     self._on_failure(failure)
         self._set_enabled(plugin, True)
