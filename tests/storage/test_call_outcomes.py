@@ -35,7 +35,7 @@ from nekro_agent.errors import (
     StorageUnavailableError,
 )
 from nekro_agent.methods import Lane, SandboxMethodType
-from nekro_agent.ports import JobInfo, JobRequest
+from nekro_agent.ports import JobInfo, JobRequest, SystemMessageHooks
 from storage.access.spendings import ModelUse, NewSpending, ScopeKey
 from storage.driver.postgresql import PostgresConnection
 from storage.engine import Database
@@ -555,16 +555,29 @@ class NoHooks:
         return False
 
 
+OpenClaims = Callable[[SystemMessageHooks], CallClaims]
+
+
 @pytest.fixture
-async def claims(make_settings: Callable[..., Settings], storage: Storage) -> AsyncIterator[CallClaims]:
+async def open_claims(make_settings: Callable[..., Settings], storage: Storage) -> AsyncIterator[OpenClaims]:
+    """Create the claims of a worker whose plugins have hooks for system messages."""
     background = BackgroundLoop(storage.database)
     app = create_app(make_settings())
     leases = LeaseKeeper(storage.database, background)
     check = ApprovalCheck(ApprovalSeal(SecretStr("test-signing-key")))
-    yield CallClaims(leases, EventPublisher(app), NoHooks(), lease_seconds=60, confirm=check.confirm)
+
+    def open_(hooks: SystemMessageHooks) -> CallClaims:
+        return CallClaims(leases, EventPublisher(app), hooks, lease_seconds=60, confirm=check.confirm)
+
+    yield open_
     storage.come_back()
     await asyncio.to_thread(background.close)
     app.close()
+
+
+@pytest.fixture
+def claims(open_claims: OpenClaims) -> CallClaims:
+    return open_claims(NoHooks())
 
 
 async def claimed(claims: CallClaims, made: Invocation) -> HeldClaim:
@@ -664,6 +677,65 @@ async def test_a_renewal_just_after_the_end_of_a_call_reports_no_loss(
     assert call is not None and call.state is (CallState.DONE if returns else CallState.FAILED)
     assert held.lease is not None and held.lease.is_lost
     assert "lease_lost" not in logged
+
+
+class FailingHooks:
+    """A host that cannot read the chat for the context of its hooks."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    async def on_system_message(self, _chat_key: str, _text: str) -> bool:
+        raise self._error
+
+
+class WaitingHooks:
+    """A host with a hook that does not end."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+
+    async def on_system_message(self, _chat_key: str, _text: str) -> bool:
+        self.begun.set()
+        await asyncio.Event().wait()
+        return False
+
+
+async def texts(storage: Storage) -> list[str]:
+    async with storage.database.read() as tx:
+        return [message.text for message in await tx.messages.newest("chat", limit=9)]
+
+
+@pytest.mark.parametrize("error", [StorageUnavailableError("no connection"), RuntimeError("unexpected")])
+async def test_a_call_is_recorded_although_the_hooks_of_its_message_fail(
+    storage: Storage, open_claims: OpenClaims, error: Exception
+) -> None:
+    claims, made = open_claims(FailingHooks(error)), invocation()
+    held = await claimed(claims, made)
+    assert (await claims.finish(held, made, envelope(made))).text == "done"
+    call = await storage.call(made.call_id)
+    assert call is not None and call.state is CallState.DONE
+    assert await texts(storage) == ["done"]
+    again = await claimed(claims, made)
+    assert again.envelope is not None and again.envelope.text == "done"
+
+
+async def test_a_call_that_is_stopped_during_the_hooks_of_its_message_is_recorded(
+    storage: Storage, open_claims: OpenClaims
+) -> None:
+    hooks, made = WaitingHooks(), invocation()
+    claims = open_claims(hooks)
+    held = await claimed(claims, made)
+    finishing = asyncio.create_task(claims.finish(held, made, envelope(made)))
+    await hooks.begun.wait()
+    finishing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await finishing
+    call = await storage.call(made.call_id)
+    assert call is not None and call.state is CallState.DONE
+    assert await texts(storage) == ["done"]
+    again = await claimed(claims, made)
+    assert again.envelope is not None and again.envelope.text == "done"
 
 
 @on_postgres

@@ -194,12 +194,10 @@ class CallClaims:
             OutcomeUnknownError: the claim was lost meanwhile, or the database refused the record or was
                 unavailable for longer than the claim's margin.
         """
-        text = envelope.text
-        if text is not None and await self._is_dropped(invocation.chat_key, text):
-            text = None
         try:
             with self._ending(claim):
-                return await self._record_with_retries(claim, invocation, envelope, text, value)
+                text, stopped = await self._shown_text(invocation.chat_key, envelope.text)
+                recorded = await self._record_with_retries(claim, invocation, envelope, text, value)
         except OutcomeUnknownError:
             raise
         except BaseException as exc:
@@ -210,6 +208,9 @@ class CallClaims:
                 f"call {claim.call_id}: the method ran and its end could not be recorded ({exc}); its effect "
                 "may have happened, so check before you repeat it"
             ) from exc
+        if stopped is not None:
+            raise stopped
+        return recorded
 
     async def _record_with_retries(
         self, claim: HeldClaim, invocation: Invocation, envelope: Envelope, text: str | None, value: Any
@@ -279,13 +280,28 @@ class CallClaims:
             )
             await settle(transaction, self._publisher, ended)
 
+    async def _shown_text(
+        self, chat_key: str, text: str | None
+    ) -> tuple[str | None, asyncio.CancelledError | None]:
+        """Return the text unless plugins drop it, and the cancellation that stopped their hooks.
+
+        The method has run, so its outcome is recorded before the cancellation proceeds.
+        """
+        try:
+            is_dropped = text is not None and await self._is_dropped(chat_key, text)
+        except asyncio.CancelledError as exc:
+            return text, exc
+        return None if is_dropped else text, None
+
     async def _is_dropped(self, chat_key: str, text: str) -> bool:
         try:
             async with asyncio.timeout(HOOK_SECONDS):
                 return await self._hooks.on_system_message(chat_key, text)
         except TimeoutError:
             logger.bind(chat_key=chat_key, seconds=HOOK_SECONDS).warning("system_message_hooks_too_slow")
-            return False
+        except Exception as exc:  # such as a database that does not answer; the outcome matters more
+            logger.bind(chat_key=chat_key, error=repr(exc)).warning("system_message_hooks_failed")
+        return False
 
     async def _record_text(
         self, transaction: Transaction, claim: HeldClaim, invocation: Invocation, text: str
