@@ -229,8 +229,11 @@ class CallRepository(Repository):
         return await self._count(statement)
 
     async def sweep_lost(self, *, limit: int) -> list[Call]:
-        """End calls whose worker died as UNKNOWN; returns them, so that their chats can be notified."""
-        chosen = _open_calls(and_(_is_orphan(), ~CallRow.repeatable), limit)
+        """End calls whose worker died as UNKNOWN; returns them, so that their chats can be notified.
+
+        A repeatable call may run again until its deadline, and ends then.
+        """
+        chosen = _open_calls(and_(_is_orphan(), or_(~CallRow.repeatable, CallRow.deadline <= now())), limit)
         return await self._update_chosen(chosen, _unknown())
 
     async def sweep_expired(self, *, limit: int) -> list[Call]:

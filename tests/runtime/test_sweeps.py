@@ -9,17 +9,23 @@ from pathlib import Path
 
 import pytest
 from runtime_bench import RecordingPublisher
+from sqlalchemy import update
 from waiting import WAIT_SECONDS
 
 from broker_config.settings import AgentSettings, DatabaseSettings, RetentionSettings
+from codec.wire import Invocation, new_id
 from nekro_agent import shared_clock
 from nekro_agent.errors import StorageUnavailableError
-from nekro_agent.ports import CronJob, WorkdayMode
+from nekro_agent.methods import Lane, SandboxMethodType
+from nekro_agent.ports import CronJob, JobState, WorkdayMode
 from nekro_agent.shared_clock import Reading, SharedClock, elapsed_seconds
 from storage.engine import Database
+from storage.models import CallRow
 from storage.repositories.jobs import NewJob
 from storage.states import TriggerKind
 from storage.timer_services import SqlCronJobs, SqlTimers
+from workers.calls.detached import CallDetacher
+from workers.catalogue.entries import MethodEntry
 from workers.leases.keeper import LeaseKeeper
 from workers.ops.sweeper import Sweeper
 from workers.ops.sweeps import RetentionSweep, TimerFirings, TimerSweep
@@ -157,6 +163,33 @@ async def test_sweeper_wakes_for_a_timer_and_survives_a_failing_sweep(
         while await history(database) != ["soon"]:
             await asyncio.sleep(0.01)
     await sweeper.close()
+
+
+async def test_the_chat_of_a_detached_repeatable_call_whose_worker_died_is_told_after_its_deadline(
+    database: Database, background: BackgroundLoop, recorder: RecordingPublisher
+) -> None:
+    deadline = datetime.now(UTC) - timedelta(seconds=60)
+    made = Invocation(
+        call_id=new_id(), method="a.m.weigh", chat_key="c", container_key="k", issued_at=LONG_AGO,
+        deadline=deadline, waits_until=LONG_AGO, repeatable=True, args="",
+    )  # fmt: skip
+    weigh = MethodEntry(
+        name="weigh", task=made.method, plugin_key="a.m", label="weigh", type=SandboxMethodType.TOOL,
+        signature="()", doc=None, lane=Lane.METHODS, repeatable=True,
+    )  # fmt: skip
+    await CallDetacher(database, recorder).detach(weigh, made, lane="methods")
+    async with database.begin() as tx:  # its worker does not end it
+        await tx.connection.execute(update(CallRow).values(lease_until=LONG_AGO))
+    sweeper = Sweeper(database, LeaseKeeper(database, background), recorder, AgentSettings(), owner="w1")
+    await sweeper.sweep()
+    await sweeper.sweep()
+    (text,) = await history(database)
+    assert text.startswith(f"weigh (job {made.call_id}) failed: OutcomeUnknownError: its worker died")
+    async with database.read() as tx:
+        (woken,) = await tx.rounds.newest("c", limit=9)
+        job = await tx.jobs.get(made.call_id)
+    assert (woken.trigger_kind, woken.observation) == (TriggerKind.CALL, text)
+    assert job.state is JobState.FAILED
 
 
 async def test_temporary_timer_may_be_replaced_while_it_fires(

@@ -190,6 +190,28 @@ async def test_repeatable_call_whose_worker_died_is_published_again(
     assert [(call.id, call.state) for call in lost] == [("once", CallState.UNKNOWN)]
 
 
+async def test_repeatable_call_whose_worker_died_ends_when_it_cannot_run_again(
+    database: Database, let_leases_run_out: RunOut
+) -> None:
+    past, soon = (datetime.now(UTC) + timedelta(seconds=seconds) for seconds in (-5, 300))
+    tool = SandboxMethodType.TOOL
+    await _claim(database, _request("late", repeatable=True, deadline=past, invocation={"i": 1}))
+    await _claim(database, _request("in time", repeatable=True, deadline=soon, invocation={"i": 1}))
+    # No sweep sends it again, but the broker delivers its message again.
+    await _claim(database, _request("without message", repeatable=True, deadline=soon))
+    async with database.begin() as tx:
+        detached = _request("detached", type=tool, repeatable=True, deadline=past, invocation={"i": 1})
+        await tx.detached_calls.detach(detached, runs_seconds=60)
+    await let_leases_run_out()
+    async with database.begin() as tx:
+        assert [call.id for call in await tx.calls.take_unclaimed(waiting_seconds=5, limit=9)] == ["in time"]
+        lost = await tx.calls.sweep_lost(limit=9)
+    assert {(call.id, call.state) for call in lost} == {
+        ("late", CallState.UNKNOWN), ("detached", CallState.UNKNOWN),
+    }  # fmt: skip
+    assert {call.error_type for call in lost} == {"OutcomeUnknownError"}
+
+
 async def test_call_that_was_not_claimed_in_time_ends_and_does_not_start(database: Database) -> None:
     past = datetime.now(UTC) - timedelta(seconds=5)
     async with database.begin() as tx:
