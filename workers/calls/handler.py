@@ -23,6 +23,7 @@ from codec.decode_pool import DecodePool
 from codec.values import Arguments, encode_value
 from codec.wire import Envelope, Invocation, Signer, is_long_body, tool_answer
 from messaging.pace import ChatPace
+from nekro_agent.durations import RETRY_SECONDS
 from nekro_agent.errors import CallTimeoutError, ResultError
 from nekro_agent.execution.author_frames import AuthorFrame, attach
 from nekro_agent.execution.invoke import Outcome
@@ -162,6 +163,10 @@ class CallHandler:
         except Exception as exc:
             await self._ends.record(target.subject, invocation, error=exc)
             raise
+        except asyncio.CancelledError as exc:
+            if (limit := _time_limit_of(invocation, exc)) is not None:
+                await self._ends.record(target.subject, invocation, error=limit)
+            raise
 
     async def _verified(self, body: object, task_name: str) -> Invocation:
         if is_long_body(body):
@@ -205,7 +210,7 @@ class CallHandler:
             outcome = await self._outcome(target, invocation, arguments)
             envelope = self._envelope(invocation, outcome, started_at)
         except BaseException as exc:
-            await self._claims.fail(claim, exc)
+            await self._claims.fail(claim, _time_limit_of(invocation, exc) or exc)
             raise
         ended = await self._claims.finish(claim, invocation, envelope, value=outcome.value)
         return ended.model_dump(mode="json")
@@ -248,3 +253,11 @@ class CallHandler:
         finally:
             if (on_step := self._on_step(invocation)) is not None:
                 on_step(time.monotonic() - began)
+
+
+def _time_limit_of(invocation: Invocation, error: BaseException) -> CallTimeoutError | None:
+    """Return the error of a call that its pool stopped at its deadline; None for any other end."""
+    # Two hosts' clocks differ a little: it may seem to have some time left, but not enough to be tried again.
+    if not isinstance(error, asyncio.CancelledError) or invocation.remaining_seconds() > RETRY_SECONDS:
+        return None
+    return CallTimeoutError(f"{invocation.method}: call {invocation.call_id} was stopped at its time limit")
