@@ -1,8 +1,9 @@
 """``Idempotency-Key``: a request with one runs once, and repetitions get its answer.
 
 The row of a request is unique for key, method, path and idempotency key. The gateway that runs the request
-holds a lease on the row. If it dies, the next repetition runs the request again, and the effect itself is
-single by ``Once.name``; a request whose effect has no such name ends with ``outcome_unknown`` then.
+holds a lease on the row. If it dies or stops in between, or an error leaves open whether the request had its
+effect, the next repetition runs the request again, and the effect itself is single by ``Once.name``; a
+request whose effect has no such name ends with ``outcome_unknown`` then.
 """
 
 from __future__ import annotations
@@ -22,15 +23,18 @@ from pydantic import BaseModel
 
 from codec.wire import new_id
 from gateway.dependencies import identity_of
-from gateway.problems import PROBLEM_TYPE, ProblemError, problem_of
+from gateway.problems import PROBLEM_TYPE, ProblemError, problem_of, status_of
 from gateway.web.responses import JsonAnswer
 from nekro_agent.errors import (
+    BrokerUnavailableError,
     CallCancelledError,
     CallTimeoutError,
     FencedError,
     MethodAbortedError,
     MethodFailedError,
+    NekroError,
     OutcomeUnknownError,
+    OverloadedError,
     ResultError,
     StorageError,
 )
@@ -88,8 +92,9 @@ class Once:
     ) -> JSONResponse:
         """Return the answer of ``work``, or that of the execution before.
 
-        Errors of a method that ran are answers, because it may have had its effect; after any other error a
-        repetition runs the work again.
+        Errors of a method that ran are answers, because it may have had its effect. After an error that
+        refuses the work the request is forgotten. After any other one, and after a cancellation, a repetition
+        runs the work again as such.
 
         Args:
             is_repeatable: whether a second execution of ``work`` has no second effect, for example because
@@ -97,7 +102,7 @@ class Once:
 
         Raises:
             ProblemError: 422, the same key with another body; 409, the first execution still runs.
-            OutcomeUnknownError: the first execution died, and the work is not repeatable.
+            OutcomeUnknownError: the first execution did not end, and the work is not repeatable.
         """
         if self.name is None:
             return _answer(await work(), status)
@@ -124,10 +129,12 @@ class Once:
             problem = problem_of(self._request, exc)
             await self._finish(lease, problem.status, problem.model_dump(mode="json"))
             raise
-        except BaseException:
+        except BaseException as exc:
             with suppress(StorageError), lease.ending():  # else the lease ends by itself
                 async with self._database.autocommit() as transaction:
-                    await transaction.requests.forget(bytes.fromhex(lease.key), fence=lease.fence)
+                    requests = transaction.requests
+                    end = requests.forget if _had_no_effect(exc) else requests.abandon
+                    await end(bytes.fromhex(lease.key), fence=lease.fence)
             raise
         await self._finish(lease, int(status), json.loads(bytes(answer.body)))
         return answer
@@ -198,10 +205,19 @@ async def _name(request: Request) -> str | None:
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def _had_no_effect(error: BaseException) -> bool:
+    """Whether an error says that nothing was done; a cancellation or an unavailable database does not."""
+    if isinstance(error, ProblemError):
+        return error.status < HTTPStatus.INTERNAL_SERVER_ERROR
+    if isinstance(error, BrokerUnavailableError | OverloadedError):  # what was sent will not run
+        return True
+    return isinstance(error, NekroError) and status_of(error) < HTTPStatus.INTERNAL_SERVER_ERROR
+
+
 async def _unknown() -> BaseModel:
     raise OutcomeUnknownError(
-        "the gateway that ran the first request with this Idempotency-Key ended before it answered; the work"
-        " may have been done"
+        "the first request with this Idempotency-Key ended without an answer, because its gateway stopped or"
+        " the database failed; the work may have been done"
     )
 
 

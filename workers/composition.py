@@ -372,12 +372,18 @@ class Services(Parts):
         return await self.runs.run(code, chat=chat, user_id=user_id, wakes_agent=follow_up)
 
     async def run_command(
-        self, line: str, *, who: CommandExecutionContext, timeout_seconds: float | None
+        self,
+        line: str,
+        *,
+        who: CommandExecutionContext,
+        timeout_seconds: float | None,
+        call_id: str | None = None,
     ) -> list[CommandResponse]:
         """Run a plugin's command on a worker, or answer the open question of one.
 
         Args:
             timeout_seconds: None means the limit of calls.
+            call_id: as of ``CommandDesk.run``.
 
         Raises:
             InvalidValueError: the line is an answer, but no question is open.
@@ -388,6 +394,7 @@ class Services(Parts):
             chat=await self.chat(who.chat_key),
             who=who,
             timeout_seconds=timeout_seconds or self.settings.workers.call_timeout_seconds,
+            call_id=call_id,
         )
 
     async def receive_message(

@@ -17,7 +17,7 @@ from nekro_agent.commands.schemas import CommandResponse as PluginResponse
 from nekro_client.models import Call, CallBody, Command, CommandBody, CommandResponse, CommandResult, Page
 from runtime.plain import to_json_value
 from workers.calls.results import value_of
-from workers.catalogue.commands import listed_commands
+from workers.catalogue.commands import is_command, listed_commands
 
 __all__ = ["router"]
 
@@ -112,12 +112,17 @@ async def command(body: CommandBody, services: ServicesDep, identity: IdentityDe
         is_advanced_user=body.level in _LEVELS_OF_ADMINS,
     )
 
+    call_id = once.id
+
     async def work() -> CommandResult:
-        responses = await services.run_command(body.line, who=who, timeout_seconds=body.timeout_seconds)
+        responses = await services.run_command(
+            body.line, who=who, timeout_seconds=body.timeout_seconds, call_id=call_id
+        )
         shown = [CommandResponse.model_validate(_shown(response)) for response in responses]
         return CommandResult(status=shown[-1].status, responses=shown)
 
-    return await once.run(work, is_repeatable=False)
+    # A repetition of a command is the same call. An answer has taken its question from the chat.
+    return await once.run(work, is_repeatable=is_command(body.line))
 
 
 def _shown(response: PluginResponse) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class RequestRepository(Repository):
     async def begin(self, digest: bytes, *, body_digest: bytes, lease_seconds: float) -> int | None:
         """Claim a request; None if another execution has answered it or runs it (see ``find``).
 
-        Returns the fencing token: 1 for the first execution, more when an execution before it died.
+        Returns the fencing token: 1 for the first execution, more when an execution before it did not end.
         """
         new = insert(self._dialect, RequestRow).values(
             digest=digest,
@@ -51,7 +51,7 @@ class RequestRepository(Repository):
         )
         fence = await self._scalar(new.on_conflict_do_nothing().returning(RequestRow.fence))
         if fence is None:
-            died = RequestRow.status.is_(None) & (RequestRow.lease_until < now())
+            died = RequestRow.status.is_(None) & (RequestRow.lease_until <= now())
             fence = await self._scalar(
                 update(RequestRow)
                 .where(RequestRow.digest == digest, RequestRow.body_digest == body_digest, died)
@@ -68,6 +68,10 @@ class RequestRepository(Repository):
         """Store the answer; False when another execution has taken the request."""
         statement = update(RequestRow).where(_is_own(digest, fence))
         return await self._count(statement.values(status=status, answer=answer, lease_until=None)) > 0
+
+    async def abandon(self, digest: bytes, *, fence: int) -> None:
+        """End the execution of a request that may have had its effect; the next one is a repetition."""
+        await self._count(update(RequestRow).where(_is_own(digest, fence)).values(lease_until=now()))
 
     async def forget(self, digest: bytes, *, fence: int) -> None:
         """Delete a request that had no effect, so that a repetition runs it again."""

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -32,7 +33,14 @@ from gateway.openapi import document
 from gateway.problems import ProblemError
 from messaging.call_messages import CallMessage
 from messaging.publishing import encode_message
-from nekro_agent.errors import ArgumentError, FencedError
+from nekro_agent.errors import (
+    ArgumentError,
+    BrokerUnavailableError,
+    FencedError,
+    OutcomeUnknownError,
+    OverloadedError,
+    StorageUnavailableError,
+)
 from storage.repositories.rounds import RoundRequest
 from storage.states import TriggerKind
 from storage.transaction import Transaction
@@ -58,8 +66,8 @@ BODIES: Final[Mapping[str, Bodies]] = {
         {"method": "count", "chat_key": "once", "timeout_seconds": 9},
     ),
     "/api/v1/commands": (
-        {"line": "/tally", "chat_key": "once"},
-        {"line": "/tally more", "chat_key": "once"},
+        {"line": "/tally", "chat_key": "once", "user_id": "u"},
+        {"line": "/tally more", "chat_key": "once", "user_id": "u"},
     ),
     "/api/v1/approvals/{approval}/decision": (
         {"decision": "approve", "scope": "chat"},
@@ -90,7 +98,6 @@ BODIES: Final[Mapping[str, Bodies]] = {
 ELSEWHERE: Final = {"/api/v1/adapters/sse/requests"}
 #: Their effect cannot be found again, so the fate of a request whose gateway died is unknown.
 NOT_REPEATABLE: Final = {
-    "/api/v1/commands",
     "/api/v1/jobs/{job}/signals",
     "/api/v1/dead-letters/{letter}/retry",
     "/api/v1/webhooks/{webhook}/replay",
@@ -151,7 +158,7 @@ def named(answer: Any) -> Any:
     """What an answer names, which a repetition after a crash finds again."""
     if not isinstance(answer, dict):
         return answer
-    return {name: answer.get(name) for name in ("id", "turn_id", "key", "secret", "chat_key")}
+    return {name: answer.get(name) for name in ("id", "turn_id", "key", "secret", "chat_key", "responses")}
 
 
 async def named_things(client: httpx.AsyncClient, services: Services) -> dict[str, str]:
@@ -298,6 +305,114 @@ async def test_a_renewal_just_after_the_end_of_a_request_reports_no_loss(
         await Once(request, name=("ef" if works else "fe") * 32, body=b"x").run(work)
     logger.remove(sink)
     assert held[0].is_lost and "lease_lost" not in logged
+
+
+class Done(BaseModel):
+    """The answer of works of these tests."""
+
+    text: str = "done"
+
+
+def once_of_gateway(services: Services) -> Callable[[], Once]:
+    """Return what makes executions of one request."""
+    app = SimpleNamespace(state=SimpleNamespace(services=services))
+    request: Any = SimpleNamespace(app=app, state=SimpleNamespace())
+    name = (new_id() * 2)[:64]
+    return lambda: Once(request, name=name, body=b"x")
+
+
+@pytest.mark.parametrize("is_repeatable", [True, False], ids=["repeatable", "not repeatable"])
+@pytest.mark.parametrize("error", [None, StorageUnavailableError("no connection"), ValueError("unexpected")])
+async def test_work_that_may_have_been_done_is_a_repetition_or_unknown_the_next_time(
+    gateway: tuple[httpx.AsyncClient, Services], is_repeatable: bool, error: Exception | None
+) -> None:
+    _, services = gateway
+    make, begun, ran = once_of_gateway(services), asyncio.Event(), list[bool]()
+
+    async def work(once: Once) -> Done:
+        ran.append(once.is_repetition)
+        if len(ran) > 1:
+            return Done()
+        begun.set()
+        if error is not None:
+            raise error
+        await asyncio.Event().wait()
+        return Done()
+
+    def run() -> Coroutine[Any, Any, Any]:
+        once = make()
+        return once.run(partial(work, once), is_repeatable=is_repeatable)
+
+    first = asyncio.create_task(run())
+    await begun.wait()
+    if error is None:
+        first.cancel()  # as a gateway that stops
+    with pytest.raises(asyncio.CancelledError if error is None else type(error)):
+        await first
+    if is_repeatable:
+        assert (await run()).status_code == 200
+        assert ran == [False, True]
+    else:
+        for _ in range(2):
+            with contextlib.suppress(OutcomeUnknownError):
+                assert (await run()).status_code == 502  # the stored answer
+        assert ran == [False]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ArgumentError("refused"),
+        BrokerUnavailableError("no connection"),
+        OverloadedError("full"),
+        ProblemError(HTTPStatus.CONFLICT, "job_ended", "it has ended"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_work_that_was_refused_is_run_again(
+    gateway: tuple[httpx.AsyncClient, Services], error: Exception
+) -> None:
+    _, services = gateway
+    make, errors = once_of_gateway(services), [error]
+
+    async def work() -> Done:
+        if errors:
+            raise errors.pop()
+        return Done()
+
+    with pytest.raises(type(error)):
+        await make().run(work, is_repeatable=False)
+    again = make()
+    assert (await again.run(work, is_repeatable=False)).status_code == 200
+    assert not again.is_repetition
+
+
+async def test_a_command_whose_gateway_died_in_it_runs_once(
+    gateway: tuple[httpx.AsyncClient, Services],
+) -> None:
+    client, services = gateway
+    body, key = {"line": "/tally", "chat_key": new_id(), "user_id": "u"}, new_id()
+    (_, _, first) = await post(client, "/api/v1/commands", body, key)
+    assert [response["message"] for response in first["responses"]] == ["1"]
+    await query(services, f"UPDATE idempotent_requests SET status = NULL, lease_until = '{EARLIER}'")
+    assert (await post(client, "/api/v1/commands", body, key))[2] == first
+    (_, _, other) = await post(client, "/api/v1/commands", body, new_id())
+    assert [response["message"] for response in other["responses"]] == ["2"]
+
+
+async def test_the_answer_to_a_question_is_unknown_if_its_gateway_died_in_it(
+    gateway: tuple[httpx.AsyncClient, Services],
+) -> None:
+    client, services = gateway
+    chat_key, key = new_id(), new_id()
+    asked = {"line": "/ask", "chat_key": chat_key, "user_id": "u"}
+    assert (await post(client, "/api/v1/commands", asked, new_id()))[2]["status"] == "waiting"
+    answer = {**asked, "line": "blue"}
+    (_, _, first) = await post(client, "/api/v1/commands", answer, key)
+    assert [response["message"] for response in first["responses"]] == ["chose blue"]
+    await query(services, f"UPDATE idempotent_requests SET status = NULL, lease_until = '{EARLIER}'")
+    (status, _, again) = await post(client, "/api/v1/commands", answer, key)
+    assert (status, again["code"]) == (502, "outcome_unknown")
 
 
 async def _changed(read: Callable[[], Awaitable[list[Any]]], seen: set[str]) -> bool:

@@ -32,7 +32,7 @@ from nekro_agent.shared_clock import shared_time
 from runtime.redaction import Redactor
 from workers.calls.handler import CallTarget, OnStep, TaskSubject
 from workers.calls.plugin_tasks import PluginTasks
-from workers.catalogue.commands import command_names
+from workers.catalogue.commands import command_names, is_command
 from workers.catalogue.entries import CommandEntry
 from workers.catalogue.registry import Registry
 
@@ -98,12 +98,21 @@ class CommandSender:
         self._store = store
 
     async def run(
-        self, line: str, *, chat: ChatInfo, who: CommandExecutionContext, timeout_seconds: float
+        self,
+        line: str,
+        *,
+        chat: ChatInfo,
+        who: CommandExecutionContext,
+        timeout_seconds: float,
+        call_id: str | None = None,
     ) -> list[CommandResponse]:
         """Run ``/name arguments``, or answer the open question of a command.
 
         A line that begins with ``/`` is a command and discards an open question; any other line is
         the answer to one. User errors are returned as responses; the last response is final.
+
+        Args:
+            call_id: a command runs once under its id, and later calls return its responses; None makes one.
 
         Raises:
             InvalidValueError: no question is open.
@@ -111,7 +120,7 @@ class CommandSender:
         """
         who = who.model_copy(update={"adapter_key": who.adapter_key or chat.adapter_key or ""})
         question = await self._take_question(chat.chat_key, who.user_id)
-        if not line.lstrip().startswith("/"):
+        if not is_command(line):
             if question is None:
                 raise InvalidValueError(
                     f"no command waits for an answer in chat {chat.chat_key}; to run a command, begin the "
@@ -122,12 +131,17 @@ class CommandSender:
                 return [CmdCtl.failed(text)]
             line = f"/{question.command} {line}"
             who = who.model_copy(update={"context_data": question.context_data})
-        responses = await self._send(line, chat, who, timeout_seconds)
+        responses = await self._send(line, chat, who, timeout_seconds, call_id)
         await self._keep_question(responses[-1], line, chat.chat_key, who.user_id)
         return responses
 
     async def _send(
-        self, line: str, chat: ChatInfo, who: CommandExecutionContext, timeout_seconds: float
+        self,
+        line: str,
+        chat: ChatInfo,
+        who: CommandExecutionContext,
+        timeout_seconds: float,
+        call_id: str | None,
     ) -> list[CommandResponse]:
         await self._tasks.refresh()
         try:
@@ -142,6 +156,7 @@ class CommandSender:
             chat=chat,
             user_id=who.user_id or None,
             timeout_seconds=timeout_seconds,
+            call_id=call_id,
         )
         return [CommandResponse.model_validate(response) for response in _as_list(responses)]
 

@@ -44,11 +44,13 @@ class PluginTasks:
         user_id: str | None,
         timeout_seconds: float,
         lane: str | None = None,
+        call_id: str | None = None,
     ) -> object:
         """Run a task in the process that may run the plugin, and return its value.
 
         Args:
             lane: None means the lane of the plugin's commands and hooks.
+            call_id: None makes a new one.
 
         Raises:
             ArgumentError: an argument or the value is not plain data.
@@ -57,7 +59,7 @@ class PluginTasks:
         invocation = CallScope(chat=chat, user_id=user_id, wakes_agent=False).invocation(
             task,
             encode_arguments(arguments, {}),
-            call_id=new_id(),
+            call_id=call_id or new_id(),
             deadline=shared_time() + timedelta(seconds=timeout_seconds),
         )
         envelope = await caller.call(invocation, lane=lane or self.lanes.lane_of_plugin(plugin_key))

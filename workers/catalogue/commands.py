@@ -8,7 +8,7 @@ from nekro_agent.commands.names import CommandNames, Named
 from workers.catalogue.entries import CommandEntry
 from workers.catalogue.registry import Registry
 
-__all__ = ["command_names", "listed_commands"]
+__all__ = ["command_names", "is_command", "listed_commands"]
 
 
 def command_names(registry: Registry) -> CommandNames[CommandEntry]:
@@ -20,6 +20,11 @@ def command_names(registry: Registry) -> CommandNames[CommandEntry]:
         ],
         is_enabled=registry.is_enabled,
     )
+
+
+def is_command(line: str) -> bool:
+    """Whether a line is a command; any other line is the answer to the question of one."""
+    return line.lstrip().startswith("/")
 
 
 def listed_commands(registry: Registry) -> list[CommandEntry]:

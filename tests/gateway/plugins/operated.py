@@ -66,6 +66,16 @@ async def tally(context: CommandExecutionContext) -> Any:
     yield CmdCtl.success(str(number))
 
 
+@plugin.mount_command(name="ask", description="Ask for a colour")
+async def ask(context: CommandExecutionContext) -> Any:
+    yield CmdCtl.wait("Which colour?", callback_cmd="chosen")
+
+
+@plugin.mount_command(name="chosen", description="Take the colour", internal=True)
+async def chosen(context: CommandExecutionContext, colour: str) -> Any:
+    yield CmdCtl.success(f"chose {colour}")
+
+
 @plugin.mount_sandbox_method(SandboxMethodType.TOOL, "fail")
 async def fail(_ctx: AgentCtx) -> None:
     """Raise."""
