@@ -97,7 +97,7 @@ FAULTS: dict[str, tuple[Behaviour, str, str, str]] = {
     "key": (refuse(401, "bad key sk-secret"), "llm_access", "does not accept the key", "status 401"),
     "missing": (refuse(404), "llm_not_found", "does not know the model", "status 404"),
     "busy": (refuse(429, "slow down", retry_after="999"), "llm_busy", "too many requests", "wait 999 s"),
-    "page": (respond(200, "<html>hello</html>"), "llm_unreadable", "no answer", "text/html"),
+    "page": (respond(200, "<html>hello</html>"), "llm_unreadable", "invalid response", "text/html"),
     "cut-stream": (stream("Hel", cut=True), "llm_unavailable", "fails at present", "connection failed"),
     "no-end": (stream("Hel", finish_reason=None), "llm_unavailable", "fails at present", "cut off"),
     "down": (refuse(503, "overloaded"), "llm_unavailable", "fails at present", "status 503"),
