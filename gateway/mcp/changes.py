@@ -28,7 +28,7 @@ from gateway.dependencies import take_stream
 from gateway.identity import Scope
 from gateway.mcp.callers import Caller
 from gateway.mcp.resources import chat_of, messages_uri
-from gateway.streams.hub import EventHub, SlowReaderError
+from gateway.streams.hub import EventHub, EventsLostError, SlowReaderError
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.errors import NekroError
 from nekro_client.models import EventType
@@ -126,7 +126,7 @@ class Changes:
                     async for _ in events:
                         await bus.publish(event)
                 return  # the hub is closed
-            except SlowReaderError:
+            except (SlowReaderError, EventsLostError):  # the client reads everything again
                 await bus.publish(event)
             except NekroError as exc:
                 logger.bind(error=str(exc)).warning("mcp_subscription_interrupted")

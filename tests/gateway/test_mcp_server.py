@@ -23,6 +23,8 @@ from worker_fleet import Fleet
 from gateway.app import create_app
 from gateway.identity import Scope
 from gateway.mcp.schemas import input_schema
+from storage.engine import Database
+from storage.repositories.events import NewEvent
 
 PLUGINS = Path(__file__).parent / "plugins"
 TILL = Path(__file__).parent.parent / "rounds" / "approval_plugins"
@@ -309,6 +311,38 @@ async def test_changes_are_sent_to_subscribers(gateway: httpx.AsyncClient, fleet
             with pytest.raises(MCPError, match="not a history that the key may read"):
                 async with client.listen(resource_subscriptions=[other]):
                     pass
+
+
+async def test_subscribers_of_a_chat_go_on_after_the_database_has_lost_events(
+    gateway: httpx.AsyncClient, fleet: Fleet
+) -> None:
+    chat_key, database = "lost_1", Database(fleet.settings.database, fleet.settings.data_dir)
+    key = await asyncio.to_thread(make_key, fleet.settings, Scope.CALL, Scope.READ, chats=chat_key)
+
+    async def write() -> None:
+        async with database.begin() as tx:
+            await tx.chats.ensure(chat_key)
+            tx.events.add(chat_key, NewEvent(type="message.received"))
+
+    await write()
+    uri = f"nekro://chats/{chat_key}/messages"
+    async with (
+        connected(gateway, key, "2026-07-28") as client,
+        client.listen(resource_subscriptions=[uri]) as changes,
+    ):
+        updates = aiter(changes)
+        await write()
+        assert (await anext(updates)).uri == uri
+        # As a standby that takes over before it has received the last transactions.
+        async with database.begin() as tx:
+            for change in ("DELETE FROM chat_events", "UPDATE chats SET last_event = 0"):
+                await tx.connection.exec_driver_sql(f"{change} WHERE chat_key = '{chat_key}'")
+        async with asyncio.timeout(WAIT_SECONDS):
+            assert (await anext(updates)).uri == uri
+        await write()
+        async with asyncio.timeout(WAIT_SECONDS):
+            assert (await anext(updates)).uri == uri
+    await database.dispose()
 
 
 async def test_streams_of_a_key_are_limited(fleet: Fleet, key: str) -> None:
