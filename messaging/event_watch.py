@@ -124,7 +124,7 @@ class EventWatcher:
         return Keys(prefix=self._settings.key_prefix).watcher(self._id)
 
     def _connect(self) -> None:
-        self._connection = self._app.connection_for_read()
+        self._connection = self._app.connection_for_write()  # whose waits are bounded
         self._connection.ensure_connection(
             max_retries=1, interval_start=0, timeout=self._settings.connect_seconds
         )

@@ -83,9 +83,10 @@ class Changes:
         self._looking = asyncio.Lock()
         #: Announcements that were passed on: each comes from the process itself and from the broker.
         self._passed_on: dict[tuple[str, int], frozenset[str]] = {}
-        #: Newest numbers of events per chat: announced, and as the last search for lost ones found them.
-        self._announced: dict[str, int] = {}
-        self._found: dict[str, int] = {}
+        #: Newest number of an event per hint: announced, and as the last search for lost ones found it. Not
+        #: per chat: the announcement of an event of another kind says nothing about one that was lost before.
+        self._announced: dict[Hint, int] = {}
+        self._found: dict[Hint, int] = {}
 
     async def stream(self, identity: Identity, *, last_id: str | None) -> AsyncGenerator[bytes, None]:
         """Yield server-sent events until the key is no longer valid or the gateway stops.
@@ -123,14 +124,16 @@ class Changes:
 
     def added(self, chat_key: str, number: int, types: frozenset[str]) -> None:
         """Process an announcement of events; see ``gateway.streams.hub.Observer``."""
-        self._announced[chat_key] = max(number, self._announced.get(chat_key, 0))
+        kinds = {_KINDS[one] for one in types if one in _KINDS} if types else _ALL_OF_CHAT
+        hints = [Hint(kind, chat_key) for kind in kinds]
+        for hint in hints:
+            self._announced[hint] = max(number, self._announced.get(hint, 0))
         if types and types <= self._passed_on.get((chat_key, number), frozenset()):
             return
         self._passed_on[chat_key, number] = types
         if len(self._passed_on) > _MOST_PASSED_ON:
             del self._passed_on[next(iter(self._passed_on))]
-        kinds = {_KINDS[one] for one in types if one in _KINDS} if types else _ALL_OF_CHAT
-        self._pass_on(Hint(kind, chat_key) for kind in kinds)
+        self._pass_on(hints)
 
     def missed(self) -> None:
         """Send every reader the hint to read everything again, because announcements were missed."""
@@ -241,13 +244,20 @@ class Changes:
         An announcement may be on its way, so only what the search before found already is missing.
         """
         found = await self._recent()
-        for chat_key, number in self._found.items():
-            if number > self._announced.get(chat_key, 0):
-                self.added(chat_key, number, frozenset())
+        lost = {hint: number for hint, number in self._found.items() if number > self._announced.get(hint, 0)}
+        self._pass_on(lost)
+        self._announced |= lost
         self._found = found
-        self._announced = {key: self._announced[key] for key in found.keys() & self._announced.keys()}
+        self._announced = {hint: self._announced[hint] for hint in found.keys() & self._announced.keys()}
 
-    async def _recent(self) -> dict[str, int]:
+    async def _recent(self) -> dict[Hint, int]:
+        """Return the newest number of an event per hint."""
         since = shared_time() - timedelta(seconds=_LOST_SECONDS)
         async with self._services.database.read() as transaction:
-            return await transaction.change_listing.recent_events(since=since)
+            rows = await transaction.change_listing.recent_events(since=since)
+        newest: dict[Hint, int] = {}
+        for chat_key, kind, number in rows:
+            if kind in _KINDS:
+                hint = Hint(_KINDS[kind], chat_key)
+                newest[hint] = max(number, newest.get(hint, 0))
+        return newest

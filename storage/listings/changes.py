@@ -80,10 +80,10 @@ class ChangeListing(Repository):
         """Return a fingerprint of the administrative acts."""
         return await self._row(_acts)
 
-    async def recent_events(self, *, since: datetime) -> dict[str, int]:
-        """Return the number of the newest event of each chat in which something happened since a time."""
+    async def recent_events(self, *, since: datetime) -> list[tuple[str, str, int]]:
+        """Return chat, type and number of the newest event of each chat and type since a time."""
         rows = await self._rows(_recent_events, {"since": since})
-        return {row[0]: row[1] for row in rows}
+        return [(row[0], row[1], row[2]) for row in rows]
 
     async def _row(self, statement: FixedStatement) -> tuple[Any, ...]:
         return tuple(next(iter(await self._rows(statement))))
@@ -184,7 +184,7 @@ def _acts(_dialect: str) -> Executable:
 def _recent_events(_dialect: str) -> Executable:
     row = ChatEventRow
     return (
-        select(row.chat_key, func.max(row.number))
+        select(row.chat_key, row.type, func.max(row.number))
         .where(row.created_at > bindparam("since", type_=UtcDateTime()), row.number > 0)
-        .group_by(row.chat_key)
+        .group_by(row.chat_key, row.type)
     )

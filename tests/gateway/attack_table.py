@@ -10,6 +10,8 @@ from typing import Any, Final
 
 from raw_http import request_bytes
 
+from gateway.web.paging import cursor_of
+
 __all__ = ["KEYED", "LIMITED", "LOCAL", "OTHERS", "PAGE", "Attempt", "World", "page"]
 
 MESSAGE: Final = {"text": "hi", "user_id": "ada"}
@@ -337,6 +339,7 @@ _BODIES: Final = [
     _a("a wait of a year", *_BAD, _post("/api/v1/chats/site-1/messages?wait=31536000", "all", MESSAGE)),
     _a("a page of 10^9 items", *_BAD, _get("/api/v1/audit?limit=1000000000", "all")),
     _a("a cursor with SQL", 422, "cursor_invalid", _get("/api/v1/audit?cursor=MSBPUiAxPTE", "all")),
+    _a("a cursor over 64 bits", 422, "cursor_invalid", _get("/api/v1/approvals?cursor=" + cursor_of("9" * 30), "all")),
     _a("a cursor that is none", 422, "cursor_invalid", _get("/api/v1/audit?cursor=%FF", "all")),
     _a("an event number over 64 bits", *_BAD, _get("/api/v1/chats/site-1/events?after=99999999999999999999", "all")),
     _a("a cursor over 64 bits", 422, "cursor_invalid", _get("/api/v1/approvals?cursor=OTk5OTk5OTk5OTk5OTk5OTk5OTk", "all")),

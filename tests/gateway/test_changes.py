@@ -289,6 +289,22 @@ async def test_events_whose_announcement_was_lost_are_found(
         await reader.hears("chats", CHAT)
 
 
+@pytest.mark.extended
+async def test_a_lost_announcement_is_found_though_a_later_event_was_announced(
+    services: Services, two: tuple[httpx.AsyncClient, httpx.AsyncClient]
+) -> None:
+    async with reading(two[0]) as reader:
+        async with services.database.begin() as tx:
+            tx.events.add(CHAT, NewEvent(type="job.started"))  # not announced
+        await write(services, CHAT, "message.received")
+        await reader.hears("chats", CHAT)
+        await reader.hears("jobs", CHAT)
+        # Only what was lost is sent again.
+        await write(services, "other", "turn.started")
+        await reader.hears("turns", "other")
+        assert reader.seen[1:] == [("chats", CHAT), ("jobs", CHAT), ("turns", "other")]
+
+
 async def test_a_ticket_reads_changes_and_nothing_else(
     two: tuple[httpx.AsyncClient, httpx.AsyncClient], services: Services
 ) -> None:
