@@ -224,7 +224,7 @@ class EventCursor(StreamCursor[Event]):
             self._connected()
             yield event
         number = self._last_id.partition(".")[0]
-        if self.last_number is None and number.isascii() and number.isdigit():
+        if self.last_number is None and number.isascii() and number.isdigit() and len(number) < 20:
             self.last_number = int(number)
 
     def _lost_after(self, event: Event) -> int:

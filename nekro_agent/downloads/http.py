@@ -22,7 +22,7 @@ _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 #: Temporary failures: the same request may succeed later.
 _PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _BROKEN: Final = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException)
-_CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_CONTENT_RANGE: Final = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)")
 #: Headers that must not be sent to another host after a redirect.
 _PRIVATE_HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authorization"})
 
@@ -221,7 +221,9 @@ def _validator(response: httpcore.Response) -> str | None:
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdigit() else None
+    if text is None or not (text.isascii() and text.isdigit() and len(text) < 20):
+        return None
+    return int(text)
 
 
 def _header(response: httpcore.Response, name: bytes) -> str | None:

@@ -6,6 +6,7 @@ import pytest
 
 from nekro_client import sse
 from nekro_client.sse import EventParser, EventTooLargeError
+from nekro_client.streams import EventCursor
 
 #: Streams of the standard's section on interpreting event streams, with the events (type, data, last id).
 EXAMPLES = {
@@ -85,3 +86,13 @@ def test_an_event_without_end_is_refused(text: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sse, "MAX_CHARACTERS", 1000)
     with pytest.raises(EventTooLargeError, match="more than 1000 characters"):
         list(EventParser().feed(text.encode()))
+
+
+def test_an_id_that_is_no_number_of_an_event_is_no_position() -> None:
+    cursor = EventCursor("chat", after=None, give_up_seconds=None)
+    cursor.connect()
+    for number in ("9" * 5_000, "9" * 20, "²", "x"):
+        assert list(cursor.take(f"id: {number}\n\n".encode())) == []
+        assert cursor.last_number is None
+    assert list(cursor.take(b"id: 7.0a1b2c3d\n\n")) == []
+    assert cursor.last_number == 7

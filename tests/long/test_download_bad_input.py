@@ -50,6 +50,19 @@ def redirects_inside(server: RangeServer) -> None:
     server._answer = answer  # type: ignore[method-assign]
 
 
+def sends_a_part(content_range: str) -> Prepare:
+    def prepare(server: RangeServer) -> None:
+        def answer(handler: BaseHTTPRequestHandler) -> None:
+            handler.send_response(206)
+            handler.send_header("Content-Range", content_range)
+            handler.send_header("Content-Length", "0")
+            handler.end_headers()
+
+        server._answer = answer  # type: ignore[method-assign]
+
+    return prepare
+
+
 def ignores_ranges_and_cuts(server: RangeServer) -> None:
     server.behaviour.ignores_ranges = True
     server.behaviour.cut_after = 1 << 20
@@ -89,6 +102,8 @@ def left_in(directory: Path) -> list[str]:
         (redirects_inside, DownloadRefusedError, r"169\.254\.169\.254.*private, loopback and link-local"),
         (ignores_ranges_and_cuts, DownloadError, r"broke off after 1048576 bytes|ignores ranges"),
         (changes_each_time, DownloadError, "changes while it is fetched"),
+        (sends_a_part("bytes 0-1/*, 2-3/4"), DownloadError, "without a valid Content-Range"),
+        (sends_a_part(f"bytes 0-{'9' * 5_000}/*"), DownloadError, "without a valid Content-Range"),
     ],
 )
 async def test_faults_of_servers_are_reported_and_leave_nothing(
