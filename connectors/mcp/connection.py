@@ -180,8 +180,6 @@ class Connection:
                 await self._serve()
             except Exception as exc:  # the server's fault, whatever it is; the worker must go on
                 error = self._hide(_error_line(exc))
-            finally:
-                self._opened = None
             if self._is_closing.is_set() or (error is None and not self._stays):
                 break
             if error is not None:
@@ -211,9 +209,11 @@ class Connection:
                 raise ServerFault(f"it did not answer within {self._start_seconds:g} s") from None
             self._opened, self._error, self._reason = opened, None, None
             self._changed.set()
-            await self._until_it_ends(opened)
+            try:
+                await self._until_it_ends(opened)
+            finally:
+                self._opened = None  # before it is closed, which over HTTP takes a request
             if opened.ended is not None and not self._is_closing.is_set():
-                self._opened = None
                 raise ServerFault(opened.why_it_ended())
 
     async def _begin(self, opened: Opened) -> None:

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -211,6 +212,40 @@ async def test_an_idle_session_is_closed_and_opened_for_the_next_call(settings: 
             await asyncio.wait_for(_gone(world, listing), WAIT_SECONDS)
             assert await world.call("echo", "b") == "b"
             assert odd.opened >= 2
+
+
+class SlowToClose(Odd):
+    """A server that answers the end of a session late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_closing, self.may_close = asyncio.Event(), threading.Event()
+        self._loop = asyncio.get_running_loop()
+
+    async def answer(self, request: Request) -> Response:
+        if request.method == "DELETE":
+            self._loop.call_soon_threadsafe(self.is_closing.set)
+            await asyncio.to_thread(self.may_close.wait, WAIT_SECONDS)
+        return await super().answer(request)
+
+
+async def test_a_call_while_an_idle_session_is_closed_waits_for_the_next_one(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))  # the server writes there
+    odd = SlowToClose()
+    brief = settings.model_copy(update={"mcp": McpSettings(idle_seconds=0.1)})
+    with served(odd.app) as address:
+        try:
+            async with opened(brief, entry(address)) as world:
+                await asyncio.wait_for(odd.is_closing.wait(), WAIT_SECONDS)
+                call = asyncio.create_task(world.call("work_once"))
+                await asyncio.wait({call}, timeout=0.1)
+                odd.may_close.set()
+                assert await call == "worked"
+                assert odd.opened >= 2
+        finally:
+            odd.may_close.set()
 
 
 async def _gone(world: Any, listing: Any) -> None:
