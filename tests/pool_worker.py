@@ -138,6 +138,20 @@ def register_hostile(app: NekroApp, ledger: Ledger) -> None:
 def register_loops(app: NekroApp, ledger: Ledger) -> None:
     """Add tasks about limits and loops."""
 
+    @app.task(name="t.abandon")
+    def abandon() -> None:
+        async def cleanup() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ledger.write("?", "abandoned")
+
+        async def body() -> None:
+            cleaning = asyncio.create_task(cleanup())
+            await asyncio.wait([cleaning])
+
+        run_async(body())
+
     @app.task(name="t.soft")
     def soft() -> str:
         try:

@@ -70,6 +70,16 @@ def test_hard_limit_replaces_a_thread_that_blocks(start_worker: StartWorker, sen
     assert send("t.wait", 0).get(WAIT_SECONDS) == "done"
 
 
+def test_what_a_task_leaves_at_its_hard_limit_ends_without_another_task(
+    start_worker: StartWorker, send: Send
+) -> None:
+    worker = start_worker("threads", concurrency=1)
+    with pytest.raises(TimeLimitExceeded):
+        send("t.abandon", time_limit=0.3).get(WAIT_SECONDS)
+    wait_until(lambda: ["?", "abandoned"] in worker.ledger(), what="the end of what the task has left")
+    assert send("t.wait", 0).get(WAIT_SECONDS) == "done"
+
+
 @BOTH
 def test_revoked_task_is_cancelled(pool: str, start_worker: StartWorker, send: Send, app: NekroApp) -> None:
     worker = start_worker(pool, concurrency=1)

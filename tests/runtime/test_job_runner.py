@@ -28,6 +28,7 @@ from storage.engine import Database
 from storage.repositories.jobs import MAX_ATTEMPTS, Job
 from storage.repositories.leases import LeaseRepository, Renewal
 from workers.calls.claims import DuplicateDelivery
+from workers.jobs import runner as runner_module
 from workers.jobs.runner import Interruption, JobResult
 from workers.jobs.service import SqlJobs
 from workers.ops.sweeps import JobSweep
@@ -486,6 +487,92 @@ async def test_second_wait_replaces_the_first(jobs: SqlJobs, database: Database)
     jobs.notify(job_id, "k", 1)
     assert await second == 1
     assert jobs.cancel_wait(job_id) == 0
+
+
+@pytest.mark.parametrize("why", [Interruption.TIME_LIMIT, Interruption.REVOKED])
+async def test_the_end_of_a_stopped_job_is_recorded_after_its_cleanup(
+    database: Database, bench: Bench, jobs: SqlJobs, plugin: NekroPlugin, why: Interruption,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(runner_module, "CANCEL_SECONDS", 0.01)  # a stopping worker would not wait for it
+    started, states = asyncio.Event(), []
+
+    @plugin.mount_async_task("work")
+    async def work(handle: AsyncTaskHandle) -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.2)
+            states.append((await row(database, handle.job_id)).state)
+
+    job_id = await start(jobs)
+    running = asyncio.create_task(bench.runner(plugin).run(job_id, interruption=lambda: why))
+    await started.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert states == [JobState.RUNNING]
+    assert (await row(database, job_id)).state.is_final
+
+
+async def test_the_hard_limit_ends_the_wait_for_a_cleanup_and_not_the_record(
+    database: Database, bench: Bench, jobs: SqlJobs, plugin: NekroPlugin
+) -> None:
+    started, is_cleaning, may_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    reasons = iter([Interruption.TIME_LIMIT, Interruption.SHUTDOWN])
+
+    @plugin.mount_async_task("work")
+    async def work(handle: AsyncTaskHandle) -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_cleaning.set()
+            await may_end.wait()
+
+    job_id = await start(jobs)
+    running = asyncio.create_task(bench.runner(plugin).run(job_id, interruption=lambda: next(reasons)))
+    await started.wait()
+    running.cancel()
+    await is_cleaning.wait()
+    async with database.begin() as tx:  # keeps the end from being recorded
+        await tx.connection.exec_driver_sql("UPDATE jobs SET message = message")
+        for _ in range(3):
+            running.cancel()
+            await asyncio.sleep(0.05)
+        assert not running.done()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    ended = await row(database, job_id)
+    assert (ended.state, ended.message) == (JobState.FAILED, "stopped at the time limit of lane long")
+    may_end.set()
+
+
+async def test_a_stop_while_the_end_of_a_job_is_recorded_does_not_start_it_again(
+    database: Database, bench: Bench, jobs: SqlJobs, plugin: NekroPlugin
+) -> None:
+    started, may_end = asyncio.Event(), asyncio.Event()
+
+    @plugin.mount_async_task("work")
+    async def work(handle: AsyncTaskHandle) -> str:
+        started.set()
+        await may_end.wait()
+        return "done"
+
+    job_id = await start(jobs)
+    running = asyncio.create_task(bench.runner(plugin).run(job_id, interruption=shutdown))
+    await started.wait()
+    async with database.begin() as tx:  # keeps the end from being recorded
+        await tx.connection.exec_driver_sql("UPDATE jobs SET message = message")
+        may_end.set()
+        await asyncio.sleep(0.1)
+        running.cancel()
+        await asyncio.sleep(0.05)
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    ended = await row(database, job_id)
+    assert (ended.state, ended.data) == (JobState.SUCCEEDED, "done")
 
 
 async def _newest(database: Database) -> Job:

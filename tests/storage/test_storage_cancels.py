@@ -9,15 +9,14 @@ import random
 import sqlite3
 import threading
 import time
-import types
 import warnings
-from collections.abc import Callable, Coroutine, Generator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from cancellation import cancelled_at
 from cut_proxy import CutProxy
 from sqlalchemy import text
 from waiting import WAIT_SECONDS
@@ -129,32 +128,6 @@ async def test_cancelled_calls_do_not_disturb_the_others(
     await load.check()
     record_property("p99_seconds", load.p99_seconds())
     print(f"{calls} calls in {time.perf_counter() - began:.1f} s, p99 {load.p99_seconds() * 1000:.0f} ms")
-
-
-@types.coroutine
-def cancelled_at(work: Coroutine[Any, Any, None], wait: int, *, again: bool) -> Generator[Any, Any, None]:
-    """Run work, and cancel the running task where the work waits for the n-th time.
-
-    Args:
-        wait: from 1.
-        again: cancel at each later wait too.
-    """
-    task = asyncio.current_task()
-    assert task is not None
-    step: Callable[[], Any] = partial(work.send, None)
-    for number in itertools.count(1):
-        try:
-            awaited = step()
-        except StopIteration:
-            return
-        if number == wait or (again and number > wait):
-            task.get_loop().call_soon(task.cancel)
-        try:
-            yield awaited
-        except BaseException as exc:
-            step = partial(work.throw, exc)
-        else:
-            step = partial(work.send, None)
 
 
 @pytest.mark.extended

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Any, Final
 
 from loguru import logger
@@ -26,6 +28,7 @@ from nekro_agent.execution.uses import using
 from nekro_agent.jobs import AsyncTaskHandle, TaskCtl, TaskSignal, drive
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.ports import JobState
+from runtime.completion import complete
 from runtime.redaction import Redactor
 from storage.repositories.jobs import Job
 from storage.states import EventType
@@ -60,6 +63,11 @@ class Interruption(StrEnum):
     #: The worker itself is stopping; another one continues with the job.
     SHUTDOWN = "shutdown"
 
+    @property
+    def cleanup_seconds(self) -> float:
+        """How long the job may clean up before it is abandoned; the pool's own limit may end that earlier."""
+        return 0.75 * CANCEL_SECONDS if self is Interruption.SHUTDOWN else GRACE_SECONDS
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobResult:
@@ -93,13 +101,14 @@ class JobRunner:
         """Claim a job, run it to its end and record how it ended.
 
         Args:
-            interruption: called when this coroutine was cancelled; returns the reason.
+            interruption: called once, when this coroutine was cancelled first; returns the reason.
 
         Raises:
             DuplicateDelivery: the job has ended or belongs to another worker; nothing was done, or
                 the work done is discarded.
             MethodFailedError: the job failed, which is recorded.
         """
+        interruption = cache(interruption)  # while the job cleans up, the worker may begin to stop
         job = await self._claim(job_id)
         trace = await self._trace_of(job)
         ids = {"job_id": job.id, "turn_id": job.turn_id, "call_id": job.call_id, "attempt": job.attempt}
@@ -108,14 +117,16 @@ class JobRunner:
             span(f"job {job.plugin_key}.{job.type}", ids, kind="consumer", headers={}, turn=trace) as part,
         ):
             try:
-                last, is_chat_notified = await self._carry_out(job)
+                last, is_chat_notified = await self._carry_out(job, interruption)
             except FencedError as exc:
                 logger.bind(fence=job.fence).warning("job_claim_lost")
                 raise DuplicateDelivery(job_id) from exc
             except asyncio.CancelledError:
-                await self._leave(job, interruption())
+                # The pool's hard limit must not interrupt the record of the end.
+                await complete(self._leave(job, interruption()))
                 raise
-            ended = await self._finish(job, last, is_chat_notified=is_chat_notified)
+            # A stop that comes now must not lose the end: the job would be started again.
+            ended = await complete(self._finish(job, last, is_chat_notified=is_chat_notified))
             part.set_attributes(state=ended.state.value)
             if ended.state is JobState.FAILED:
                 part.fail("JobFailed")
@@ -144,7 +155,7 @@ class JobRunner:
             logger.bind(job_id=job_id, attempt=job.attempt).warning("job_started_again")
         return job
 
-    async def _carry_out(self, job: Job) -> tuple[TaskCtl, bool]:
+    async def _carry_out(self, job: Job, interruption: Callable[[], Interruption]) -> tuple[TaskCtl, bool]:
         """Run the job; returns its last signal, and whether its own code notified the chat of a failure."""
         try:
             plugin, func = self._function(job)
@@ -172,7 +183,7 @@ class JobRunner:
                 await asyncio.wait([work])
             except asyncio.CancelledError:
                 work.cancel()
-                await asyncio.wait([work], timeout=0.75 * CANCEL_SECONDS)
+                await _cleaned_up(work, seconds=interruption().cleanup_seconds)
                 raise
         last = _last_signal(running, work)
         # The chat is always notified of an exception: an earlier notice of the job was about something else.
@@ -246,6 +257,14 @@ async def _contained(work: Coroutine[Any, Any, TaskCtl]) -> TaskCtl:
         raise
     except BaseException as exc:
         return TaskCtl.fail(f"the job ended in {type(exc).__name__}", exc)
+
+
+async def _cleaned_up(work: asyncio.Task[TaskCtl], *, seconds: float) -> None:
+    """Wait until a cancelled job has ended; it is abandoned after that time, or at a further cancellation."""
+    with suppress(asyncio.CancelledError):  # the hard limit, or the end of the worker
+        await asyncio.wait([work], timeout=seconds)
+    if not work.done():
+        logger.warning("job_abandoned")
 
 
 def _last_signal(running: RunningJob, work: asyncio.Task[TaskCtl]) -> TaskCtl:

@@ -7,6 +7,7 @@ enforces time limits, stops revoked jobs, and supports warm, soft and cold shutd
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import threading
 import time
@@ -36,6 +37,7 @@ class ThreadPool(JobPool):
         self._share = SessionShare(self._clock.loop, niceness=self.niceness(), is_busy=self._has_jobs)
         self._clock.start()
         self._threads: set[JobThread] = set()
+        self._replacing = threading.Lock()
         for _ in range(self.limit):
             self._add_thread()
 
@@ -109,6 +111,23 @@ class ThreadPool(JobPool):
     def _has_jobs(self) -> bool:
         return any(thread.job is not None for thread in list(self._threads))
 
+    def left_work(self, thread: JobThread) -> None:
+        """Replace a thread whose stopped job left coroutines: they end with the thread's loop.
+
+        They would go on beside the thread's next jobs, and only while there is one.
+        """
+        if not self._is_stopped:  # then every loop ends
+            self._replace(thread)
+
+    def _replace(self, thread: JobThread) -> None:
+        """Start another thread in place of one, which ends with its job."""
+        with self._replacing:
+            if thread.is_retired:
+                return
+            thread.is_retired = True
+        logger.bind(thread=thread.name).warning("thread_replaced")
+        self._add_thread()
+
     def gone(self, thread: JobThread) -> None:
         """Record that a thread has ended."""
         self._threads.discard(thread)
@@ -121,10 +140,8 @@ class ThreadPool(JobPool):
     def _replace_thread(self, job: Job) -> None:
         """Start another thread in place of a blocked one, which cannot be stopped."""
         for thread in list(self._threads):
-            if thread.job is job and not thread.is_retired:
-                thread.is_retired = True
-                logger.bind(thread=thread.name).warning("thread_replaced")
-                self._add_thread()
+            if thread.job is job:
+                self._replace(thread)
 
 
 class JobThread(threading.Thread):
@@ -144,16 +161,19 @@ class JobThread(threading.Thread):
         loop = thread_state.loop = uvloop.new_event_loop()
         try:
             while not self.is_retired and (job := self._pool.next_job()) is not None:
-                self._run(job)
+                self._run(job, loop)
         finally:
             run_to_end(loop)
             self._pool.gone(self)
 
-    def _run(self, job: Job) -> None:
+    def _run(self, job: Job, loop: asyncio.AbstractEventLoop) -> None:
         self.job = job
         self._pool.begin(job)
+        before = asyncio.all_tasks(loop)
         try:
             contextvars.Context().run(job.run)
         finally:
+            if job.stop_reason is not None and asyncio.all_tasks(loop) - before:
+                self._pool.left_work(self)
             self.job = None
             self._pool.finish(job)
