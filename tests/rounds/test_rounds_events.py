@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import psycopg
 import pytest
+from cancellation import cancelled_at
 from round_bench import Bench, Model, invocation, states
 from waiting import WAIT_SECONDS, eventually
 
-from agent.llm import LLMRequest
+from agent.llm import LLMAnswer, LLMRequest
+from agent.rounds import RoundAnswer
 from gateway.streams.turn_tree import read_call, read_turn
 from nekro_agent.errors import LLMError, NotFoundError, StorageUnavailableError
 from nekro_client import models
@@ -21,6 +25,7 @@ from storage.repositories.events import ChatEvent
 from storage.states import EventType
 from workers.chats.live import LiveText
 from workers.rounds import events as module
+from workers.rounds.events import RoundEvents
 
 CHAT = "c"
 SAY = 'send_msg_text(_ck, "done")'
@@ -279,6 +284,39 @@ async def test_a_round_of_a_dead_worker_ends_its_turn_once(bench: Bench) -> None
         for number in range(1, attempts + 1)
     ]
     assert tree.attempts[-1].ended_at is not None and tree.attempts[0].last_event_at is not None
+
+
+@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgres", marks=pytest.mark.extended)])
+async def test_events_are_written_once_wherever_a_stop_interrupts_their_transaction(
+    database: str, open_bench: Callable[..., Awaitable[Bench]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # psycopg yields to a busy loop even where it need not wait for the server.
+    monkeypatch.setattr(psycopg.waiting, "MAX_BUSY_TIME", 0)
+    bench = await open_bench(database)
+    llm = LLMAnswer(
+        text="", model="m", prompt_tokens=1, answer_tokens=1, finish_reason="stop", tries=1, cost=0.0
+    )
+    answer, ledger = RoundAnswer(prompt_chars=1, llm=llm, code="1"), bench.services.ledger
+    for wait in itertools.count(1):
+        chat_key = f"chat {wait}"
+        await bench.say(chat_key, "hello")
+        async with bench.database.begin() as tx:
+            fence = await tx.chats.acquire(chat_key, owner="w", lease_seconds=30)
+        assert fence is not None
+        claimed = await ledger.start_next(chat_key, fence=fence, worker="w")
+        assert claimed is not None
+        events = RoundEvents(bench.database, bench.services.publisher, claimed.round, fence=fence)
+        events.model_requested(1)
+        work = cancelled_at(ledger.answered(claimed, answer, events, fence=fence), wait)
+        outcome = (await asyncio.gather(work, return_exceptions=True))[0]
+        await ledger.stop(claimed, (), events, fence=fence)
+        await events.close()
+        found = Counter(event.type for event in await events_of(bench, chat_key))
+        assert (found["model.requested"], found["code.ready"]) == (1, 1), f"cancelled at wait {wait}"
+        if outcome is None:
+            break
+        assert isinstance(outcome, asyncio.CancelledError)
+    assert wait > 1
 
 
 @pytest.mark.extended

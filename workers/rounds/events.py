@@ -91,7 +91,7 @@ class RoundEvents:
         self._keeps_tools = _is_chosen(round_.turn_id, tool_call_share)
         self._redact = redact
         self._waiting: list[_Waiting] = []
-        #: Whether a commit failed whose outcome is unknown.
+        #: Whether a transaction took what waits and its commit was not reported, so the outcome is unknown.
         self._is_in_doubt = False
         self._is_closed = False
         self._writing = asyncio.Lock()
@@ -192,6 +192,7 @@ class RoundEvents:
         events = [waiting.event for waiting in self._waiting]
         if self._is_in_doubt:
             events = await self._missing(transaction, events)
+        self._is_in_doubt = True  # a stop may come during the commit
         if events:
             record(transaction, self._publisher, self._round.chat_key, *events, later=later)
 
@@ -248,7 +249,7 @@ class RoundEvents:
             self._waiting.clear()
         except StorageError as exc:  # the next batch, or the round's end, has these events too
             logger.bind(error=str(exc), events=len(self._waiting)).warning("round_events_not_written")
-            self._is_in_doubt, pause = True, RETRY_SECONDS
+            pause = RETRY_SECONDS
         finally:
             self._timer, self._next_at = None, time.monotonic() + pause
             if self._waiting and not self._is_closed:
