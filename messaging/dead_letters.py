@@ -34,6 +34,14 @@ __all__ = ["DeadLetters", "DeadMessage", "DeadPosition", "VerifiedMessage"]
 #: Messages that are read at a time; one may have megabytes.
 _PAGE: Final = 50
 
+#: Moves an entry to its queue, unless another operator has taken it meanwhile. KEYS: dead letters, queue
+#: (lists). ARGV: the entry, the message to send. Returns 1, or 0 if the entry is gone.
+SEND_AGAIN: Final = """
+if redis.call('LREM', KEYS[1], 1, ARGV[1]) == 0 then return 0 end
+redis.call('LPUSH', KEYS[2], ARGV[2])
+return 1
+"""
+
 #: Prefix of generated ids, for messages without a readable id.
 RAW_PREFIX: Final = "raw-"
 
@@ -206,6 +214,7 @@ class DeadLetters:
 
         Raises:
             UsageError: the deadline has passed, or the queue is not in the settings.
+            NotFoundError: it was sent again or dropped meanwhile.
         """
         if verified.lane not in self._app.amqp.queues:
             raise UsageError(
@@ -213,13 +222,13 @@ class DeadLetters:
                 "(NEKRO_WORKERS__PINNED_PLUGINS); run this with the workers' settings"
             )
         again = encode_message(self._built(verified, timeout_seconds), queue=verified.lane)
+        keys = (self._dead, f"{self._prefix}{verified.lane}")
         try:
-            with self._client.pipeline(transaction=True) as pipe:
-                pipe.lrem(self._dead, 1, verified.message.raw)  # type: ignore[arg-type]
-                pipe.lpush(f"{self._prefix}{verified.lane}", again)
-                pipe.execute()
+            is_sent: Any = self._client.eval(SEND_AGAIN, len(keys), *keys, verified.message.raw, again)
         except (redis.RedisError, OSError) as exc:
             raise unavailable(self._url, exc) from exc
+        if not is_sent:
+            raise NotFoundError(f"dead letter {verified.message.id} was sent again or dropped meanwhile")
 
     def close(self) -> None:
         """Close the connection."""

@@ -20,7 +20,7 @@ from messaging.celery.admission import admit
 from messaging.dead_letters import DeadLetters, DeadMessage
 from messaging.delivery.transport import DELIVERIES_HEADER
 from messaging.publishing import encode_message
-from nekro_agent.errors import MessageRefusedError, UsageError
+from nekro_agent.errors import MessageRefusedError, NotFoundError, UsageError
 
 SIGNER = Signer.from_text("test-signing-key")
 
@@ -146,6 +146,21 @@ def test_a_call_within_its_deadline_is_sent_again_with_its_signature(
     assert DELIVERIES_HEADER not in again.headers
     assert again.properties["reply_to"] is None
     assert letters.newest(limit=5) == []
+
+
+def test_a_message_that_two_operators_retry_is_sent_once(
+    app: NekroApp,
+    letters: DeadLetters,
+    client: Any,
+    settings: Settings,
+    add_dead_letter: Callable[..., DeadMessage],
+) -> None:
+    verified = letters.verify(add_dead_letter(a_call(app)))
+    letters.retry(verified, timeout_seconds=None)
+    for timeout_seconds in (None, 30):
+        with pytest.raises(NotFoundError, match=f"{verified.message.id} was sent again or dropped meanwhile"):
+            letters.retry(verified, timeout_seconds=timeout_seconds)
+    assert client.llen(f"{settings.broker.key_prefix}methods") == 1
 
 
 def test_a_call_past_its_deadline_requires_a_new_one(

@@ -205,7 +205,7 @@ def _send_lost(app: Celery, messages: Sequence[CallMessage]) -> int:
     sent = 0
     with app.producer_or_acquire() as producer:
         for lane in sorted({message.lane for message in messages}):
-            queue = app.amqp.queues[lane]
+            queue = sending_queue(app, lane)
             if count_waiting(queue, producer.channel):
                 continue  # the workers are behind, and these messages may still be in the queue
             for message in messages:
