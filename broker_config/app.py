@@ -56,6 +56,16 @@ class NekroApp(Celery):  # type: ignore[misc]
         """
         return Seal(resolve_signing_key(self.nekro_settings), purpose=TASK)
 
+    def connection_for_write(self, url: str | None = None, **options: Any) -> Connection:
+        """Return a connection for sending, which waits for RabbitMQ no longer than others for Redis."""
+        broker = self.nekro_settings.broker
+        if broker.url is not None and not is_redis(broker.url):
+            options["transport_options"] = {
+                **(options.get("transport_options") or {}),
+                "answer_seconds": broker.socket_timeout_seconds,
+            }
+        return super().connection_for_write(url, **options)
+
     def close(self) -> None:
         """Also close the connections that it opened, some of which kombu keeps until the process ends.
 

@@ -128,7 +128,8 @@ class BrokerSettings(_Group):
     socket_timeout_seconds: float = Field(
         5,
         gt=0,
-        description="Time limit of one request to Redis; a connection attempt has 40 %, at least 2 s.",
+        description="Time limit of one request to Redis, and of an answer of RabbitMQ to a process that "
+        "sends; a connection attempt has 40 %, at least 2 s.",
     )
     max_deliveries: int = Field(
         3,

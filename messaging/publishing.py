@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from uuid import uuid4
@@ -30,6 +33,8 @@ from runtime.deadlines import Limits
 
 if TYPE_CHECKING:
     from celery import Celery
+    from kombu import Connection
+    from kombu.entity import Queue
 
 __all__ = [
     "KombuPublisher",
@@ -264,13 +269,29 @@ def _is_stale(exc: BaseException) -> bool:
     return isinstance(exc, redis.ConnectionError | ConnectionError) and not isinstance(exc, TimeoutError)
 
 
-@dataclass
 class _Ticket:
-    """Shared with the publishing thread, so that a caller that stopped waiting can prevent a late send."""
+    """One message for the publishing thread: the thread begins to send it, or its caller gives up before."""
 
-    given_up: bool = field(default=False)
-    #: Whether the broker may have the message.
-    is_sent: bool = field(default=False)
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_given_up = self._is_begun = False
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether the caller has stopped waiting."""
+        return self._is_given_up
+
+    def begin(self) -> bool:
+        """Begin to send, on the publishing thread; False if the caller has given up."""
+        with self._lock:
+            self._is_begun = not self._is_given_up
+            return self._is_begun
+
+    def give_up(self) -> bool:
+        """Stop waiting; returns whether the broker may have the message, or get it."""
+        with self._lock:
+            self._is_given_up = True
+            return self._is_begun
 
 
 @dataclass
@@ -292,19 +313,20 @@ class KombuPublisher:
         self._rooms: dict[str, _Room] = {}
 
     async def send(self, message: Any, *, queue: str, may_repeat: bool) -> Place | None:
-        """Add a message to a queue; see ``Publisher``. kombu itself retries by its policy."""
-        from kombu.exceptions import OperationalError
+        """Add a message to a queue; see ``Publisher``. kombu repeats by its policy what may be repeated."""
+        from kombu.exceptions import KombuError
 
         ticket = _Ticket()
-        loop = asyncio.get_running_loop()
-        sending = loop.run_in_executor(self._executor, self._publish, message, queue, ticket)
+        work = partial(self._publish, message, queue, ticket, may_repeat=may_repeat)
+        sending = asyncio.get_running_loop().run_in_executor(self._executor, work)
         try:
             async with asyncio.timeout(PUBLISH_SECONDS):
                 await asyncio.shield(sending)
-        except (OperationalError, OSError) as exc:  # TimeoutError is an OSError
-            ticket.given_up = True
+        except (KombuError, OSError) as exc:  # TimeoutError is an OSError
+            raise unavailable(self._url, exc, is_sent=ticket.give_up()) from exc
+        finally:  # also if the caller is cancelled
+            ticket.give_up()
             sending.add_done_callback(_consume_exception)
-            raise unavailable(self._url, exc, is_sent=ticket.is_sent) from exc
         return None
 
     async def epoch(self) -> Epoch | None:
@@ -312,40 +334,68 @@ class KombuPublisher:
         return None
 
     async def close(self) -> None:
-        """Send pending messages and close the connection."""
+        """Send pending messages and close the connection; waits for the broker are limited."""
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._executor, self._disconnect)
-        self._executor.shutdown(wait=False)
-
-    def _publish(self, message: Any, queue: str, ticket: _Ticket) -> None:
-        if ticket.given_up:
-            return
-        if self._producer is None:
-            self._connection = self._app.connection_for_write()
-            self._producer = self._app.amqp.Producer(self._connection, auto_declare=False)
         try:
-            self._make_room(queue)
-            _ = self._producer.channel  # connects if necessary
-            ticket.is_sent = True
-            self._app.amqp.send_task_message(
-                self._producer, message.headers["task"], message, queue=self._app.amqp.queues[queue]
-            )
+            await loop.run_in_executor(self._executor, self._disconnect)
+        finally:
+            self._executor.shutdown(wait=False)
+
+    def _publish(self, message: Any, name: str, ticket: _Ticket, *, may_repeat: bool) -> None:
+        from broker_config.topology import sending_queue
+
+        if ticket.is_given_up:
+            return
+        queue = sending_queue(self._app, name)
+        with self._translated_errors():
+            self._prepare(queue)
+            # The broker may have answered after the caller was told that nothing is sent.
+            if ticket.begin():
+                self._app.amqp.send_task_message(
+                    self._producer, message.headers["task"], message, queue=queue, retry=may_repeat
+                )
+
+    def _prepare(self, queue: Queue) -> None:
+        """Connect if necessary, and check the room; nothing is sent, so a broken connection is replaced."""
+        if self._connection is not None:
+            try:
+                self._make_room(queue)
+            except self._connection.recoverable_connection_errors as exc:
+                if isinstance(exc, TimeoutError):  # it is not broken; the broker does not answer
+                    raise
+                self._disconnect()
+            else:
+                return
+        self._connection = self._app.connection_for_write()
+        self._producer = self._app.amqp.Producer(self._connection, auto_declare=False)
+        self._make_room(queue)
+
+    @contextmanager
+    def _translated_errors(self) -> Iterator[None]:
+        """Close the connection after an error, and raise one of the broker as OperationalError."""
+        from kombu.exceptions import OperationalError
+
+        try:
+            yield
         except OverloadedError:
             raise
-        except Exception:
+        except Exception as exc:
+            kinds = () if self._connection is None else _errors_of(self._connection)
             self._disconnect()
+            if isinstance(exc, kinds):
+                raise OperationalError(str(exc) or type(exc).__name__) from exc
             raise
 
-    def _make_room(self, queue: str) -> None:
-        """Check the length of a queue, querying the broker once a second or when the queue may be full."""
+    def _make_room(self, queue: Queue) -> None:
+        """Connect, and check the length of a queue: once a second, and when the queue may be full."""
         from broker_config.topology import count_waiting
 
-        room, now = self._rooms.setdefault(queue, _Room()), time.monotonic()
+        room, now = self._rooms.setdefault(queue.name, _Room()), time.monotonic()
         if self._longest and (room.left <= 0 or now - room.asked_at > FRESH_SECONDS):
-            waiting = count_waiting(self._app.amqp.queues[queue], self._producer.channel)
-            room.left, room.asked_at = self._longest - waiting, now
+            room.left, room.asked_at = self._longest - count_waiting(queue, self._producer.channel), now
             if room.left <= 0:
-                raise _full(queue, self._longest)
+                raise _full(queue.name, self._longest)
+        _ = self._producer.channel  # connects if necessary
         room.left -= 1
 
     def _disconnect(self) -> None:
@@ -355,6 +405,15 @@ class KombuPublisher:
                 connection.release()
             except Exception:  # the connection is broken anyway
                 logger.opt(exception=True).debug("broken_connection_not_closed")
+
+
+def _errors_of(connection: Connection) -> tuple[type[Exception], ...]:
+    """Return the errors of a driver whose broker does not answer or refuses."""
+    return (
+        *connection.connection_errors,
+        *connection.recoverable_connection_errors,
+        *connection.channel_errors,
+    )
 
 
 def _consume_exception(future: asyncio.Future[Any]) -> None:

@@ -93,8 +93,8 @@ FORMATS: Final = (
 USES: Final = (
     Use(
         module="broker_config.app",
-        why="Removes Celery's own tasks once the app is final, closes its connections at its end, and knows "
-        "the names of Celery's settings.",
+        why="Removes Celery's own tasks once the app is final, bounds the waits of its connections for "
+        "sending, closes them at its end, and knows the names of Celery's settings.",
         tests=(
             "tests/workers/test_services_end.py::test_closed_services_leave_no_descriptor_open",
             "tests/security/test_security_unsigned_messages.py::test_no_app_has_celerys_built_in_tasks",
@@ -106,9 +106,10 @@ USES: Final = (
                 name="NekroApp",
                 overrides={
                     "close": "(self)",
+                    "connection_for_write": "(self, url=, **kwargs)",
                     "finalize": "(self, auto=)",
                 },
-                inherits="_backend _pool _tasks connection_for_write finalized",
+                inherits="_backend _pool _tasks finalized",
             ),
         ),
     ),
@@ -337,12 +338,14 @@ USES: Final = (
     ),
     Use(
         module="messaging.delivery.connection",
-        why="Selects the transport; reads no compressed message of RabbitMQ.",
+        why="Selects the transport; reads no compressed message of RabbitMQ, and bounds waits for it.",
         tests=(
+            "tests/chaos/test_chaos_rabbitmq.py::test_threads_that_wait_for_a_frozen_server_end",
             "tests/chaos/test_chaos_rabbitmq.py::test_calls_of_every_type_come_back",
             "tests/security/test_security_unsigned_messages.py::test_bodies_in_other_encodings_are_refused",
         ),
         imports="kombu.transport:pyamqp kombu.transport:redis",
+        private="_info",
         classes=(
             Subclass(
                 name="PlainAmqpMessage",
@@ -360,6 +363,14 @@ USES: Final = (
                 name="PlainAmqpConnection",
                 overrides={
                     "Channel": "attribute",
+                    "__init__": (
+                        "(self, host=, userid=, password=, login_method=, login_response=, "
+                        "authentication=, virtual_host=, locale=, client_properties=, ssl=, "
+                        "connect_timeout=, channel_max=, frame_max=, heartbeat=, on_open=, on_blocked=, "
+                        "on_unblocked=, confirm_publish=, on_tune_ok=, read_timeout=, write_timeout=, "
+                        "socket_settings=, frame_handler=, frame_writer=, **kwargs)"
+                    ),
+                    "drain_events": "(self, timeout=)",
                 },
             ),
             Subclass(
@@ -369,8 +380,28 @@ USES: Final = (
                 },
             ),
             Subclass(
+                name="PlainAmqpTlsTransport",
+                overrides={
+                    "Connection": "attribute",
+                },
+            ),
+            Subclass(
+                name="PooledAmqpConnection",
+                overrides={
+                    "get_transport_cls": "(self)",
+                },
+            ),
+            Subclass(
+                name="AmqpConnectionPool",
+                overrides={
+                    "new": "(self)",
+                },
+                inherits="connection",
+            ),
+            Subclass(
                 name="ClaimConnection",
                 overrides={
+                    "Pool": "(self, limit=, **kwargs)",
                     "get_transport_cls": "(self)",
                 },
             ),

@@ -16,6 +16,7 @@ from broker_config.app import (
     create_app,
 )
 from broker_config.settings import Settings
+from messaging.delivery.connection import PlainAmqpConnection
 from messaging.delivery.task_messages import HIDDEN
 from nekro_agent.errors import SettingsError
 
@@ -85,6 +86,20 @@ def test_results_on_another_backend_than_redis_are_refused_without_showing_the_p
         create_app(make_settings(results={"url": "amqp://user:hunter22@host//"}))
     assert "not a Redis URL" in str(caught.value)
     assert "hunter22" not in str(caught.value)
+
+
+@pytest.mark.parametrize("scheme", ["amqp", "amqps"])
+def test_connections_to_rabbitmq_decompress_nothing(make_settings: MakeSettings, scheme: str) -> None:
+    settings = make_settings(
+        broker={"url": f"{scheme}://127.0.0.1:1//"}, results={"url": "redis://127.0.0.1:1/0"}
+    )
+    app = create_app(settings)
+    pooled = app.pool.acquire()
+    for connection in (app.connection_for_read(), app.connection_for_write(), pooled):
+        assert connection.get_transport_cls().Connection is PlainAmqpConnection
+    assert pooled.transport_options["answer_seconds"] == settings.broker.socket_timeout_seconds
+    pooled.release()
+    app.close()
 
 
 def test_rabbitmq_gets_quorum_queues_without_redis_options(

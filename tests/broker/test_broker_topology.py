@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 
+import redis
 from celery import Celery
 from hypothesis import given
 from hypothesis import strategies as st
 from kombu import Queue
 
+from broker_config.app import NekroApp
+from broker_config.keys import pinned_queue
 from broker_config.settings import Settings
 from broker_config.topology import (
     AGENT_EVENTS,
@@ -17,6 +22,10 @@ from broker_config.topology import (
     publish_round_requested,
     routing_key_for_chat,
 )
+from codec.wire import Invocation, Signer, new_id
+from messaging.call_messages import CallMessage
+from nekro_agent.methods import Lane
+from workers.chats.publisher import EventPublisher
 
 STRANGE_KEYS = [
     "onebot_v11-group_123",
@@ -47,6 +56,32 @@ def test_chat_key_becomes_one_short_routing_word(chat_key: str) -> None:
 @given(st.text(), st.text())
 def test_different_chat_keys_become_different_routing_words(one: str, other: str) -> None:
     assert (encode_chat_key(one) == encode_chat_key(other)) == (one == other)
+
+
+async def test_lost_calls_of_every_lane_are_sent_again_by_a_process_without_their_pinned_plugin(
+    app: NekroApp, settings: Settings
+) -> None:
+    signer, now = Signer.from_text("test-signing-key"), datetime.now(UTC)
+    lanes = [Lane.METHODS.value, pinned_queue("ada.kitchen"), Lane.ROUNDS.value]
+    messages = [
+        CallMessage.of(
+            Invocation(
+                call_id=new_id(), method="a.b.c", chat_key="c", container_key="k",
+                issued_at=now, deadline=now + timedelta(seconds=60), args="",
+            ),
+            signer=signer,
+            lane=lane,
+            reply_to=None,
+        )
+        for lane in lanes
+    ]  # fmt: skip
+    publisher = EventPublisher(app)
+    try:
+        assert await publisher.calls_lost(messages) == len(messages)
+    finally:
+        await asyncio.to_thread(publisher.close)
+    with redis.Redis.from_url(str(settings.broker.url)) as client:
+        assert [client.llen(f"{settings.broker.key_prefix}{lane}") for lane in lanes] == [1, 1, 1]
 
 
 def test_event_of_any_chat_reaches_a_queue_bound_to_all(app: Celery) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +23,20 @@ from chaos_world import (
     times,
     worker_that_runs,
 )
+from kombu import Queue
+from kombu.exceptions import OperationalError
 from rabbit_server import RabbitServer, rabbit_binary
 from redis_process import free_port
+from redis_relay import RedisRelay
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet
 
-from broker_config.app import create_app
+from broker_config.app import NekroApp, create_app
 from broker_config.keys import DEAD_QUEUE
+from broker_config.topology import count_waiting, publish_event
+from codec.wire import new_id
+from messaging.event_watch import EventWatcher
+from messaging.publishing import KombuPublisher, PublishUnknownError
 from nekro_agent.errors import BrokerUnavailableError, OutcomeUnknownError
 
 pytestmark = [
@@ -173,6 +182,119 @@ async def test_full_queue_refuses_calls(
     purge(fleet)
     kinds = [error.partition(":")[0] for error in account.errors.values()]
     assert kinds.count("OverloadedError") == 10 and kinds.count("CallTimeoutError") == 20
+
+
+def message_of(app: NekroApp, queue: str) -> Any:
+    return app.amqp.signed_task(new_id(), "tests.chaos.work", [], queue=queue)
+
+
+def waiting_in(app: NekroApp, queue: str) -> int:
+    with app.connection_for_write() as connection:
+        return count_waiting(app.amqp.queues[queue], connection.default_channel)
+
+
+@asynccontextmanager
+async def publishing(fleet: Fleet, **broker: Any) -> AsyncIterator[tuple[NekroApp, KombuPublisher]]:
+    """A publisher whose connection is open."""
+    settings = fleet.settings.model_copy(update={"broker": fleet.settings.broker.model_copy(update=broker)})
+    app = create_app(settings)
+    publisher = KombuPublisher(app, settings.broker)
+    await publisher.send(message_of(app, "long"), queue="long", may_repeat=False)
+    try:
+        yield app, publisher
+    finally:
+        with suppress(RuntimeError):  # a test has closed it
+            await publisher.close()
+        app.close()
+
+
+async def test_a_message_that_a_frozen_server_did_not_get_is_not_sent_later(
+    fleet: Fleet, rabbit: RabbitServer
+) -> None:
+    async with publishing(fleet) as (app, publisher):
+        rabbit.freeze()
+        try:
+            with pytest.raises(BrokerUnavailableError) as refused:
+                await publisher.send(message_of(app, "methods"), queue="methods", may_repeat=False)
+            # Nor one whose caller has stopped waiting.
+            late = asyncio.create_task(
+                publisher.send(message_of(app, "methods"), queue="methods", may_repeat=False)
+            )
+            await asyncio.sleep(0)
+            late.cancel()
+            await asyncio.gather(late, return_exceptions=True)
+        finally:
+            rabbit.thaw()
+        assert not isinstance(refused.value, PublishUnknownError)
+        await publisher.close()  # after what the thread still does
+        assert waiting_in(app, "methods") == 0
+
+
+async def test_a_message_that_must_not_repeat_is_sent_once_to_a_server_that_froze(
+    fleet: Fleet, rabbit: RabbitServer
+) -> None:
+    async with publishing(fleet, max_queued=0) as (app, publisher):
+        rabbit.freeze()
+        try:
+            with pytest.raises(PublishUnknownError):
+                await publisher.send(message_of(app, "long"), queue="long", may_repeat=False)
+        finally:
+            rabbit.thaw()
+        await publisher.close()
+        assert waiting_in(app, "long") == 2
+
+
+async def test_a_connection_that_broke_while_it_was_not_used_is_replaced(
+    fleet: Fleet, rabbit: RabbitServer
+) -> None:
+    def through(port: int) -> str:
+        return rabbit.url.replace(str(rabbit.port), str(port))
+
+    async with (
+        RedisRelay(rabbit.port) as relay,
+        publishing(fleet, url=through(relay.port)) as (app, publisher),
+    ):
+        for client in relay.clients:
+            client.reset()
+        await publisher.send(message_of(app, "methods"), queue="methods", may_repeat=False)
+        assert await asyncio.to_thread(waiting_in, app, "methods") == 1
+
+
+async def test_a_refusal_of_the_server_is_an_error_of_the_broker(fleet: Fleet) -> None:
+    app = create_app(fleet.settings)
+    with app.connection_for_write() as connection:
+        Queue("methods", durable=True)(connection.default_channel).declare()  # a classic one
+    publisher = KombuPublisher(app, fleet.settings.broker)
+    with pytest.raises(BrokerUnavailableError, match="PRECONDITION_FAILED") as refused:
+        await publisher.send(message_of(app, "methods"), queue="methods", may_repeat=False)
+    assert not isinstance(refused.value, PublishUnknownError)
+    await publisher.close()
+    app.close()
+
+
+async def test_threads_that_wait_for_a_frozen_server_end(fleet: Fleet, rabbit: RabbitServer) -> None:
+    def of_publisher() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if "nekro-publish" in thread.name]
+
+    def announce() -> None:
+        publish_event(app, "events.live", "chat", {})
+
+    async with publishing(fleet) as (app, publisher):
+        announce()
+        with EventWatcher(app, fleet.settings.broker, chat_key=None) as watcher:
+            rabbit.freeze()
+            try:
+                with pytest.raises(BrokerUnavailableError):
+                    await publisher.send(message_of(app, "methods"), queue="methods", may_repeat=False)
+                with pytest.raises(BrokerUnavailableError):
+                    await asyncio.wait_for(asyncio.to_thread(watcher.poll), WAIT_SECONDS)
+                with pytest.raises(OperationalError):
+                    await asyncio.wait_for(asyncio.to_thread(announce), WAIT_SECONDS)
+                await asyncio.wait_for(publisher.close(), WAIT_SECONDS)
+                await eventually(lambda: of_publisher() == [], what="the end of the publishing thread")
+            finally:
+                rabbit.thaw()
+        announce()
 
 
 async def test_a_caller_closes_while_its_server_does_not_answer(fleet: Fleet, rabbit: RabbitServer) -> None:
