@@ -383,7 +383,7 @@ class Services(Parts):
 
         Args:
             timeout_seconds: None means the limit of calls.
-            call_id: as of ``CommandDesk.run``.
+            call_id: as of ``CommandSender.run``.
 
         Raises:
             InvalidValueError: the line is an answer, but no question is open.
