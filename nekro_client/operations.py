@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -16,7 +17,6 @@ import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from nekro_client.errors import ApiError, ClientError, InvalidAnswerError, UnreachableError, api_error
-from nekro_client.json_text import json_bytes, parsed_json
 from nekro_client.models import Problem
 from nekro_client.uploads import Upload
 
@@ -31,6 +31,7 @@ __all__ = [
     "failure_of",
     "is_passing",
     "operation",
+    "parsed_json",
     "segment",
     "unreachable",
 ]
@@ -97,7 +98,7 @@ def operation(
     content = None
     if body is not None:
         plain = body.model_dump(mode="json", exclude_none=True) if isinstance(body, BaseModel) else body
-        content = json_bytes(plain)
+        content = _json_bytes(plain)
         headers["content-type"] = "application/json"
     if upload is not None:
         headers |= upload.headers
@@ -113,6 +114,30 @@ def operation(
         wait_seconds=wait_seconds,
         parse=_parser(kind),
     )
+
+
+def parsed_json(
+    text: bytes | str, validate_json: Callable[[bytes | str], T], validate: Callable[[Any], T]
+) -> T:
+    """Return what a JSON text describes; it may contain lone surrogates, as a chat may.
+
+    Args:
+        validate_json: pydantic's method for JSON, which is fast.
+        validate: its method for parsed values; its own parser refuses lone surrogates.
+
+    Raises:
+        ValidationError: the text is no JSON, or describes something else.
+    """
+    try:
+        return validate_json(text)
+    except ValidationError:
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            value = None
+        if value is None:
+            raise
+        return validate(value)
 
 
 def unreachable(path: str, cause: httpx.RequestError) -> UnreachableError:
@@ -211,6 +236,14 @@ def is_passing(error: ClientError) -> bool:
     if error.code == "no_problem_document":
         return error.status in _PROXY_STATUSES
     return error.status in (429, 503) or error.code in _PASSING_CODES
+
+
+def _json_bytes(value: object) -> bytes:
+    """Return a value as JSON in UTF-8; lone surrogates, which that lacks, become JSON's escapes."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, allow_nan=False).encode()
 
 
 def _parser(kind: Any) -> Callable[[httpx.Response], Any]:

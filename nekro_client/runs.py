@@ -14,9 +14,8 @@ from pydantic import ValidationError
 
 from nekro_client.connections import AsyncConnection, Connection, connecting
 from nekro_client.errors import ClientError, InvalidAnswerError, UnreachableError, api_error
-from nekro_client.json_text import parsed_json
 from nekro_client.models import Event, EventType, Problem, Run, RunEventType
-from nekro_client.operations import Backoff, Operation, failure_of
+from nekro_client.operations import Backoff, Operation, failure_of, parsed_json
 from nekro_client.sse import EventParser, EventTooLargeError
 from nekro_client.streams import STREAM_TIMEOUT, require_stream
 

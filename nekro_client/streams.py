@@ -20,9 +20,17 @@ from nekro_client.errors import (
     UnreachableError,
     WaitTimeoutError,
 )
-from nekro_client.json_text import parsed_json
 from nekro_client.models import Change, Event, EventType, Turn, TurnState
-from nekro_client.operations import API, CONNECT_SECONDS, Delay, failure_of, is_passing, segment, unreachable
+from nekro_client.operations import (
+    API,
+    CONNECT_SECONDS,
+    Delay,
+    failure_of,
+    is_passing,
+    parsed_json,
+    segment,
+    unreachable,
+)
 from nekro_client.sse import EventParser, EventTooLargeError, ServerEvent
 
 __all__ = [

@@ -25,8 +25,8 @@ from gateway.problems import problem_of
 from gateway.rounds import require_rounds_worker
 from gateway.routing import KeyedRoute
 from gateway.streams.channel import Reader
-from gateway.streams.json_text import json_text
 from gateway.views import run_answer
+from gateway.web.json_text import json_text
 from gateway.web.responses import EVENT_STREAM, EventStream, accepts
 from nekro_agent.errors import NekroError
 from nekro_client.models import EventType, Run, RunBody, RunEventType

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from gateway.identity import Identity, Scope
-from gateway.streams.json_text import json_text
+from gateway.web.json_text import json_text
 from nekro_client.models import Change, ChangeKind
 
 __all__ = ["ChangeReader", "Hint", "kinds_of"]

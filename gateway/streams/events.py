@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, Final
 
-from gateway.streams.json_text import json_text
+from gateway.web.json_text import json_text
 from nekro_agent.shared_clock import shared_time
 from nekro_client.models import Event, EventType
 from storage.repositories.events import ChatEvent

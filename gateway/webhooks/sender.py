@@ -22,7 +22,7 @@ from standardwebhooks import Webhook as Signature
 
 from broker_config.embedded import resolve_signing_key
 from gateway.outgoing import OutgoingHttp, RequestFailedError
-from gateway.streams.json_text import json_text
+from gateway.web.json_text import json_text
 from gateway.webhooks.secrets import webhook_secret
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_client.models import Event, WebhookPayload

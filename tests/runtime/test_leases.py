@@ -414,7 +414,7 @@ async def test_a_pinned_plugin_is_started_again_after_an_outage_during_its_start
         owner="w",
         lease_seconds=LEASE_SECONDS,
         disabled=(),
-        owns=lambda _: False,
+        may_run_here=lambda _: False,
         on_change=lambda: None,
         on_failure=lambda _: None,
     )
