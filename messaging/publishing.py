@@ -314,7 +314,7 @@ class KombuPublisher:
 
     async def send(self, message: Any, *, queue: str, may_repeat: bool) -> Place | None:
         """Add a message to a queue; see ``Publisher``. kombu repeats by its policy what may be repeated."""
-        from kombu.exceptions import KombuError
+        from kombu.exceptions import OperationalError
 
         ticket = _Ticket()
         work = partial(self._publish, message, queue, ticket, may_repeat=may_repeat)
@@ -322,7 +322,7 @@ class KombuPublisher:
         try:
             async with asyncio.timeout(PUBLISH_SECONDS):
                 await asyncio.shield(sending)
-        except (KombuError, OSError) as exc:  # TimeoutError is an OSError
+        except (OperationalError, OSError) as exc:  # TimeoutError is an OSError
             raise unavailable(self._url, exc, is_sent=ticket.give_up()) from exc
         finally:  # also if the caller is cancelled
             ticket.give_up()
