@@ -349,7 +349,7 @@ class KombuPublisher:
         queue = sending_queue(self._app, name)
         with self._translated_errors():
             self._prepare(queue)
-            # The broker may have answered after the caller was told that nothing is sent.
+            # The broker may have answered after the caller got the error that nothing is sent.
             if ticket.begin():
                 self._app.amqp.send_task_message(
                     self._producer, message.headers["task"], message, queue=queue, retry=may_repeat
