@@ -133,10 +133,10 @@ class TurnPrinter:
 
     def _is_shown(self, round_id: str, output: str | None) -> bool:
         """Whether the whole output of a round was printed while its code ran."""
-        running = self._outputs.get(round_id)
-        if running is None or output is None:
+        if output is None:
             return False
-        for line in running.end():
+        running = self._outputs.setdefault(round_id, RunningOutput())
+        for line in running.finish(output):
             self._deps.output.report(line)
         return running.is_all_of(output)
 

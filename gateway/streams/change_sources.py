@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Mapping
-from datetime import timedelta
 from typing import Final
 
 from messaging.queue_figures import dead_mark, read_queues
-from nekro_agent.shared_clock import shared_time
 from nekro_client.models import ChangeKind
 from storage.repositories.overview import OverviewRepository
 from workers.composition import Services
@@ -21,9 +19,6 @@ __all__ = ["SOURCES", "Marks"]
 
 #: Fingerprints by chat key; None: of all.
 Marks = Mapping[str | None, Hashable]
-
-#: How long a decided call is part of the fingerprint, also if it has ended: several readings.
-_DECIDED_SECONDS: Final = 30.0
 
 
 async def _timers(services: Services) -> Marks:
@@ -34,9 +29,7 @@ async def _timers(services: Services) -> Marks:
 
 async def _approvals(services: Services) -> Marks:
     async with services.database.read() as transaction:
-        found = await transaction.change_listing.approvals(
-            since=shared_time() - timedelta(seconds=_DECIDED_SECONDS)
-        )
+        found = await transaction.change_listing.approvals()
     return {chat_key: mark for chat_key, mark in found.items()}
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import Executable, bindparam, func, select
 
@@ -32,6 +32,10 @@ from storage.types import UtcDateTime
 
 __all__ = ["ChangeListing"]
 
+#: How many of the calls that were decided last are part of the fingerprints; far more than people decide
+#: between two readings.
+_DECIDED_CALLS: Final = 100
+
 
 class ChangeListing(Repository):
     """Reads fingerprints; compare one with an earlier one of the same method."""
@@ -44,15 +48,15 @@ class ChangeListing(Repository):
                 once.setdefault(row[0], set()).add((statement is _timers, *row[1:]))
         return {chat_key: frozenset(rows) for chat_key, rows in once.items()}
 
-    async def approvals(self, *, since: datetime) -> dict[str, Hashable]:
-        """Return a fingerprint per chat with approved calls that have not ended or were decided since a time.
+    async def approvals(self) -> dict[str, Hashable]:
+        """Return a fingerprint per chat with approved calls that have not ended or were decided last.
 
         Requests and decisions are events of the chat, but the start and the end of an approved call are not.
-        Calls that were decided lately are included because one may begin and end between two readings.
+        Calls that were decided last are included because one may begin and end between two readings.
         """
         found: dict[str, set[Hashable]] = {}
-        for statement, parameters in ((_approved_calls, None), (_decided_calls, {"since": since})):
-            for row in await self._rows(statement, parameters):
+        for statement in (_approved_calls, _decided_calls):
+            for row in await self._rows(statement):
                 found.setdefault(row[0], set()).add(tuple(row[1:]))
         return {chat_key: frozenset(rows) for chat_key, rows in found.items()}
 
@@ -135,10 +139,13 @@ def _approved_calls(_dialect: str) -> Executable:
 
 @FixedStatement
 def _decided_calls(_dialect: str) -> Executable:
+    # Chosen by number and not by age, which would change a fingerprint while nothing happens.
     return (
         select(ApprovalRow.chat_key, ApprovalRow.sequence, CallRow.state)
         .join(CallRow, ApprovalRow.call_id == CallRow.id)
-        .where(ApprovalRow.decided_at > bindparam("since", type_=UtcDateTime()))
+        .where(ApprovalRow.decided_at.is_not(None))
+        .order_by(ApprovalRow.decided_at.desc())
+        .limit(_DECIDED_CALLS)
     )
 
 

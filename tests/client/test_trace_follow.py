@@ -70,7 +70,22 @@ def test_missing_output_is_said_and_makes_it_incomplete() -> None:
     assert output.is_all_of("a\nbc\n")
     missing = "         | … 5 characters are missing here; the round's end has them"
     assert list(output.add(10, "d\n")) == [missing, "         | d"]
-    assert not output.is_all_of("a\nbc\n12345d\n")
     # Another attempt at the round begins again.
-    assert list(output.add(0, "a\n")) == ["         | a"]
-    assert output.is_all_of("a\n")
+    again = RunningOutput()
+    assert list(again.add(2, "b\nc")) == ["    output", missing.replace("5", "2"), "         | b"]
+    assert list(again.add(0, "a\n")) == ["         | c", "         | a"]
+    assert list(again.finish("a\n")) == [] and again.is_all_of("a\n")
+    # The end of the round has what is missing, so all of it is printed there.
+    assert list(output.finish("a\nbc\n12345d\n")) == [] and not output.is_all_of("a\nbc\n12345d\n")
+
+
+def test_a_rounds_end_that_is_read_before_its_last_output_comes_completes_it() -> None:
+    output = RunningOutput()
+    assert list(output.add(0, "one\n")) == ["    output", "         | one"]
+    assert list(output.finish("one\ntwo\nlast")) == ["         | two", "         | last"]
+    assert output.is_all_of("one\ntwo\nlast")
+    assert list(output.add(4, "two\nlast")) == list(output.finish("one\ntwo\nlast")) == []
+    # None came before the end, which prints the output itself.
+    late = RunningOutput()
+    assert list(late.finish("one\n")) == [] and not late.is_all_of("one\n")
+    assert list(late.add(0, "one\n")) == []

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from nekro_agent.shared_clock import shared_time
 from storage.engine import Database
 from storage.transaction import Transaction
 
@@ -26,7 +25,7 @@ QUERIES: dict[str, Callable[[Transaction], Awaitable[object]]] = {
     "ix_messages_chat_key_sequence ": lambda tx: tx.messages.after("chat", sequence=3, limit=5),
     "ix_timers_state_fire_at": lambda tx: tx.timers.fire_due(limit=5),
     "ix_cron_jobs_next_fire_at": lambda tx: tx.cron_jobs.due(limit=5),
-    "ix_approvals_decided_at": lambda tx: tx.change_listing.approvals(since=shared_time()),
+    "ix_approvals_decided_at": lambda tx: tx.change_listing.approvals(),
     "uq_jobs_open": lambda tx: tx.jobs.take_orphans(waiting_seconds=5, limit=5),
     "ix_plugin_values_plugin_key": lambda tx: _purge(tx),
 }
