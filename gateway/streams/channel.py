@@ -38,6 +38,11 @@ class Reader:
         self.is_ended = True
         self.wake()
 
+    def add_live(self, event: StreamEvent) -> None:
+        """Give the reader a live event."""
+        self.live.append(event)
+        self.wake()
+
     def wake(self) -> None:
         """Wake the reader: there are events."""
         self._woken.set()
@@ -124,10 +129,4 @@ class Channel:
     def wake(self) -> None:
         """Wake all readers."""
         for reader in self.readers:
-            reader.wake()
-
-    def add_live(self, event: StreamEvent) -> None:
-        """Pass a live event to the readers."""
-        for reader in self.readers:
-            reader.live.append(event)
             reader.wake()

@@ -80,6 +80,8 @@ class EventHub:
         #: Whose streams are open, and what ends each.
         self._owners: dict[Callable[[], None], str | None] = {}
         self._channels: dict[str, Channel] = {}
+        #: By chat, those that get live events only, so that they need nothing of the database.
+        self._live_readers: dict[str, set[Reader]] = {}
         self._readers = 0
         self._readings = asyncio.Semaphore(_READINGS)
         self._checking: asyncio.Task[None] | None = None
@@ -176,17 +178,22 @@ class EventHub:
 
     @asynccontextmanager
     async def live(self, chat_key: str) -> AsyncIterator[Reader]:
-        """Yield a reader whose ``live`` receives every live event of a chat from now on.
+        """Yield a reader whose ``live`` receives every live event of a chat from now on, and no kept one.
 
         Without the broker it begins all the same, and events are missing.
-
-        Raises:
-            StorageUnavailableError: the database does not answer.
         """
-        newest = await self.newest(chat_key)
-        with self._reading(chat_key, newest, newest.number) as (_, reader):
-            await self.listening()
-            yield reader
+        reader = Reader(position=0)
+        self._live_readers.setdefault(chat_key, set()).add(reader)
+        self._need()
+        try:
+            with self.counted():
+                await self.listening()
+                yield reader
+        finally:
+            self._live_readers[chat_key].remove(reader)
+            if not self._live_readers[chat_key]:
+                del self._live_readers[chat_key]
+            self._need()
 
     async def _following(self, channel: Channel, reader: Reader) -> Sequence[StreamEvent]:
         """Return the next kept events of a reader; none if it has all that were read."""
@@ -266,12 +273,12 @@ class EventHub:
             observer.missed()
 
     def _need(self) -> None:
-        self._watch.need(bool(self._channels or self._observers))
+        self._watch.need(bool(self._channels or self._live_readers or self._observers))
 
     def _live(self, chat_key: str, event: StreamEvent) -> None:
         channel = self._channels.get(chat_key)
-        if channel is not None:
-            channel.add_live(event)
+        for reader in (*(channel.readers if channel else ()), *self._live_readers.get(chat_key, ())):
+            reader.add_live(event)
 
     @contextmanager
     def _reading(self, chat_key: str, newest: Position, position: int) -> Iterator[tuple[Channel, Reader]]:

@@ -20,7 +20,7 @@ from gateway.app import create_app
 from gateway.streams import channel as channels
 from gateway.streams import hub as hubs
 from gateway.streams.events import Position, StreamEvent
-from gateway.streams.hub import EventHub, SlowReaderError
+from gateway.streams.hub import EventHub, EventsLostError, SlowReaderError
 from gateway.streams.turns import turn_end, turn_events
 from nekro_agent.errors import NotFoundError
 from nekro_client.models import Event
@@ -395,6 +395,19 @@ async def test_a_reader_of_lost_events_gets_the_position_to_read_again_from(
             again = await take(response, added + 1)
     assert [frame.id for frame in again] == list(range(4, 5 + added))
     assert {frame.event for frame in again} == {"message.noted"}
+
+
+async def test_readers_of_live_events_outlast_a_loss_of_kept_ones(
+    services: Services, hub: EventHub, chat: str
+) -> None:
+    await add(services, chat)
+    async with hub.live(chat) as reader:
+        with pytest.raises(EventsLostError):
+            async for _ in hub.stream(chat, after=0):
+                await lose(services, chat, after=0)
+        body = {"type": "model.delta", "at": "2026-01-01T00:00:00+00:00", "data": {"text": "x"}}
+        await eventually(lambda: services.publisher.live(chat, body) and reader.live, what="the live event")
+    assert hub.readers == 0
 
 
 @pytest.mark.parametrize("added", [0, 3])
