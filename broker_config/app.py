@@ -179,6 +179,8 @@ def celery_settings(settings: Settings, *, lane: str | None = None) -> dict[str,
             "interval_step": 0.2,
             "interval_max": 0.2,
         },
+        # A Redis that refuses writes (no memory, no replica yet after a failover) will accept them again.
+        "broker_channel_error_retry": on_redis,
         "worker_prefetch_multiplier": 1,
         "worker_consumer": "messaging.celery.consumer:AnsweringConsumer",
         "worker_send_task_events": True,
