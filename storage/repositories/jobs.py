@@ -5,8 +5,8 @@
        │                 └──fail_orphans (lease expired, it does not)──▶ FAILED | CANCELLED
        └──request_cancel──▶ CANCELLED
 
-A job restarts if its crash policy allows it, no cancellation was requested, and it has been started
-fewer than ``MAX_ATTEMPTS`` times.
+A job restarts if its crash policy allows it, no cancellation was requested, and fewer than ``MAX_DEATHS``
+workers died while they ran it.
 
 Every write of a worker carries its fencing token.
 """
@@ -29,12 +29,12 @@ from storage.repositories.leases import Held, LeaseTable
 from storage.states import FINAL_JOB_STATES, CrashPolicy, JobState
 from storage.upsert import insert
 
-__all__ = ["JOB_CLAIMS", "MAX_ATTEMPTS", "Job", "JobRepository", "NewJob"]
+__all__ = ["JOB_CLAIMS", "MAX_DEATHS", "Job", "JobRepository", "NewJob"]
 
 JOB_CLAIMS: Final = LeaseTable(key=JobRow.id, fence=JobRow.fence, is_live=JobRow.state == JobState.RUNNING)
 _OPEN: Final = (JobState.QUEUED, JobState.RUNNING)
-#: How often a job is started before it fails because its worker died each time.
-MAX_ATTEMPTS: Final = 3
+#: Number of workers that may die while they run a job, before it fails.
+MAX_DEATHS: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +227,7 @@ class JobRepository(Repository):
             "message": case(
                 (is_cancelled, "its worker died before it stopped on request"),
                 (JobRow.on_crash == CrashPolicy.FAIL, "its worker died, and the job does not restart"),
-                else_=f"its worker died {MAX_ATTEMPTS} times; not started again",
+                else_=f"its worker died {MAX_DEATHS} times; not started again",
             ),
             "finished_at": now(),
             "updated_at": now(),
@@ -320,7 +320,8 @@ def _restarts() -> ColumnElement[bool]:
     return and_(
         JobRow.on_crash == CrashPolicy.RESTART,
         JobRow.cancel_requested_at.is_(None),
-        JobRow.attempt < MAX_ATTEMPTS,
+        # A claim adds 1 to both; a release, whose start does not count, adds 1 to the fence.
+        2 * JobRow.attempt - JobRow.fence < MAX_DEATHS,
     )
 
 

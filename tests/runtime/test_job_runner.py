@@ -25,7 +25,7 @@ from nekro_agent.errors import (
 from nekro_agent.jobs import AsyncTaskHandle
 from nekro_agent.ports import JobRequest, JobState
 from storage.engine import Database
-from storage.repositories.jobs import MAX_ATTEMPTS, Job
+from storage.repositories.jobs import MAX_DEATHS, Job
 from storage.repositories.leases import LeaseRepository, Renewal
 from workers.calls.claims import DuplicateDelivery
 from workers.jobs import runner as runner_module
@@ -217,7 +217,7 @@ async def test_job_that_kills_its_workers_is_given_up(
     database: Database, bench: Bench, jobs: SqlJobs, plugin: NekroPlugin, sweep: JobSweep
 ) -> None:
     job_id = await start(jobs)
-    for _ in range(MAX_ATTEMPTS):
+    for _ in range(MAX_DEATHS):
         async with database.begin() as tx:
             assert await tx.jobs.claim(job_id, worker="w1", lease_seconds=30)
         await worker_dies(database, job_id)
@@ -225,7 +225,7 @@ async def test_job_that_kills_its_workers_is_given_up(
         assert await tx.jobs.claim(job_id, worker="w1", lease_seconds=30) is None
     await sweep.sweep()
     ended = await row(database, job_id)
-    assert ended.state is JobState.FAILED and f"died {MAX_ATTEMPTS} times" in ended.message
+    assert ended.state is JobState.FAILED and f"died {MAX_DEATHS} times" in ended.message
 
 
 async def test_job_of_a_dead_worker_that_was_asked_to_stop_is_not_restarted(
@@ -326,6 +326,46 @@ async def test_job_of_a_stopping_worker_is_released_at_once(
             return await tx.jobs.claim(job.id, worker="w2", lease_seconds=30) is not None
 
     await eventually(is_free, what="the lease to end")
+
+
+async def test_job_whose_workers_stop_is_started_again_however_often(
+    database: Database, bench: Bench, jobs: SqlJobs, plugin: NekroPlugin, sweep: JobSweep
+) -> None:
+    starts: list[int] = []
+
+    @plugin.mount_async_task("work")
+    async def work(handle: AsyncTaskHandle) -> None:
+        starts.append(len(starts))
+        if len(starts) <= MAX_DEATHS:
+            await asyncio.Event().wait()
+
+    job_id = await start(jobs)
+    for number in range(MAX_DEATHS):
+        running = asyncio.create_task(bench.runner(plugin).run(job_id, interruption=shutdown))
+        await eventually(lambda count=number + 1: len(starts) == count, what="the job to start")
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+        await worker_dies(database, job_id)  # the lease that it released is over
+        await sweep.sweep()
+    assert (await bench.runner(plugin).run(job_id, interruption=shutdown)).state is JobState.SUCCEEDED
+    assert (await row(database, job_id)).attempt == MAX_DEATHS + 1
+
+
+async def test_job_that_kills_its_workers_is_given_up_although_others_stopped(
+    database: Database, jobs: SqlJobs, sweep: JobSweep
+) -> None:
+    job_id = await start(jobs)
+    for number in range(MAX_DEATHS + 2):
+        async with database.begin() as tx:
+            job = await tx.jobs.claim(job_id, worker="w1", lease_seconds=30)
+            assert job is not None
+            if number < 2:
+                await tx.jobs.release(job_id, fence=job.fence)
+        await worker_dies(database, job_id)
+    await sweep.sweep()
+    ended = await row(database, job_id)
+    assert ended.state is JobState.FAILED and f"died {MAX_DEATHS} times" in ended.message
 
 
 async def test_job_of_a_plugin_that_the_worker_lacks_fails(
