@@ -13,7 +13,6 @@ from urllib.parse import quote
 from uuid import uuid4
 
 from kombu.entity import Exchange, Queue
-from kombu.exceptions import ChannelError
 
 from broker_config.keys import pinned_queue
 from broker_config.urls import is_redis
@@ -117,11 +116,10 @@ def sending_queue(app: Celery, name: str) -> Queue:
 
 def count_waiting(queue: Queue, channel: Any) -> int:
     """Declare a queue and count its messages; blocks for two round trips to the broker."""
-    queue(channel).declare()
-    try:
-        return int(channel.queue_declare(queue.name, passive=True).message_count)
-    except ChannelError:  # an empty list does not exist in Redis, and kombu treats it as a missing queue
-        return 0
+    bound = queue(channel)
+    bound.declare()
+    # Not passively: kombu does not prefix the name of the list in Redis then, and finds none.
+    return int(bound.queue_declare().message_count)
 
 
 def publish_event(app: Celery, event: str, chat_key: str, body: Mapping[str, Any]) -> None:
