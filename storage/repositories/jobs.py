@@ -213,6 +213,11 @@ class JobRepository(Repository):
         )
         return await self._update_open(needs, limit, {"published_at": now()})
 
+    async def count_queued(self) -> int:
+        """Return how many jobs no worker has started."""
+        queued = select(func.count()).where(is_one_of(JobRow.state, JobState.QUEUED))
+        return int(await self._scalar(queued))
+
     async def fail_orphans(self, *, limit: int) -> list[Job]:
         """End jobs whose worker died and that do not restart; returns them, so that chats can be notified.
 

@@ -10,9 +10,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+import redis
 from runtime_bench import Bench, RecordingPublisher, shutdown
 from waiting import WAIT_SECONDS, eventually
 
+from broker_config.app import NekroApp
 from broker_config.settings import AgentSettings
 from nekro_agent.api.plugin import NekroPlugin, TaskCtl
 from nekro_agent.errors import (
@@ -28,10 +30,12 @@ from storage.engine import Database
 from storage.repositories.jobs import MAX_DEATHS, Job
 from storage.repositories.leases import LeaseRepository, Renewal
 from workers.calls.claims import DuplicateDelivery
+from workers.chats.publisher import EventPublisher
 from workers.jobs import runner as runner_module
 from workers.jobs.runner import Interruption, JobResult
 from workers.jobs.service import SqlJobs
 from workers.ops.sweeps import JobSweep
+from workers.pools.background import BackgroundLoop
 
 
 @pytest.fixture
@@ -39,9 +43,11 @@ def sweep(database: Database, recorder: RecordingPublisher) -> JobSweep:
     return JobSweep(database, recorder, AgentSettings(lease_seconds=1))
 
 
-async def start(jobs: SqlJobs, *, restarts: bool = True, args: tuple[Any, ...] = ()) -> str:
+async def start(
+    jobs: SqlJobs, *, restarts: bool = True, args: tuple[Any, ...] = (), task_id: str = "1"
+) -> str:
     request = JobRequest(
-        plugin_key="tests.jobs", task_type="work", task_id="1", chat_key="c", args=args, restarts=restarts
+        plugin_key="tests.jobs", task_type="work", task_id=task_id, chat_key="c", args=args, restarts=restarts
     )
     return (await jobs.start(request)).id
 
@@ -51,7 +57,7 @@ async def row(database: Database, job_id: str) -> Job:
         return await tx.jobs.get(job_id)
 
 
-async def worker_dies(database: Database, job_id: str) -> None:
+async def worker_dies(database: Database) -> None:
     """Make the job's worker look dead and its message old."""
     async with database.begin() as tx:
         await tx.connection.exec_driver_sql(
@@ -107,7 +113,7 @@ async def test_job_of_a_dead_worker_is_published_again_and_the_frozen_one_cannot
     job_id = await start(jobs)
     first = asyncio.create_task(bench.runner(plugin, name="w1").run(job_id, interruption=shutdown))
     await eventually(lambda: await_starts, what="the first start")
-    await worker_dies(database, job_id)
+    await worker_dies(database)
     await sweep.sweep()
     assert recorder.jobs == [job_id, job_id]
     result = await bench.runner(plugin, name="w2").run(job_id, interruption=shutdown)
@@ -201,7 +207,7 @@ async def test_job_that_must_not_restart_fails_and_wakes_the_agent_once(
     job_id = await start(jobs, restarts=False)
     async with database.begin() as tx:
         assert await tx.jobs.claim(job_id, worker="w1", lease_seconds=30)
-    await worker_dies(database, job_id)
+    await worker_dies(database)
     await asyncio.gather(sweep.sweep(), sweep.sweep())
     ended = await row(database, job_id)
     assert ended.state is JobState.FAILED and "does not restart" in ended.message
@@ -220,7 +226,7 @@ async def test_job_that_kills_its_workers_is_given_up(
     for _ in range(MAX_DEATHS):
         async with database.begin() as tx:
             assert await tx.jobs.claim(job_id, worker="w1", lease_seconds=30)
-        await worker_dies(database, job_id)
+        await worker_dies(database)
     async with database.begin() as tx:
         assert await tx.jobs.claim(job_id, worker="w1", lease_seconds=30) is None
     await sweep.sweep()
@@ -235,7 +241,7 @@ async def test_job_of_a_dead_worker_that_was_asked_to_stop_is_not_restarted(
     async with database.begin() as tx:
         await tx.jobs.claim(job_id, worker="w1", lease_seconds=30)
     assert await jobs.cancel(job_id)
-    await worker_dies(database, job_id)
+    await worker_dies(database)
     await sweep.sweep()
     assert (await row(database, job_id)).state is JobState.CANCELLED
     assert recorder.jobs == [job_id]
@@ -247,10 +253,34 @@ async def test_lost_message_is_published_again_and_a_young_one_is_not(
     job_id = await start(jobs)
     await sweep.sweep()
     assert recorder.jobs == [job_id]
-    await worker_dies(database, job_id)
+    await worker_dies(database)
     await sweep.sweep()
     await sweep.sweep()
     assert recorder.jobs == [job_id, job_id]
+
+
+async def test_messages_of_queued_jobs_are_published_again_only_if_one_is_missing(
+    database: Database, background: BackgroundLoop, app: NekroApp, client: redis.Redis
+) -> None:
+    publisher = EventPublisher(app)
+    jobs, queue = SqlJobs(database, background, publisher), f"{app.nekro_settings.broker.key_prefix}long"
+    for number in range(3):
+        await start(jobs, task_id=str(number))
+    sweep = JobSweep(database, publisher, AgentSettings(lease_seconds=1))
+    for _ in range(3):
+        await worker_dies(database)
+        await sweep.sweep()
+    assert client.llen(queue) == 3
+    client.rpop(queue)
+    for _ in range(3):
+        await worker_dies(database)
+        await sweep.sweep()
+    assert client.llen(queue) == 5
+    client.delete(queue)
+    await worker_dies(database)
+    await sweep.sweep()
+    assert client.llen(queue) == 3
+    await asyncio.to_thread(publisher.close)
 
 
 async def test_job_cancelled_in_the_queue_does_not_run(
@@ -346,7 +376,7 @@ async def test_job_whose_workers_stop_is_started_again_however_often(
         running.cancel()
         with suppress(asyncio.CancelledError):
             await running
-        await worker_dies(database, job_id)  # the lease that it released is over
+        await worker_dies(database)  # the lease that it released is over
         await sweep.sweep()
     assert (await bench.runner(plugin).run(job_id, interruption=shutdown)).state is JobState.SUCCEEDED
     assert (await row(database, job_id)).attempt == MAX_DEATHS + 1
@@ -362,7 +392,7 @@ async def test_job_that_kills_its_workers_is_given_up_although_others_stopped(
             assert job is not None
             if number < 2:
                 await tx.jobs.release(job_id, fence=job.fence)
-        await worker_dies(database, job_id)
+        await worker_dies(database)
     await sweep.sweep()
     ended = await row(database, job_id)
     assert ended.state is JobState.FAILED and f"died {MAX_DEATHS} times" in ended.message

@@ -89,6 +89,21 @@ class EventPublisher:
         send = partial(self._app.send_task, JOB_TASK, args=[job_id], task_id=job_id, queue=Lane.LONG.value)
         await self._publish("job.queued", send)
 
+    async def jobs_overdue(self, job_ids: Sequence[str], *, queued: int) -> int:
+        """Publish queued jobs again, unless no message is missing: then the workers are only behind.
+
+        Returns the number of messages sent.
+
+        Args:
+            queued: number of all queued jobs; each has a message.
+        """
+        waiting = await self._publish("jobs.waiting", partial(_count_of_lane, self._app, Lane.LONG)) or 0
+        if waiting >= queued:
+            return 0
+        for job_id in job_ids:
+            await self.job_queued(job_id)
+        return len(job_ids)
+
     async def call_queued(self, message: CallMessage) -> None:
         """Publish a recorded call for which no caller waits; the sweep sends it again if that fails."""
         await self._publish("call.queued", partial(_send_call, self._app, message))
@@ -199,6 +214,11 @@ class _DelayedEvents:
         with self._lock:  # two threads of the pool must not change the order
             if self._waiting:
                 self._waiting.popleft()()
+
+
+def _count_of_lane(app: Celery, lane: Lane) -> int:
+    with app.producer_or_acquire() as producer:
+        return count_waiting(sending_queue(app, lane.value), producer.channel)
 
 
 def _send_lost(app: Celery, messages: Sequence[CallMessage]) -> int:

@@ -15,7 +15,7 @@ from nekro_agent import cron
 from nekro_agent.durations import STALE_SECONDS
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.files.uploads import remove_expired
-from nekro_agent.ports import CronJob, MessageKind
+from nekro_agent.ports import CronJob, JobState, MessageKind
 from nekro_agent.shared_clock import shared_time
 from storage.engine import Database
 from storage.repositories.messages import NewMessage
@@ -41,7 +41,7 @@ _EXPIRING_BATCH: Final = 100
 _UPLOADS_BATCH: Final = 5_000
 #: How often the sweep checks for expired rows and files: retention is counted in days.
 _RETENTION_SECONDS: Final = 3600.0
-#: For how many lease times a job may be queued before its message is considered lost and sent again.
+#: After how many lease times the message of a queued job may be lost.
 _QUEUED_LEASES: Final = 4
 
 
@@ -178,7 +178,11 @@ class JobSweep:
         self._lease_seconds = settings.lease_seconds
 
     async def sweep(self) -> float | None:
-        """End jobs that must not restart, then publish the others; None: the time of the next is unknown."""
+        """End jobs that must not restart, then publish the others; None: the time of the next is unknown.
+
+        Jobs may be queued for hours, so a message is sent again only if one is missing: otherwise the copies
+        would fill the queue.
+        """
         for _ in range(_BATCH):
             if not await self._end_one():
                 break
@@ -188,9 +192,14 @@ class JobSweep:
                 queued_seconds=_QUEUED_LEASES * self._lease_seconds,
                 limit=_BATCH,
             )
+            queued = await transaction.jobs.count_queued()
         for job in lost:
-            logger.bind(job_id=job.id, job_type=job.type, attempt=job.attempt).warning("job_sent_again")
-            await self._publisher.job_queued(job.id)
+            if job.state is JobState.RUNNING:
+                logger.bind(job_id=job.id, job_type=job.type, attempt=job.attempt).warning("job_sent_again")
+                await self._publisher.job_queued(job.id)
+        overdue = [job.id for job in lost if job.state is JobState.QUEUED]
+        if overdue and (sent := await self._publisher.jobs_overdue(overdue, queued=queued)):
+            logger.bind(queued=queued, sent=sent).warning("queued_jobs_sent_again")
         return None
 
     async def _end_one(self) -> bool:
