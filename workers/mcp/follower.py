@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -131,33 +131,32 @@ class McpServers:
             entries = await asyncio.to_thread(read_file, path)
         except InvalidValueError as exc:
             entries, fault = {}, str(exc)
-        self._seen = seen
         servers = merged(entries, rows, secrets=secret_paths(self._settings))
         await self._apply(servers, _broken_file(path, fault), starts=starts)
+        self._seen = seen
 
     async def _apply(self, servers: list[McpServer], fault: Imported | None, *, starts: bool) -> None:
         wanted = {server.name: server for server in servers if server.is_enabled}
-        changed = False
-        replaced: list[Imported] = []
-        for name in [name for name in self._built if name not in wanted]:
-            _, old = self._built.pop(name)
+        made = {
+            name: self._imported(server)
+            for name, server in wanted.items()
+            if name not in self._built or self._built[name][0] != server.identity
+        }
+        if starts:  # first, because it may fail
+            await self._prepare([new.plugin for new in made.values() if new.plugin is not None])
+        gone = [self._built.pop(name)[1] for name in [*self._built] if name not in wanted]
+        for old in gone:
             self._loaded.remove(old)
-            replaced.append(old)
-            changed = True
-        for name, server in wanted.items():
+        changed = bool(gone or made)
+        replaced = [*gone]
+        for name, new in made.items():
             known = self._built.get(name)
-            if known is not None and known[0] == server.identity:
-                continue
-            new = self._imported(server)
-            if starts and new.plugin is not None:
-                await self._prepare(new.plugin)
             if known is None:
                 self._loaded.add(new)
             else:
                 self._loaded.replace(known[1], new)
                 replaced.append(known[1])
-            self._built[name] = (server.identity, new)
-            changed = True
+            self._built[name] = (wanted[name].identity, new)
         changed |= self._show_fault(fault)
         self._servers = tuple(wanted.values())
         if not changed:
@@ -185,10 +184,17 @@ class McpServers:
         own = {id(imported.plugin) for _, imported in self._built.values()}
         return [plugin for plugin in self._loaded.plugins if id(plugin) not in own]
 
-    async def _prepare(self, plugin: NekroPlugin) -> None:
-        plugin.set_enabled(await self._is_wanted(plugin))
-        if plugin.is_enabled and plugin.pinned and has_sdk() and self._may_run_here(plugin.key):
-            await self._host.start_plugin(plugin)
+    async def _prepare(self, plugins: Sequence[NekroPlugin]) -> None:
+        """Start those of new plugins that are to run here.
+
+        Raises:
+            StorageUnavailableError: the database does not answer; none was started.
+        """
+        for plugin in plugins:
+            plugin.set_enabled(await self._is_wanted(plugin))
+        for plugin in plugins:
+            if plugin.is_enabled and plugin.pinned and has_sdk() and self._may_run_here(plugin.key):
+                await self._host.start_plugin(plugin)
 
     def _show_fault(self, fault: Imported | None) -> bool:
         known = next((one for one in self._loaded.found if one.key == _FILE_KEY), None)

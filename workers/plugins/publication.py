@@ -12,7 +12,6 @@ from loguru import logger
 
 from codec.wire import new_id
 from nekro_agent.durations import FRESH_SECONDS
-from nekro_agent.errors import StorageError
 from nekro_agent.shared_clock import elapsed_seconds
 from runtime.error_logging import log_errors
 from runtime.release import release
@@ -117,12 +116,9 @@ class CataloguePublisher:
     async def _keep(self) -> None:
         while not self._is_closed:
             await asyncio.sleep(FRESH_SECONDS)  # a check costs some microseconds per plugin
-            if self._is_closed or self._published == self._state():
-                continue
-            try:
-                await self.publish()
-            except StorageError as exc:  # the next check tries again
-                logger.bind(error=str(exc)).warning("catalogue_not_published")
+            with log_errors("catalogue_not_published"):
+                if not self._is_closed and self._published != self._state():
+                    await self.publish()
 
     def _forget(self) -> None:
         """Let the next check publish again: another process has deleted the rows of this one."""

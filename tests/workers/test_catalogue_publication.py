@@ -1,0 +1,83 @@
+"""A worker goes on publishing what it serves, and following MCP servers, after an attempt that failed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from waiting import eventually
+
+from broker_config.settings import DatabaseSettings, Settings
+from nekro_agent.errors import StorageUnavailableError
+from nekro_agent.plugin import NekroPlugin
+from workers.catalogue.fleet import CatalogueReader
+from workers.composition import Services
+from workers.plugins.importing import Imported
+
+Logged = list[tuple[str, dict[str, Any]]]
+
+
+@pytest.fixture
+async def services(
+    make_settings: Callable[..., Settings], migrated_copy: Callable[[str], DatabaseSettings], tmp_path: Path
+) -> AsyncIterator[Services]:
+    """The services of a worker in this process."""
+    (tmp_path / "plugins").mkdir()
+    settings = make_settings(
+        database=migrated_copy("sqlite").model_dump(),
+        plugins={"dirs": (tmp_path / "plugins",), "load_shipped": False},
+    )
+    services = Services.load(settings, role="methods")
+    await services.start()
+    yield services
+    await services.close()
+
+
+async def published(services: Services) -> set[str]:
+    """Keys of the plugins in the catalogue."""
+    catalogue = await CatalogueReader(services.database).read()
+    return {plugin.key for plugin in catalogue.plugins}
+
+
+async def test_a_plugin_that_is_served_later_than_it_is_listed_is_published(
+    services: Services, logged: Logged
+) -> None:
+    plugin = NekroPlugin("P", "later", "", "1", "tests", "")
+    services.loaded.add(Imported(path="later.py", module="", package="", key=plugin.key, plugin=plugin))
+    await eventually(
+        lambda: "catalogue_not_published" in [event for event, _ in logged],
+        what="an attempt between the two steps",
+        seconds=20,
+    )
+    services.host.use(services.loaded.plugins)
+    services.plugins_changed()
+
+    async def is_published() -> bool:
+        return plugin.key in await published(services)
+
+    await eventually(is_published, what="the plugin in the catalogue", seconds=20)
+
+
+async def test_servers_that_were_declared_during_an_outage_become_plugins(
+    services: Services, logged: Logged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wants, asked = services.mcp._is_wanted, list[str]()
+
+    async def fails_once(plugin: NekroPlugin) -> bool:
+        asked.append(plugin.key)
+        if len(asked) == 2:  # after that of the first server
+            raise StorageUnavailableError("gone")
+        return await wants(plugin)
+
+    monkeypatch.setattr(services.mcp, "_is_wanted", fails_once)
+    async with services.database.begin() as tx:
+        for name in ("one", "two"):
+            await tx.mcp_servers.put(name, {"url": "http://127.0.0.1:1/mcp"}, is_enabled=True)
+
+    async def are_published() -> bool:
+        return {"mcp.one", "mcp.two"} <= await published(services)
+
+    await eventually(are_published, what="both servers in the catalogue", seconds=20)
+    assert "mcp_servers_not_read" in [event for event, _ in logged]
