@@ -155,7 +155,8 @@ class Transfer:
             _StartOver: the answer is not for the content on disk.
         """
         self._retry_limit.has_answer = True
-        if start and (answer.status != 206 or self._is_other(answer)):
+        # Without the beginning everything is requested, but what is on disk must belong to the same content.
+        if (start and answer.status != 206) or (self._part.spans.total and self._is_other(answer)):
             self._reject(answer)
         if answer.status == 416:
             raise DownloadError(f"{answer.url} answered 416")

@@ -106,6 +106,33 @@ async def test_a_file_that_changed_meanwhile_is_downloaded_again(serve: Serve, t
     assert files(tmp_path) == ["m", "n"]
 
 
+async def test_a_file_that_changed_is_downloaded_again_although_its_beginning_is_missing(
+    serve: Serve, tmp_path: Path
+) -> None:
+    server, target = serve(BIG), tmp_path / "m"
+    later_parts, released, send = asyncio.Event(), threading.Event(), server._send
+
+    def late_beginning(handler: Any, content: Any, start: int, end: int) -> None:
+        if start == 0:
+            released.wait(WAIT_SECONDS)
+        send(handler, content, start, end)
+
+    server._send = late_beginning  # type: ignore[method-assign]
+
+    def progress(done: int, whole: int | None) -> None:
+        if done > 8 << 20:
+            later_parts.set()
+
+    task = asyncio.create_task(fetch(server.url, target, progress=progress))
+    await asyncio.wait_for(later_parts.wait(), WAIT_SECONDS)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    released.set()
+    server.content = BIG[::-1]
+    assert is_whole(await fetch(server.url, target), server)
+    assert files(tmp_path) == ["m"]
+
+
 async def test_a_file_that_changes_on_every_request_is_an_error_and_leaves_nothing(
     serve: Serve, tmp_path: Path
 ) -> None:
