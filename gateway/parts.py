@@ -31,7 +31,7 @@ from workers.chats.file_ids import FileIds
 from workers.chats.files import ChatFiles
 from workers.composition import Services
 
-__all__ = ["Content", "file_info", "message_parts", "stored_content"]
+__all__ = ["MOST_PARTS", "Content", "file_info", "message_parts", "stored_content"]
 
 #: Most parts of one message.
 MOST_PARTS: Final = 64

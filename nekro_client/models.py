@@ -10,9 +10,20 @@ from __future__ import annotations
 import math
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, Final, Generic, Literal, TypeVar
+from typing import Annotated, Any, Final, Generic, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, JsonValue
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 __all__ = [
     "Act",
@@ -97,6 +108,8 @@ __all__ = [
 
 
 Item = TypeVar("Item")
+#: Faults of a body that are described one by one.
+_MOST_FAULTS: Final = 100
 #: Deepest nesting of JSON in a body.
 MAX_DEPTH: Final = 64
 
@@ -137,6 +150,18 @@ class Body(BaseModel):
     """A request's body."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _with_few_faults(cls, value: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        # Each fault that is described takes a kilobyte; two bytes of a body can be one.
+        try:
+            return validate(value)
+        except ValidationError as exc:
+            count = exc.error_count()
+            if count <= _MOST_FAULTS:
+                raise
+        raise PydanticCustomError("too_many_faults", "it has {count} faults", {"count": count})
 
 
 class Answer(BaseModel):

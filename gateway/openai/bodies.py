@@ -13,12 +13,13 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from gateway.openai.errors import APIError
-from nekro_client.models import NewFilePart, NewImagePart, NewPart, NewTextPart
+from gateway.parts import MOST_PARTS
+from nekro_client.models import Body, NewFilePart, NewImagePart, NewPart, NewTextPart
 
 __all__ = ["CompletionBody", "ResponseBody", "newest_message", "newest_text_or_items"]
 
 
-class _Body(BaseModel):
+class _Body(Body):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     model: str
@@ -94,16 +95,18 @@ def newest_message(messages: Sequence[Mapping[str, Any]], *, param: str) -> list
     for index in range(len(messages) - 1, -1, -1):
         role = messages[index].get("role")
         if role == "user":
-            newest.insert(0, index)
+            newest.append(index)
         elif role not in ("system", "developer") and newest:
             break
     if not newest:
         raise _bad(param, "there is no message of the role 'user'")
+    if len(newest) > MOST_PARTS:
+        raise _bad(param, f"more than {MOST_PARTS} messages of the user since the last answer")
     parts: list[NewPart] = []
-    for index in newest:
+    for index in reversed(newest):
         parts += _parts(messages[index].get("content"), param=f"{param}.{index}.content")
     if all(isinstance(part, NewTextPart) and not part.text.strip() for part in parts):
-        raise _bad(f"{param}.{newest[-1]}.content", "the message is empty")
+        raise _bad(f"{param}.{newest[0]}.content", "the message is empty")
     return parts
 
 
@@ -119,6 +122,8 @@ def _parts(content: object, *, param: str) -> list[NewPart]:
         content = [{"type": "text", "text": content}]
     if not isinstance(content, Sequence) or not content:
         raise _bad(param, "the content is neither a text nor a list of parts")
+    if len(content) > MOST_PARTS:
+        raise _bad(param, f"more than {MOST_PARTS} parts")
     return [_part(part, param=f"{param}.{index}") for index, part in enumerate(content)]
 
 

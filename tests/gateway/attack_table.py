@@ -481,6 +481,8 @@ OTHERS: Final = (
     ("methods, code, prompts, histories and jobs over MCP without the scope; histories and files of other chats", "an error; none of them is listed", "test_mcp_server.py"),
     ("more MCP streams of one key than `streams_per_key`", "an error with `too_many_streams`", "test_mcp_server.py"),
     ("a call over MCP that requires approval, by a key without the scope `approve`", "it waits for a person", "test_mcp_server.py"),
+    ("as many faults as a body can have, to any route and to the login of the console", "an error that counts them", "test_gateway_costly_requests.py"),
+    ("tens of thousands of messages of the user, or parts of one, in a completion", "400 `invalid_value`", "test_gateway_costly_requests.py"),
     ("webhook URLs of private addresses, also by DNS and redirects", "422 or no delivery", "test_outgoing_webhooks.py"),
 )  # fmt: skip
 
