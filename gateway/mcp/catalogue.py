@@ -60,15 +60,19 @@ def bounded_catalogue(registry: Registry) -> str:
 def find_methods(registry: Registry, words: str) -> str:
     """Return signatures and descriptions of the methods that contain all words; all names without words."""
     entries = registry.enabled()
-    wanted = words.casefold().split()
+    wanted = frozenset(words.casefold().split())
     if not wanted:
         return _in_brief(registry, entries)
-    found = [entry for entry in entries if all(word in _searched(entry) for word in wanted)]
+    found = [entry for entry in entries if _has_all(_searched(entry), wanted)]
     if not found:
         return "No method contains all these words. Try fewer words, or none for the names of all methods."
     text = _in_full(registry, found[:_MOST_FOUND])
     more = len(found) - _MOST_FOUND
     return f"{text}\n\n({more} more; add words)" if more > 0 else text
+
+
+def _has_all(text: str, words: Iterable[str]) -> bool:
+    return all(word in text for word in words)
 
 
 def _searched(entry: MethodEntry) -> str:

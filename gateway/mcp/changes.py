@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from typing import Any, Final
 
 from loguru import logger
@@ -56,7 +56,7 @@ class Changes:
     async def listen(
         self, ctx: ServerRequestContext[Any], params: SubscriptionsListenRequestParams
     ) -> SubscriptionsListenResult:
-        """Serve one client until it leaves, or ``close``.
+        """Serve one client until it leaves, its key is no longer valid, or ``close``.
 
         Raises:
             MCPError: it asks for a resource that cannot be watched, or that its key does not have.
@@ -86,8 +86,11 @@ class Changes:
         self._open[handler] = bus
         if self._watching is None:
             self._watching = asyncio.create_task(self._watch(), name="nekro-mcp-catalogue")
+        # Who uses stdin and stdout needs no key.
+        owned = nullcontext() if ctx.request is None else self._hub.owned(caller.identity, handler.close)
         try:
-            return await handler(ctx, params)
+            with owned:
+                return await handler(ctx, params)
         finally:
             del self._open[handler]
             for task in tasks:

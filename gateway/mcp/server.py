@@ -58,6 +58,8 @@ T = TypeVar("T")
 Context: TypeAlias = "ServerRequestContext[Any]"
 #: Code of a resource that does not exist, in the handshake versions; later ones use INVALID_PARAMS.
 _RESOURCE_NOT_FOUND: Final = -32002
+#: Longest words to look for: each is looked for in every method.
+_MOST_WORDS_CHARS: Final = 1_000
 _INSTRUCTIONS: Final = (
     "Plugins of Nekro Agent. Each method is a tool, and code that `run_code` runs in a sandbox can call all "
     "of them: prefer one program to many calls. `find_methods` and the prompt `write_code` describe the "
@@ -189,6 +191,8 @@ class McpServer:
 
     async def _find_methods(self, caller: Caller, words: str) -> CallToolResult:
         caller.identity.require(Scope.RUN, chat_key=caller.chat_key)
+        if len(words) > _MOST_WORDS_CHARS:
+            raise ArgumentError(f"words has {len(words)} characters, at most {_MOST_WORDS_CHARS}")
         await self._services.refresh()
         text = str(encodable(find_methods(self._services.registry, words)))
         return CallToolResult(content=[TextContent(text=text)])

@@ -483,6 +483,8 @@ OTHERS: Final = (
     ("a call over MCP that requires approval, by a key without the scope `approve`", "it waits for a person", "test_mcp_server.py"),
     ("as many faults as a body can have, to any route and to the login of the console", "an error that counts them", "test_gateway_costly_requests.py"),
     ("tens of thousands of messages of the user, or parts of one, in a completion", "400 `invalid_value`", "test_gateway_costly_requests.py"),
+    ("an MCP subscription whose key is revoked", "it ends", "test_mcp_server.py"),
+    ("more than 1,000 characters of words to look for in the methods, over MCP", "an error", "test_mcp_server.py"),
     ("webhook URLs of private addresses, also by DNS and redirects", "422 or no delivery", "test_outgoing_webhooks.py"),
 )  # fmt: skip
 

@@ -20,6 +20,7 @@ from mcp.shared.exceptions import MCPError
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet
 
+from gateway.access.keys import revoke_key
 from gateway.app import create_app
 from gateway.identity import Scope
 from gateway.mcp.schemas import input_schema
@@ -276,6 +277,7 @@ async def test_an_error_names_the_value_and_what_to_do(gateway: httpx.AsyncClien
             ("typed", {}, "missing a required argument: 'text'"),
             ("typed", {"text": "x", "other": 1}, "'other'"),
             ("spread", {"first": 1, "rest": 2}, "rest must be an array, not 2"),
+            ("find_methods", {"words": "e " * 1000}, "words has 2000 characters, at most 1000"),
             ("large", {"size": 64 << 20}, "(NEKRO_SANDBOX__RETURN_BYTES); write it to a file"),
         ):
             failed = await client.call_tool(tool, given)
@@ -311,6 +313,21 @@ async def test_changes_are_sent_to_subscribers(gateway: httpx.AsyncClient, fleet
             with pytest.raises(MCPError, match="not a history that the key may read"):
                 async with client.listen(resource_subscriptions=[other]):
                     pass
+
+
+async def test_a_subscription_ends_when_its_key_is_revoked(gateway: httpx.AsyncClient, fleet: Fleet) -> None:
+    key = await asyncio.to_thread(make_key, fleet.settings, Scope.READ, chats="group_1")
+    uri = "nekro://chats/group_1/messages"
+    async with (
+        connected(gateway, key, "2026-07-28") as client,
+        client.listen(resource_subscriptions=[uri]) as changes,
+    ):
+        database = Database(fleet.settings.database, fleet.settings.data_dir)
+        await revoke_key(database, key.split("_")[1], by=None, request_id=None)
+        await database.dispose()
+        async with asyncio.timeout(WAIT_SECONDS):
+            async for _ in changes:
+                pass
 
 
 async def test_subscribers_of_a_chat_go_on_after_the_database_has_lost_events(
