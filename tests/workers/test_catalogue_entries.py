@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -98,6 +100,15 @@ async def test_a_caller_refuses_the_same_arguments_as_a_worker_with_the_same_wor
 def test_what_a_caller_cannot_read_is_left_to_the_worker(text: str) -> None:
     (entry,) = registry_of(plain)
     refuse_unfit_text(entry, text)
+
+
+def test_names_that_a_method_does_not_have_are_not_kept() -> None:
+    (entry,) = registry_of(plain)
+    name = "".join(["x"] * 1000)
+    held = sys.getrefcount(name)
+    with suppress(ArgumentError):
+        refuse_unfit(entry, 0, {"city": "here", name: 1})
+    assert sys.getrefcount(name) == held
 
 
 def test_an_entry_survives_its_stored_form_and_fields_of_other_releases_are_ignored() -> None:

@@ -30,7 +30,10 @@ def refuse_unfit(entry: MethodEntry, count: int, names: Collection[str]) -> None
         ArgumentError: it does not; the text is that of a worker.
     """
     if entry.parameters is not None:
-        error = _misfit(entry, count, tuple(names))
+        # Names that the method does not have are the caller's: any number, of any length.
+        has_all = _signature(entry).parameters.keys() >= set(names)
+        check = _misfit if has_all else _misfit.__wrapped__
+        error = check(entry, count, tuple(names))
         if error is not None:
             raise ArgumentError(f"{entry.name}{entry.signature}: {error}")
 

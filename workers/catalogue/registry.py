@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import keyword
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from loguru import logger
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Collect", "Registry"]
 
+#: Longest part of an unknown name for which similar ones are looked for.
+_MOST_COMPARED_CHARS: Final = 200
 #: Selects methods of a plugin for a chat.
 Collect: TypeAlias = "Callable[[PluginEntry, list[MethodEntry], AgentCtx], Awaitable[list[MethodEntry]]]"
 
@@ -84,7 +86,8 @@ class Registry:
         entry = self._by_task.get(name) or self._by_name.get(name)
         if entry is None:
             known = [*self._by_name, *self._by_task]
-            near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+            # A comparison takes time and memory for each character, and callers choose the name.
+            near = difflib.get_close_matches(name[:_MOST_COMPARED_CHARS], known, n=3, cutoff=0.6)
             hint = f"did you mean {' or '.join(near)}?" if near else "`nekro methods` lists every method"
             raise MethodNotFoundError(f"no plugin has a method {name!r}; {hint}")
         if not self.is_enabled(entry.plugin_key):
