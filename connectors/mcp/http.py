@@ -24,6 +24,8 @@ __all__ = ["NOT_SENT", "OriginTransport", "auth_of", "http_client"]
 NOT_SENT: Final = "nekro.not_sent"
 #: Bytes of an answer that are read at once; then the loop gets time for others.
 _BURST_BYTES: Final = 1 << 20
+#: The coding of a body that is not encoded (RFC 9110, section 12.5.3).
+_PLAIN: Final = "identity"
 #: Longest time for connecting.
 _CONNECT_SECONDS: Final = 10.0
 #: Longest time without a byte of an answer.
@@ -55,7 +57,8 @@ def http_client(
     """
     return httpx2.AsyncClient(
         transport=_Transport(transport, most_bytes, hide=hide, tells_denial=auth is None),
-        headers=dict(headers),
+        # The limit counts what is received, and a few bytes can be decoded to any number.
+        headers={**headers, "accept-encoding": "identity"},
         timeout=httpx2.Timeout(_CONNECT_SECONDS, read=_READ_SECONDS + person_seconds),
         auth=auth,
     )
@@ -90,6 +93,12 @@ class _Transport(httpx2.AsyncBaseTransport):
             await response.aclose()
             text = f"the server refused the request with status {response.status_code}; {_fix(response)}"
             return _error(request, text, data=NOT_SENT)
+        coding = response.headers.get("content-encoding", _PLAIN).lower()
+        if coding != _PLAIN:
+            await response.aclose()
+            return _error(
+                request, f"its answer has the encoding {coding[:40]!r}, which was not asked for", data=None
+            )
         is_stream = response.headers.get("content-type", "").lower().startswith("text/event-stream")
         stream = response.stream
         assert isinstance(stream, httpx2.AsyncByteStream)  # noqa: S101 - an asynchronous transport

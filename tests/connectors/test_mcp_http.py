@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -70,6 +71,9 @@ class Odd:
             return Response(status_code=404)
         if message.get("method") == "tools/call" and self.mode in ("hang", "cut", "endless"):
             return self.broken()
+        if message.get("method") == "tools/call" and self.mode == "packed":
+            packed = gzip.compress(b" " * (50 << 20))
+            return Response(packed, media_type="application/json", headers={"content-encoding": "gzip"})
         found = await asyncio.to_thread(handle, message, self.mode, lambda *_: None)
         return Response(status_code=202) if found is None else JSONResponse(found, headers=headers)
 
@@ -170,6 +174,18 @@ async def test_an_answer_over_the_limit_fails_its_call_only(settings: Settings) 
         async with opened(settings, entry(address)) as world:
             with pytest.raises(MethodFailedError, match="more than 8388608 bytes"):
                 await world.call("big", bytes=50 << 20)
+            assert await world.call("echo", "after") == "after"
+
+
+async def test_an_answer_that_is_encoded_fails_its_call_and_is_not_decoded(settings: Settings) -> None:
+    odd = Odd()
+    with served(odd.app) as address:
+        async with opened(settings, entry(address)) as world:
+            odd.mode = "packed"
+            with pytest.raises(MethodFailedError, match="the encoding 'gzip', which was not asked for"):
+                await world.call("echo", "x")
+            assert {one["accept-encoding"] for one in odd.headers} == {"identity"}
+            odd.mode = ""
             assert await world.call("echo", "after") == "after"
 
 
