@@ -18,8 +18,7 @@ from gateway.problems import problem_response
 
 __all__ = ["OWN_LIMITS", "BodyLimit"]
 
-#: Paths with a limit other than ``body_bytes``. Time limits apply between two pieces of such a body, because
-#: it may be long.
+#: Paths with a limit other than ``body_bytes``. Such a body may be long: what arrives of it extends its time.
 OWN_LIMITS: Final[list[tuple[re.Pattern[str], Callable[[GatewaySettings], int]]]] = [
     (re.compile(r"/api/v1/chats/[^/]+/files(/[^/]*)?"), lambda settings: settings.upload_bytes),
     # Pictures and files are in the JSON; a form may have more only by uploading first.
@@ -30,6 +29,8 @@ OWN_LIMITS: Final[list[tuple[re.Pattern[str], Callable[[GatewaySettings], int]]]
 
 #: Headers of a request with a body.
 _OF_BODY: Final = frozenset({b"content-length", b"transfer-encoding"})
+#: A long body may take any time if it arrives at this rate.
+_LEAST_BYTES_PER_SECOND: Final = 8 << 10
 #: How long the rest of a body may take that the route has not read.
 _REST_SECONDS: Final = 2.0
 
@@ -89,7 +90,8 @@ class _Body:
         self._receive, self._send, self.most = receive, send, most
         self._seconds = settings.body_seconds
         self._is_large = most > settings.body_bytes
-        self._deadline: float | None = None
+        #: Seconds for which the client may still be waited for.
+        self._left = self._seconds
         self._size = 0
         self._is_complete = False
         names = {name for name, _ in scope["headers"]}
@@ -116,16 +118,22 @@ class _Body:
         return message
 
     async def _next(self) -> Message:
-        now = asyncio.get_running_loop().time()
-        if self._deadline is None or self._is_large:
-            self._deadline = now + self._seconds
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         try:
-            async with asyncio.timeout_at(self._deadline):
-                return await self._receive()
+            async with asyncio.timeout(self._left):
+                message = await self._receive()
         except TimeoutError as exc:
             detail = f"the body was not complete after {self._seconds:g} s"
+            if self._is_large:
+                detail = f"the body came at less than {_LEAST_BYTES_PER_SECOND} bytes per second"
             self.refuse(HTTPStatus.REQUEST_TIMEOUT, "body_too_slow", detail)
             raise _RefusedError from exc
+        self._left -= loop.time() - began
+        if self._is_large:
+            earned = len(message.get("body", b"")) / _LEAST_BYTES_PER_SECOND
+            self._left = min(self._left + earned, self._seconds)
+        return message
 
     async def send(self, message: Message) -> None:
         """Send a part of the answer, unless the body was refused before it began."""

@@ -6,9 +6,10 @@ visible in the route.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from http import HTTPStatus
 from typing import Final
@@ -22,7 +23,7 @@ from broker_config.settings import GatewaySettings
 from codec.wire import new_id
 from gateway.problems import problem_response
 from gateway.web.paths import decoded
-from gateway.web.responses import EVENT_STREAM
+from gateway.web.responses import EVENT_STREAM, SEND_SECONDS
 from gateway.web.tickets import take_ticket
 from messaging.tracing import span, trace_headers
 from runtime.metrics import metrics
@@ -74,7 +75,8 @@ class RequestContext:
         held = ExitStack()
         scope.setdefault("state", {}).update(request_id=request_id, held=held, ticket=take_ticket(scope))
         is_page = scope["path"].startswith(_PAGES)
-        answer = _Recorded(send, request_id, defaults={} if is_page else _HEADERS)
+        abort = scope["state"].get("abort")
+        answer = _Recorded(send, request_id, defaults={} if is_page else _HEADERS, abort=abort)
         started = time.perf_counter()
         metrics().http_in_flight.inc()
         try:
@@ -123,10 +125,21 @@ class RequestContext:
 
 
 class _Recorded:
-    """Sends an answer with the headers of every answer, and keeps its status; 0 before it begins."""
+    """Sends an answer with the headers of every answer, and keeps its status; 0 before it begins.
 
-    def __init__(self, send: Send, request_id: str, *, defaults: Mapping[str, str]) -> None:
-        self._send, self._request_id, self._defaults = send, request_id, defaults
+    A client that takes nothing for ``SEND_SECONDS`` is disconnected.
+    """
+
+    def __init__(
+        self,
+        send: Send,
+        request_id: str,
+        *,
+        defaults: Mapping[str, str],
+        abort: Callable[[], None] | None,
+    ) -> None:
+        """``abort`` drops the connection; None: the server bounds the time of its writes."""
+        self._send, self._request_id, self._defaults, self._abort = send, request_id, defaults, abort
         self.status = 0
         #: When a stream of events began, by ``time.perf_counter``; None for other answers.
         self.stream_began: float | None = None
@@ -140,7 +153,15 @@ class _Recorded:
             headers["x-request-id"] = self._request_id
             for name, value in self._defaults.items():
                 headers.setdefault(name, value)
-        await self._send(message)
+        if self._abort is None:
+            await self._send(message)
+            return
+        try:
+            async with asyncio.timeout(SEND_SECONDS):
+                await self._send(message)
+        except TimeoutError:
+            self._abort()
+            await asyncio.sleep(0)  # for the server, to which the client has left then
 
 
 class HostCheck:

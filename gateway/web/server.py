@@ -103,7 +103,7 @@ def _drop(transport: asyncio.Transport) -> None:
 
 
 def protocol(seconds: float) -> type[H11Protocol]:
-    """Return uvicorn's protocol with a time limit for the headers of a request.
+    """Return uvicorn's protocol with a time limit for the headers of a request and the end of a connection.
 
     h11 and not httptools: it bounds the size of the headers, and reads them more strictly.
     """
@@ -130,7 +130,7 @@ def protocol(seconds: float) -> type[H11Protocol]:
             super().connection_lost(exc)
 
         def _watch(self) -> None:
-            if self.conn.their_state is not h11.IDLE:
+            if self.conn.their_state is not h11.IDLE and not self.transport.is_closing():
                 self._unwatch()
             elif self._limit is None:
                 self._limit = self.loop.call_later(seconds, self._end)
@@ -141,8 +141,12 @@ def protocol(seconds: float) -> type[H11Protocol]:
                 self._limit = None
 
         def _end(self) -> None:
-            if not self.transport.is_closing():
-                self.transport.write(_LATE)
-                self.transport.close()
+            self._limit = None
+            if self.transport.is_closing():  # the client does not take the end of its answer
+                _drop(self.transport)
+                return
+            self.transport.write(_LATE)
+            self.transport.close()
+            self._watch()
 
     return Protocol

@@ -485,6 +485,8 @@ OTHERS: Final = (
     ("tens of thousands of messages of the user, or parts of one, in a completion", "400 `invalid_value`", "test_gateway_costly_requests.py"),
     ("an MCP subscription whose key is revoked", "it ends", "test_mcp_server.py"),
     ("more than 1,000 characters of words to look for in the methods, over MCP", "an error", "test_mcp_server.py"),
+    ("a long body of which a few bytes arrive at a time", "408 `body_too_slow`", "test_gateway_attacks.py"),
+    ("a client that takes nothing of a file, a list or the answers to many requests", "its connection is reset", "test_gateway_attacks.py"),
     ("webhook URLs of private addresses, also by DNS and redirects", "422 or no delivery", "test_outgoing_webhooks.py"),
 )  # fmt: skip
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import re
+import select
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attack_table import KEYED, LIMITED, LOCAL, OTHERS, PAGE, Attempt, World, page
 from raw_http import RawAnswer, raw, request_bytes
-from waiting import WAIT_SECONDS
+from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet
 
 from broker_config.settings import Settings
@@ -21,6 +25,7 @@ from codec.values import encode_arguments
 from gateway.access.keys import create_key, new_key, revoke_key
 from gateway.app import create_app
 from gateway.identity import Scope
+from gateway.web import middleware
 from gateway.web.server import GatewayServer
 from nekro_agent.shared_clock import shared_time
 from storage.access.approvals import NewApproval
@@ -215,6 +220,75 @@ async def test_slow_clients_lose_their_connections_and_others_are_served(fresh_f
         slow = asyncio.create_task(failures(port, world, LIMITED, at_once=True))
         assert (await raw(port, request_bytes("GET", "/healthz"))).status == 200
         assert await slow == []
+
+
+@pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
+async def test_a_long_body_in_small_pieces_is_refused(fresh_fleet: Fleet) -> None:
+    world = await world_of(fresh_fleet)
+    async with attacked(fresh_fleet.settings, body_seconds=1.0) as port:
+        for method, path in (("PUT", "/api/v1/chats/site-1/files/a"), ("POST", "/v1/chat/completions")):
+            headers = {**world.bearer("all"), "Content-Length": "1000000", "Content-Type": "application/json"}
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(request_bytes(method, path, headers))
+            answer = asyncio.create_task(reader.readline())
+
+            async def is_refused(answer: asyncio.Task[bytes] = answer, writer: Any = writer) -> bool:
+                writer.write(b" ")
+                return answer.done()
+
+            await eventually(is_refused, what="the refusal")
+            assert (await answer).startswith(b"HTTP/1.1 408 ")
+            writer.close()
+
+
+@pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
+async def test_a_client_that_takes_no_answer_loses_its_connection(
+    fresh_fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(middleware, "SEND_SECONDS", 0.5)
+    world = await world_of(fresh_fleet)
+    async with attacked(fresh_fleet.settings, body_seconds=1.0) as port:
+
+        async def ask(method: str, path: str, body: Any = None) -> RawAnswer:
+            return await raw(port, request_bytes(method, path, world.bearer("all"), body))
+
+        stored = await ask("PUT", "/api/v1/chats/site-1/files/long", b"x" * (8 << 20))
+        for _ in range(40):
+            long = {"text": "x" * 250_000, "user_id": "ada", "to_agent": False}
+            assert (await ask("POST", "/api/v1/chats/site-1/messages", long)).status == 202
+        # A file is sent in pieces, a list at once: of a list the end waits when the answer is complete.
+        of_file = request_bytes("GET", json.loads(stored.body)["url"], world.bearer("all"))
+        of_list = request_bytes("GET", "/api/v1/chats/site-1/messages", world.bearer("all"))
+        asked = (
+            of_file,
+            of_list,
+            of_list.replace(b"Connection: close\r\n", b""),
+            b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20_000,
+        )
+        clients = [await asyncio.to_thread(_deaf_client, port, request) for request in asked]
+        for client in clients:
+            await asyncio.to_thread(_wait_for_reset, client)
+            client.close()
+        assert (await raw(port, request_bytes("GET", "/healthz"))).status == 200
+    assert "without completing" not in caplog.text
+
+
+def _deaf_client(port: int, request: bytes) -> socket.socket:
+    """Return a connection that sends a request and takes nearly nothing of the answers."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(("127.0.0.1", port))
+    client.settimeout(1)
+    with contextlib.suppress(TimeoutError, ConnectionError):
+        client.sendall(request)
+    return client
+
+
+def _wait_for_reset(client: socket.socket) -> None:
+    """Wait until the server has reset a connection, without taking anything from it."""
+    poll = select.poll()
+    poll.register(client, 0)  # errors and resets are always reported
+    assert poll.poll(WAIT_SECONDS * 1000), "the connection stands"
 
 
 @pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
