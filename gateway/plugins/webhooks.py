@@ -47,8 +47,8 @@ async def receive_webhook(endpoint: str, request: Request, services: ServicesDep
     entries = _entries(services.registry, settings, endpoint)
     if not entries:
         raise not_served(request.url.path)
-    body = await request.body()
     entries = await _admitted(request, settings, entries)
+    body = await request.body()
     ends = await run_webhooks(
         services.caller,
         services.plugin_tasks,

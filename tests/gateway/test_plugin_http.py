@@ -11,6 +11,7 @@ import httpx
 import pytest
 from gateway_server import served
 from metric_values import figures_of
+from raw_http import raw, request_bytes
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet
 
@@ -164,6 +165,10 @@ async def test_access_is_closed_unless_opened_and_pages_with_a_key_are_inert(fle
         assert page.headers["x-content-type-options"] == "nosniff"
         answer = (await client.post("/api/webhook/paid", json={})).json()
         assert [one["plugin_key"] for one in answer["data"]["results"]] == ["Ada.web_shop"]
+        # Before the body, which does not come here.
+        headers = {"Authorization": "Bearer none", "Content-Length": "1000"}
+        refused = await raw(client.base_url.port or 0, request_bytes("POST", "/api/webhook/paid", headers))
+        assert (refused.status, refused.code) == (401, "key_invalid")
 
 
 async def test_requests_to_plugins_are_counted_by_plugin_and_class_of_status(
