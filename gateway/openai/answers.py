@@ -11,6 +11,7 @@ from typing import Any, Final
 from fastapi import Request
 
 from gateway.api.links import link_to
+from gateway.identity import Identity
 from gateway.streams.hub import EventHub
 from gateway.streams.turns import turn_events
 from nekro_agent.ports import MessageKind
@@ -68,10 +69,13 @@ class AnswerReader:
     def __init__(self, request: Request, services: Services, hub: EventHub) -> None:
         """Links in answers have the address that ``request`` names."""
         self._base_url = str(request.base_url)
+        self._owner: Identity = request.state.identity
         self._services, self._hub, self._ids = services, hub, services.file_ids
 
     async def read(self, turn_id: str) -> AsyncGenerator[Piece | AnswerEnd, None]:
-        """Yield the messages of a turn as they are sent, then its end; without one if this gateway stops.
+        """Yield the messages of a turn as they are sent, then its end.
+
+        They end without it if this gateway stops, or the key of the request is no longer valid.
 
         The same turn yields the same at each reading, on every gateway.
 
@@ -81,7 +85,7 @@ class AnswerReader:
         """
         usage = Usage()
         async with aclosing(
-            turn_events(self._hub, self._services.database, turn_id, with_live=False)
+            turn_events(self._hub, self._services.database, turn_id, with_live=False, owner=self._owner)
         ) as events:
             async for item in events:
                 event = item.event

@@ -101,7 +101,7 @@ class _Completion:
         except SlowReaderError as exc:
             raise self._error("overloaded", str(exc)) from exc
         if end is None:
-            raise self._error("stopping", f"the gateway stopped; the turn {self._turn_id} goes on")
+            raise self._error("stopping", _stopped(self._turn_id))
         if end.error is not None:
             raise self._error(*end.error)
         message = {"role": "assistant", "content": "".join(texts), "refusal": None}
@@ -133,7 +133,7 @@ class _Completion:
                     yield self._chunk(None, usage=_usage(part.usage))
                 yield {"data": "[DONE]"}
                 return
-            yield _failure("stopping", f"the gateway stopped; the turn {self._turn_id} goes on")
+            yield _failure("stopping", _stopped(self._turn_id))
         except SlowReaderError as exc:
             yield _failure("overloaded", str(exc))
         except NekroError as exc:
@@ -175,6 +175,10 @@ class _Completion:
 
 def _failure(code: str, message: str) -> dict[str, str]:
     return {"data": json.dumps(error_body(_status_of(code), code, message))}
+
+
+def _stopped(turn_id: str | None) -> str:
+    return f"the gateway stopped, or the key is no longer valid; the turn {turn_id} goes on"
 
 
 def _status_of(code: str) -> HTTPStatus:

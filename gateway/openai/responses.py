@@ -166,7 +166,9 @@ async def _whole(row: OpenAIResponse, reader: AnswerReader, *, seconds: float) -
         detail = f"the response {row.id} has not ended; retrieve it later"
         raise APIError(HTTPStatus.GATEWAY_TIMEOUT, "turn_timeout", detail, headers=NO_RETRY) from exc
     if view.end is None:
-        detail = f"the gateway stopped; the response {row.id} goes on, retrieve it"
+        detail = (
+            f"the gateway stopped, or the key is no longer valid; the response {row.id} goes on, retrieve it"
+        )
         raise APIError(HTTPStatus.BAD_GATEWAY, "stopping", detail, headers=NO_RETRY)
     return JsonAnswer(view.as_json())
 

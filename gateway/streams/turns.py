@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 
+from gateway.identity import Identity
 from gateway.streams.events import StreamEvent
 from gateway.streams.hub import EventHub, EventsLostError
 from nekro_client.models import Event, EventType
@@ -16,17 +17,25 @@ __all__ = ["turn_end", "turn_events"]
 
 
 async def turn_events(
-    hub: EventHub, database: Database, turn_id: str, *, after: int | None = None, with_live: bool = True
+    hub: EventHub,
+    database: Database,
+    turn_id: str,
+    *,
+    after: int | None = None,
+    with_live: bool = True,
+    owner: Identity | None = None,
 ) -> AsyncGenerator[StreamEvent, None]:
     """Yield the events of a turn up to its end, which is the last one.
 
-    They stop without it if the gateway stops, or if the database loses events that were yielded.
+    They stop without it if the gateway stops, if the owner's key is no longer valid, or if the database loses
+    events that were yielded.
 
     A turn whose round was merged into a round of another turn is answered there, so the events of that
     round are included.
 
     Args:
         after: number of the last event that the reader has; None begins with the turn.
+        owner: as of ``EventHub.stream``.
 
     Raises:
         NotFoundError: there is no such turn.
@@ -37,7 +46,7 @@ async def turn_events(
         return
     takers: set[str] = set()
     # Also those that the reader has, because they may name the rounds that answer it.
-    stream = hub.stream(first.chat_key, after=begin - 1, with_live=with_live)
+    stream = hub.stream(first.chat_key, after=begin - 1, with_live=with_live, owner=owner)
     with suppress(EventsLostError):
         async with aclosing(stream) as events:
             async for item in events:

@@ -488,6 +488,7 @@ OTHERS: Final = (
     ("a long body of which a few bytes arrive at a time", "408 `body_too_slow`", "test_gateway_attacks.py"),
     ("a client that takes nothing of a file, a list or the answers to many requests", "its connection is reset", "test_gateway_attacks.py"),
     ("a webhook that needs a key, without one and without its body", "401 `key_invalid`", "test_plugin_http.py"),
+    ("a stream of a completion or response whose key is revoked", "it ends; the turn goes on", "test_gateway_stream_limits.py"),
     ("webhook URLs of private addresses, also by DNS and redirects", "422 or no delivery", "test_outgoing_webhooks.py"),
 )  # fmt: skip
 

@@ -11,13 +11,15 @@ import httpx
 import pytest
 from gateway_server import served
 from test_gateway_keys import key_of
-from waiting import eventually
+from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet
 
+from gateway.access.keys import revoke_key
 from gateway.access.streams import OpenStreams
 from gateway.app import create_app
 from gateway.identity import Scope
 from gateway.problems import ProblemError
+from storage.engine import Database
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 EVENTS = "/api/v1/chats/site-1/events"
@@ -123,6 +125,31 @@ async def test_simultaneous_requests_do_not_pass_the_limit(fleet: Fleet) -> None
         await eventually(lambda: refused() == 17, what="17 refusals")
         done.set()
         assert sorted(await asyncio.gather(*asked)) == [200] * 3 + [429] * 17
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", COMPLETION),
+        ("/v1/responses", {"model": "nekro", "input": "a", "stream": True}),
+    ],
+)
+async def test_the_stream_of_an_answer_ends_when_its_key_is_revoked(
+    fleet: Fleet, path: str, body: dict[str, Any]
+) -> None:
+    headers, other = [await key_of(fleet, Scope.READ, Scope.POST) for _ in range(2)]
+    database = Database(fleet.settings.database, fleet.settings.data_dir)
+    async with (
+        gateway(fleet) as (client, state),
+        client.stream("POST", path, headers=headers, json=body, timeout=WAIT_SECONDS) as ends,
+        client.stream("POST", path, headers=other, json=body, timeout=WAIT_SECONDS) as stays,
+    ):
+        assert ends.status_code == stays.status_code == 200
+        await revoke_key(database, headers["Authorization"].split("_")[1], by=None, request_id=None)
+        async for _ in ends.aiter_bytes():
+            pass
+        await eventually(lambda: len(state.streams._keys) == 1, what="one stream is left")
+    await database.dispose()
 
 
 def test_addresses_of_one_ipv6_network_count_together(fleet: Fleet) -> None:
