@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from gateway.openai.errors import APIError
 from gateway.parts import MOST_PARTS
@@ -19,15 +19,39 @@ from nekro_client.models import Body, NewFilePart, NewImagePart, NewPart, NewTex
 __all__ = ["CompletionBody", "ResponseBody", "newest_message", "newest_text_or_items"]
 
 
+#: As the protocol limits metadata.
+_MOST_PAIRS: Final = 16
+_MOST_KEY_CHARS: Final = 64
+_MOST_VALUE_CHARS: Final = 512
+
+
+def _short(text: str) -> str:
+    if len(text) > _MOST_VALUE_CHARS:
+        raise ValueError(f"it has more than {_MOST_VALUE_CHARS} characters")
+    return text
+
+
+def _small(metadata: dict[str, str]) -> dict[str, str]:
+    if len(metadata) > _MOST_PAIRS or any(len(key) > _MOST_KEY_CHARS for key in metadata):
+        raise ValueError(
+            f"it has more than {_MOST_PAIRS} pairs, or a name of more than {_MOST_KEY_CHARS} characters"
+        )
+    return metadata
+
+
+#: It is stored; people write it, so it may have lone surrogates, which ``max_length`` refuses.
+_Short = Annotated[str, AfterValidator(_short)]
+
+
 class _Body(Body):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     model: str
     stream: bool | None = None
     #: The person; the first of these that is stated.
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    user: _Short | None = None
+    safety_identifier: _Short | None = None
+    prompt_cache_key: _Short | None = None
     tools: list[Any] | None = None
 
     @property
@@ -62,7 +86,7 @@ class Conversation(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    id: str
+    id: _Short
 
 
 class ResponseBody(_Body):
@@ -72,8 +96,8 @@ class ResponseBody(_Body):
     background: bool | None = None
     store: bool | None = None
     previous_response_id: str | None = None
-    conversation: str | Conversation | None = None
-    metadata: dict[str, str] | None = None
+    conversation: _Short | Conversation | None = None
+    metadata: Annotated[dict[str, _Short], AfterValidator(_small)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
 
     @property

@@ -75,3 +75,25 @@ async def test_a_completion_has_few_messages_and_parts_of_the_user(
         body = {"model": "nekro", "messages": messages}
         answer = await client.post("/v1/chat/completions", json=body, headers=headers)
     assert answer.status_code == 400 and "more than 64" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"metadata": {str(number): "x" for number in range(17)}},
+        {"metadata": {"x": "x" * 513}},
+        {"metadata": {"x" * 65: "x"}},
+        {"conversation": "x" * 513},
+        {"conversation": {"id": "x" * 513}},
+        {"user": "x" * 513},
+    ],
+)
+async def test_a_response_stores_no_more_than_the_protocol_has(fleet: Fleet, fields: dict[str, Any]) -> None:
+    headers = await key_of(fleet, Scope.READ, Scope.POST, user_id="ada")
+    body = {"model": "nekro", "input": "a", "background": True}
+    most = {"metadata": {f"{number:64}": "x" * 512 for number in range(16)}, "user": "x" * 512}
+    async with served(create_app(fleet.settings)) as client:
+        refused = await client.post("/v1/responses", json={**body, **fields}, headers=headers)
+        assert refused.status_code == 400 and next(iter(fields)) in refused.json()["error"]["param"]
+        stored = await client.post("/v1/responses", json={**body, **most}, headers=headers)
+        assert stored.status_code == 200 and stored.json()["metadata"] == most["metadata"]
