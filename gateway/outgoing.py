@@ -76,7 +76,7 @@ class OutgoingHttp:
         async with _limited(url, seconds):
             status, content = await self._request("GET", url, {}, None, most_bytes=most_bytes + 1)
         if status != 200 or len(content) > most_bytes:
-            raise RequestFailedError(f"{url}: status {status}, at least {len(content)} bytes")
+            raise RequestFailedError(f"{_host_of(url)}: status {status}, at least {len(content)} bytes")
         return content
 
     async def _request(
@@ -97,13 +97,19 @@ class OutgoingHttp:
 
 @asynccontextmanager
 async def _limited(url: str, seconds: float) -> AsyncIterator[None]:
-    """Limit the time of a request, and translate its errors."""
+    """Limit the time of a request, and translate its errors, whose texts are logged and stored."""
+    host = _host_of(url)
     try:
         async with asyncio.timeout(seconds):
             yield
     except TimeoutError:
-        raise RequestFailedError(f"{url}: no answer within {seconds:g} s") from None
+        raise RequestFailedError(f"{host}: no answer within {seconds:g} s") from None
     except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError) as exc:
-        raise RequestFailedError(f"{url}: {exc or type(exc).__name__}") from exc
+        raise RequestFailedError(f"{host}: {exc or type(exc).__name__}") from exc
     except DownloadError as exc:  # of the check of addresses
         raise RequestFailedError(str(exc)) from exc
+
+
+def _host_of(url: str) -> str:
+    """Return the host of a URL; the rest may contain a secret."""
+    return urllib.parse.urlsplit(url).hostname or "the URL"

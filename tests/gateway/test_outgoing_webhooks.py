@@ -189,6 +189,28 @@ async def test_a_webhook_whose_events_cannot_be_read_does_not_block_the_others(
 
 
 @pytest.mark.extended
+async def test_no_error_of_a_delivery_has_the_path_of_its_url(
+    fleet: Fleet,
+    services: Services,
+    receiver: Receiver,
+    chat_key: str,
+    logged: list[tuple[str, dict[str, Any]]],
+) -> None:
+    """Many services put their secret there."""
+    silent = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    async with silent, gateway(fleet, webhook_attempts=1) as http:
+        url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}/hooks/s3cr3t?key=s3cr3t"
+        webhook_id = await subscribe(http, receiver, chat_key, url=url)
+        await write(services, chat_key, "lost")
+
+        async def is_dead() -> list[dict[str, Any]]:
+            return await deliveries(http, webhook_id, state="dead")
+
+        (dead,) = await eventually(is_dead, what="it is given up")
+    assert dead["error"].startswith("127.0.0.1: ") and "s3cr3t" not in dead["error"]
+    assert "webhook_not_delivered" in dict(logged) and "s3cr3t" not in str(logged)
+
+
 async def test_failures_are_retried_with_the_same_id_then_dead_lettered_and_replayable(
     fleet: Fleet, services: Services, receiver: Receiver, chat_key: str
 ) -> None:
