@@ -5,7 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from urllib.parse import quote
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter
 
 from gateway.access.tickets import make_ticket
 from gateway.dependencies import IdentityDep, ServicesDep
@@ -19,9 +19,7 @@ router = APIRouter(route_class=KeyedRoute, tags=["events"])
 
 
 @router.post("/stream-tickets", status_code=HTTPStatus.CREATED)
-async def create_ticket(
-    body: StreamTicketBody, response: Response, services: ServicesDep, identity: IdentityDep
-) -> StreamTicket:
+async def create_ticket(body: StreamTicketBody, services: ServicesDep, identity: IdentityDep) -> StreamTicket:
     """Return a ticket with which a browser reads an event stream, for 10 minutes.
 
     The stream is that of a chat's events, or that of changes. `EventSource` cannot send a key. `path` has the
@@ -34,5 +32,4 @@ async def create_ticket(
     chat_key = body.chat_key or ""
     stream = f"chats/{quote(chat_key, safe='')}/events" if chat_key else "changes"
     ticket, expires_at = make_ticket(services.settings, key_id=identity.key_id, chat_key=chat_key)
-    response.headers["Cache-Control"] = "no-store"
     return StreamTicket(ticket=ticket, path=f"/api/v1/{stream}?ticket={ticket}", expires_at=expires_at)

@@ -44,15 +44,13 @@ async def log_in(
     request.state.identity = identity
     async with services.database.begin() as transaction:
         await record_act(transaction.audit, request, identity, "console.login", key.id)
-    response.headers["Cache-Control"] = "no-store"
     return _answer(identity, name=key.name, session=session)
 
 
 @router.get("")
-async def who(request: Request, response: Response, services: ServicesDep) -> ConsoleSession:
+async def who(request: Request, services: ServicesDep) -> ConsoleSession:
     """Show who is logged in; 401: no session."""
     identity = await identity_of(request)
-    response.headers["Cache-Control"] = "no-store"
     session = None
     if identity.key_id is not None and "authorization" not in request.headers:
         session = session_of(services.settings, request)

@@ -49,6 +49,8 @@ _LINKS: Final = "/links/"
 _PLAIN: Final = "identity"
 _SAFE_SITES: Final = ("same-origin", "none")
 _HEADERS: Final = {
+    # Of sessions: a cache in front of the gateway does not know that their cookie gives the rights.
+    "cache-control": "no-store",
     "x-content-type-options": "nosniff",
     "cross-origin-resource-policy": "same-origin",
     "referrer-policy": "no-referrer",

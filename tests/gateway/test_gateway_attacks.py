@@ -155,6 +155,7 @@ def leaks(answer: RawAnswer, world: World) -> list[str]:
     found = [name for name, key in world.keys.items() if key.encode() in answer.body]
     found += ["a traceback"] if b"Traceback" in answer.body or b"site-packages" in answer.body else []
     for name, value in (
+        ("cache-control", "no-store"),
         ("x-content-type-options", "nosniff"),
         ("cross-origin-resource-policy", "same-origin"),
     ):
@@ -192,7 +193,8 @@ async def test_a_gateway_with_keys_withstands_the_attempts(fresh_fleet: Fleet) -
         assert asked.status == 200 and b'"pending"' in asked.body
         kept = f"/api/v1/chats/secret/files/{world.ids['file']}"
         assert (await raw(port, request_bytes("GET", kept, world.bearer("all")))).body == b"secret content"
-        assert (await raw(port, request_bytes("GET", "/api/v1/keys", world.bearer("all")))).status == 200
+        listed = await raw(port, request_bytes("GET", "/api/v1/keys", world.bearer("all")))
+        assert (listed.status, listed.headers["cache-control"]) == (200, "no-store")
 
 
 @pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
