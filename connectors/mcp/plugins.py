@@ -94,7 +94,7 @@ def needs_approval(server: McpServer, tool: ListedTool) -> bool:
 def _mount(plugin: NekroPlugin, server: McpServer, tool: ListedTool, name: str, caller: ToolCaller) -> None:
     arguments, is_open = arguments_of(tool.input_schema)
     schema = tool.output_schema
-    returns = _NO_SCHEMA_RETURNS if schema is None else annotation_of(schema, schema)
+    returns = _NO_SCHEMA_RETURNS if schema is None else annotation_of(schema)
     signature = signature_of(arguments, is_open=is_open, returns=returns)
     by_name = {argument.name: argument for argument in arguments}
 
@@ -153,20 +153,19 @@ def _doc(server: McpServer, tool: ListedTool, arguments: list[Argument]) -> str:
     ]
     if tool.description.strip():
         parts.append(quoted(tool.description, _MOST_DOC_CHARS))
-    lines = [one for argument in arguments if (one := _argument_line(argument, tool)) is not None]
+    lines = [one for argument in arguments if (one := _argument_line(argument)) is not None]
     if lines:
         parts.append("\n".join(["Arguments:", *lines]))
     if tool.output_schema is not None:
-        described = shape(tool.output_schema, tool.output_schema)
+        described = shape(tool.output_schema)
         if described.startswith(("{", "list[{")):
             parts.append(f"Returns: {line(described, 1_500)}")
     return "\n\n".join(parts)
 
 
-def _argument_line(argument: Argument, tool: ListedTool) -> str | None:
+def _argument_line(argument: Argument) -> str | None:
     """Return what the signature does not say about an argument; None if that is nothing."""
-    described = shape(argument.schema, tool.input_schema)
-    kind = f" {line(described, 600)}" if "{" in described else ""
+    kind = f" {line(argument.shape, 600)}" if "{" in argument.shape else ""
     words = f' "{line(argument.description, _MOST_ARGUMENT_CHARS)}"' if argument.description.strip() else ""
     other = f" (the server's name: {line(argument.key, 60)!r})" if argument.key != argument.name else ""
     return f"- {argument.name}:{kind}{words}{other}" if kind or words or other else None

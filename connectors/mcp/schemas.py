@@ -9,7 +9,7 @@ import inspect
 import json
 import keyword
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,8 +22,12 @@ CONTEXT: Final = "_ctx"
 _MOST_ARGUMENTS: Final = 100
 _MOST_DEPTH: Final = 5
 _MOST_CHARS: Final = 160
+#: Of a shape; documentation shows less.
+_MOST_SHAPE_CHARS: Final = 2_000
+_MOST_REFERENCE_CHARS: Final = 200
 _MOST_CHOICES: Final = 16
 _MOST_CHOICE_CHARS: Final = 40
+_NOTHING: Final[Mapping[str, Any]] = {}
 _SCALARS: Final = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
 
 
@@ -42,8 +46,8 @@ class Argument:
     #: Whether None is a value of its own, and not the same as leaving the argument out.
     is_nullable: bool
     description: str
-    #: The schema, for the shape of nested objects.
-    schema: Any
+    #: Its type with the fields of objects.
+    shape: str
 
 
 def identifier(name: str, taken: Iterable[str] = ()) -> str:
@@ -67,24 +71,23 @@ def arguments_of(schema: Mapping[str, Any]) -> tuple[list[Argument], bool]:
     )
     if not isinstance(properties, Mapping):
         return [], is_open
-    listed = schema.get("required")
-    required = {key for key in listed if isinstance(key, str)} if isinstance(listed, list) else set()
+    required, reader = _required(schema), _Reader(schema)
     found: list[Argument] = []
     for key, one in list(properties.items())[:_MOST_ARGUMENTS]:
-        resolved = _resolved(one, schema)
+        resolved = reader.resolved(one) if isinstance(one, Mapping) else _NOTHING
+        kind = reader.annotation(one)
         found.append(
             Argument(
                 name=identifier(str(key), (argument.name for argument in found)),
                 key=str(key),
-                annotation=annotation(one, schema),
+                annotation=kind,
                 is_required=key in required,
                 default=resolved.get("default", ...),
-                is_nullable="None" in annotation(one, schema).split(" | ")
-                or annotation(one, schema) == "Any",
+                is_nullable="None" in kind.split(" | ") or kind == "Any",
                 description=str(one.get("description") or resolved.get("description") or "")
                 if isinstance(one, Mapping)
                 else "",
-                schema=one,
+                shape=reader.shape(one),
             )
         )
     return sorted(found, key=lambda argument: not argument.is_required), is_open
@@ -109,59 +112,97 @@ def signature_of(arguments: Iterable[Argument], *, is_open: bool, returns: str) 
     return inspect.Signature(parameters, return_annotation=returns)
 
 
-def annotation(schema: Any, root: Mapping[str, Any], depth: int = 0) -> str:
-    """Return the Python type of a schema, for people and models."""
-    text = _annotation(schema, root, depth)
-    return text if len(text) <= _MOST_CHARS else "Any"
+def annotation(schema: Any) -> str:
+    """Return the Python type of a whole schema, for people and models."""
+    return _Reader(schema).annotation(schema)
 
 
-def shape(schema: Any, root: Mapping[str, Any], depth: int = 0) -> str:
-    """Return the type of a schema with the fields of objects: ``list[{'name': str, 'size'?: int}]``."""
-    resolved = _resolved(schema, root)
-    if depth > _MOST_DEPTH:
-        return "Any"
-    if resolved.get("type") == "array":
-        return f"list[{shape(resolved.get('items', {}), root, depth + 1)}]"
-    properties = resolved.get("properties")
-    if not isinstance(properties, Mapping) or not properties:
-        return annotation(schema, root)
-    required = resolved.get("required")
-    needed = required if isinstance(required, list) else []
-    parts = [
-        f"{_choice(str(key))}{'' if key in needed else '?'}: {shape(one, root, depth + 1)}"
-        for key, one in list(properties.items())[:_MOST_ARGUMENTS]
-    ]
-    return f"{{{', '.join(parts)}}}"
+def shape(schema: Any) -> str:
+    """Return the type of a whole schema with the fields of objects: ``list[{'name': str, 'size'?: int}]``."""
+    return _Reader(schema).shape(schema)
 
 
-def _annotation(schema: Any, root: Mapping[str, Any], depth: int) -> str:
-    if depth > _MOST_DEPTH or not isinstance(schema, Mapping):
-        return "Any"
-    schema = _resolved(schema, root)
-    if "const" in schema:
-        return f"Literal[{_choice(schema['const'])}]"
-    choices = schema.get("enum")
-    if isinstance(choices, list) and choices:
-        more = ["..."] if len(choices) > _MOST_CHOICES else []
-        return f"Literal[{', '.join([*map(_choice, choices[:_MOST_CHOICES]), *more])}]"
-    for key in ("anyOf", "oneOf"):
-        if isinstance(schema.get(key), list) and schema[key]:
-            return _union(annotation(one, root, depth + 1) for one in schema[key])
-    parts = schema.get("allOf")
-    if isinstance(parts, list) and len(parts) == 1:
-        return annotation(parts[0], root, depth + 1)
-    kind = schema.get("type")
-    if isinstance(kind, list):
-        return _union(annotation({**schema, "type": one}, root, depth + 1) for one in kind)
-    if kind == "array":
-        items = schema.get("items")
-        return f"list[{annotation(items, root, depth + 1)}]" if isinstance(items, Mapping) else "list"
-    if kind == "object" or "properties" in schema:
-        values = schema.get("additionalProperties")
-        if isinstance(values, Mapping) and values and not schema.get("properties"):
-            return f"dict[str, {annotation(values, root, depth + 1)}]"
-        return "dict"
-    return _SCALARS.get(str(kind), "Any")
+class _Reader:
+    """Reads the parts of one document, each of them once at each depth.
+
+    Otherwise a part that refers to itself more than once would make the work grow exponentially.
+    """
+
+    def __init__(self, document: Any) -> None:
+        self._document: Mapping[str, Any] = document if isinstance(document, Mapping) else _NOTHING
+        #: By the kind of text, the identity of the part, and the depth.
+        self._texts: dict[tuple[str, int, int], str] = {}
+        #: By the identity of the part: where its references lead.
+        self._targets: dict[int, Mapping[str, Any]] = {}
+
+    def resolved(self, part: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return where the references of a part lead."""
+        if id(part) not in self._targets:
+            self._targets[id(part)] = _resolved(part, self._document)
+        return self._targets[id(part)]
+
+    def annotation(self, part: Any, depth: int = 0) -> str:
+        """Return the type of a part."""
+        return self._once(self._annotation, part, depth)
+
+    def shape(self, part: Any, depth: int = 0) -> str:
+        """Return the type of a part with the fields of objects."""
+        return self._once(self._shape, part, depth)
+
+    def _once(self, read: Callable[[Mapping[str, Any], int], str], part: Any, depth: int) -> str:
+        if depth > _MOST_DEPTH or not isinstance(part, Mapping):
+            return "Any"
+        resolved = self.resolved(part)
+        key = (read.__name__, id(resolved), depth)
+        if key not in self._texts:
+            self._texts[key] = read(resolved, depth)
+        return self._texts[key]
+
+    def _shape(self, part: Mapping[str, Any], depth: int) -> str:
+        if part.get("type") == "array":
+            return f"list[{self.shape(part.get('items'), depth + 1)}]"
+        properties = part.get("properties")
+        if not isinstance(properties, Mapping) or not properties:
+            return self.annotation(part)
+        needed = _required(part)
+        fields = [
+            f"{_choice(str(key))}{'' if key in needed else '?'}: {self.shape(one, depth + 1)}"
+            for key, one in list(properties.items())[:_MOST_ARGUMENTS]
+        ]
+        return f"{{{', '.join(fields)}}}"[:_MOST_SHAPE_CHARS]
+
+    def _annotation(self, part: Mapping[str, Any], depth: int) -> str:
+        text = self._type(part, depth)
+        return text if len(text) <= _MOST_CHARS else "Any"
+
+    def _type(self, part: Mapping[str, Any], depth: int) -> str:
+        if "const" in part:
+            return f"Literal[{_choice(part['const'])}]"
+        choices = part.get("enum")
+        if isinstance(choices, list) and choices:
+            more = ["..."] if len(choices) > _MOST_CHOICES else []
+            return f"Literal[{', '.join([*map(_choice, choices[:_MOST_CHOICES]), *more])}]"
+        for key in ("anyOf", "oneOf"):
+            if isinstance(part.get(key), list) and part[key]:
+                return _union(self.annotation(one, depth + 1) for one in part[key])
+        parts = part.get("allOf")
+        if isinstance(parts, list) and len(parts) == 1:
+            return self.annotation(parts[0], depth + 1)
+        kind = part.get("type")
+        if isinstance(kind, list):
+            return _union(self._of_kind(one, part, depth + 1) for one in kind[:_MOST_CHOICES])
+        return self._of_kind(kind, part, depth)
+
+    def _of_kind(self, kind: Any, part: Mapping[str, Any], depth: int) -> str:
+        if kind == "array":
+            items = part.get("items")
+            return f"list[{self.annotation(items, depth + 1)}]" if isinstance(items, Mapping) else "list"
+        if kind == "object" or "properties" in part:
+            values = part.get("additionalProperties")
+            if isinstance(values, Mapping) and values and not part.get("properties"):
+                return f"dict[str, {self.annotation(values, depth + 1)}]"
+            return "dict"
+        return _SCALARS.get(str(kind), "Any")
 
 
 def _union(parts: Iterable[str]) -> str:
@@ -187,17 +228,24 @@ def _default(value: Any) -> Any:
         return ...
 
 
+def _required(schema: Mapping[str, Any]) -> set[str]:
+    listed = schema.get("required")
+    return {key for key in listed if isinstance(key, str)} if isinstance(listed, list) else set()
+
+
 def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
     """Follow references within the document."""
     for _ in range(_MOST_DEPTH):
         if not isinstance(schema, Mapping):
-            return {}
+            return _NOTHING
         reference = schema.get("$ref")
         if not isinstance(reference, str):
             return schema
-        found: Any = root if reference.startswith("#") else {}
+        if not reference.startswith("#") or len(reference) > _MOST_REFERENCE_CHARS:
+            return _NOTHING
+        found: Any = root
         for part in reference.removeprefix("#").strip("/").split("/") if reference != "#" else ():
             key = part.replace("~1", "/").replace("~0", "~")
             found = found.get(key) if isinstance(found, Mapping) else None
-        schema = {} if found is None else found
-    return {}
+        schema = found
+    return _NOTHING

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import cpu_limit
 
 from broker_config.secret_paths import secret_paths
 from broker_config.settings import Settings
 from connectors.mcp.declarations import module_names, parse, resolve
+from connectors.mcp.hub import ServerHub
 from connectors.mcp.masking import MASK, literal_secrets, redactor_of, shown
-from connectors.mcp.plugins import needs_approval
+from connectors.mcp.plugins import build_plugin, needs_approval
 from connectors.mcp.schemas import arguments_of, identifier, shape, signature_of
 from connectors.mcp.servers import Source, merged, read_file
 from connectors.mcp.tools import ListedTool, read_tools, tools_text
@@ -325,12 +328,37 @@ def test_deep_and_recursive_schemas_are_read_to_a_bound() -> None:
         "$defs": {"N": properties(next={"$ref": "#/$defs/N"}, value={"type": "integer"})},
         "$ref": "#/$defs/N",
     }
-    assert len(shape(tree, tree)) < 1_000
+    assert len(shape(tree)) < 1_000
+
+
+NODE: dict[str, Any] = {"$ref": "#/$defs/N"}
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        properties(**{f"p{number}": NODE for number in range(100)}),
+        {"anyOf": [NODE] * 1_000},
+        {"type": ["array"] * 1_000, "items": NODE},
+        {"$ref": "#/$defs/" + "/" * 50_000 + "N"},
+    ],
+    ids=["properties", "union", "types", "reference"],
+)
+def test_the_work_for_a_schema_grows_no_faster_than_its_size(node: dict[str, Any]) -> None:
+    """A part that refers to itself a hundred times has 100 to the power of 6 parts at the largest depth."""
+    schema = {**properties(**{f"a{number}": NODE for number in range(100)}), "$defs": {"N": node}}
+    tool = ListedTool(name="a", input_schema=schema, output_schema=schema)
+    (server,) = merged({"s": {"command": "a"}}, [], secrets={})
+    with cpu_limit(10):
+        plugin = build_plugin(
+            dataclasses.replace(server, tools_text=tools_text([tool])), ServerHub(Settings(), None)
+        )
+    assert len(plugin.sandbox_methods[0].func.__doc__ or "") < 100_000
 
 
 def test_shapes_show_the_fields_of_objects() -> None:
     item = {**properties(name={"type": "string"}, size={"type": "integer"}), "required": ["name"]}
-    assert shape({"type": "array", "items": item}, {}) == "list[{'name': str, 'size'?: int}]"
+    assert shape({"type": "array", "items": item}) == "list[{'name': str, 'size'?: int}]"
 
 
 @pytest.mark.parametrize(
