@@ -6,6 +6,7 @@ it is connected to the servers.
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Mapping
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -26,6 +27,8 @@ __all__ = ["ToolCaller", "build_plugin", "method_names", "needs_approval"]
 
 _MOST_DOC_CHARS: Final = 3_000
 _MOST_ARGUMENT_CHARS: Final = 300
+#: In the code of all chats such a method would receive what the code prints or opens.
+_BUILT_IN: Final = frozenset((*dir(builtins), "exit", "quit"))
 _NO_SCHEMA_RETURNS: Final = "str | list | dict | None"
 
 
@@ -76,10 +79,13 @@ def build_plugin(server: McpServer, caller: ToolCaller) -> NekroPlugin:
 
 
 def method_names(tools: tuple[ListedTool, ...]) -> dict[str, ListedTool]:
-    """Return the tools by the names of their methods, identifiers; of equal ones the later are numbered."""
+    """Return the tools by the names of their methods, identifiers.
+
+    Of equal ones the later are numbered, and so is a name that Python has.
+    """
     names: dict[str, ListedTool] = {}
     for tool in tools:
-        names[identifier(tool.name, names)] = tool
+        names[identifier(tool.name, {*names, *_BUILT_IN})] = tool
     return names
 
 
@@ -106,9 +112,10 @@ def _mount(plugin: NekroPlugin, server: McpServer, tool: ListedTool, name: str, 
     run.__name__ = run.__qualname__ = name
     run.__doc__ = _doc(server, tool, arguments)
     run.__signature__ = signature  # type: ignore[attr-defined]  # as `inspect.signature` documents
+    label = line(tool.name, 100)  # a name in code too, if it is one
     plugin.mount_sandbox_method(
         SandboxMethodType.TOOL,
-        line(tool.name, 100),
+        name if label in _BUILT_IN or label.startswith("_") else label,
         line(tool.title or tool.description, 200),
         requires_approval=needs_approval(server, tool),
     )(run)

@@ -22,6 +22,7 @@ from connectors.mcp.servers import Source, merged, read_file
 from connectors.mcp.tools import ListedTool, read_tools, tools_text
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.execution.signatures import describe
+from workers.plugins.registry import LoadedRegistry
 
 OAUTH = ("issuer", "client_id", "client_secret")
 
@@ -386,6 +387,16 @@ def test_listings_are_read_as_they_were_written() -> None:
     assert list(read_tools(tools_text(tools))[0].input_schema["properties"]) == ["z", "a"]
     (newer,) = read_tools('[{"name": "a", "input_schema": {}, "from_the_future": 1}]')
     assert newer.name == "a"
+
+
+def test_no_tool_hides_a_name_that_python_has_in_the_code_of_chats() -> None:
+    names = ("print", "print", "open", "exit", "__name__", "_ck", "read", "a-b")
+    (server,) = merged({"s": {"command": "a"}}, [], secrets={})
+    listed = tools_text([ListedTool(name=name, input_schema={}, read_only=True) for name in names])
+    plugin = build_plugin(dataclasses.replace(server, tools_text=listed), ServerHub(Settings(), None))
+    registry = LoadedRegistry([plugin])
+    bare = [name for entry in registry for name in registry.bare_names(entry)]
+    assert bare == ["print_2", "print_3", "open_2", "exit_2", "name", "ck", "read", "a_b"]
 
 
 @pytest.mark.parametrize(
