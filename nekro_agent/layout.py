@@ -38,6 +38,7 @@ __all__ = [
     "packages_dir",
     "plugin_dir",
     "shared_dir",
+    "shared_root",
     "staging_dir",
     "uploads_dir",
     "uploads_root",
@@ -141,7 +142,12 @@ def locks_dir(root: Path) -> Path:
 
 def shared_dir(root: Path, container_key: str) -> Path:
     """Host directory of ``/app/shared``."""
-    return root / "sandboxes" / encode_key(container_key)
+    return shared_root(root) / encode_key(container_key)
+
+
+def shared_root(root: Path) -> Path:
+    """Directory of all directories that are ``/app/shared`` somewhere, with one subdirectory each."""
+    return root / "sandboxes"
 
 
 def packages_dir(root: Path) -> Path:

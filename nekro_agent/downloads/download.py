@@ -6,7 +6,8 @@ import asyncio
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -19,7 +20,8 @@ from nekro_agent.downloads.part import PartFile, PartState, remove_stale
 from nekro_agent.downloads.transfer import Content, Transfer
 from nekro_agent.durations import REFRESH_SECONDS, STALE_SECONDS
 from nekro_agent.errors import DownloadError, DownloadRefusedError, FencedError, InvalidValueError
-from nekro_agent.files import staging, uploads
+from nekro_agent.files import safe_files, staging, uploads
+from nekro_agent.files.area_access import shared_place
 from nekro_agent.policies import DownloadPolicy
 from nekro_agent.ports import DownloadClaim, DownloadReport, Downloads, DownloadStatus
 from nekro_agent.tools.task_groups import in_thread
@@ -54,6 +56,8 @@ class _Order:
 
     url: str
     target: Path
+    #: The same file, by a path that no link can lead elsewhere.
+    place: Path
     sha256: str | None
     max_bytes: int
     headers: Mapping[str, str]
@@ -103,7 +107,7 @@ async def fetch(
             file cannot be written.
         UploadQuotaError: ``dest`` is in a chat's uploads, which have no space for it.
         InvalidValueError: ``dest`` is a directory, an invalid file name or a text that names another
-            place, or ``sha256`` is not a digest.
+            place, ``sha256`` is not a digest, or a link leads out of a shared area.
     """
     if sha256 is not None and not _SHA256.fullmatch(sha256):
         raise InvalidValueError(f"sha256={sha256!r} is not a digest of 64 hexadecimal digits")
@@ -111,19 +115,21 @@ async def fetch(
     checked_url(url)
     target = _checked_target(dest)
     most = policy.max_bytes if max_bytes is None else min(max_bytes, policy.max_bytes)
-    area = uploads.area_of(target)
-    order = _Order(
-        url=url,
-        target=target,
-        sha256=sha256.lower() if sha256 else None,
-        max_bytes=most,
-        area=None if area is None else uploads.UploadArea(area),
-        headers=dict(headers or {}),
-        progress=progress or _ignore,
-        addresses=AddressPolicy(policy.allow_private if allow_private is None else allow_private),
-        policy=policy if timeout_seconds is None else replace(policy, timeout_seconds=timeout_seconds),
-    )
-    return await _alone(order, _claims())
+    with _place_of(target) as place:
+        area = uploads.area_of(target) if place == target else None
+        order = _Order(
+            url=url,
+            target=target,
+            place=place,
+            sha256=sha256.lower() if sha256 else None,
+            max_bytes=most,
+            area=None if area is None else uploads.UploadArea(area),
+            headers=dict(headers or {}),
+            progress=progress or _ignore,
+            addresses=AddressPolicy(policy.allow_private if allow_private is None else allow_private),
+            policy=policy if timeout_seconds is None else replace(policy, timeout_seconds=timeout_seconds),
+        )
+        return await _alone(order, _claims())
 
 
 async def _alone(order: _Order, claims: Downloads) -> Download:
@@ -152,7 +158,7 @@ def _shared(order: _Order, status: DownloadStatus | None, *, since: int) -> Down
     """Return how a download ended during the wait, if it was for the same request; else None."""
     if status is None or status.report is None or status.fence < since or status.request != order.request:
         return None
-    is_there = order.target.is_file() and order.target.stat().st_size == status.report.size_bytes
+    is_there = order.place.is_file() and order.place.stat().st_size == status.report.size_bytes
     return status.report if is_there or status.report.error is not None else None
 
 
@@ -175,7 +181,7 @@ async def _claimed(order: _Order, claim: DownloadClaim) -> Download:
 
 async def _download(order: _Order, claim: DownloadClaim) -> DownloadReport:
     await in_thread(_remove_stale, order)
-    part = PartFile(order.target, area=order.area)
+    part = PartFile(order.place, area=order.area)
     state = await in_thread(part.open)
     keep = False
     transfer: Transfer | None = None
@@ -291,13 +297,33 @@ def _checked_target(dest: Path | str) -> Path:
     return target
 
 
+@contextmanager
+def _place_of(target: Path) -> Iterator[Path]:
+    """Yield the path of the target; in a shared area by a descriptor of its directory, which is created.
+
+    Raises:
+        DownloadError: the directory cannot be created.
+        InvalidValueError: a link leads to it.
+    """
+    found = shared_place(target)
+    with ExitStack() as stack:
+        if found is None:
+            yield target
+            return
+        try:
+            parent_fd, name = stack.enter_context(safe_files.parent_of(*found))
+        except OSError as exc:
+            raise DownloadError(f"cannot write {target.name!r}: {exc.strerror}") from exc
+        yield Path(f"/proc/self/fd/{parent_fd}") / name
+
+
 def _claims() -> Downloads:
     claims = runtime.current().download_claims if runtime.is_bound() else None
     return _local if claims is None else claims
 
 
 def _remove_stale(order: _Order) -> None:
-    remove_stale(order.target.parent, older_seconds=STALE_SECONDS)
+    remove_stale(order.place.parent, older_seconds=STALE_SECONDS)
 
 
 def _ignore(done_bytes: int, whole_bytes: int | None) -> None:

@@ -7,10 +7,11 @@ import stat
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
+from nekro_agent import layout, runtime
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.files import safe_files
 
-__all__ = ["copy_in", "copy_out", "exists", "refuse_links", "safe_basename"]
+__all__ = ["copy_in", "copy_out", "exists", "refuse_links", "safe_basename", "shared_place"]
 
 _MAX_NAME_BYTES = 255
 #: Far above what a sandbox may write; limits a file that grows while it is copied.
@@ -59,6 +60,19 @@ def exists(root: Path, relative: PurePosixPath) -> bool:
     except (FileNotFoundError, InvalidValueError):
         return False
     return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+
+
+def shared_place(path: Path) -> tuple[Path, PurePosixPath] | None:
+    """Return the shared area that a host path lies in, and the path below it; None if it lies in none.
+
+    The path below is not resolved: sandboxed code may exchange what is there for links at any time.
+    """
+    path = path.absolute()
+    root = layout.shared_root(runtime.data_root()).resolve()
+    for area in reversed(path.parents):
+        if area.resolve().parent == root:
+            return area, PurePosixPath(path.relative_to(area))
+    return None
 
 
 def copy_out(root: Path, relative: PurePosixPath, target: Path) -> None:

@@ -37,6 +37,7 @@ __all__ = [
     "measure",
     "mode_of",
     "open_file",
+    "parent_of",
     "read_file",
     "remove_empty",
     "remove_file",
@@ -120,6 +121,22 @@ def mode_of(root: Path | int, path: str | PurePath) -> int:
     return mode
 
 
+@contextlib.contextmanager
+def parent_of(root: Path | int, path: str | PurePath) -> Iterator[tuple[int, str]]:
+    """Open the directory of a path below ``root``, creating directories; yields its descriptor and the name.
+
+    Raises:
+        InvalidValueError: the path leaves ``root`` or one of its directories is a link.
+    """
+    *parents, name = split_path(path)
+    with directory(root) as root_fd:
+        parent_fd = _make_directories(root_fd, parents, os.fstat(root_fd))
+    try:
+        yield parent_fd, name
+    finally:
+        os.close(parent_fd)
+
+
 def read_file(root: Path | int, path: str | PurePath, *, max_bytes: int) -> bytes:
     """Return the content of an ordinary file below ``root``.
 
@@ -188,19 +205,15 @@ def replace_file(root: Path | int, path: str | PurePath, data: bytes | BinaryIO)
         InvalidValueError: the path leaves ``root`` or one of its directories is a link.
         IsADirectoryError: ``path`` is a directory.
     """
-    *parents, name = split_path(path)
     temporary = f".{secrets.token_hex(8)}.part"
-    with directory(root) as root_fd:
-        parent_fd = _make_directories(root_fd, parents, os.fstat(root_fd))
-    try:
-        create_file(parent_fd, temporary, data)
-        os.rename(temporary, name, src_dir_fd=parent_fd, dst_dir_fd=parent_fd)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary, dir_fd=parent_fd)
-        raise
-    finally:
-        os.close(parent_fd)
+    with parent_of(root, path) as (parent_fd, name):
+        try:
+            create_file(parent_fd, temporary, data)
+            os.rename(temporary, name, src_dir_fd=parent_fd, dst_dir_fd=parent_fd)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary, dir_fd=parent_fd)
+            raise
 
 
 def list_files(root: Path | int, *, max_entries: int) -> Iterator[Entry]:

@@ -30,7 +30,7 @@ from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.durations import STALE_SECONDS
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.files import safe_files
-from nekro_agent.files.area_access import copy_in, copy_out
+from nekro_agent.files.area_access import copy_in, copy_out, shared_place
 from nekro_agent.files.private_files import make_directory
 
 __all__ = [
@@ -228,16 +228,18 @@ def opened(path: str | Path) -> Iterator[BinaryIO]:
     """Open a host file for reading; in a call, a text may name only files of the call.
 
     Raises:
-        InvalidValueError: a text names a file that does not belong to the call.
+        InvalidValueError: a text names a file that does not belong to the call, or a link leads to a file of
+            a shared area.
         OSError: it cannot be opened.
     """
     files = files_of_call()
     if isinstance(path, str) and files is not None:
         with files.open_named(path) as file:
             yield file
-    else:
-        with Path(path).open("rb") as file:
-            yield file
+        return
+    place = shared_place(Path(path))
+    with Path(path).open("rb") if place is None else safe_files.open_file(*place) as file:
+        yield file
 
 
 def own_directories() -> list[Path]:

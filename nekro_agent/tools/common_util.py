@@ -12,7 +12,7 @@ from nekro_agent import runtime
 from nekro_agent.downloads.download import fetch
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.files import staging
-from nekro_agent.files.area_access import safe_basename
+from nekro_agent.files.area_access import copy_in, safe_basename, shared_place
 from nekro_agent.files.private_files import make_directory, open_private
 from nekro_agent.files.uploads import UploadArea, area_of
 from nekro_agent.tools.path_convertor import convert_filename_to_access_path
@@ -135,7 +135,7 @@ def calculate_text_similarity(text1: str, text2: str, min_length: int = 0) -> fl
 
 def calculate_file_md5(file_path: str | Path) -> str:
     """Return a file's MD5 as hexadecimal text."""
-    with Path(file_path).open("rb") as file:
+    with staging.opened(Path(file_path)) as file:
         return _md5_of(file)
 
 
@@ -152,6 +152,10 @@ def _upload_target(chat_key: str, name: str) -> Path:
 
 
 def _write(path: Path, data: bytes) -> None:
+    place = shared_place(path)
+    if place is not None:
+        copy_in(*place, data)
+        return
     make_directory(path.parent)
     area = area_of(path)
     if area is not None:

@@ -10,18 +10,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from file_server import FileServer, file_server
 
 from nekro_agent import runtime
+from nekro_agent.downloads.download import fetch
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.files import file_system as files
 from nekro_agent.files.area_access import copy_in
 from nekro_agent.files.file_system import FileSystem
 from nekro_agent.files.own_files import OwnFile
 from nekro_agent.files.uploads import UploadArea
+from nekro_agent.services.agent.creator import ContentSegment
 from nekro_agent.testing import InMemoryRuntime
+from nekro_agent.tools.common_util import calculate_file_md5, copy_to_upload_dir, download_file_from_bytes
 from sandbox.programs import _give_home
 
+__all__ = ["file_server"]
+
 SECRET = "the host's own"
+LOCAL = ("127.0.0.0/8",)
 
 
 @pytest.fixture
@@ -140,6 +147,62 @@ async def test_data_directory_behind_a_link_is_protected_equally(
             live.unlink()
             live.write_text("mine")
             (live.with_name("aside")).unlink()
+
+
+@pytest.fixture
+def outside(fs: FileSystem, tmp_path: Path) -> Path:
+    """A directory of the host that code reaches by a link ``/app/shared/out``."""
+    directory = tmp_path / "outside"
+    directory.mkdir()
+    (fs.shared_path / "out").symlink_to(directory)
+    return directory
+
+
+async def test_no_download_follows_a_planted_directory_link(
+    fs: FileSystem, outside: Path, file_server: FileServer
+) -> None:
+    url = file_server.add("/f", b"planted")
+    for target in (fs.shared_path / "out" / "f", fs.shared_path / "out" / "new" / "f"):
+        with pytest.raises(InvalidValueError, match="is refused"):
+            await fetch(url, target, allow_private=LOCAL)
+        with pytest.raises(InvalidValueError, match="is refused"):
+            await download_file_from_bytes(b"planted", target)
+    assert list(outside.iterdir()) == []
+    found = await fetch(url, fs.shared_path / "new" / "f", allow_private=LOCAL)
+    assert found.path == fs.shared_path / "new" / "f" and found.path.read_bytes() == b"planted"
+    await download_file_from_bytes(b"bytes", found.path)
+    assert [path.name for path in found.path.parent.iterdir()] == [
+        "f"
+    ] and found.path.read_bytes() == b"bytes"
+
+
+async def test_a_directory_that_is_exchanged_during_a_download_changes_nothing_outside(
+    fs: FileSystem, outside: Path, file_server: FileServer
+) -> None:
+    target = fs.shared_path / "d" / "f"
+
+    def exchange(done_bytes: int, whole_bytes: int | None) -> None:
+        if not target.parent.is_symlink():
+            target.parent.rename(fs.shared_path / "aside")
+            target.parent.symlink_to(outside)
+
+    url = file_server.add("/f", b"planted")
+    await fetch(url, target, allow_private=LOCAL, progress=exchange)
+    assert list(outside.iterdir()) == []
+    assert (fs.shared_path / "aside" / "f").read_bytes() == b"planted"
+
+
+async def test_no_read_of_a_path_in_the_area_follows_a_planted_link(fs: FileSystem, outside: Path) -> None:
+    (outside / "a.png").write_bytes(b"\x89PNG of the host")
+    (fs.shared_path / "a.png").symlink_to(outside / "a.png")
+    for path in (fs.shared_path / "out" / "a.png", fs.shared_path / "a.png"):
+        with pytest.raises(InvalidValueError, match="over a link"):
+            ContentSegment.image_content_from_path(path)
+        with pytest.raises(InvalidValueError, match="over a link"):
+            await copy_to_upload_dir(path, from_chat_key=fs.chat_key)
+        with pytest.raises(InvalidValueError, match="over a link"):
+            calculate_file_md5(path)
+    assert list(fs.upload_path.iterdir()) == []
 
 
 RENAME_EXCHANGE = 2
