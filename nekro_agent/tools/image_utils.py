@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["process_image_data_url"]
 
 
+#: Pillow would also read formats whose decoders are rarely used, or are programs of the host (PostScript).
+_FORMATS: Final = ("BMP", "GIF", "JPEG", "PNG", "WEBP")
+_MOST_PIXELS: Final = 40_000_000
 _QUALITIES: Final = (85, 60, 35, 15)
 #: Least side in pixels.
 _LEAST_SIDE: Final = 16
@@ -27,7 +30,8 @@ async def process_image_data_url(data_url: str, max_size: int = 500 * 1024) -> s
 
     An image that is small enough is returned unchanged. Otherwise it is written as PNG if it has
     transparent parts and fits, else as JPEG, with lower quality and then with fewer pixels until it fits.
-    What is not an image is returned unchanged, with an error in the log.
+    What is not a BMP, GIF, JPEG, PNG or WebP image of at most 40 million pixels is returned unchanged, with
+    an error in the log.
 
     Args:
         max_size: bytes of the image, before base64.
@@ -45,7 +49,7 @@ async def process_image_data_url(data_url: str, max_size: int = 500 * 1024) -> s
             raise ValueError("it is not a base64 data URL")
         content = base64.b64decode(encoded, validate=False)
         if len(content) <= max_size:
-            Image.open(io.BytesIO(content)).verify()
+            Image.open(io.BytesIO(content), formats=_FORMATS).verify()
             return data_url
         return await asyncio.to_thread(_shrunk, content, max_size)
     except (ValueError, OSError, UnidentifiedImageError, Image.DecompressionBombError) as exc:
@@ -56,7 +60,9 @@ async def process_image_data_url(data_url: str, max_size: int = 500 * 1024) -> s
 def _shrunk(content: bytes, max_size: int) -> str:
     from PIL import Image
 
-    with Image.open(io.BytesIO(content)) as opened:
+    with Image.open(io.BytesIO(content), formats=_FORMATS) as opened:
+        if opened.width * opened.height > _MOST_PIXELS:
+            raise ValueError(f"it has {opened.width} x {opened.height} pixels")
         opened.load()
         attempts = _attempts(opened)
         media_type, smallest = next(attempts)
