@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -16,6 +16,8 @@ from nekro_agent.shared_clock import shared_time
 __all__ = ["checked_expression", "checked_mode", "checked_timezone", "next_fire", "scheduled"]
 
 _HORIZON: Final = timedelta(days=366 * 8)
+#: Longer than five full lists of numbers.
+_MOST_CHARS: Final = 500
 _WORKDAYS: Final = {WorkdayMode.MON_FRI, WorkdayMode.CN_WORKDAY}
 _RESTDAYS: Final = {WorkdayMode.WEEKEND, WorkdayMode.CN_RESTDAY}
 
@@ -24,14 +26,14 @@ def checked_expression(cron_expr: str) -> str:
     """Return a five-field cron expression with single spaces.
 
     Raises:
-        InvalidValueError: it does not have five fields, or one of them is invalid.
+        InvalidValueError: it does not have five fields, is too long, or one of them is invalid.
     """
-    fields = cron_expr.split() if isinstance(cron_expr, str) else []
+    fields = cron_expr.split() if isinstance(cron_expr, str) and len(cron_expr) <= _MOST_CHARS else []
     text = " ".join(fields)
     if len(fields) != 5 or not croniter.is_valid(text):
         raise InvalidValueError(
-            f"cron expression {cron_expr!r} is not valid: minute, hour, day of month, month, day of week, "
-            'for example "0 9 * * 1-5"'
+            f"cron expression {str(cron_expr)[:_MOST_CHARS]!r} is not valid: minute, hour, day of month, "
+            'month, day of week, for example "0 9 * * 1-5"'
         )
     return text
 
@@ -70,6 +72,7 @@ def next_fire(cron_expr: str, *, timezone: str, workday_mode: WorkdayMode, after
             raise InvalidValueError(f"cron expression {cron_expr!r} with {workday_mode} never fires")
         if _is_wanted(due, workday_mode):
             return due.astimezone(UTC)
+        times.set_current(_end_of_unwanted_days(due))
 
 
 def scheduled(job: CronJob, *, paused: bool) -> CronJob:
@@ -98,5 +101,16 @@ def checked_mode(mode: str) -> WorkdayMode:
 
 
 def _is_wanted(due: datetime, mode: WorkdayMode) -> bool:
-    weekend = due.weekday() >= 5
+    weekend = _is_weekend(due)
     return not (weekend and mode in _WORKDAYS) and not (not weekend and mode in _RESTDAYS)
+
+
+def _is_weekend(moment: datetime) -> bool:
+    return moment.weekday() >= 5
+
+
+def _end_of_unwanted_days(due: datetime) -> datetime:
+    """Return the last second of the weekend, or of the days from Monday to Friday, of a due time."""
+    days = (6 if _is_weekend(due) else 4) - due.weekday()
+    # The second time if the clock is set back at midnight: the search goes on behind it.
+    return datetime.combine(due.date() + timedelta(days=days), time(23, 59, 59), due.tzinfo).replace(fold=1)

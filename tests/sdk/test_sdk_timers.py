@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from waiting import WAIT_SECONDS
+from waiting import WAIT_SECONDS, cpu_limit
 
 from nekro_agent import cron
 from nekro_agent.api import recurring_timer, timer
@@ -48,6 +48,18 @@ def test_the_next_time_follows_the_zone_and_the_mode(
     expression: str, zone: str, mode: str, expected: str
 ) -> None:
     assert due(expression, zone, mode) == expected
+
+
+@pytest.mark.parametrize(("expression", "mode"), [("* * * * 1-5", "weekend"), ("* * * * 0,6", "mon_fri")])
+def test_a_timer_without_a_wanted_day_is_refused_in_little_time(expression: str, mode: str) -> None:
+    """In eight years it is due two million times, on days that the mode excludes."""
+    with cpu_limit(5), pytest.raises(InvalidValueError, match="never fires"):
+        due(expression, mode=mode)
+
+
+def test_a_long_expression_is_refused_in_little_time() -> None:
+    with cpu_limit(1), pytest.raises(InvalidValueError, match="is not valid"):
+        due(f"{'0-59,' * 200_000}0 * * * *")
 
 
 def test_daylight_saving_moves_the_utc_time() -> None:
