@@ -30,6 +30,9 @@ _HEADLESS_THINK: Final = re.compile(r"</think>[ \t]*$", re.MULTILINE)
 #: Most parts of reasoning removed from one answer; each costs a pass over the text.
 _MAX_THINK_TAGS: Final = 16
 
+#: Strings that never end, in one answer; each costs a pass over the rest of the text.
+_MAX_OPEN_STRINGS: Final = 4
+
 #: A fence line: up to three spaces, the fence, an info string without fence characters.
 _FENCE: Final = re.compile(r"^ {0,3}(?P<mark>`{3,}|~{3,})(?P<info>[^`~\n]*)$")
 _PYTHON_LABELS: Final = frozenset({"python", "py", "python3", "py3"})
@@ -228,22 +231,24 @@ def _choose(blocks: Sequence[_Block]) -> _Block | None:
 
 def _blocks(lines: Sequence[str]) -> Iterator[_Block]:
     """Yield the fenced blocks in order; a bare fence on the very last line opens none."""
-    position = 0
+    position = open_strings = 0
     while position < len(lines):
         fence = _FENCE.match(lines[position])
         position += 1
         if fence is None or position == len(lines):
             continue
         label = fence["info"].strip().lower().split(" ", 1)[0]
-        end = _closing_line(lines, position, fence["mark"], is_python=not label or label in _PYTHON_LABELS)
+        is_python = (not label or label in _PYTHON_LABELS) and open_strings < _MAX_OPEN_STRINGS
+        end, is_open = _closing_line(lines, position, fence["mark"], is_python=is_python)
+        open_strings += is_open
         yield _Block(
             label=label, start=position, end=len(lines) if end is None else end, closed=end is not None
         )
         position = len(lines) if end is None else end + 1
 
 
-def _closing_line(lines: Sequence[str], start: int, mark: str, *, is_python: bool) -> int | None:
-    """Return the line of the fence that closes a block, or None.
+def _closing_line(lines: Sequence[str], start: int, mark: str, *, is_python: bool) -> tuple[int | None, bool]:
+    """Return the line of the fence that closes a block, or None, and whether a string is open there.
 
     In Python a fence inside a triple-quoted string is text. If that rule leaves no closing fence
     because the string never ends, the last fence closes the block, so that the code stays complete.
@@ -254,11 +259,11 @@ def _closing_line(lines: Sequence[str], start: int, mark: str, *, is_python: boo
         line = lines[number]
         if _closes(line, mark):
             if quote is None:
-                return number
+                return number, False
             last = number
         if is_python:
             quote = _quote_after(line, quote)
-    return last
+    return last, True
 
 
 def _closes(line: str, mark: str) -> bool:

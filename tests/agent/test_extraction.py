@@ -197,6 +197,15 @@ def test_two_megabytes_of_any_pattern_are_parsed(unit: str) -> None:
         extract_code(unit * (2_000_000 // len(unit)))
 
 
+def test_blocks_with_strings_that_never_end_cost_no_pass_each() -> None:
+    """No later fence is long enough to close the block of an earlier one, whose string hides its own."""
+    fences = ["`" * length for length in range(500, 3, -1)]
+    blocks = "".join(f"{fence}\n'''\n{fence}\n" for fence in fences)
+    with cpu_limit(10):
+        extracted = extract_code(f"{blocks}{FENCE}\nlast()\n{FENCE}" + "\n" * 200_000 + "Done.")
+    assert extracted.code == "last()"
+
+
 @pytest.mark.parametrize(
     ("answer", "beside"),
     [
