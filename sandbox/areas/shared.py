@@ -24,6 +24,7 @@ from nekro_agent.files import safe_files
 __all__ = ["Hold", "SharedCleaner", "empty_idle"]
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_ALL: Final = 0o700
 #: How many sweeps fit into the idle time.
 _SWEEPS: Final = 10
 
@@ -44,8 +45,22 @@ class Hold:
 
 
 def empty_idle(parent: Path, *, idle_seconds: float) -> int:
-    """Empty every directory below ``parent`` that was idle for ``idle_seconds``; returns how many."""
-    return sum(_empty_if_idle(path, time.time() - idle_seconds) for path in _directories(parent))
+    """Empty every directory below ``parent`` that was idle for ``idle_seconds``; returns how many.
+
+    Raises:
+        OSError: one of them cannot be emptied; the others are.
+    """
+    count, failure = 0, None
+    for path in _directories(parent):
+        try:
+            count += _empty_if_idle(path, time.time() - idle_seconds)
+        except FileNotFoundError:  # removed meanwhile
+            continue
+        except OSError as exc:
+            failure = exc
+    if failure is not None:
+        raise failure
+    return count
 
 
 class SharedCleaner:
@@ -108,13 +123,17 @@ def _directories(parent: Path) -> Iterator[Path]:
 
 
 def _empty_if_idle(path: Path, before: float) -> bool:
-    try:
-        fd = os.open(path, _DIRECTORY)
-    except OSError:
+    info = path.lstat()
+    if info.st_ctime > before:
         return False
+    since = before
+    if info.st_uid == os.geteuid() and info.st_mode & _ALL != _ALL:  # by sandboxed code of this user
+        path.chmod(_ALL)
+        since = path.lstat().st_ctime
+    fd = os.open(path, _DIRECTORY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(fd).st_ctime > before or _changed_since(fd, before):
+        if os.fstat(fd).st_ctime > since or _changed_since(fd, before):
             return False
         return safe_files.empty_directory(fd) > 0
     except BlockingIOError:  # a sandbox, here or in another process

@@ -107,8 +107,8 @@ CLOSED = """
 import json, os, sys
 from pathlib import Path
 from broker_config.settings import SandboxSettings
-from nekro_agent.files import safe_files
 from sandbox.areas.ownership import prepare_directories
+from sandbox.areas.shared import empty_idle
 from sandbox.limits.quota import Quota
 
 root, mode = Path(sys.argv[1]), int(sys.argv[2], 8)
@@ -127,8 +127,13 @@ for path in (root / "in" / "deep", root / "in", root):
 root.chmod(mode)
 prepare_directories(shared_dir=root, uploads_dir=root, uid=os.geteuid(), settings=settings)
 open_again = os.access(root, os.R_OK | os.W_OK | os.X_OK)
-removed = safe_files.empty_directory(root)
-print(json.dumps([exceeded, open_again, removed]))
+others = [root.with_name(f"other{number}") for number in range(20)]
+for other in others:
+    other.mkdir()
+    (other / "file").touch()
+root.chmod(mode)
+emptied = empty_idle(root.parent, idle_seconds=-1)
+print(json.dumps([exceeded, open_again, emptied, [os.listdir(path) for path in (root, *others)]]))
 """
 
 
@@ -142,10 +147,12 @@ def test_inaccessible_directories_hide_nothing_from_a_service_of_the_same_user(
         if shutil.which("setpriv") is None or not Path("/usr/bin/python3").exists():
             pytest.skip("root needs setpriv and a system Python to become somebody else")
         command = ["setpriv", "--reuid=64123", "--regid=64123", "--clear-groups", "/usr/bin/python3"]
-    root = Path("/tmp", f"nekro-closed-{os.getpid()}-{mode}")
-    root.mkdir()
+    areas = Path("/tmp", f"nekro-closed-{os.getpid()}-{mode}")
+    root = areas / "box"
+    root.mkdir(parents=True)
     try:
         if os.geteuid() == 0:
+            os.chown(areas, 64123, 64123)
             os.chown(root, 64123, 64123)
         done = subprocess.run(
             [*command, "-c", CLOSED, str(root), mode],
@@ -160,7 +167,7 @@ def test_inaccessible_directories_hide_nothing_from_a_service_of_the_same_user(
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout) == [True, True, 3]
+        assert json.loads(done.stdout) == [True, True, 21, [[]] * 21]
     finally:
         root.chmod(0o700)
-        shutil.rmtree(root)
+        shutil.rmtree(areas)
