@@ -316,6 +316,10 @@ class Timers(Protocol):
         """Cancel the chat's timers, or only the (non-)temporary ones; returns their number."""
         ...
 
+    async def delete(self, timer_id: str) -> bool:
+        """Cancel one timer; False if it has fired, was cancelled or does not exist."""
+        ...
+
     async def pending(self, chat_key: str) -> list[TimerInfo]:
         """Return the chat's timers, soonest first."""
         ...

@@ -87,6 +87,11 @@ class SqlTimers:
         async with self._database.autocommit() as tx:
             return await tx.timers.clear(chat_key, temporary=temporary)
 
+    async def delete(self, timer_id: str) -> bool:
+        """Cancel one timer; False if it has fired, was cancelled or does not exist."""
+        async with self._database.autocommit() as tx:
+            return await tx.timers.delete(timer_id)
+
     async def pending(self, chat_key: str) -> list[TimerInfo]:
         """Return the chat's timers, soonest first."""
         async with self._database.read() as tx:

@@ -13,7 +13,7 @@ from nekro_agent.errors import InvalidValueError
 from nekro_agent.execution import greenlets as bridge
 from nekro_agent.ports import TimerInfo
 
-__all__ = ["TimerTask", "clear_timers", "get_timers", "set_temp_timer", "set_timer"]
+__all__ = ["TimerList", "TimerTask", "clear_timers", "get_timers", "set_temp_timer", "set_timer"]
 
 _FARTHEST: Final = timedelta(days=3653)
 _log = get_sub_logger("timer")
@@ -29,6 +29,11 @@ class TimerTask:
     trigger_time: int
     event_desc: str
     temporary: bool
+
+    @property
+    def task_id(self) -> str:
+        """Like ``timer_id``, under the name that Nekro Agent has."""
+        return self.timer_id
 
     @classmethod
     def of(cls, timer: TimerInfo) -> TimerTask:
@@ -73,8 +78,10 @@ class TimerList(Sequence[TimerTask]):
     must query the database.
     """
 
-    def __init__(self, chat_key: str) -> None:
+    def __init__(self, chat_key: str, others: Sequence[TimerTask] = ()) -> None:
+        """List the chat's timers in the database, then ``others``."""
         self._chat_key = chat_key
+        self._others = others
         self._tasks: list[TimerTask] | None = None
 
     def __await__(self) -> Generator[Any, Any, list[TimerTask]]:
@@ -95,7 +102,7 @@ class TimerList(Sequence[TimerTask]):
 
     async def _load(self) -> list[TimerTask]:
         pending = await runtime.current().service("timers").pending(self._chat_key)
-        self._tasks = [TimerTask.of(timer) for timer in pending]
+        self._tasks = [*map(TimerTask.of, pending), *self._others]
         return list(self._tasks)
 
     def _loaded(self) -> list[TimerTask]:

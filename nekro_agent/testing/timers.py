@@ -41,6 +41,10 @@ class InMemoryTimers:
             del self._timers[timer_id]
         return len(gone)
 
+    async def delete(self, timer_id: str) -> bool:
+        """Cancel one timer; False if there is none."""
+        return self._timers.pop(timer_id, None) is not None
+
     async def pending(self, chat_key: str) -> list[TimerInfo]:
         """Return the chat's timers, soonest first."""
         own = [timer for timer in self._timers.values() if timer.chat_key == chat_key]

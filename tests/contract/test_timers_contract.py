@@ -62,6 +62,14 @@ def _in_memory(fired: list[str]) -> Services:
     return Services(InMemoryTimers(messages), InMemoryCronJobs(messages), fired)
 
 
+async def test_a_timer_is_deleted_once_by_its_id(services: Services) -> None:
+    gone = await services.timers.add("c", fire_at=SOON, description="gone", temporary=False)
+    kept = await services.timers.add("c", fire_at=SOON, description="kept", temporary=True)
+    deleted = [await services.timers.delete(timer_id) for timer_id in (gone.id, gone.id, "x")]
+    assert deleted == [True, False, False]
+    assert await services.timers.pending("c") == [kept]
+
+
 async def test_pending_timers_are_listed_soonest_first(services: Services) -> None:
     late = await services.timers.add("c", fire_at=LATER, description="late", temporary=False)
     soon = await services.timers.add("c", fire_at=SOON, description="soon", temporary=False)

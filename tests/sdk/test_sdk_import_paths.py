@@ -26,6 +26,7 @@ PATHS = {
     ),
     "nekro_agent.services.plugin.base": "NekroPlugin ConfigBase SandboxMethodType PluginConfigType",
     "nekro_agent.services.plugin.schema": "SandboxMethodType",
+    "nekro_agent.services.plugin.packages": "dynamic_import_pkg",
     "nekro_agent.services.plugin.task": "task TaskCtl AsyncTaskHandle TaskSignal",
     "nekro_agent.api.schemas": "AgentCtx ChatMessage ChatType",
     "nekro_agent.schemas.agent_ctx": "AgentCtx",
@@ -79,7 +80,8 @@ PATHS = {
     "nekro_agent.services.command.schemas": (
         "CommandExecutionContext CommandResponse CommandOutputSegment CommandOutputSegmentType Arg"
     ),
-    "nekro_agent.services.timer.timer_service": "timer_service",
+    "nekro_agent.services.timer": "timer_service",
+    "nekro_agent.services.timer.timer_service": "timer_service TimerTask",
     "nekro_agent.api.timer": "set_timer set_temp_timer clear_timers get_timers",
     "nekro_agent.api.recurring_timer": (
         "create_cron_job update_job get_job delete_job pause_job resume_job run_now list_jobs "

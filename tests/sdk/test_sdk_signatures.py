@@ -184,6 +184,8 @@ CALLS = {
     "nekro_agent.services.timer.timer_service:TimerService": [
         "set_timer(self, chat_key, trigger_time, event_desc, silent=False, override=False, temporary=..., "
         "callback=None)",
+        "get_timers(self, chat_key)",
+        "delete_timer_by_id(self, task_id)",
     ],
     "nekro_agent.api.i18n": ["i18n_text(*, zh_CN, en_US)", "get_text(texts, default=..., lang=...)"],
     "nekro_agent.models.db_chat_channel:DBChatChannel": ["get_channel(chat_key)", "get_preset(self)"],

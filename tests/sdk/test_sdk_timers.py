@@ -18,7 +18,7 @@ from nekro_agent.models.db_recurring_timer_job import DBRecurringTimerJob
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.ports import WorkdayMode
 from nekro_agent.schemas.agent_ctx import AgentCtx
-from nekro_agent.services.timer.timer_service import timer_service
+from nekro_agent.services.timer import timer_service
 from nekro_agent.testing import InMemoryRuntime
 
 CHAT = "chat"
@@ -182,20 +182,57 @@ async def test_zero_wakes_now_and_a_negative_time_clears(world: InMemoryRuntime)
     assert await timer.get_timers(CHAT) == []
 
 
-async def test_the_service_object_replaces_timers_and_calls_back(world: InMemoryRuntime) -> None:
+async def test_the_service_object_sets_replaces_and_clears_timers(world: InMemoryRuntime) -> None:
     soon = int(time.time()) + 60
-    await timer_service.set_timer(CHAT, soon, "a")
-    await timer_service.set_timer(CHAT, soon, "b", override=True)
-    await timer_service.set_timer(CHAT, soon, "t", temporary=True)
-    assert {t.event_desc for t in await timer.get_timers(CHAT)} == {"b", "t"}
+
+    async def listed() -> set[str]:
+        return {t.event_desc for t in await timer.get_timers(CHAT)}
+
+    for text, override in (("mine", False), ("draft", True), ("final", True)):
+        await timer_service.set_timer(CHAT, soon, text, override=override)
+    assert await listed() == {"mine", "final"}
+    await timer_service.set_timer(CHAT, -1, "", temporary=False)
+    assert await listed() == {"final"}
+    await timer_service.set_timer(CHAT, -1, "")
+    assert await listed() == set()
+
+
+async def test_a_timer_with_a_callback_is_called_once(world: InMemoryRuntime) -> None:
     called = asyncio.Event()
 
     async def callback() -> None:
+        timer_service.get_timers(CHAT)[:]  # a callback may read the database as a method may
         called.set()
 
     assert await timer_service.set_timer(CHAT, int(time.time()) + 1, "c", callback=callback) is True
     await asyncio.wait_for(called.wait(), WAIT_SECONDS)
     assert await timer_service.set_timer(CHAT, 1, "past", callback=callback) is False
+    assert list(await timer_service.get_timers(CHAT)) == []
+
+
+async def test_a_plugin_lists_and_deletes_its_timers_by_id(
+    world: InMemoryRuntime, plugin: NekroPlugin
+) -> None:
+    """A plugin that reschedules itself reads the id of the timer that it has just set."""
+
+    async def never() -> None:
+        raise AssertionError
+
+    @plugin.mount_sandbox_method(SandboxMethodType.TOOL, "reschedule")
+    async def reschedule(ctx: AgentCtx) -> list[object]:
+        later = int(time.time()) + 3600
+        await timer_service.set_timer(ctx.chat_key, later, "kept")
+        await timer_service.set_timer(ctx.chat_key, later, "called", silent=True, callback=never)
+        last = timer_service.get_timers(ctx.chat_key)[-1]
+        stored = timer_service.get_timers(ctx.chat_key)[0]
+        deleted = [
+            await timer_service.delete_timer_by_id(one.task_id) for one in (last, last, stored, stored)
+        ]
+        return [last.event_desc, stored.event_desc, deleted, len(timer_service.get_timers(ctx.chat_key))]
+
+    assert (await world.call("reschedule", chat_key=CHAT)).value == [
+        "called", "kept", [True, False, True, False], 0,
+    ]  # fmt: skip
 
 
 async def test_timers_are_a_list_with_and_without_await(world: InMemoryRuntime, plugin: NekroPlugin) -> None:
