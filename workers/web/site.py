@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from http import HTTPStatus
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI
 from starlette.applications import Starlette
-from starlette.responses import PlainTextResponse
+from starlette.responses import FileResponse, PlainTextResponse
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,12 +23,16 @@ from nekro_agent.plugin import NekroPlugin
 
 __all__ = ["PluginSite", "application_of", "pages_of"]
 
+_PAGE_SUFFIXES: Final = (".html", ".htm")
+_PAGE_PATH: Final = "/__webui__"
+
 
 def application_of(plugin: NekroPlugin) -> ASGIApp:
     """Build the application of a plugin below ``/plugins/<key>``; runs the plugin's code.
 
     Raises:
-        InvalidValueError: ``mount_router`` returned no ``APIRouter``, or ``webui_path`` is not a directory.
+        InvalidValueError: ``mount_router`` returned no ``APIRouter``, or ``webui_path`` names
+            neither a directory nor a page.
         Exception: what the plugin raised.
     """
     app = FastAPI(title=plugin.name, version=plugin.version, docs_url=None, redoc_url=None)
@@ -40,25 +45,50 @@ def application_of(plugin: NekroPlugin) -> ASGIApp:
                 f"not {type(router).__name__}"
             )
         app.include_router(router)
-    if plugin.webui_path is not None:
-        # Refuses paths and symbolic links that lead out of the directory.
-        app.mount("/", StaticFiles(directory=pages_of(plugin), html=True))
+    path = str(plugin.webui_path or "").strip()
+    if path and not path.startswith("/"):  # else it names a path of the router
+        _mount_pages(app, pages_of(plugin, path))
     return Starlette(routes=[Mount(f"/plugins/{plugin.key}", app=app)])
 
 
-def pages_of(plugin: NekroPlugin) -> Path:
-    """Return the directory of a plugin's pages; a relative ``webui_path`` is beside its module.
+def pages_of(plugin: NekroPlugin, path: str) -> Path:
+    """Return the directory or the HTML file of a plugin's pages, which is beside its module.
 
     Raises:
-        InvalidValueError: it is not a directory, or a relative one that leads out of the module's.
+        InvalidValueError: there is neither, or it is not below the module's directory.
     """
     file = getattr(sys.modules.get(plugin._module_name), "__file__", None)
     root = Path(file).resolve().parent if file else Path.cwd()
-    given = Path(str(plugin.webui_path))
-    path = (root / given).resolve()
-    if not path.is_dir() or not (given.is_absolute() or path.is_relative_to(root)):
-        raise InvalidValueError(f"{plugin.key}: webui_path {str(given)!r} is not a directory below {root}")
-    return path
+    found = (root / path).resolve()
+    is_page = found.is_file() and found.suffix.lower() in _PAGE_SUFFIXES
+    if not (found.is_dir() or is_page) or not found.is_relative_to(root):
+        raise InvalidValueError(f"{plugin.key}: webui_path {path!r} is no directory and no page below {root}")
+    return found
+
+
+def _mount_pages(app: FastAPI, pages: Path) -> None:
+    """Serve a directory, or a page at ``/__webui__/`` and what is beside it there, as Nekro Agent does."""
+    if pages.is_dir():
+        app.mount("/", _Pages(directory=pages, html=True))
+        return
+
+    async def page() -> FileResponse:
+        return FileResponse(pages)
+
+    app.add_api_route(f"{_PAGE_PATH}/", page, include_in_schema=False)
+    app.mount(_PAGE_PATH, _Pages(directory=pages.parent))
+
+
+class _Pages(StaticFiles):
+    """Refuses paths and symbolic links that lead out of the directory, hidden names and Python code."""
+
+    def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
+        """Return the file of a path, "" and None if there is none."""
+        parts = PurePosixPath(path).parts
+        is_private = path.endswith((".py", ".pyc")) or any(
+            part.startswith(".") and part != "." for part in parts
+        )
+        return ("", None) if is_private else super().lookup_path(path)
 
 
 class PluginSite:
