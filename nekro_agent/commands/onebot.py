@@ -9,8 +9,9 @@ have no effect, and ``nekro plugins`` lists them.
 from __future__ import annotations
 
 import inspect
+import re
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextvars import ContextVar
 from types import FunctionType, SimpleNamespace
 from typing import Annotated, Any, Final, NoReturn
@@ -28,6 +29,8 @@ __all__ = ["install", "registered"]
 
 _Finished: Final = placeholders.exception_class("nonebot.exception.FinishedException")
 _BOT: Final = Placeholder("nonebot.adapters.onebot.v11.Bot")
+#: A mention in a text, as intakes write it.
+_MENTION: Final = re.compile(r"\[@(?:id:)?(?P<id>\w+)(?:;nickname:[^@\]\n]*)?@\]")
 #: Default of the parameter that receives the text after the command.
 _ARGUMENT: Final = object()
 _ARGUMENTS_OF_NO_EFFECT: Final = frozenset({"priority", "block", "force_whitespace", "temp", "state"})
@@ -39,10 +42,20 @@ _commands: defaultdict[str, list[Command]] = defaultdict(list)
 
 
 class _Text(str):
-    """The text after a command: a ``Message`` for most uses."""
+    """The text after a command: a ``Message`` for most uses, whose segments are texts and mentions."""
 
     def extract_plain_text(self) -> str:
         return self.strip()
+
+    def __iter__(self) -> Iterator[Any]:
+        end = 0
+        for mention in _MENTION.finditer(self):
+            if text := self[end : mention.start()]:
+                yield SimpleNamespace(type="text", data={"text": text})
+            yield SimpleNamespace(type="at", data={"qq": mention["id"]})
+            end = mention.end()
+        if end < len(self):
+            yield SimpleNamespace(type="text", data={"text": self[end:]})
 
 
 class _Event:
@@ -68,6 +81,8 @@ class _Event:
 
     def get_message(self) -> _Text:
         return _Text(self.raw_message)
+
+    message = original_message = property(get_message)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(Placeholder("nonebot.adapters.onebot.v11.MessageEvent"), name)

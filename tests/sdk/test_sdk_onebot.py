@@ -47,6 +47,13 @@ async def say(event: GroupMessageEvent, args: Message = CommandArg()):
         raise
 
 
+@on_command("parts").handle()
+async def parts(matcher: Matcher, event: MessageEvent, arg: Message = CommandArg()):
+    texts = "".join(segment.data.get("text", "") for segment in arg if segment.type == "text").split()
+    people = [segment.data["qq"] for segment in event.message if segment.type == "at"]
+    await matcher.finish(f"{texts} {people} {str(arg)!r} {len(list(event.original_message))}")
+
+
 @on_command("uses_bot", permission=SUPERUSER).handle()
 async def use(bot: Bot, event):
     await bot.send(event, "hi")
@@ -106,6 +113,14 @@ async def test_a_handler_runs_as_a_command_and_its_text_is_the_answer(world: InM
     assert said.message == "42 42 77 'two  words'\ntwo  words\nfinishing"
 
 
+async def test_a_handler_reads_the_segments_of_its_text(world: InMemoryRuntime) -> None:
+    line = "/parts tell [@id:77;nickname:Bo B@] and [@88@] now"
+    told = await answer(world, line)
+    assert told.message == f"['tell', 'and', 'now'] ['77', '88'] {line.removeprefix('/parts ')!r} 5"
+    assert (await answer(world, "/parts plain")).message == "['plain'] [] 'plain' 1"
+    assert (await answer(world, "/parts")).message == "[] [] '' 0"
+
+
 async def test_permissions_and_kinds_of_chats_apply(world: InMemoryRuntime, loaded: LoadedPlugins) -> None:
     assert "needs the permission super_user" in (await answer(world, "/diary x")).message
     assert "needs the permission super_user" in (await answer(world, "/uses_bot")).message
@@ -115,6 +130,7 @@ async def test_permissions_and_kinds_of_chats_apply(world: InMemoryRuntime, load
     assert levels == {
         "diary": CommandPermission.PUBLIC,
         "echo": CommandPermission.PUBLIC,
+        "parts": CommandPermission.PUBLIC,
         "uses_bot": CommandPermission.SUPER_USER,
         "fails": CommandPermission.PUBLIC,
     }

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from nekro_agent.packages.imports import dynamic_import_pkg
+from nekro_agent.api.plugin import dynamic_import_pkg
 
 __all__ = ["dynamic_import_pkg"]
