@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -28,6 +28,12 @@ __all__ = [
     "segment_from_dict",
     "segments_from_list",
 ]
+
+
+#: What ``on_user_message`` hooks may change: the message is recorded as they leave it.
+_CHANGEABLE: Final = frozenset(
+    ("content_text", "sender_name", "sender_nickname", "is_tome", "raw_cq_code", "ext_data")
+)
 
 
 class ChatType(StrEnum):
@@ -196,3 +202,19 @@ class ChatMessage(BaseModel):
     def is_self(self) -> bool:
         """Whether the agent itself wrote it."""
         return self.sender_id == "-1"
+
+    def changeable(self) -> dict[str, Any]:
+        """Return the fields that ``on_user_message`` hooks may change, as JSON values."""
+        return self.model_dump(mode="json", include=set(_CHANGEABLE), fallback=str, warnings=False)
+
+    def changes_since(self, before: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those of :meth:`changeable` that differ from an earlier result; {} if none can be told."""
+        try:
+            return {name: value for name, value in self.changeable().items() if value != before[name]}
+        except ValueError:  # a hook has set a value that JSON cannot represent
+            return {}
+
+    def change(self, values: Mapping[str, Any]) -> None:
+        """Set fields that a hook has changed in another process."""
+        for name in _CHANGEABLE & values.keys():
+            setattr(self, name, values[name])

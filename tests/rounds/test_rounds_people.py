@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -141,6 +142,19 @@ async def test_an_overheard_message_starts_a_turn_only_if_a_hook_demands_it(
     assert len(await bench.rounds(GROUP)) == 1
     await bench.say(GROUP, "you there")
     assert (await DBChatMessage.get(content_text="you there")).is_tome == 1
+
+
+async def test_a_message_is_recorded_as_the_hooks_leave_it(kind: str, open_bench: OpenBench) -> None:
+    bench = await open_bench(kind, plugins=PLUGINS)
+    await bench.say(GROUP, "!tidy  the desk")
+    tidied = await DBChatMessage.get(chat_key=GROUP)
+    assert (tidied.content_text, tidied.sender_nickname, tidied.is_tome) == ("the desk", "tidied", 0)
+    assert json.loads(tidied.ext_data) == {"tidied_by": "Ada.warden"}
+    assert await bench.rounds(GROUP) == []
+    # What cannot be recorded is ignored, and the message is not lost.
+    await bench.say(GROUP, "!break")
+    assert (await DBChatMessage.get(content_text="!break")).is_tome == 1
+    assert len(await bench.rounds(GROUP)) == 1
 
 
 @pytest.mark.extended

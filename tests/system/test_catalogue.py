@@ -50,6 +50,7 @@ async def todo(context):
 async def on_user_message(_ctx: AgentCtx, message):
     from nekro_agent.api.signal import MsgSignal
 
+    message.content_text = message.content_text.replace("hullo", "hello")
     return MsgSignal.BLOCK_ALL if "secret" in message.content_text else MsgSignal.CONTINUE
 
 
@@ -131,7 +132,7 @@ def test_hooks_of_messages_and_of_the_choice_of_methods_run_on_a_worker(
     fleet.start("methods", settings=with_dirs(fleet, todo))
     blocked = bare_host("send", "c", "a secret", "--json")
     assert "hook blocks messages" in blocked.stdout + blocked.stderr
-    sent = bare_host("send", "c", "hello")
+    sent = bare_host("send", "c", "hullo")
     assert sent.returncode == 0, sent.stderr
     history = json.loads(bare_host("history", "c", "--json").stdout)
     assert [message["text"] for message in history] == ["hello"]

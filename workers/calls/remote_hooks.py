@@ -8,7 +8,7 @@ with a warning. Processes that import no plugin forward every hook (``workers.ca
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from loguru import logger
@@ -37,6 +37,8 @@ __all__ = ["CONFIG_HOOK", "MCP_HOOK", "ForwardedHooks", "HookForwarder", "run_on
 CONFIG_HOOK: Final = "nekro_config"
 #: The same: tries the MCP server of the plugin.
 MCP_HOOK: Final = "nekro_mcp"
+#: Follows the message of a hook if the caller understands ``{"signal", "changes"}`` as the answer.
+_WITH_CHANGES: Final = "with_changes"
 
 
 class HookForwarder:
@@ -105,11 +107,16 @@ async def run_on_worker(
 ) -> object:
     """Run a hook in a process that may run the plugin; returns its text, signal or methods.
 
+    What it changes in a message is changed in the given one too.
+
     Raises:
         The errors of ``PluginTasks.run``.
     """
-    plain = [arg.model_dump(mode="json") if isinstance(arg, ChatMessage) else arg for arg in args]
-    return await tasks.run(
+    plain: list[Any] = [arg.model_dump(mode="json") if isinstance(arg, ChatMessage) else arg for arg in args]
+    message = next((arg for arg in args if isinstance(arg, ChatMessage)), None)
+    if message is not None:
+        plain.append(_WITH_CHANGES)
+    answer = await tasks.run(
         caller,
         HOOK_TASK,
         (plugin_key, hook, plain),
@@ -118,6 +125,10 @@ async def run_on_worker(
         user_id=ctx.from_user_id,
         timeout_seconds=seconds,
     )
+    if message is not None and isinstance(answer, Mapping):
+        message.change(answer["changes"])
+        return answer["signal"]
+    return answer
 
 
 class ForwardedHooks(CallTarget):
@@ -162,15 +173,21 @@ class ForwardedHooks(CallTarget):
             return Outcome(type=self.subject.type, value=config)
         if hook == MCP_HOOK:
             return Outcome(type=self.subject.type, value=await self._try_server(self._plugin(arguments).key))
-        if hook == "user_message":
-            message = ChatMessage.model_validate(args[0])
-            locate_files(message.content_data, chat_key=message.chat_key)
-            args = [message]
         plugin = self._plugin(arguments)
-        answer = await self._host.run_here(plugin, hook, ctx, *args)
-        # Only texts and signals have a meaning; a hook may return any other value too.
-        value = int(answer) if isinstance(answer, int) else None if answer is None else str(answer)
-        return Outcome(type=self.subject.type, value=value)
+        if hook == "user_message":
+            return Outcome(type=self.subject.type, value=await self._read(plugin, ctx, *args))
+        return Outcome(
+            type=self.subject.type, value=_plain(await self._host.run_here(plugin, hook, ctx, *args))
+        )
+
+    async def _read(self, plugin: NekroPlugin, ctx: AgentCtx, said: dict[str, Any], *form: str) -> object:
+        """Run the hook for a message; returns its signal, with what it changed if the caller asks for it."""
+        message = ChatMessage.model_validate(said)
+        locate_files(message.content_data, chat_key=message.chat_key)
+        before = message.changeable()
+        signal = _plain(await self._host.run_here(plugin, "user_message", ctx, message))
+        changes = message.changes_since(before) if _WITH_CHANGES in form else {}
+        return {"signal": signal, "changes": changes} if changes else signal
 
     def _plugin(self, arguments: Arguments) -> NekroPlugin:
         (plugin_key, _, _), _ = arguments
@@ -178,3 +195,8 @@ class ForwardedHooks(CallTarget):
             if plugin.key == plugin_key:
                 return plugin
         raise MethodNotFoundError(f"this worker has no plugin {plugin_key!r}")
+
+
+def _plain(answer: object) -> int | str | None:
+    """Return a hook's answer for its caller: only texts and signals have a meaning."""
+    return int(answer) if isinstance(answer, int) else None if answer is None else str(answer)

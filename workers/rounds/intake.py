@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+
+from loguru import logger
 
 from broker_config.settings import AgentSettings
 from codec.wire import new_id
@@ -40,6 +43,17 @@ class Receipt:
     message: Message
     #: The turn that it started; None if it started none.
     turn_id: str | None
+
+
+#: Field of a ``ChatMessage`` that hooks may change → that of the message as received.
+_FIELDS: Final = {
+    "content_text": "text",
+    "sender_name": "user_name",
+    "sender_nickname": "nickname",
+    "is_tome": "is_tome",
+    "raw_cq_code": "raw_cq_code",
+    "ext_data": "ext_data",
+}
 
 
 class LineReader(Protocol):
@@ -109,12 +123,14 @@ class MessageIntake:
             answer = await self._read(message, issuer)
             if answer is not None:
                 return await self._answered(new, answer)
-        signal = await self._hooks.user_message(
-            context_of(chat, user_id=message.user_id), _for_hooks(message, chat, new.id)
-        )
+        shown = _for_hooks(message, chat, new.id)
+        before = shown.changeable()
+        signal = await self._hooks.user_message(context_of(chat, user_id=message.user_id), shown)
         if signal is MsgSignal.BLOCK_ALL:
             return None
-        wakes = signal is MsgSignal.FORCE_TRIGGER or (signal is MsgSignal.CONTINUE and message.is_tome)
+        if changes := shown.changes_since(before):
+            message, new = _as_left(message, new, changes)
+        wakes = signal is MsgSignal.FORCE_TRIGGER or (signal is MsgSignal.CONTINUE and bool(message.is_tome))
         return await self._record(new, adapter_key=chat.adapter_key or "", wakes=wakes, key_id=key_id)
 
     async def reset(self, chat: ChatInfo) -> StoppedRounds:
@@ -215,6 +231,22 @@ def _new(message: IncomingMessage, message_id: str, once_key: str | None) -> New
         data=_data(message),
         once_key=once_key,
     )
+
+
+def _as_left(
+    message: IncomingMessage, new: NewMessage, changes: dict[str, Any]
+) -> tuple[IncomingMessage, NewMessage]:
+    """Return a message and its row as hooks left it, or both unchanged if that cannot be recorded."""
+    try:
+        left = ChatMessage.model_validate({"chat_key": message.chat_key, **changes})
+        values = {_FIELDS[name]: getattr(left, name) for name in changes}
+        changed = dataclasses.replace(message, **values)
+        row = _new(changed, new.id, new.once_key)
+        require_lengths(row.text, sender_id=row.sender_id, sender_name=row.sender_name, data=row.data)
+    except ValueError as exc:  # a message is never lost because of a hook
+        logger.bind(chat_key=message.chat_key, error=str(exc)).warning("message_changes_ignored")
+        return message, new
+    return changed, row
 
 
 def _for_hooks(message: IncomingMessage, chat: ChatInfo, message_id: str) -> ChatMessage:

@@ -31,7 +31,14 @@ async def on_message(_ctx: AgentCtx, message: ChatMessage) -> MsgSignal | None:
     if message.content_text.startswith("!quiet"):
         user.prevent_trigger_until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)
         await user.save()
-    if message.content_text.startswith("!wake"):
+    if message.content_text.startswith("!tidy"):
+        message.content_text = message.content_text.removeprefix("!tidy").strip()
+        message.sender_nickname = "tidied"
+        message.ext_data["tidied_by"] = plugin.key
+        message.is_tome = 0
+    if message.content_text == "!break":
+        message.content_text = None
+    if message.content_text is not None and message.content_text.startswith("!wake"):
         return MsgSignal.FORCE_TRIGGER
     return None
 
