@@ -10,36 +10,25 @@ from typing import BinaryIO
 
 import httpx
 
-from nekro_client import endpoints
-from nekro_client.bodies import file_part, message_body
+from nekro_client.chats import ChatRequests, FileRequests, file_part, message_body
 from nekro_client.connections import AsyncConnection, connecting
 from nekro_client.downloads import Download
 from nekro_client.errors import ClientError, ConflictError, InvalidAnswerError
-from nekro_client.models import (
-    Event,
-    FileInfo,
-    Message,
-    NewPart,
-    Page,
-    PostedMessage,
-    Reset,
-    Round,
-    StreamTicket,
-    TurnSummary,
-)
-from nekro_client.operations import Backoff, segment
+from nekro_client.methods import Asynchronous
+from nekro_client.models import Event, FileInfo, NewPart, PostedMessage
+from nekro_client.operations import API, Backoff, segment
 from nekro_client.streams import STREAM_TIMEOUT, AsyncStream, EventCursor
 from nekro_client.uploads import Upload
 
 __all__ = ["AsyncChat", "AsyncEventStream", "AsyncFiles"]
 
 
-class AsyncChat:
+class AsyncChat(ChatRequests, Asynchronous):
     """One chat of a gateway."""
 
     def __init__(self, connection: AsyncConnection, key: str) -> None:
         segment(key)  # refuses what no URL can name
-        self._connection = connection
+        super().__init__(connection)
         self.key = key
         self.files = AsyncFiles(connection, key)
 
@@ -71,29 +60,7 @@ class AsyncChat:
         added = [file_part(file) for file in stored]
         added += [file_part(await self.files.store(file)) for file in files]
         body = message_body(text, [*parts, *added], user_id, user_name, to_agent)
-        return await self._connection.send(
-            endpoints.post_message(self.key, body, wait_seconds=wait, idempotency_key=idempotency_key)
-        )
-
-    async def messages(
-        self, *, cursor: str | None = None, limit: int | None = None, with_past: bool = False
-    ) -> Page[Message]:
-        """Return a page of the history, the newest messages first.
-
-        Args:
-            with_past: also messages from before the last reset.
-        """
-        return await self._connection.send(
-            endpoints.list_messages(self.key, cursor=cursor, limit=limit, with_past=with_past)
-        )
-
-    async def turns(self, *, cursor: str | None = None, limit: int | None = None) -> Page[TurnSummary]:
-        """Return a page of turns, the newest first."""
-        return await self._connection.send(endpoints.list_turns(self.key, cursor=cursor, limit=limit))
-
-    async def rounds(self, *, cursor: str | None = None, limit: int | None = None) -> Page[Round]:
-        """Return a page of the chat's rounds, the newest first; ``turns.get`` has more of their calls."""
-        return await self._connection.send(endpoints.list_rounds(self.key, cursor=cursor, limit=limit))
+        return await self._post(body, wait=wait, idempotency_key=idempotency_key)
 
     def events(
         self, *, after: int | None = None, live: bool = True, give_up_seconds: float | None = 300
@@ -110,10 +77,6 @@ class AsyncChat:
         """
         cursor = EventCursor(self.key, after=after, live=live, give_up_seconds=give_up_seconds)
         return AsyncEventStream(self._connection.http, cursor)
-
-    async def stream_ticket(self) -> StreamTicket:
-        """Return a path with which a browser's ``EventSource`` reads the events, for some minutes."""
-        return await self._connection.send(endpoints.stream_ticket(self.key))
 
     async def last_event_number(self) -> int:
         """Return the number of the chat's newest event, for ``events(after=…)``; 0 if it has none."""
@@ -144,18 +107,6 @@ class AsyncChat:
                     return cursor.last_number
         raise InvalidAnswerError(f"{cursor.path} has no position")
 
-    async def cancel(self, *, wait: float = 0) -> Reset:
-        """Cancel the chat's waiting rounds and stop its running one; returns the rounds.
-
-        Args:
-            wait: seconds to wait until the running round has stopped.
-        """
-        return await self._connection.send(endpoints.cancel_chat(self.key, wait_seconds=wait))
-
-    async def reset(self) -> Reset:
-        """Stop the chat's rounds and start a new history; returns the rounds."""
-        return await self._connection.send(endpoints.reset_chat(self.key))
-
 
 class AsyncEventStream(AsyncStream[Event]):
     """Events of a chat; also a context manager."""
@@ -171,47 +122,21 @@ class AsyncEventStream(AsyncStream[Event]):
         return self._cursor.last_number
 
 
-class AsyncFiles:
+class AsyncFiles(FileRequests, Asynchronous):
     """Files of a chat."""
 
     def __init__(self, connection: AsyncConnection, chat_key: str) -> None:
-        self._connection = connection
+        super().__init__(connection)
         self._chat_key = chat_key
-
-    async def list(self) -> list[FileInfo]:
-        """Return the files of the chat."""
-        return await self._connection.all(
-            lambda cursor: endpoints.list_files(self._chat_key, cursor=cursor, limit=None)
-        )
-
-    async def upload(
-        self, source: Path | str | bytes, *, name: str | None = None, media_type: str | None = None
-    ) -> FileInfo:
-        """Store a file in the chat's uploads; a path is sent in pieces.
-
-        Args:
-            source: path of this host, or the content itself, which needs a name.
-            media_type: None guesses it from the name.
-
-        Raises:
-            OSError: the file cannot be read.
-            ConflictError: another file has the name.
-        """
-        upload = Upload.of(source, name=name, media_type=media_type)
-        return await self._connection.send(endpoints.put_file(self._chat_key, upload))
 
     async def store(self, source: Path | str) -> FileInfo:
         """Store a file as ``upload`` does; if another one has its name, under one with its digest."""
         upload = Upload.of(source, name=None, media_type=None)
         try:
-            return await self._connection.send(endpoints.put_file(self._chat_key, upload))
+            return await self._connection.send(self._put(upload))
         except ConflictError:
             renamed = await asyncio.to_thread(upload.with_digest)
-            return await self._connection.send(endpoints.put_file(self._chat_key, renamed))
-
-    async def delete(self, file_id: str) -> None:
-        """Remove a file; messages keep its name."""
-        await self._connection.send(endpoints.delete_file(self._chat_key, file_id))
+            return await self._connection.send(self._put(renamed))
 
     async def read(self, file_id: str, *, start: int = 0, end: int | None = None) -> bytes:
         """Return the content of a file, or its bytes from ``start`` and before ``end``."""
@@ -242,7 +167,7 @@ class AsyncFiles:
             await asyncio.shield(asyncio.to_thread(file.close))
 
     async def _fetch(self, file_id: str, download: Download) -> int:
-        path = endpoints.file_path(self._chat_key, file_id)
+        path = API + self._path(file_id)
         while True:
             try:
                 with connecting(path):

@@ -10,36 +10,104 @@ from typing import BinaryIO
 
 import httpx
 
-from nekro_client import endpoints
-from nekro_client.bodies import file_part, message_body
 from nekro_client.connections import Connection, connecting
 from nekro_client.downloads import Download
 from nekro_client.errors import ClientError, ConflictError, InvalidAnswerError
+from nekro_client.methods import Blocking, request, whole_list
 from nekro_client.models import (
     Event,
     FileInfo,
     Message,
+    MessageBody,
+    NewFilePart,
+    NewImagePart,
     NewPart,
+    NewTextPart,
     Page,
     PostedMessage,
     Reset,
     Round,
     StreamTicket,
+    StreamTicketBody,
     TurnSummary,
 )
-from nekro_client.operations import Backoff, segment
+from nekro_client.operations import API, Backoff, Operation, operation, segment
 from nekro_client.streams import STREAM_TIMEOUT, EventCursor, Stream
 from nekro_client.uploads import Upload
 
-__all__ = ["Chat", "EventStream", "Files"]
+__all__ = ["Chat", "ChatRequests", "EventStream", "FileRequests", "Files", "file_part", "message_body"]
 
 
-class Chat:
+class ChatRequests:
+    """The requests of both kinds of chats."""
+
+    key: str
+
+    @request
+    def messages(
+        self, *, cursor: str | None = None, limit: int | None = None, with_past: bool = False
+    ) -> Operation[Page[Message]]:
+        """Return a page of the history, the newest messages first.
+
+        Args:
+            with_past: also messages from before the last reset.
+        """
+        params = {"cursor": cursor, "limit": limit, "with_past": with_past or None}
+        return operation("GET", f"/chats/{segment(self.key)}/messages", Page[Message], params=params)
+
+    @request
+    def turns(self, *, cursor: str | None = None, limit: int | None = None) -> Operation[Page[TurnSummary]]:
+        """Return a page of turns, the newest first."""
+        params = {"cursor": cursor, "limit": limit}
+        return operation("GET", f"/chats/{segment(self.key)}/turns", Page[TurnSummary], params=params)
+
+    @request
+    def rounds(self, *, cursor: str | None = None, limit: int | None = None) -> Operation[Page[Round]]:
+        """Return a page of the chat's rounds, the newest first; ``turns.get`` has more of their calls."""
+        params = {"cursor": cursor, "limit": limit}
+        return operation("GET", f"/chats/{segment(self.key)}/rounds", Page[Round], params=params)
+
+    @request
+    def stream_ticket(self) -> Operation[StreamTicket]:
+        """Return a path with which a browser's ``EventSource`` reads the events, for some minutes."""
+        return operation("POST", "/stream-tickets", StreamTicket, body=StreamTicketBody(chat_key=self.key))
+
+    @request
+    def cancel(self, *, wait: float = 0) -> Operation[Reset]:
+        """Cancel the chat's waiting rounds and stop its running one; returns the rounds.
+
+        Args:
+            wait: seconds to wait until the running round has stopped.
+        """
+        path = f"/chats/{segment(self.key)}/cancel"
+        return operation("POST", path, Reset, params={"wait": wait or None}, wait_seconds=wait)
+
+    @request
+    def reset(self) -> Operation[Reset]:
+        """Stop the chat's rounds and start a new history; returns the rounds."""
+        return operation("POST", f"/chats/{segment(self.key)}/reset", Reset)
+
+    @request
+    def _post(
+        self, body: MessageBody, *, wait: float, idempotency_key: str | None
+    ) -> Operation[PostedMessage]:
+        return operation(
+            "POST",
+            f"/chats/{segment(self.key)}/messages",
+            PostedMessage,
+            params={"wait": wait or None},
+            body=body,
+            idempotency_key=idempotency_key,
+            wait_seconds=wait,
+        )
+
+
+class Chat(ChatRequests, Blocking):
     """One chat of a gateway."""
 
     def __init__(self, connection: Connection, key: str) -> None:
         segment(key)  # refuses what no URL can name
-        self._connection = connection
+        super().__init__(connection)
         self.key = key
         self.files = Files(connection, key)
 
@@ -71,29 +139,7 @@ class Chat:
         added = [file_part(file) for file in stored]
         added += [file_part(self.files.store(file)) for file in files]
         body = message_body(text, [*parts, *added], user_id, user_name, to_agent)
-        return self._connection.send(
-            endpoints.post_message(self.key, body, wait_seconds=wait, idempotency_key=idempotency_key)
-        )
-
-    def messages(
-        self, *, cursor: str | None = None, limit: int | None = None, with_past: bool = False
-    ) -> Page[Message]:
-        """Return a page of the history, the newest messages first.
-
-        Args:
-            with_past: also messages from before the last reset.
-        """
-        return self._connection.send(
-            endpoints.list_messages(self.key, cursor=cursor, limit=limit, with_past=with_past)
-        )
-
-    def turns(self, *, cursor: str | None = None, limit: int | None = None) -> Page[TurnSummary]:
-        """Return a page of turns, the newest first."""
-        return self._connection.send(endpoints.list_turns(self.key, cursor=cursor, limit=limit))
-
-    def rounds(self, *, cursor: str | None = None, limit: int | None = None) -> Page[Round]:
-        """Return a page of the chat's rounds, the newest first; ``turns.get`` has more of their calls."""
-        return self._connection.send(endpoints.list_rounds(self.key, cursor=cursor, limit=limit))
+        return self._post(body, wait=wait, idempotency_key=idempotency_key)
 
     def events(
         self, *, after: int | None = None, live: bool = True, give_up_seconds: float | None = 300
@@ -110,10 +156,6 @@ class Chat:
         """
         cursor = EventCursor(self.key, after=after, live=live, give_up_seconds=give_up_seconds)
         return EventStream(self._connection.http, cursor)
-
-    def stream_ticket(self) -> StreamTicket:
-        """Return a path with which a browser's ``EventSource`` reads the events, for some minutes."""
-        return self._connection.send(endpoints.stream_ticket(self.key))
 
     def last_event_number(self) -> int:
         """Return the number of the chat's newest event, for ``events(after=…)``; 0 if it has none."""
@@ -144,18 +186,6 @@ class Chat:
                     return cursor.last_number
         raise InvalidAnswerError(f"{cursor.path} has no position")
 
-    def cancel(self, *, wait: float = 0) -> Reset:
-        """Cancel the chat's waiting rounds and stop its running one; returns the rounds.
-
-        Args:
-            wait: seconds to wait until the running round has stopped.
-        """
-        return self._connection.send(endpoints.cancel_chat(self.key, wait_seconds=wait))
-
-    def reset(self) -> Reset:
-        """Stop the chat's rounds and start a new history; returns the rounds."""
-        return self._connection.send(endpoints.reset_chat(self.key))
-
 
 class EventStream(Stream[Event]):
     """Events of a chat; also a context manager."""
@@ -171,22 +201,20 @@ class EventStream(Stream[Event]):
         return self._cursor.last_number
 
 
-class Files:
-    """Files of a chat."""
+class FileRequests:
+    """The requests of both kinds of files."""
 
-    def __init__(self, connection: Connection, chat_key: str) -> None:
-        self._connection = connection
-        self._chat_key = chat_key
+    _chat_key: str
 
-    def list(self) -> list[FileInfo]:
+    @whole_list
+    def list(self) -> Operation[Page[FileInfo]]:
         """Return the files of the chat."""
-        return self._connection.all(
-            lambda cursor: endpoints.list_files(self._chat_key, cursor=cursor, limit=None)
-        )
+        return operation("GET", f"/chats/{segment(self._chat_key)}/files", Page[FileInfo])
 
+    @request
     def upload(
         self, source: Path | str | bytes, *, name: str | None = None, media_type: str | None = None
-    ) -> FileInfo:
+    ) -> Operation[FileInfo]:
         """Store a file in the chat's uploads; a path is sent in pieces.
 
         Args:
@@ -197,21 +225,35 @@ class Files:
             OSError: the file cannot be read.
             ConflictError: another file has the name.
         """
-        upload = Upload.of(source, name=name, media_type=media_type)
-        return self._connection.send(endpoints.put_file(self._chat_key, upload))
+        return self._put(Upload.of(source, name=name, media_type=media_type))
+
+    @request
+    def delete(self, file_id: str) -> Operation[None]:
+        """Remove a file; messages keep its name."""
+        return operation("DELETE", self._path(file_id), None)
+
+    def _put(self, upload: Upload) -> Operation[FileInfo]:
+        return operation("PUT", self._path(upload.name), FileInfo, upload=upload)
+
+    def _path(self, name: str) -> str:
+        return f"/chats/{segment(self._chat_key)}/files/{segment(name)}"
+
+
+class Files(FileRequests, Blocking):
+    """Files of a chat."""
+
+    def __init__(self, connection: Connection, chat_key: str) -> None:
+        super().__init__(connection)
+        self._chat_key = chat_key
 
     def store(self, source: Path | str) -> FileInfo:
         """Store a file as ``upload`` does; if another one has its name, under one with its digest."""
         upload = Upload.of(source, name=None, media_type=None)
         try:
-            return self._connection.send(endpoints.put_file(self._chat_key, upload))
+            return self._connection.send(self._put(upload))
         except ConflictError:
             renamed = upload.with_digest()
-            return self._connection.send(endpoints.put_file(self._chat_key, renamed))
-
-    def delete(self, file_id: str) -> None:
-        """Remove a file; messages keep its name."""
-        self._connection.send(endpoints.delete_file(self._chat_key, file_id))
+            return self._connection.send(self._put(renamed))
 
     def read(self, file_id: str, *, start: int = 0, end: int | None = None) -> bytes:
         """Return the content of a file, or its bytes from ``start`` and before ``end``."""
@@ -240,7 +282,7 @@ class Files:
                 raise
 
     def _fetch(self, file_id: str, download: Download) -> int:
-        path = endpoints.file_path(self._chat_key, file_id)
+        path = API + self._path(file_id)
         while True:
             try:
                 with connecting(path):
@@ -257,3 +299,22 @@ class Files:
             for chunk in response.iter_raw():
                 download.write(chunk)
         return download.size_bytes
+
+
+def message_body(
+    text: str | None,
+    parts: Sequence[NewPart],
+    user_id: str | None,
+    user_name: str | None,
+    to_agent: bool,
+) -> MessageBody:
+    """Return the body of a message; a text before parts becomes the first part."""
+    if parts and text is not None:
+        parts, text = [NewTextPart(text=text), *parts], None
+    return MessageBody(text=text, parts=[*parts], user_id=user_id, user_name=user_name, to_agent=to_agent)
+
+
+def file_part(file: FileInfo) -> NewPart:
+    """Return the part of a message that shows an uploaded file."""
+    kind = NewImagePart if file.media_type.startswith("image/") else NewFilePart
+    return kind(type=kind.model_fields["type"].default, file_id=file.id)

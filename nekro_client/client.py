@@ -9,22 +9,14 @@ from types import TracebackType
 import httpx
 from pydantic import JsonValue
 
-from nekro_client import endpoints
 from nekro_client.async_chats import AsyncChat
-from nekro_client.async_work import (
-    AsyncApprovals,
-    AsyncDeadLetters,
-    AsyncJobs,
-    AsyncKeys,
-    AsyncTimers,
-    AsyncTurns,
-)
-from nekro_client.bodies import call_body, run_body
 from nekro_client.chats import Chat
 from nekro_client.connections import AsyncConnection, Connection
+from nekro_client.methods import Asynchronous, Blocking, request, whole_list
 from nekro_client.models import (
     Act,
     Call,
+    CallBody,
     ChatSummary,
     Command,
     CommandBody,
@@ -42,17 +34,268 @@ from nekro_client.models import (
     PluginState,
     Queues,
     Run,
+    RunBody,
     Worker,
 )
-from nekro_client.operations import RETRY_SECONDS
+from nekro_client.operations import RETRY_SECONDS, Operation, operation, segment
 from nekro_client.runs import AsyncRunStream, RunStream
 from nekro_client.streams import AsyncChangeStream, ChangeCursor, ChangeStream
-from nekro_client.work import Approvals, DeadLetters, Jobs, Keys, Timers, Turns
+from nekro_client.work import (
+    Approvals,
+    AsyncApprovals,
+    AsyncDeadLetters,
+    AsyncJobs,
+    AsyncKeys,
+    AsyncTimers,
+    AsyncTurns,
+    DeadLetters,
+    Jobs,
+    Keys,
+    Timers,
+    Turns,
+)
 
 __all__ = ["AsyncClient", "Client"]
 
 
-class Client:
+class _Requests:
+    @request
+    def chats(
+        self,
+        text: str = "",
+        *,
+        failures_since: datetime | None = None,
+        cursor: str | None = None,
+        limit: int | None = None,
+    ) -> Operation[Page[ChatSummary]]:
+        """Return a page of chats, the one with the newest activity first.
+
+        Args:
+            text: only chats whose key or name contains it; "" means all.
+            failures_since: also count the turns that have failed since then.
+        """
+        since = None if failures_since is None else failures_since.isoformat()
+        params = {"q": text or None, "failures_since": since, "cursor": cursor, "limit": limit}
+        return operation("GET", "/chats", Page[ChatSummary], params=params)
+
+    @request
+    def audit(
+        self,
+        *,
+        action: str | None = None,
+        subject: str | None = None,
+        cursor: str | None = None,
+        limit: int | None = None,
+    ) -> Operation[Page[Act]]:
+        """Return a page of administrative acts, the newest first.
+
+        Args:
+            action: only acts that begin with it, such as ``dead_letter.``; None means all.
+            subject: only acts on this; None means all.
+        """
+        params = {"action": action, "subject": subject, "cursor": cursor, "limit": limit}
+        return operation("GET", "/audit", Page[Act], params=params)
+
+    @request
+    def run(
+        self,
+        code: str,
+        *,
+        chat_key: str,
+        user_id: str | None = None,
+        follow_up: bool = False,
+        timeout_seconds: float | None = None,
+        seconds: float = 600,
+        idempotency_key: str | None = None,
+    ) -> Operation[Run]:
+        """Run code in the chat's sandbox; a run is stopped when the connection is lost.
+
+        Args:
+            follow_up: whether an AGENT result requests a round.
+            timeout_seconds: how long it may take, with the wait for a worker; None: as the fleet allows.
+            seconds: how long to wait for the report.
+        """
+        body = _run_body(code, chat_key, user_id, follow_up, timeout_seconds)
+        return _run(body, seconds=seconds, idempotency_key=idempotency_key)
+
+    @request
+    def call(
+        self,
+        method: str,
+        args: Sequence[JsonValue] = (),
+        kwargs: Mapping[str, JsonValue] | None = None,
+        *,
+        chat_key: str,
+        user_id: str | None = None,
+        timeout_seconds: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> Operation[Call]:
+        """Call a method of a plugin; a call that fails is an ``ApiError``.
+
+        Args:
+            timeout_seconds: None means the limit of the method's lane.
+        """
+        body = CallBody(
+            method=method,
+            args=list(args),
+            kwargs=dict(kwargs or {}),
+            chat_key=chat_key,
+            user_id=user_id,
+            timeout_seconds=timeout_seconds,
+        )
+        seconds = _longest(timeout_seconds)
+        return operation(
+            "POST", "/calls", Call, body=body, idempotency_key=idempotency_key, wait_seconds=seconds
+        )
+
+    @request
+    def command(
+        self,
+        chat_key: str,
+        line: str,
+        *,
+        user_id: str | None = None,
+        level: Level = "user",
+        timeout_seconds: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> Operation[CommandResult]:
+        """Run a plugin's command, or answer the last one that asked; a failed command is a result.
+
+        Args:
+            line: ``/name arguments``, or an answer.
+            timeout_seconds: None means the limit of calls.
+        """
+        body = CommandBody(
+            chat_key=chat_key, line=line, user_id=user_id, level=level, timeout_seconds=timeout_seconds
+        )
+        seconds = _longest(timeout_seconds)
+        return operation(
+            "POST",
+            "/commands",
+            CommandResult,
+            body=body,
+            idempotency_key=idempotency_key,
+            wait_seconds=seconds,
+        )
+
+    @whole_list
+    def commands(self) -> Operation[Page[Command]]:
+        """Return the commands of the plugins."""
+        return operation("GET", "/commands", Page[Command])
+
+    @whole_list
+    def methods(self) -> Operation[Page[Method]]:
+        """Return the methods that code may call."""
+        return operation("GET", "/methods", Page[Method])
+
+    @whole_list
+    def plugins(self) -> Operation[Page[Plugin]]:
+        """Return the plugins, also those that failed to load."""
+        return operation("GET", "/plugins", Page[Plugin])
+
+    @request
+    def enable_plugin(self, key: str, *, is_enabled: bool = True) -> Operation[PluginState]:
+        """Enable a plugin on all workers, or disable it; the answer says whether that changed anything."""
+        action = "enable" if is_enabled else "disable"
+        return operation("POST", f"/plugins/{segment(key)}/{action}", PluginState)
+
+    @whole_list
+    def mcp_servers(self) -> Operation[Page[McpServer]]:
+        """Return the declared MCP servers; literal secrets are masked."""
+        return operation("GET", "/mcp/servers", Page[McpServer])
+
+    @request
+    def put_mcp_server(
+        self, name: str, declaration: Mapping[str, JsonValue], *, is_enabled: bool = True
+    ) -> Operation[McpServer]:
+        """Declare an MCP server, as in ``mcp.json``, or replace its declaration."""
+        body = McpServerBody(declaration=dict(declaration), is_enabled=is_enabled)
+        return operation("PUT", f"/mcp/servers/{segment(name)}", McpServer, body=body)
+
+    @request
+    def remove_mcp_server(self, name: str) -> Operation[McpServer]:
+        """Remove an MCP server; returns what it was."""
+        return operation("DELETE", f"/mcp/servers/{segment(name)}", McpServer)
+
+    @request
+    def test_mcp_server(self, name: str) -> Operation[McpTrial]:
+        """Connect with an MCP server on the worker that uses it; ``error`` is None if it works."""
+        return operation("POST", f"/mcp/servers/{segment(name)}/test", McpTrial, wait_seconds=60)
+
+    @request
+    def plugin_config(self, key: str) -> Operation[PluginConfig]:
+        """Return a plugin's configuration with its JSON schema; secrets are masked."""
+        return operation("GET", f"/plugins/{segment(key)}/config", PluginConfig)
+
+    @request
+    def set_plugin_config(self, key: str, values: Mapping[str, JsonValue]) -> Operation[PluginConfig]:
+        """Change fields of a plugin's configuration on all workers; returns the new one."""
+        path = f"/plugins/{segment(key)}/config"
+        return operation("PATCH", path, PluginConfig, body={"values": dict(values)})
+
+    @request
+    def ready(self) -> Operation[None]:
+        """Return if the gateway and its database answer.
+
+        Raises:
+            UnavailableError: the database does not.
+            UnreachableError: the gateway does not.
+        """
+        return Operation(method="GET", path="/readyz", parse=lambda response: None)
+
+    @whole_list
+    def workers(self) -> Operation[Page[Worker]]:
+        """Return the workers that are alive."""
+        return operation("GET", "/workers", Page[Worker])
+
+    @request
+    def costs(
+        self,
+        *,
+        by: CostGroup = "day",
+        since: date | None = None,
+        until: date | None = None,
+        cursor: str | None = None,
+        limit: int | None = None,
+    ) -> Operation[Costs]:
+        """Return a page of what was spent; the first page has the budgets of today too.
+
+        Args:
+            since, until: days (UTC), both included; None does not limit.
+        """
+        params = {
+            "by": by,
+            "since": None if since is None else since.isoformat(),
+            "until": None if until is None else until.isoformat(),
+            "cursor": cursor,
+            "limit": limit,
+        }
+        return operation("GET", "/costs", Costs, params=params)
+
+    @request
+    def queues(self) -> Operation[Queues]:
+        """Return what waits and runs in the queues, as rounds and as jobs."""
+        return operation("GET", "/queues", Queues)
+
+
+def _run_body(
+    code: str, chat_key: str, user_id: str | None, follow_up: bool, timeout_seconds: float | None
+) -> RunBody:
+    return RunBody(
+        code=code, chat_key=chat_key, user_id=user_id, follow_up=follow_up, timeout_seconds=timeout_seconds
+    )
+
+
+def _run(body: RunBody, *, seconds: float, idempotency_key: str | None) -> Operation[Run]:
+    return operation("POST", "/runs", Run, body=body, wait_seconds=seconds, idempotency_key=idempotency_key)
+
+
+def _longest(timeout_seconds: float | None) -> float:
+    """Without a limit of its own, a call has the one of its lane, which the client does not know."""
+    return 3600.0 if timeout_seconds is None else timeout_seconds
+
+
+class Client(_Requests, Blocking):
     """A connection to a gateway; thread-safe, usable as a context manager.
 
     A request that fails in passing (connection lost, 429, 503) is sent again with growing pauses. A POST has
@@ -78,7 +321,7 @@ class Client:
         Raises:
             ClientError: there is no URL, or it is not one of HTTP.
         """
-        self._connection = Connection(url, key, retry_seconds=retry_seconds, transport=transport)
+        super().__init__(Connection(url, key, retry_seconds=retry_seconds, transport=transport))
         self.turns = Turns(self._connection)
         self.jobs = Jobs(self._connection)
         self.approvals = Approvals(self._connection)
@@ -108,24 +351,6 @@ class Client:
         """
         return Chat(self._connection, key)
 
-    def chats(
-        self,
-        text: str = "",
-        *,
-        failures_since: datetime | None = None,
-        cursor: str | None = None,
-        limit: int | None = None,
-    ) -> Page[ChatSummary]:
-        """Return a page of chats, the one with the newest activity first.
-
-        Args:
-            text: only chats whose key or name contains it; "" means all.
-            failures_since: also count the turns that have failed since then.
-        """
-        return self._connection.send(
-            endpoints.list_chats(text=text, failures_since=failures_since, cursor=cursor, limit=limit)
-        )
-
     def changes(self, *, give_up_seconds: float | None = 300) -> ChangeStream:
         """Return hints about what changes, without end: which list to read again.
 
@@ -136,45 +361,6 @@ class Client:
             give_up_seconds: how long the gateway may be out of reach; None means for ever.
         """
         return ChangeStream(self._connection.http, ChangeCursor(give_up_seconds=give_up_seconds))
-
-    def audit(
-        self,
-        *,
-        action: str | None = None,
-        subject: str | None = None,
-        cursor: str | None = None,
-        limit: int | None = None,
-    ) -> Page[Act]:
-        """Return a page of administrative acts, the newest first.
-
-        Args:
-            action: only acts that begin with it, such as ``dead_letter.``; None means all.
-            subject: only acts on this; None means all.
-        """
-        return self._connection.send(
-            endpoints.list_acts(action=action, subject=subject, cursor=cursor, limit=limit)
-        )
-
-    def run(
-        self,
-        code: str,
-        *,
-        chat_key: str,
-        user_id: str | None = None,
-        follow_up: bool = False,
-        timeout_seconds: float | None = None,
-        seconds: float = 600,
-        idempotency_key: str | None = None,
-    ) -> Run:
-        """Run code in the chat's sandbox; a run is stopped when the connection is lost.
-
-        Args:
-            follow_up: whether an AGENT result requests a round.
-            timeout_seconds: how long it may take, with the wait for a worker; None: as the fleet allows.
-            seconds: how long to wait for the report.
-        """
-        body = run_body(code, chat_key, user_id, follow_up, timeout_seconds)
-        return self._connection.send(endpoints.run(body, seconds=seconds, idempotency_key=idempotency_key))
 
     def stream_run(
         self,
@@ -187,128 +373,11 @@ class Client:
         idempotency_key: str | None = None,
     ) -> RunStream:
         """Run code as ``run`` does; returns its output, piece by piece while it runs, and then its report."""
-        body = run_body(code, chat_key, user_id, follow_up, timeout_seconds)
-        return RunStream(self._connection, endpoints.run(body, seconds=0, idempotency_key=idempotency_key))
-
-    def call(
-        self,
-        method: str,
-        args: Sequence[JsonValue] = (),
-        kwargs: Mapping[str, JsonValue] | None = None,
-        *,
-        chat_key: str,
-        user_id: str | None = None,
-        timeout_seconds: float | None = None,
-        idempotency_key: str | None = None,
-    ) -> Call:
-        """Call a method of a plugin; a call that fails is an ``ApiError``.
-
-        Args:
-            timeout_seconds: None means the limit of the method's lane.
-        """
-        body = call_body(method, args, kwargs, chat_key, user_id, timeout_seconds)
-        return self._connection.send(endpoints.call(body, idempotency_key=idempotency_key))
-
-    def command(
-        self,
-        chat_key: str,
-        line: str,
-        *,
-        user_id: str | None = None,
-        level: Level = "user",
-        timeout_seconds: float | None = None,
-        idempotency_key: str | None = None,
-    ) -> CommandResult:
-        """Run a plugin's command, or answer the last one that asked; a failed command is a result.
-
-        Args:
-            line: ``/name arguments``, or an answer.
-            timeout_seconds: None means the limit of calls.
-        """
-        body = CommandBody(
-            chat_key=chat_key, line=line, user_id=user_id, level=level, timeout_seconds=timeout_seconds
-        )
-        return self._connection.send(endpoints.command(body, idempotency_key=idempotency_key))
-
-    def commands(self) -> list[Command]:
-        """Return the commands of the plugins."""
-        return self._connection.all(lambda cursor: endpoints.list_commands(cursor=cursor))
-
-    def methods(self) -> list[Method]:
-        """Return the methods that code may call."""
-        return self._connection.all(lambda cursor: endpoints.list_methods(cursor=cursor))
-
-    def plugins(self) -> list[Plugin]:
-        """Return the plugins, also those that failed to load."""
-        return self._connection.all(lambda cursor: endpoints.list_plugins(cursor=cursor))
-
-    def enable_plugin(self, key: str, *, is_enabled: bool = True) -> PluginState:
-        """Enable a plugin on all workers, or disable it; the answer says whether that changed anything."""
-        return self._connection.send(endpoints.decide_plugin(key, is_enabled=is_enabled))
-
-    def mcp_servers(self) -> list[McpServer]:
-        """Return the declared MCP servers; literal secrets are masked."""
-        return self._connection.all(lambda cursor: endpoints.list_mcp_servers(cursor=cursor))
-
-    def put_mcp_server(
-        self, name: str, declaration: Mapping[str, JsonValue], *, is_enabled: bool = True
-    ) -> McpServer:
-        """Declare an MCP server, as in ``mcp.json``, or replace its declaration."""
-        body = McpServerBody(declaration=dict(declaration), is_enabled=is_enabled)
-        return self._connection.send(endpoints.put_mcp_server(name, body))
-
-    def remove_mcp_server(self, name: str) -> McpServer:
-        """Remove an MCP server; returns what it was."""
-        return self._connection.send(endpoints.remove_mcp_server(name))
-
-    def test_mcp_server(self, name: str) -> McpTrial:
-        """Connect with an MCP server on the worker that uses it; ``error`` is None if it works."""
-        return self._connection.send(endpoints.test_mcp_server(name))
-
-    def plugin_config(self, key: str) -> PluginConfig:
-        """Return a plugin's configuration with its JSON schema; secrets are masked."""
-        return self._connection.send(endpoints.get_plugin_config(key))
-
-    def set_plugin_config(self, key: str, values: Mapping[str, JsonValue]) -> PluginConfig:
-        """Change fields of a plugin's configuration on all workers; returns the new one."""
-        return self._connection.send(endpoints.set_plugin_config(key, values))
-
-    def ready(self) -> None:
-        """Return if the gateway and its database answer.
-
-        Raises:
-            UnavailableError: the database does not.
-            UnreachableError: the gateway does not.
-        """
-        self._connection.send(endpoints.readiness())
-
-    def workers(self) -> list[Worker]:
-        """Return the workers that are alive."""
-        return self._connection.send(endpoints.list_workers()).items
-
-    def costs(
-        self,
-        *,
-        by: CostGroup = "day",
-        since: date | None = None,
-        until: date | None = None,
-        cursor: str | None = None,
-        limit: int | None = None,
-    ) -> Costs:
-        """Return a page of what was spent; the first page has the budgets of today too.
-
-        Args:
-            since, until: days (UTC), both included; None does not limit.
-        """
-        request = endpoints.get_costs(by=by, since=since, until=until, cursor=cursor, limit=limit)
-        return self._connection.send(request)
-
-    def queues(self) -> Queues:
-        """Return what waits and runs in the queues, as rounds and as jobs."""
-        return self._connection.send(endpoints.get_queues())
+        body = _run_body(code, chat_key, user_id, follow_up, timeout_seconds)
+        return RunStream(self._connection, _run(body, seconds=0, idempotency_key=idempotency_key))
 
 
-class AsyncClient:
+class AsyncClient(_Requests, Asynchronous):
     """As ``Client``, for one event loop; an asynchronous context manager."""
 
     def __init__(
@@ -330,7 +399,7 @@ class AsyncClient:
         Raises:
             ClientError: there is no URL, or it is not one of HTTP.
         """
-        self._connection = AsyncConnection(url, key, retry_seconds=retry_seconds, transport=transport)
+        super().__init__(AsyncConnection(url, key, retry_seconds=retry_seconds, transport=transport))
         self.turns = AsyncTurns(self._connection)
         self.jobs = AsyncJobs(self._connection)
         self.approvals = AsyncApprovals(self._connection)
@@ -360,24 +429,6 @@ class AsyncClient:
         """
         return AsyncChat(self._connection, key)
 
-    async def chats(
-        self,
-        text: str = "",
-        *,
-        failures_since: datetime | None = None,
-        cursor: str | None = None,
-        limit: int | None = None,
-    ) -> Page[ChatSummary]:
-        """Return a page of chats, the one with the newest activity first.
-
-        Args:
-            text: only chats whose key or name contains it; "" means all.
-            failures_since: also count the turns that have failed since then.
-        """
-        return await self._connection.send(
-            endpoints.list_chats(text=text, failures_since=failures_since, cursor=cursor, limit=limit)
-        )
-
     def changes(self, *, give_up_seconds: float | None = 300) -> AsyncChangeStream:
         """Return hints about what changes, without end: which list to read again.
 
@@ -388,47 +439,6 @@ class AsyncClient:
             give_up_seconds: how long the gateway may be out of reach; None means for ever.
         """
         return AsyncChangeStream(self._connection.http, ChangeCursor(give_up_seconds=give_up_seconds))
-
-    async def audit(
-        self,
-        *,
-        action: str | None = None,
-        subject: str | None = None,
-        cursor: str | None = None,
-        limit: int | None = None,
-    ) -> Page[Act]:
-        """Return a page of administrative acts, the newest first.
-
-        Args:
-            action: only acts that begin with it, such as ``dead_letter.``; None means all.
-            subject: only acts on this; None means all.
-        """
-        return await self._connection.send(
-            endpoints.list_acts(action=action, subject=subject, cursor=cursor, limit=limit)
-        )
-
-    async def run(
-        self,
-        code: str,
-        *,
-        chat_key: str,
-        user_id: str | None = None,
-        follow_up: bool = False,
-        timeout_seconds: float | None = None,
-        seconds: float = 600,
-        idempotency_key: str | None = None,
-    ) -> Run:
-        """Run code in the chat's sandbox; a run is stopped when the connection is lost.
-
-        Args:
-            follow_up: whether an AGENT result requests a round.
-            timeout_seconds: how long it may take, with the wait for a worker; None: as the fleet allows.
-            seconds: how long to wait for the report.
-        """
-        body = run_body(code, chat_key, user_id, follow_up, timeout_seconds)
-        return await self._connection.send(
-            endpoints.run(body, seconds=seconds, idempotency_key=idempotency_key)
-        )
 
     def stream_run(
         self,
@@ -441,124 +451,5 @@ class AsyncClient:
         idempotency_key: str | None = None,
     ) -> AsyncRunStream:
         """Run code as ``run`` does; returns its output, piece by piece while it runs, and then its report."""
-        body = run_body(code, chat_key, user_id, follow_up, timeout_seconds)
-        return AsyncRunStream(
-            self._connection, endpoints.run(body, seconds=0, idempotency_key=idempotency_key)
-        )
-
-    async def call(
-        self,
-        method: str,
-        args: Sequence[JsonValue] = (),
-        kwargs: Mapping[str, JsonValue] | None = None,
-        *,
-        chat_key: str,
-        user_id: str | None = None,
-        timeout_seconds: float | None = None,
-        idempotency_key: str | None = None,
-    ) -> Call:
-        """Call a method of a plugin; a call that fails is an ``ApiError``.
-
-        Args:
-            timeout_seconds: None means the limit of the method's lane.
-        """
-        body = call_body(method, args, kwargs, chat_key, user_id, timeout_seconds)
-        return await self._connection.send(endpoints.call(body, idempotency_key=idempotency_key))
-
-    async def command(
-        self,
-        chat_key: str,
-        line: str,
-        *,
-        user_id: str | None = None,
-        level: Level = "user",
-        timeout_seconds: float | None = None,
-        idempotency_key: str | None = None,
-    ) -> CommandResult:
-        """Run a plugin's command, or answer the last one that asked; a failed command is a result.
-
-        Args:
-            line: ``/name arguments``, or an answer.
-            timeout_seconds: None means the limit of calls.
-        """
-        body = CommandBody(
-            chat_key=chat_key, line=line, user_id=user_id, level=level, timeout_seconds=timeout_seconds
-        )
-        return await self._connection.send(endpoints.command(body, idempotency_key=idempotency_key))
-
-    async def commands(self) -> list[Command]:
-        """Return the commands of the plugins."""
-        return await self._connection.all(lambda cursor: endpoints.list_commands(cursor=cursor))
-
-    async def methods(self) -> list[Method]:
-        """Return the methods that code may call."""
-        return await self._connection.all(lambda cursor: endpoints.list_methods(cursor=cursor))
-
-    async def plugins(self) -> list[Plugin]:
-        """Return the plugins, also those that failed to load."""
-        return await self._connection.all(lambda cursor: endpoints.list_plugins(cursor=cursor))
-
-    async def enable_plugin(self, key: str, *, is_enabled: bool = True) -> PluginState:
-        """Enable a plugin on all workers, or disable it; the answer says whether that changed anything."""
-        return await self._connection.send(endpoints.decide_plugin(key, is_enabled=is_enabled))
-
-    async def mcp_servers(self) -> list[McpServer]:
-        """Return the declared MCP servers; literal secrets are masked."""
-        return await self._connection.all(lambda cursor: endpoints.list_mcp_servers(cursor=cursor))
-
-    async def put_mcp_server(
-        self, name: str, declaration: Mapping[str, JsonValue], *, is_enabled: bool = True
-    ) -> McpServer:
-        """Declare an MCP server, as in ``mcp.json``, or replace its declaration."""
-        body = McpServerBody(declaration=dict(declaration), is_enabled=is_enabled)
-        return await self._connection.send(endpoints.put_mcp_server(name, body))
-
-    async def remove_mcp_server(self, name: str) -> McpServer:
-        """Remove an MCP server; returns what it was."""
-        return await self._connection.send(endpoints.remove_mcp_server(name))
-
-    async def test_mcp_server(self, name: str) -> McpTrial:
-        """Connect with an MCP server on the worker that uses it; ``error`` is None if it works."""
-        return await self._connection.send(endpoints.test_mcp_server(name))
-
-    async def plugin_config(self, key: str) -> PluginConfig:
-        """Return a plugin's configuration with its JSON schema; secrets are masked."""
-        return await self._connection.send(endpoints.get_plugin_config(key))
-
-    async def set_plugin_config(self, key: str, values: Mapping[str, JsonValue]) -> PluginConfig:
-        """Change fields of a plugin's configuration on all workers; returns the new one."""
-        return await self._connection.send(endpoints.set_plugin_config(key, values))
-
-    async def ready(self) -> None:
-        """Return if the gateway and its database answer.
-
-        Raises:
-            UnavailableError: the database does not.
-            UnreachableError: the gateway does not.
-        """
-        await self._connection.send(endpoints.readiness())
-
-    async def workers(self) -> list[Worker]:
-        """Return the workers that are alive."""
-        return (await self._connection.send(endpoints.list_workers())).items
-
-    async def costs(
-        self,
-        *,
-        by: CostGroup = "day",
-        since: date | None = None,
-        until: date | None = None,
-        cursor: str | None = None,
-        limit: int | None = None,
-    ) -> Costs:
-        """Return a page of what was spent; the first page has the budgets of today too.
-
-        Args:
-            since, until: days (UTC), both included; None does not limit.
-        """
-        request = endpoints.get_costs(by=by, since=since, until=until, cursor=cursor, limit=limit)
-        return await self._connection.send(request)
-
-    async def queues(self) -> Queues:
-        """Return what waits and runs in the queues, as rounds and as jobs."""
-        return await self._connection.send(endpoints.get_queues())
+        body = _run_body(code, chat_key, user_id, follow_up, timeout_seconds)
+        return AsyncRunStream(self._connection, _run(body, seconds=0, idempotency_key=idempotency_key))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -57,16 +57,14 @@ class Connection:
                     raise
             time.sleep(delay)
 
-    def all(self, page: Callable[[str | None], Operation[Page[T]]]) -> list[T]:
-        """Return the items of all pages of a list."""
-        items: list[T] = []
-        cursor: str | None = None
-        while True:
-            answer = self.send(page(cursor))
-            items += answer.items
-            cursor = answer.next_cursor
-            if cursor is None:
-                return items
+    def all(self, first: Operation[Page[T]]) -> list[T]:
+        """Return the items of all pages of a list, given the request of the first one."""
+        page = self.send(first)
+        items = [*page.items]
+        while page.next_cursor is not None:
+            page = self.send(first.after(page.next_cursor))
+            items += page.items
+        return items
 
     def _attempt(self, operation: Operation[Any]) -> httpx.Response:
         content = operation.upload.chunks() if operation.upload is not None else operation.content
@@ -123,16 +121,14 @@ class AsyncConnection:
                     raise
             await asyncio.sleep(delay)
 
-    async def all(self, page: Callable[[str | None], Operation[Page[T]]]) -> list[T]:
-        """Return the items of all pages of a list."""
-        items: list[T] = []
-        cursor: str | None = None
-        while True:
-            answer = await self.send(page(cursor))
-            items += answer.items
-            cursor = answer.next_cursor
-            if cursor is None:
-                return items
+    async def all(self, first: Operation[Page[T]]) -> list[T]:
+        """Return the items of all pages of a list, given the request of the first one."""
+        page = await self.send(first)
+        items = [*page.items]
+        while page.next_cursor is not None:
+            page = await self.send(first.after(page.next_cursor))
+            items += page.items
+        return items
 
     async def _attempt(self, operation: Operation[Any]) -> httpx.Response:
         content = operation.upload.achunks() if operation.upload is not None else operation.content

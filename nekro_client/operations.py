@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, Generic, TypeVar
@@ -74,6 +74,10 @@ class Operation(Generic[T]):
     def timeout(self) -> httpx.Timeout:
         """Limits of the request."""
         return httpx.Timeout(READ_SECONDS + self.wait_seconds, connect=CONNECT_SECONDS)
+
+    def after(self, cursor: str) -> Operation[T]:
+        """Return the request of a list's next page."""
+        return replace(self, params={**self.params, "cursor": cursor})
 
 
 def operation(

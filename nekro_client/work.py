@@ -8,10 +8,9 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from nekro_client import endpoints
-from nekro_client.bodies import approval_body, key_body
+from nekro_client.async_chats import AsyncChat, AsyncEventStream
 from nekro_client.chats import Chat, EventStream
-from nekro_client.connections import Connection
+from nekro_client.methods import Asynchronous, Blocking, request, whole_list
 from nekro_client.models import (
     ApiKey,
     Approval,
@@ -20,6 +19,7 @@ from nekro_client.models import (
     DeadLetter,
     DecisionBody,
     Job,
+    KeyBody,
     KeyScope,
     Page,
     ReplayedTurn,
@@ -30,32 +30,45 @@ from nekro_client.models import (
     TimerBody,
     Turn,
 )
+from nekro_client.operations import Operation, operation, segment
 from nekro_client.streams import TurnWait
 
-__all__ = ["Approvals", "DeadLetters", "Jobs", "Keys", "Timers", "Turns"]
+__all__ = [
+    "Approvals",
+    "AsyncApprovals",
+    "AsyncDeadLetters",
+    "AsyncJobs",
+    "AsyncKeys",
+    "AsyncTimers",
+    "AsyncTurns",
+    "DeadLetters",
+    "Jobs",
+    "Keys",
+    "Timers",
+    "Turns",
+]
 
 
-class Turns:
-    """What messages, calls, timers and jobs caused."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def get(self, turn_id: str, *, with_values: bool = True) -> Turn:
+class _TurnRequests:
+    @request
+    def get(self, turn_id: str, *, with_values: bool = True) -> Operation[Turn]:
         """Return a turn with its rounds, calls, messages and jobs.
 
         Args:
             with_values: False leaves out arguments and results of calls; ``call`` returns them for one.
         """
-        return self._connection.send(endpoints.get_turn(turn_id, with_values=with_values))
+        params = {"values": None if with_values else False}
+        return operation("GET", f"/turns/{segment(turn_id)}", Turn, params=params)
 
-    def call(self, turn_id: str, call_id: str) -> Call:
+    @request
+    def call(self, turn_id: str, call_id: str) -> Operation[Call]:
         """Return a call of a turn, with its arguments and its result."""
-        return self._connection.send(endpoints.get_turn_call(turn_id, call_id))
+        return operation("GET", f"/turns/{segment(turn_id)}/calls/{segment(call_id)}", Call)
 
+    @request
     def replay(
         self, turn_id: str, *, chat_key: str | None = None, idempotency_key: str | None = None
-    ) -> ReplayedTurn:
+    ) -> Operation[ReplayedTurn]:
         """Run a turn again in a new chat with the turn's history; the old chat stays as it is.
 
         Args:
@@ -64,12 +77,18 @@ class Turns:
         Raises:
             ConflictError: the chat exists, or no person's message caused the turn.
         """
+        path = f"/turns/{segment(turn_id)}/replay"
         body = ReplayTurnBody(chat_key=chat_key)
-        return self._connection.send(endpoints.replay_turn(turn_id, body, idempotency_key=idempotency_key))
+        return operation("POST", path, ReplayedTurn, body=body, idempotency_key=idempotency_key)
 
-    def cancel(self, turn_id: str) -> Turn:
+    @request
+    def cancel(self, turn_id: str) -> Operation[Turn]:
         """Stop a turn; returns it as it is then, which may be still running."""
-        return self._connection.send(endpoints.cancel_turn(turn_id))
+        return operation("POST", f"/turns/{segment(turn_id)}/cancel", Turn)
+
+
+class Turns(_TurnRequests, Blocking):
+    """What messages, calls, timers and jobs caused."""
 
     def wait(self, turn_id: str, *, timeout_seconds: float | None = None) -> Turn:
         """Return a turn when it has ended, as the chat's event stream shows.
@@ -94,12 +113,34 @@ class Turns:
                     return
 
 
-class Jobs:
-    """Background jobs of plugins."""
+class AsyncTurns(_TurnRequests, Asynchronous):
+    """What messages, calls, timers and jobs caused."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    async def wait(self, turn_id: str, *, timeout_seconds: float | None = None) -> Turn:
+        """Return a turn when it has ended, as the chat's event stream shows.
 
+        Raises:
+            WaitTimeoutError: it has not after ``timeout_seconds``; None waits without end.
+        """
+        wait = TurnWait(turn_id, timeout_seconds=timeout_seconds)
+        turn = await self.get(turn_id)
+        while not wait.is_over(turn):
+            if wait.position is None:
+                wait.position = await AsyncChat(self._connection, turn.chat_key).last_event_number()
+            else:
+                await self._wait_for_end_event(wait, turn)
+            turn = await self.get(turn_id)
+        return turn
+
+    async def _wait_for_end_event(self, wait: TurnWait, turn: Turn) -> None:
+        async with AsyncEventStream(self._connection.http, wait.cursor(turn)) as events:
+            async for event in events:
+                if event.turn_id == wait.turn_id:
+                    return
+
+
+class _JobRequests:
+    @request
     def list(
         self,
         *,
@@ -107,35 +148,41 @@ class Jobs:
         open_only: bool = False,
         cursor: str | None = None,
         limit: int | None = None,
-    ) -> Page[Job]:
+    ) -> Operation[Page[Job]]:
         """Return a page of jobs, the newest first."""
-        return self._connection.send(
-            endpoints.list_jobs(chat_key=chat_key, open_only=open_only, cursor=cursor, limit=limit)
-        )
+        params = {"chat_key": chat_key, "open": open_only or None, "cursor": cursor, "limit": limit}
+        return operation("GET", "/jobs", Page[Job], params=params)
 
-    def get(self, job_id: str) -> Job:
+    @request
+    def get(self, job_id: str) -> Operation[Job]:
         """Return a job."""
-        return self._connection.send(endpoints.get_job(job_id))
+        return operation("GET", f"/jobs/{segment(job_id)}", Job)
 
-    def cancel(self, job_id: str) -> Job:
+    @request
+    def cancel(self, job_id: str) -> Operation[Job]:
         """Ask a job to end; returns it as it is then."""
-        return self._connection.send(endpoints.cancel_job(job_id))
+        return operation("POST", f"/jobs/{segment(job_id)}/cancel", Job)
 
-    def signal(self, job_id: str, key: str, data: JsonValue = None) -> Job:
+    @request
+    def signal(self, job_id: str, key: str, data: JsonValue = None) -> Operation[Job]:
         """Pass data to the job's ``wait(key)``, now or when it waits; what a key means is up to the plugin.
 
         Raises:
             ConflictError: the job has ended.
         """
-        return self._connection.send(endpoints.signal_job(job_id, SignalBody(key=key, data=data)))
+        return operation("POST", f"/jobs/{segment(job_id)}/signals", Job, body=SignalBody(key=key, data=data))
 
 
-class Approvals:
-    """Calls that wait for approval, and decisions on them."""
+class Jobs(_JobRequests, Blocking):
+    """Background jobs of plugins."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
+class AsyncJobs(_JobRequests, Asynchronous):
+    """Background jobs of plugins."""
+
+
+class _ApprovalRequests:
+    @request
     def list(
         self,
         *,
@@ -143,20 +190,21 @@ class Approvals:
         state: str | None = None,
         cursor: str | None = None,
         limit: int | None = None,
-    ) -> Page[Approval]:
+    ) -> Operation[Page[Approval]]:
         """Return a page of requests, the newest first, without their arguments.
 
         Args:
             state: ``pending``, ``approved``, ``denied``, ``expired`` or ``cancelled``; None means all.
         """
-        return self._connection.send(
-            endpoints.list_approvals(chat_key=chat_key, state=state, cursor=cursor, limit=limit)
-        )
+        params = {"chat_key": chat_key, "state": state, "cursor": cursor, "limit": limit}
+        return operation("GET", "/approvals", Page[Approval], params=params)
 
-    def get(self, approval_id: str) -> Approval:
+    @request
+    def get(self, approval_id: str) -> Operation[Approval]:
         """Return a request with the call as it would run."""
-        return self._connection.send(endpoints.get_approval(approval_id))
+        return operation("GET", f"/approvals/{segment(approval_id)}", Approval)
 
+    @request
     def approve(
         self,
         approval_id: str,
@@ -165,7 +213,7 @@ class Approvals:
         reason: str | None = None,
         args: Sequence[JsonValue] | None = None,
         kwargs: Mapping[str, JsonValue] | None = None,
-    ) -> Approval:
+    ) -> Operation[Approval]:
         """Let a call run.
 
         Args:
@@ -175,82 +223,112 @@ class Approvals:
         Raises:
             ConflictError: the call was decided already; the error names the first decision.
         """
-        body = approval_body(scope, reason, args, kwargs)
-        return self._connection.send(endpoints.decide_approval(approval_id, body))
+        body = DecisionBody(
+            decision="approve",
+            scope=scope,
+            reason=reason,
+            args=None if args is None else [*args],
+            kwargs=None if kwargs is None else dict(kwargs),
+        )
+        return _decision(approval_id, body)
 
-    def deny(self, approval_id: str, *, reason: str | None = None) -> Approval:
+    @request
+    def deny(self, approval_id: str, *, reason: str | None = None) -> Operation[Approval]:
         """Refuse a call.
 
         Raises:
             ConflictError: the call was decided already; the error names the first decision.
         """
-        body = DecisionBody(decision="deny", reason=reason)
-        return self._connection.send(endpoints.decide_approval(approval_id, body))
+        return _decision(approval_id, DecisionBody(decision="deny", reason=reason))
 
-    def revoke(self, approval_id: str) -> Approval:
+    @request
+    def revoke(self, approval_id: str) -> Operation[Approval]:
         """End what an approval for a turn or a chat permits."""
-        return self._connection.send(endpoints.revoke_approval(approval_id))
+        return operation("POST", f"/approvals/{segment(approval_id)}/revoke", Approval)
 
 
-class Timers:
-    """Timers of chats that have not ended."""
+def _decision(approval_id: str, body: DecisionBody) -> Operation[Approval]:
+    return operation("POST", f"/approvals/{segment(approval_id)}/decision", Approval, body=body)
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
+class Approvals(_ApprovalRequests, Blocking):
+    """Calls that wait for approval, and decisions on them."""
+
+
+class AsyncApprovals(_ApprovalRequests, Asynchronous):
+    """Calls that wait for approval, and decisions on them."""
+
+
+class _TimerRequests:
+    @request
     def list(
         self, *, chat_key: str | None = None, cursor: str | None = None, limit: int | None = None
-    ) -> Page[Timer]:
+    ) -> Operation[Page[Timer]]:
         """Return a page of timers."""
-        return self._connection.send(endpoints.list_timers(chat_key=chat_key, cursor=cursor, limit=limit))
+        params = {"chat_key": chat_key, "cursor": cursor, "limit": limit}
+        return operation("GET", "/timers", Page[Timer], params=params)
 
-    def pause(self, timer_id: str) -> Timer:
+    @request
+    def pause(self, timer_id: str) -> Operation[Timer]:
         """Keep a timer from firing."""
-        return self._connection.send(endpoints.change_timer(timer_id, TimerBody(state="paused")))
+        return operation("PATCH", f"/timers/{segment(timer_id)}", Timer, body=TimerBody(state="paused"))
 
-    def resume(self, timer_id: str) -> Timer:
+    @request
+    def resume(self, timer_id: str) -> Operation[Timer]:
         """Let a paused timer fire again."""
-        return self._connection.send(endpoints.change_timer(timer_id, TimerBody(state="waiting")))
+        return operation("PATCH", f"/timers/{segment(timer_id)}", Timer, body=TimerBody(state="waiting"))
 
-    def delete(self, timer_id: str) -> Timer:
+    @request
+    def delete(self, timer_id: str) -> Operation[Timer]:
         """Delete a timer; returns what it was."""
-        return self._connection.send(endpoints.delete_timer(timer_id))
+        return operation("DELETE", f"/timers/{segment(timer_id)}", Timer)
 
 
-class DeadLetters:
-    """Messages that workers could not process."""
+class Timers(_TimerRequests, Blocking):
+    """Timers of chats that have not ended."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
-    def list(self, *, cursor: str | None = None, limit: int | None = None) -> Page[DeadLetter]:
+class AsyncTimers(_TimerRequests, Asynchronous):
+    """Timers of chats that have not ended."""
+
+
+class _DeadLetterRequests:
+    @request
+    def list(self, *, cursor: str | None = None, limit: int | None = None) -> Operation[Page[DeadLetter]]:
         """Return a page of dead letters, the newest first."""
-        return self._connection.send(endpoints.list_dead_letters(cursor=cursor, limit=limit))
+        return operation("GET", "/dead-letters", Page[DeadLetter], params={"cursor": cursor, "limit": limit})
 
-    def get(self, letter_id: str) -> DeadLetter:
+    @request
+    def get(self, letter_id: str) -> Operation[DeadLetter]:
         """Return a dead letter after its signatures were checked."""
-        return self._connection.send(endpoints.get_dead_letter(letter_id))
+        return operation("GET", f"/dead-letters/{segment(letter_id)}", DeadLetter)
 
-    def retry(self, letter_id: str, *, timeout_seconds: float | None = None) -> DeadLetter:
+    @request
+    def retry(self, letter_id: str, *, timeout_seconds: float | None = None) -> Operation[DeadLetter]:
         """Send a dead letter again under its id.
 
         Args:
             timeout_seconds: how long the call may take, from now; None keeps its deadline.
         """
         body = RetryBody(timeout_seconds=timeout_seconds)
-        return self._connection.send(endpoints.retry_dead_letter(letter_id, body))
+        return operation("POST", f"/dead-letters/{segment(letter_id)}/retry", DeadLetter, body=body)
 
-    def drop(self, letter_id: str) -> None:
+    @request
+    def drop(self, letter_id: str) -> Operation[None]:
         """Delete a dead letter."""
-        self._connection.send(endpoints.drop_dead_letter(letter_id))
+        return operation("DELETE", f"/dead-letters/{segment(letter_id)}", None)
 
 
-class Keys:
-    """Keys of the API; for keys with the scope admin."""
+class DeadLetters(_DeadLetterRequests, Blocking):
+    """Messages that workers could not process."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
+class AsyncDeadLetters(_DeadLetterRequests, Asynchronous):
+    """Messages that workers could not process."""
+
+
+class _KeyRequests:
+    @request
     def create(
         self,
         *,
@@ -262,17 +340,34 @@ class Keys:
         cost_per_day: float | None = None,
         tokens_per_day: int | None = None,
         expires_at: datetime | None = None,
-    ) -> CreatedKey:
+    ) -> Operation[CreatedKey]:
         """Create a key; its text is in the answer only."""
-        body = key_body(
-            scopes, name, chats, user_id, requests_per_minute, cost_per_day, tokens_per_day, expires_at
+        body = KeyBody(
+            scopes=[*scopes],
+            name=name,
+            chats=chats,
+            user_id=user_id,
+            requests_per_minute=requests_per_minute,
+            cost_per_day=cost_per_day,
+            tokens_per_day=tokens_per_day,
+            expires_at=expires_at,
         )
-        return self._connection.send(endpoints.create_key(body))
+        return operation("POST", "/keys", CreatedKey, body=body)
 
-    def list(self) -> list[ApiKey]:
+    @whole_list
+    def list(self) -> Operation[Page[ApiKey]]:
         """Return all keys, also revoked ones."""
-        return self._connection.send(endpoints.list_keys()).items
+        return operation("GET", "/keys", Page[ApiKey])
 
-    def revoke(self, key_id: str) -> ApiKey:
+    @request
+    def revoke(self, key_id: str) -> Operation[ApiKey]:
         """End a key at once; returns it."""
-        return self._connection.send(endpoints.revoke_key(key_id))
+        return operation("DELETE", f"/keys/{segment(key_id)}", ApiKey)
+
+
+class Keys(_KeyRequests, Blocking):
+    """Keys of the API; for keys with the scope admin."""
+
+
+class AsyncKeys(_KeyRequests, Asynchronous):
+    """Keys of the API; for keys with the scope admin."""

@@ -473,11 +473,20 @@ def members(kind: type) -> dict[str, list[tuple[str, Any, Any]]]:
     ["Client", "Chat", "EventStream", "Files", "Turns", "Jobs", "Timers", "DeadLetters", "Keys", "RunStream"],
 )
 def test_both_clients_have_the_same_methods(name: str) -> None:
-    from nekro_client import async_chats, async_work, chats, client, runs, work
+    from nekro_client import async_chats, chats, client, runs, work
 
-    modules = (chats, async_chats, work, async_work, client, runs)
+    modules = (chats, async_chats, work, client, runs)
     kinds = {name: value for module in modules for name, value in vars(module).items()}
     assert members(kinds[name]) == members(kinds[f"Async{name}"])
+
+
+def test_a_request_is_a_method_of_both_clients_with_its_parameters_and_documentation() -> None:
+    client, other = Client("http://127.0.0.1:1", ""), AsyncClient("http://127.0.0.1:1", "")
+    for method in (client.turns.get, other.turns.get):
+        assert [*inspect.signature(method).parameters] == ["turn_id", "with_values"]
+        assert (method.__doc__ or "").startswith("Return a turn with its rounds")
+    assert not inspect.iscoroutinefunction(client.turns.get)
+    assert inspect.iscoroutinefunction(other.turns.get) and inspect.iscoroutinefunction(other.methods)
 
 
 def test_the_address_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
