@@ -19,34 +19,29 @@ _ERROR_CHARS: Final = 300
 async def collect_injected(
     plugins: Sequence[PluginBrief],
     *,
-    redact: Callable[[str], str] = str,
-    timeout_seconds: float = HOOK_SECONDS,
+    redact: Callable[[str], str],
 ) -> list[InjectedPrompt]:
     """Run the plugins' inject methods concurrently; return their results in the plugins' order.
 
     A plugin that fails or takes too long loses only its own text; the prompt states the error there.
     """
     return await asyncio.gather(
-        *(
-            _inject(plugin.key, plugin.inject, redact, timeout_seconds)
-            for plugin in plugins
-            if plugin.inject is not None
-        )
+        *(_inject(plugin.key, plugin.inject, redact) for plugin in plugins if plugin.inject is not None)
     )
 
 
 async def _inject(
-    key: str, inject: Callable[[], Awaitable[str]], redact: Callable[[str], str], timeout_seconds: float
+    key: str, inject: Callable[[], Awaitable[str]], redact: Callable[[str], str]
 ) -> InjectedPrompt:
     try:
-        async with asyncio.timeout(timeout_seconds) as limit:
+        async with asyncio.timeout(HOOK_SECONDS) as limit:
             text = await inject()
     except BaseException as exc:  # plugin code: a SystemExit from it must not end the worker
         if _is_ours(exc):
             raise
         error = f"{type(exc).__name__}: {redact(str(exc))}"[:_ERROR_CHARS]
         if isinstance(exc, TimeoutError) and limit.expired():
-            error = f"no answer within {timeout_seconds:g} s"
+            error = f"no answer within {HOOK_SECONDS:g} s"
         logger.bind(plugin=key).opt(exception=exc).warning("inject_failed")
         return InjectedPrompt(plugin=key, error=error)
     return InjectedPrompt(plugin=key, text="" if text is None else str(text))

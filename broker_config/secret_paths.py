@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +18,7 @@ _SQLITE: Final = re.compile(r"sqlite(?:\+\w+)?:///(?:file:)?([^?#]+)")
 _SQLITE_SUFFIXES: Final = ("", "-journal", "-shm", "-wal")
 
 
-def secret_paths(settings: Settings, environ: Mapping[str, str] = os.environ) -> dict[Path, str]:
+def secret_paths(settings: Settings) -> dict[Path, str]:
     """Return files and directories with secrets, each with what it is.
 
     Of a file that a setting names, it is the directory: other secrets are beside it, and the name may be a
@@ -28,7 +28,7 @@ def secret_paths(settings: Settings, environ: Mapping[str, str] = os.environ) ->
         Path("/proc"): "/proc, which shows the variables of workers",
         settings.data_dir.absolute(): "the data directory",
     }
-    for name, path in (*_named_by_variables(environ), *_named_by_settings(settings)):
+    for name, path in (*_named_by_variables(), *_named_by_settings(settings)):
         found.setdefault(_beside(path.absolute()), f"the directory of the file that {name} names")
     if settings.mcp.file is not None:
         found[settings.mcp.file.absolute()] = f"the file that {_MCP_FILE} names"
@@ -41,8 +41,8 @@ def secret_paths(settings: Settings, environ: Mapping[str, str] = os.environ) ->
     return found
 
 
-def _named_by_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
-    for name, value in environ.items():
+def _named_by_variables() -> Iterator[tuple[str, Path]]:
+    for name, value in os.environ.items():
         upper = name.upper()
         is_ours = upper.startswith(ENV_PREFIX) and not upper.startswith(TEST_PREFIX)
         if is_ours and upper.endswith(FILE_SUFFIX) and upper != _MCP_FILE and value:

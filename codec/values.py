@@ -67,16 +67,10 @@ def arguments_text(data: bytes) -> str:
     return text
 
 
-def arguments_in_slices(
-    data: bytes | str, *, max_bytes: int, meter: Meter | None = None
-) -> Generator[None, None, Arguments]:
-    """Decode as ``decode_arguments`` does, and yield after each slice of work of about 0.3 ms.
-
-    Args:
-        meter: counts the cost, for measurements; None uses a new meter with the default budget.
-    """
+def arguments_in_slices(data: bytes | str, *, max_bytes: int) -> Generator[None, None, Arguments]:
+    """Decode as ``decode_arguments`` does, and yield after each slice of work of about 0.3 ms."""
     text = _text(data, max_bytes, setting=_ARGUMENT_SETTING)
-    return _arguments((yield from load_in_slices(text, meter or Meter(_ARGUMENT_BUDGET))))
+    return _arguments((yield from load_in_slices(text, Meter(_ARGUMENT_BUDGET))))
 
 
 def _arguments(value: Any) -> Arguments:

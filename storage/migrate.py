@@ -59,7 +59,7 @@ class DatabaseStatus:
         return is_newer(self.revision)
 
 
-async def upgrade(settings: DatabaseSettings, data_dir: Path, *, revision: str = "head") -> None:
+async def upgrade(settings: DatabaseSettings, data_dir: Path) -> None:
     """Create or migrate the schema; does nothing when it is up to date.
 
     Several processes may call this concurrently: one migrates, the others wait for it.
@@ -68,7 +68,7 @@ async def upgrade(settings: DatabaseSettings, data_dir: Path, *, revision: str =
         StorageUnavailableError: the database does not answer, or was migrated by a newer version.
     """
     try:
-        await asyncio.to_thread(_upgrade, settings, data_dir, revision)
+        await asyncio.to_thread(_upgrade, settings, data_dir)
     except StorageUnavailableError as exc:
         status = await check(settings, data_dir)
         if not status.reachable:
@@ -130,7 +130,7 @@ def locked(settings: DatabaseSettings, data_dir: Path) -> Iterator[Connection]:
             raise
 
 
-def _upgrade(settings: DatabaseSettings, data_dir: Path, revision: str) -> None:
+def _upgrade(settings: DatabaseSettings, data_dir: Path) -> None:
     with locked(settings, data_dir) as connection:
         current = revision_of(connection)
         if is_newer(current):
@@ -138,11 +138,11 @@ def _upgrade(settings: DatabaseSettings, data_dir: Path, revision: str) -> None:
                 f"the database has schema {current}, which is unknown to this version: "
                 "a newer version migrated it; upgrade this installation"
             )
-        if revision == "head" and current == known_revisions()[-1]:
+        if current == known_revisions()[-1]:
             return
         from alembic import command  # a slow import that only a migration needs
 
-        command.upgrade(configuration(connection), revision)
+        command.upgrade(configuration(connection), "head")
 
 
 def _check(settings: DatabaseSettings, data_dir: Path) -> DatabaseStatus:

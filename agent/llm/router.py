@@ -33,7 +33,7 @@ class ModelRouter:
 
     Each fault of a group's endpoint passes the request on, after the group's own tries: another endpoint has
     another key, load, context length and filter, and accepts other parameters. A group that failed because
-    of its endpoint is asked last for ``breaker_seconds``; a group is never skipped. The state is that of
+    of its endpoint is asked last for ``BREAKER_SECONDS``; a group is never skipped. The state is that of
     this process.
 
     Args:
@@ -45,12 +45,10 @@ class ModelRouter:
         settings: Settings,
         create: Callable[[ModelGroup], LLMClient],
         *,
-        breaker_seconds: float = BREAKER_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
         self._create = create
-        self._breaker_seconds = breaker_seconds
         self._clock = clock
         self._clients: dict[str, LLMClient] = {}
         #: Until when a group that failed is asked last.
@@ -95,7 +93,7 @@ class ModelRouter:
 
     def _note(self, group: ModelGroup, exc: LLMError) -> None:
         if not isinstance(exc, _OF_THE_PROMPT):
-            self._open_until[group.name] = self._clock() + self._breaker_seconds
+            self._open_until[group.name] = self._clock() + BREAKER_SECONDS
         logger.bind(group=group.name, model=group.model, code=exc.code, error=str(exc)).warning(
             "llm_group_failed"
         )

@@ -296,9 +296,9 @@ def without_references(text: str) -> str:
     return _REFERENCE.sub("", text)
 
 
-def referenced(text: str, environ: Mapping[str, str] = os.environ) -> list[str]:
+def referenced(text: str) -> list[str]:
     """Return the values that the references of a text have now; unset ones are left out."""
-    found = (environ.get(match[1]) or match[2] for match in _REFERENCE.finditer(text))
+    found = (os.environ.get(match[1]) or match[2] for match in _REFERENCE.finditer(text))
     return [value for value in found if value]
 
 

@@ -85,7 +85,7 @@ class AnswerReader:
         """
         usage = Usage()
         async with aclosing(
-            turn_events(self._hub, self._services.database, turn_id, with_live=False, owner=self._owner)
+            turn_events(self._hub, self._services.database, turn_id, owner=self._owner)
         ) as events:
             async for item in events:
                 event = item.event

@@ -17,15 +17,9 @@ __all__ = ["turn_end", "turn_events"]
 
 
 async def turn_events(
-    hub: EventHub,
-    database: Database,
-    turn_id: str,
-    *,
-    after: int | None = None,
-    with_live: bool = True,
-    owner: Identity | None = None,
+    hub: EventHub, database: Database, turn_id: str, *, owner: Identity | None = None
 ) -> AsyncGenerator[StreamEvent, None]:
-    """Yield the events of a turn up to its end, which is the last one.
+    """Yield the kept events of a turn up to its end, which is the last one.
 
     They stop without it if the gateway stops, if the owner's key is no longer valid, or if the database loses
     events that were yielded.
@@ -34,7 +28,6 @@ async def turn_events(
     round are included.
 
     Args:
-        after: number of the last event that the reader has; None begins with the turn.
         owner: as of ``EventHub.stream``.
 
     Raises:
@@ -45,8 +38,7 @@ async def turn_events(
     if begin is None:  # retention has deleted its events, so it ended long ago
         return
     takers: set[str] = set()
-    # Also those that the reader has, because they may name the rounds that answer it.
-    stream = hub.stream(first.chat_key, after=begin - 1, with_live=with_live, owner=owner)
+    stream = hub.stream(first.chat_key, after=begin - 1, with_live=False, owner=owner)
     with suppress(EventsLostError):
         async with aclosing(stream) as events:
             async for item in events:
@@ -55,8 +47,7 @@ async def turn_events(
                     takers.add(event.round_id or "")
                 is_own = event.turn_id == turn_id
                 is_of_taker = event.round_id in takers and event.type != EventType.TURN_ENDED
-                is_new = after is None or event.number is None or event.number > after
-                if (is_own or is_of_taker) and is_new:
+                if is_own or is_of_taker:
                     yield item
                 if is_own and event.type == EventType.TURN_ENDED:
                     return
@@ -75,7 +66,7 @@ async def turn_end(hub: EventHub, database: Database, turn_id: str, *, seconds: 
     try:
         async with (
             asyncio.timeout(seconds),
-            aclosing(turn_events(hub, database, turn_id, with_live=False)) as events,
+            aclosing(turn_events(hub, database, turn_id)) as events,
         ):
             async for item in events:
                 last = item.event

@@ -21,16 +21,13 @@ _ALLOWED: Final = (
 )  # fmt: skip
 
 
-def computing_filter(machine: str | None = None) -> bytes:
+def computing_filter() -> bytes:
     """Return the filter: no files, sockets, processes or signals; every such call fails with EPERM.
-
-    Args:
-        machine: name as of ``platform.machine()``; None means this machine.
 
     Raises:
         SandboxUnavailableError: the tables lack this architecture.
     """
-    machine = machine or platform.machine()
+    machine = platform.machine()
     numbers = NUMBERS.get(machine)
     if numbers is None:
         raise SandboxUnavailableError(f"no seccomp filter for {machine}; there are: {', '.join(AUDIT_ARCH)}")

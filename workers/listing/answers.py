@@ -49,14 +49,15 @@ def help_text(plugins: Sequence[ChatPlugin], names: Sequence[str]) -> str:
     return "\n\n".join(texts)
 
 
-def plugin_text(plugin: ChatPlugin, *, chars: int = MOST_HELP_CHARS) -> str:
+def plugin_text(plugin: ChatPlugin) -> str:
     """Return the methods of a plugin: in full as far as they fit, the others in a line or by their number."""
     texts: list[str] = []
     for write in (method_text, method_line):
         texts = [write(method) for method in plugin.methods]
-        if sum(map(len, texts)) <= chars:
+        if sum(map(len, texts)) <= MOST_HELP_CHARS:
             return "\n".join(texts)
     shown: list[str] = []
+    chars = MOST_HELP_CHARS
     for text in texts:
         chars -= len(text)
         if chars < 0:
