@@ -56,7 +56,7 @@ _LEAST_RUN_SECONDS: Final = 1.0
 
 
 class Sandbox(Protocol):
-    """The part of ``sandbox.SandboxManager`` that a round uses."""
+    """The part of ``sandbox.manager.SandboxManager`` that a round uses."""
 
     async def prepare(self, *, chat_key: str, container_key: str) -> None:
         """Start a sandbox for the chat, so that it is ready when the code arrives.

@@ -27,16 +27,9 @@ from benchmarks.harness.processes import interrupted_by_sigterm
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
 from nekro_agent.methods import SandboxMethodType
-from sandbox import (
-    Returned,
-    RunRequest,
-    RunResult,
-    SandboxManager,
-    StubCall,
-    StubMethod,
-    StubResult,
-    describe,
-)
+from sandbox.drivers.selection import describe
+from sandbox.manager import SandboxManager
+from sandbox.models import Returned, RunRequest, RunResult, StubCall, StubMethod, StubResult
 from storage.files.areas import DataAreas
 
 __all__ = ["Leftovers", "main"]

@@ -147,7 +147,7 @@ async def _rounds(args: Args, settings: Settings, deps: Deps) -> list[ChildSpec]
 
 
 async def _has_sandbox(settings: Settings) -> bool:
-    from sandbox import describe
+    from sandbox.drivers.selection import describe
 
     try:
         return (await describe(settings.sandbox)).ok

@@ -229,7 +229,7 @@ async def _pooling_fault(settings: Settings) -> str:
 
 async def _sandbox(settings: Settings) -> list[Check]:
     """Return one check per part of the isolation; a missing part that is optional is a warning."""
-    from sandbox import describe
+    from sandbox.drivers.selection import describe
 
     try:
         shared_root = layout.shared_dir(settings.data_dir.absolute(), "any").parent

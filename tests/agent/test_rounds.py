@@ -21,16 +21,8 @@ from codec.values import decode_arguments, encode_value
 from nekro_agent.errors import FencedError, LLMError, SandboxUnavailableError
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import MessageKind
-from sandbox import (
-    Raised,
-    Returned,
-    SandboxManager,
-    Stopped,
-    StopType,
-    StubCall,
-    StubMethod,
-    StubResult,
-)
+from sandbox.manager import SandboxManager
+from sandbox.models import Raised, Returned, Stopped, StopType, StubCall, StubMethod, StubResult
 from storage.files.areas import DataAreas
 
 CHAT = ChatBrief(chat_key="c:1", container_key="box1")

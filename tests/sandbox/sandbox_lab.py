@@ -28,21 +28,21 @@ from uuid import uuid4
 from broker_config.settings import SandboxSettings
 from codec.values import decode_arguments, encode_value
 from nekro_agent.methods import SandboxMethodType
-from sandbox import (
+from sandbox.driver import SandboxDriver
+from sandbox.drivers.selection import build_driver
+from sandbox.manager import SandboxManager
+from sandbox.models import (
     ARGUMENT_ERROR,
     Raised,
     Returned,
     RunRequest,
     RunResult,
-    SandboxManager,
     Stopped,
     StopType,
     StubCall,
     StubMethod,
     StubResult,
 )
-from sandbox.driver import SandboxDriver
-from sandbox.drivers.selection import build_driver
 from sandbox.users import sandbox_uid
 
 REPOSITORY = Path(__file__).resolve().parents[2]

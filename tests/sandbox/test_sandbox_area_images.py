@@ -16,7 +16,6 @@ from waiting import wait_until
 
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
-from sandbox import Limit, StopType
 from sandbox.areas.images import (
     _check_local,
     check_images,
@@ -25,6 +24,7 @@ from sandbox.areas.images import (
     mount_and_hold,
 )
 from sandbox.drivers.bwrap import BwrapDriver
+from sandbox.models import Limit, StopType
 
 SETTINGS = {"shared_storage": "image", "shared_bytes": 16 << 20, "shared_files": 500}
 SMALL = SandboxSettings(shared_storage="image", shared_bytes=16 << 20, shared_files=500)

@@ -12,10 +12,10 @@ import pytest
 from sandbox_lab import Lab, answer, as_other_user, lab, method
 
 from nekro_agent.files import safe_files
-from sandbox import Limit, StopType, StubCall, StubResult
 from sandbox.drivers.bwrap import BwrapDriver
 from sandbox.guest.confine import LEAST_LANDLOCK, landlock_version
 from sandbox.limits.quota import Quota
+from sandbox.models import Limit, StopType, StubCall, StubResult
 
 SMALL = {"shared_bytes": 16 << 20, "max_file_bytes": 1 << 20, "shared_files": 500}
 #: Separators of ``str.splitlines`` and ``str.split``, a forged mapping, and bytes that are not text.

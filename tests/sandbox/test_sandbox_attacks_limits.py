@@ -27,9 +27,9 @@ from sandbox_lab import (
 from waiting import WAIT_SECONDS, wait_until
 
 from nekro_agent.errors import SandboxUnavailableError
-from sandbox import Limit, StopType, StubCall, StubResult
 from sandbox.drivers.bwrap import BwrapDriver
 from sandbox.limits.quota import Quota
+from sandbox.models import Limit, StopType, StubCall, StubResult
 
 MEMORY = {"memory_bytes": 128 << 20}
 #: Uses 8 times 200 MB in processes of their own.

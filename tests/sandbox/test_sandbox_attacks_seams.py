@@ -13,9 +13,9 @@ from sandbox_attempts import Attempts, assert_refused
 from sandbox_lab import EPILOGUE, PREAMBLE, Lab, answer, as_other_user, lab
 from waiting import WAIT_SECONDS
 
-from sandbox import Limit, StopType
 from sandbox.areas.homes import sweep_homes
 from sandbox.drivers.bwrap import BwrapDriver
+from sandbox.models import Limit, StopType
 from sandbox.orphans import end_orphans
 from sandbox.service_id import own_id
 

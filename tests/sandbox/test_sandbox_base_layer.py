@@ -13,8 +13,8 @@ from test_sandbox_packages import write_wheel
 
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import PackageInstallError
-from sandbox import StopType
 from sandbox.drivers.bwrap import BwrapDriver
+from sandbox.models import StopType
 from sandbox.packages import base_build
 from sandbox.packages.base import named_packages, read_base
 from sandbox.packages.base_build import add_packages, build_base, remove_packages

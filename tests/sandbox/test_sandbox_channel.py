@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sandbox_lab import Lab, lab
 
-from sandbox import StopType
+from sandbox.models import StopType
 
 
 def later(box: Lab) -> None:

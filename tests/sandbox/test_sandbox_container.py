@@ -24,8 +24,9 @@ from sandbox_lab import Lab, lab
 from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.settings import SandboxSettings
-from sandbox import Limit, StopType, describe
 from sandbox.drivers.container import ContainerDriver
+from sandbox.drivers.selection import describe
+from sandbox.models import Limit, StopType
 from sandbox.service_id import own_id
 
 pytestmark = pytest.mark.slow

@@ -20,12 +20,13 @@ from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
-from sandbox import Limit, StopType, describe
 from sandbox.areas.homes import make_home, sweep_homes
 from sandbox.driver import SandboxSpec
 from sandbox.drivers.container import ContainerDriver
+from sandbox.drivers.selection import describe
 from sandbox.drivers.supervised import UNSAFE_SWITCH, LandlockDriver, UnsafeDriver
 from sandbox.guest.confine import LEAST_LANDLOCK, landlock_version
+from sandbox.models import Limit, StopType
 from sandbox.probe import probe
 from sandbox.service_id import ServiceId, own_id, pid_namespace
 

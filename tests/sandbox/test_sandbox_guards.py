@@ -15,11 +15,11 @@ from sandbox_lab import Lab, lab
 from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.settings import SandboxSettings
-from sandbox import Limit, RunResult, StopType
 from sandbox.driver import Sandbox, SandboxSpec
 from sandbox.drivers.selection import build_driver
 from sandbox.limits.guards import Guard, Guards
 from sandbox.limits.processes import UnsettledError
+from sandbox.models import Limit, RunResult, StopType
 
 ENDLESS = "import time\nwhile True:\n    print('x', flush=True)\n    time.sleep(0.01)"
 BOUND_SECONDS = 0.5

@@ -23,12 +23,14 @@ from waiting import WAIT_SECONDS
 
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
-from sandbox import Limit, SandboxManager, StopType, describe
 from sandbox.driver import Enforcement, Enforcer
 from sandbox.drivers.bwrap import BwrapDriver
 from sandbox.drivers.container import _kept_by_engine
+from sandbox.drivers.selection import describe
 from sandbox.limits.cgroups import find_cgroups
 from sandbox.limits.enforcement import group_limits, is_whole_file_system
+from sandbox.manager import SandboxManager
+from sandbox.models import Limit, StopType
 
 MEMORY_BYTES = 96 << 20
 
@@ -253,7 +255,7 @@ AS_OTHER = """
 import asyncio, json, sys
 from pathlib import Path
 from broker_config.settings import SandboxSettings
-from sandbox import describe
+from sandbox.drivers.selection import describe
 settings = SandboxSettings(**json.loads(sys.argv[1]))
 capability = asyncio.run(describe(settings, shared_root=Path("/nonexistent/sandboxes")))
 print(json.dumps([capability.ok, list(capability.reasons), {l.limit: l.by for l in capability.limits}]))

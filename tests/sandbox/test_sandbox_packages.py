@@ -18,8 +18,9 @@ from sandbox_lab import Areas, Lab, method
 
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import PackageInstallError
-from sandbox import SandboxManager, StopType
 from sandbox.drivers.bwrap import BwrapDriver
+from sandbox.manager import SandboxManager
+from sandbox.models import StopType
 from sandbox.packages.index import IndexGateway
 from sandbox.packages.layers import LayerStore
 from sandbox.packages.requirement import check_policy, parse_requirement

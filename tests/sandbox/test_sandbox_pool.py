@@ -11,10 +11,10 @@ from sandbox_lab import lab
 from waiting import WAIT_SECONDS, eventually
 
 from nekro_agent.errors import SandboxUnavailableError
-from sandbox import StopType
 from sandbox.driver import SandboxSpec
 from sandbox.drivers.bwrap import BwrapDriver
 from sandbox.drivers.process import ProcessSandbox
+from sandbox.models import StopType
 from sandbox.pool import WarmPool
 
 

@@ -20,8 +20,8 @@ from waiting import WAIT_SECONDS
 
 from nekro_agent.errors import SandboxError
 from nekro_agent.methods import OWN_NAMES
-from sandbox import Limit, Returned, StopType, StubCall, StubResult
 from sandbox.drivers.bwrap import BwrapDriver
+from sandbox.models import Limit, Returned, StopType, StubCall, StubResult
 
 
 async def test_code_that_ends_is_normal(box: Lab) -> None:

@@ -39,7 +39,7 @@ import asyncio, json, os, signal, sys, threading, time
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from broker_config.settings import SandboxSettings
-from sandbox import SandboxManager
+from sandbox.manager import SandboxManager
 from sandbox.drivers import bwrap
 from sandbox_lab import Areas
 
@@ -173,7 +173,7 @@ import asyncio, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from broker_config.settings import SandboxSettings
-from sandbox import SandboxManager
+from sandbox.manager import SandboxManager
 from sandbox_lab import Areas
 
 async def main():

@@ -17,14 +17,15 @@ from waiting import WAIT_SECONDS
 
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxError, SandboxUnavailableError
-from sandbox import RunRequest, SandboxManager, StopType, StubCall, StubResult, describe
 from sandbox.driver import SandboxSpec
 from sandbox.drivers.bwrap import BwrapDriver, verify_isolation
 from sandbox.drivers.hints import explain_start_failure
-from sandbox.drivers.selection import build_driver
+from sandbox.drivers.selection import build_driver, describe
 from sandbox.drivers.supervised import UNSAFE_SWITCH
 from sandbox.filter.seccomp import build_filter
 from sandbox.interpreter import Access, find_interpreter
+from sandbox.manager import SandboxManager
+from sandbox.models import RunRequest, StopType, StubCall, StubResult
 from sandbox.probe import probe
 from sandbox.run import SandboxRun
 

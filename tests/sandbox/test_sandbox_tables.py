@@ -6,7 +6,7 @@ import pytest
 from sandbox_lab import Lab
 
 from broker_config.settings import SandboxSettings
-from sandbox import StopType
+from sandbox.models import StopType
 from sandbox.packages.base import read_base
 
 pytestmark = pytest.mark.skipif(

@@ -15,7 +15,6 @@ from waiting import WAIT_SECONDS
 
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxProtocolError, SandboxUnavailableError
-from sandbox import Limit, StopType
 from sandbox.areas.ownership import prepare_directories
 from sandbox.bridge import BridgeOutcome, ExitReport
 from sandbox.driver import ExitStatus
@@ -24,6 +23,7 @@ from sandbox.frames import FrameKind, FrameReader, encode_frame
 from sandbox.limits.cgroups import find_cgroups
 from sandbox.limits.guards import Guard
 from sandbox.limits.run_limits import process_limits
+from sandbox.models import Limit, StopType
 from sandbox.output import OutputCollector, clean_text
 from sandbox.run import judge
 from sandbox.service_id import own_id

@@ -12,8 +12,8 @@ from sandbox_lab import Lab, lab, method
 from test_sandbox_attacks_rpc import RAW
 
 from nekro_agent.methods import OWN_NAMES
-from sandbox import KeptVariables, Limit, Raised, RunResult, StopType
 from sandbox.kept import MOST_VARIABLES, is_variable, read_kept, reserved_names
+from sandbox.models import KeptVariables, Limit, Raised, RunResult, StopType
 
 KEEP = "KEEP = 8\n"
 MOST = 64 << 10

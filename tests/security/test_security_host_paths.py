@@ -17,8 +17,9 @@ import pytest
 
 from broker_config.settings import DatabaseSettings, SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
-from sandbox import RunRequest, SandboxManager, StopType, StubCall, StubResult
 from sandbox.drivers.bwrap import BwrapDriver
+from sandbox.manager import SandboxManager
+from sandbox.models import RunRequest, StopType, StubCall, StubResult
 from storage.engine import Database
 from storage.files.areas import DataAreas
 from storage.files.upload_areas import UploadAreas

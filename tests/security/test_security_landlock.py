@@ -12,12 +12,12 @@ import pytest
 
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
-from sandbox import RunRequest, RunResult, SandboxManager, StopType, StubCall, StubResult
 from sandbox.drivers.supervised import LandlockDriver
 from sandbox.guest.confine import LEAST_LANDLOCK, landlock_version
 from sandbox.limits import proc_files
 from sandbox.limits.processes import shared_out
-from sandbox.models import Limit
+from sandbox.manager import SandboxManager
+from sandbox.models import Limit, RunRequest, RunResult, StopType, StubCall, StubResult
 from storage.files.areas import DataAreas
 
 ATTACK = """
