@@ -46,8 +46,6 @@ class EventParser:
         self._id = ""
         #: Id that takes effect with the end of the event.
         self.last_id = ""
-        #: Milliseconds to wait before the next connection, if the stream said so.
-        self.retry_ms: int | None = None
 
     def feed(self, chunk: bytes) -> Iterator[ServerEvent]:
         """Yield the events that ``chunk`` completes.
@@ -92,8 +90,6 @@ class EventParser:
             self._require(self._data_size)
         elif field == "id" and "\0" not in value:
             self._id = value
-        elif field == "retry" and value.isascii() and value.isdigit():
-            self.retry_ms = int(value[:10])
         return None
 
     def _end(self) -> ServerEvent | None:

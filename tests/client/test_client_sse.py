@@ -74,13 +74,6 @@ def test_the_id_of_an_unfinished_event_does_not_count() -> None:
     assert parser.last_id == "1"
 
 
-@pytest.mark.parametrize(("value", "milliseconds"), [("2500", 2500), ("2.5", None), ("-1", None), ("", None)])
-def test_only_digits_change_the_retry_time(value: str, milliseconds: int | None) -> None:
-    parser = EventParser()
-    assert list(parser.feed(f"retry: {value}\n\n".encode())) == []
-    assert parser.retry_ms == milliseconds
-
-
 @pytest.mark.parametrize("text", ["data: " + "x" * 2000, "data: xxxxxxxx\n" * 300])
 def test_an_event_without_end_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "MAX_CHARACTERS", 1000)
