@@ -7,12 +7,11 @@ chat, cancelled calls), under the chat's lock and the fencing token of its lease
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from loguru import logger
 
 from agent import verdict
-from agent.rounds import RoundAnswer, RoundOutcome
 from broker_config.settings import AgentSettings
 from messaging.tracing import is_tracing
 from nekro_agent.errors import LLMError, NekroError, StorageUnavailableError
@@ -26,7 +25,6 @@ from storage.repositories.rounds import ClaimedRound, Round, RoundReport, RoundR
 from storage.states import RoundState, TriggerKind
 from storage.transaction import Transaction
 from workers.approvals.decisions import cancel_pending
-from workers.budgets.round_meter import RoundMeter
 from workers.calls.detached import end_job
 from workers.calls.dispatch import CallRecord
 from workers.calls.story import call_json, listed_calls
@@ -35,10 +33,14 @@ from workers.chats.publisher import EventPublisher
 from workers.chats.retried_writes import write_with_retries
 from workers.chats.writer import append_message
 from workers.rounds.context.chat_history import ANSWER_KEY
-from workers.rounds.events import RoundEvents
 from workers.rounds.interruption import interruption_of, woken_by
 from workers.rounds.turn_ends import Fault, turn_ends
 from workers.rounds.turn_spans import record_turn_spans
+
+if TYPE_CHECKING:  # workers of other lanes record the end of rounds, too, and run none
+    from agent.rounds import RoundAnswer, RoundOutcome
+    from workers.budgets.round_meter import RoundMeter
+    from workers.rounds.events import RoundEvents
 
 __all__ = ["RoundLedger"]
 
