@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,14 @@ from waiting import WAIT_SECONDS, eventually
 from broker_config.settings import AgentSettings, DatabaseSettings
 from nekro_agent.errors import FencedError, StorageUnavailableError
 from nekro_agent.execution.hooks import HookFailure, PluginHost
+from nekro_agent.methods import SandboxMethodType
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.shared_clock import elapsed_seconds
 from storage.engine import Database
 from storage.models import LeaseRow
+from storage.repositories.calls import CALL_CLAIMS, CallRequest
 from storage.repositories.leases import LeaseRepository
+from storage.states import CallState
 from workers.leases import keeper as keeper_module
 from workers.leases.keeper import HeldLease, LeaseKeeper
 from workers.leases.kinds import PINNED, SWEEP, LeaseKind
@@ -188,6 +192,38 @@ async def test_a_lease_that_another_holder_acquired_is_lost_once(world: World, k
         await lease.confirm()
     lease.lose()
     assert lease.is_lost and world.losses == ["lease"]
+
+
+@pytest.mark.extended
+async def test_a_sweep_after_an_outage_leaves_holders_the_time_to_renew(
+    world: World, recorder: RecordingPublisher
+) -> None:
+    swept, lease_seconds = asyncio.Event(), 4.0
+
+    async def sweep() -> None:
+        swept.set()
+
+    settings = AgentSettings(lease_seconds=lease_seconds)
+    sweeper = Sweeper(world.database, world.keeper, recorder, settings, owner="w1", sweeps=(sweep,))
+    call = CallRequest(id="call", method="a.b.c", type=SandboxMethodType.BEHAVIOR, chat_key="chat")
+    async with world.past.begin() as tx:
+        claim = await tx.calls.claim(call, worker="w2", lease_seconds=lease_seconds)
+    sweeper.start()
+    await swept.wait()
+    world.go_away()
+    await asyncio.sleep(1.2 * lease_seconds)  # its holder cannot renew it meanwhile
+    swept.clear()
+    world.come_back()
+    with suppress(TimeoutError):  # the holder reaches the database later than the sweeper
+        async with asyncio.timeout(0.3 * lease_seconds):
+            await swept.wait()
+    async with world.past.autocommit() as tx:
+        renewal = await tx.leases.renew(CALL_CLAIMS, [(call.id, claim.fence)], lease_seconds=60)
+    assert renewal.kept
+    await swept.wait()
+    async with world.past.read() as tx:
+        assert (await tx.calls.get(call.id)).state is CallState.RUNNING
+    await sweeper.close()
 
 
 async def test_a_holder_that_asks_finds_the_loss_at_once(world: World) -> None:

@@ -16,6 +16,7 @@ from loguru import logger
 from broker_config.settings import AgentSettings
 from nekro_agent.durations import POLL_SECONDS
 from nekro_agent.errors import FencedError
+from nekro_agent.shared_clock import elapsed_seconds
 from runtime.error_logging import log_errors
 from storage.engine import Database
 from storage.repositories.calls import CallRepository
@@ -68,6 +69,8 @@ class Sweeper:
 
     def start(self) -> None:
         """Start to sweep on the running loop."""
+        #: When the database answered last.
+        self._reached_at = elapsed_seconds()
         self._task = asyncio.create_task(self._sweep_forever(), name="nekro-sweep")
 
     async def close(self) -> None:
@@ -107,14 +110,26 @@ class Sweeper:
             pause_seconds = self._period_seconds / 2
             with log_errors("sweep_failed"):  # the next sweep finds what this one missed
                 if await self._hold_lease():
+                    await self._let_holders_renew()
                     pause_seconds = await self._sweep_all()
+                else:
+                    self._reached_at = elapsed_seconds()
             await asyncio.sleep(pause_seconds)
+
+    async def _let_holders_renew(self) -> None:
+        """Wait for half a lease after an outage of the database in which leases of living holders ran out.
+
+        Holders renew them three times in a lease, so a shorter outage leaves them valid.
+        """
+        if elapsed_seconds() - self._reached_at > 2 * self._period_seconds:
+            await asyncio.sleep(1.5 * self._period_seconds)
 
     async def _sweep_all(self) -> float:
         pauses = [self._period_seconds]
         for sweep in self._sweeps:
             with log_errors("sweep_failed", sweep=sweep.__qualname__):  # the other sweeps must still run
                 seconds = await sweep()
+                self._reached_at = elapsed_seconds()
                 if seconds is not None:
                     pauses.append(max(seconds, POLL_SECONDS))
         return min(pauses)
