@@ -55,14 +55,16 @@ def checked_timezone(name: str) -> ZoneInfo:
 def next_fire(cron_expr: str, *, timezone: str, workday_mode: WorkdayMode, after: datetime) -> datetime:
     """Return the first due time after ``after``, in UTC.
 
-    Days are those of ``timezone``, including daylight saving time.
+    Days are those of ``timezone``, including daylight saving time: a time that is skipped is due when the
+    clock goes on, and of an hour that is repeated the first is due, or both if every hour is.
 
     Raises:
         InvalidValueError: expression or zone is invalid, or there is no due time within eight years.
     """
     zone = checked_timezone(timezone)
     start = after.astimezone(zone)
-    times = croniter(checked_expression(cron_expr), start)
+    expression = checked_expression(cron_expr)
+    times, names_every_hour = croniter(expression, start), expression.split()[1].startswith("*")
     while True:
         try:
             due: datetime = times.get_next(datetime)
@@ -70,7 +72,8 @@ def next_fire(cron_expr: str, *, timezone: str, workday_mode: WorkdayMode, after
             raise InvalidValueError(f"cron expression {cron_expr!r} never fires") from exc
         if due - start > _HORIZON:
             raise InvalidValueError(f"cron expression {cron_expr!r} with {workday_mode} never fires")
-        if _is_wanted(due, workday_mode):
+        # ``fold``: the clock shows this time for the second time.
+        if _is_wanted(due, workday_mode) and (not due.fold or names_every_hour):
             return due.astimezone(UTC)
         times.set_current(_end_of_unwanted_days(due))
 

@@ -68,6 +68,27 @@ def test_daylight_saving_moves_the_utc_time() -> None:
     assert due("0 9 * * *", "Europe/Berlin", after=before) == "Sun 03-29 07:00"
 
 
+@pytest.mark.parametrize(
+    ("expression", "after", "expected"),
+    [
+        ("30 2 * * *", "10-24 12:00", ["Sun 10-25 00:30", "Mon 10-26 01:30"]),  # 02:30 is shown twice
+        ("30 2 * * *", "03-28 12:00", ["Sun 03-29 01:00", "Mon 03-30 00:30"]),  # 02:30 is skipped
+        ("30 * * * *", "10-25 00:00", ["Sun 10-25 00:30", "Sun 10-25 01:30"]),
+        ("30 */2 * * *", "10-25 00:00", ["Sun 10-25 00:30", "Sun 10-25 01:30"]),
+    ],
+)
+def test_a_time_is_due_once_on_the_days_on_which_the_clock_changes(
+    expression: str, after: str, expected: list[str]
+) -> None:
+    moment, found = datetime.strptime(f"2026-{after} +0000", "%Y-%m-%d %H:%M %z"), []
+    for _ in expected:
+        moment = cron.next_fire(
+            expression, timezone="Europe/Berlin", workday_mode=WorkdayMode.NONE, after=moment
+        )
+        found.append(moment.strftime("%a %m-%d %H:%M"))
+    assert found == expected
+
+
 @pytest.mark.parametrize("bad", ["", "* * * *", "* * * * * *", "61 * * * *", "x y z a b", "@daily", None])
 def test_invalid_expressions_are_refused(bad: Any) -> None:
     with pytest.raises(InvalidValueError, match="cron expression"):
