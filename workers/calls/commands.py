@@ -23,7 +23,13 @@ from nekro_agent.commands.schemas import (
     CommandResponseStatus,
 )
 from nekro_agent.commands.table import CommandTable
-from nekro_agent.errors import InvalidValueError, ResultError
+from nekro_agent.errors import (
+    BrokerUnavailableError,
+    InvalidValueError,
+    OverloadedError,
+    ResultError,
+    StorageUnavailableError,
+)
 from nekro_agent.execution.invoke import Outcome
 from nekro_agent.files import staging
 from nekro_agent.methods import Lane
@@ -131,7 +137,12 @@ class CommandSender:
                 return [CmdCtl.failed(text)]
             line = f"/{question.command} {line}"
             who = who.model_copy(update={"context_data": question.context_data})
-        responses = await self._send(line, chat, who, timeout_seconds, call_id)
+        try:
+            responses = await self._send(line, chat, who, timeout_seconds, call_id)
+        except (BrokerUnavailableError, OverloadedError, StorageUnavailableError):  # it does not run
+            if question is not None:
+                await self._keep(question, chat.chat_key, who.user_id)
+            raise
         await self._keep_question(responses[-1], line, chat.chat_key, who.user_id)
         return responses
 
@@ -172,14 +183,17 @@ class CommandSender:
         if last.status is not CommandResponseStatus.WAITING or not last.callback_cmd:
             return
         until = shared_time() + timedelta(seconds=last.wait_timeout) if last.wait_timeout else None
-        question = {
-            "command": self._callback(last.callback_cmd, line),
-            "text": last.message,
-            "context_data": last.context_data or {},
-            "until": until.isoformat() if until else None,
-            "on_timeout_message": last.on_timeout_message,
-        }
-        value = json.dumps(question, ensure_ascii=False, default=str)
+        question = _Question(
+            command=self._callback(last.callback_cmd, line),
+            text=last.message,
+            context_data=last.context_data or {},
+            until=until,
+            on_timeout_message=last.on_timeout_message,
+        )
+        await self._keep(question, chat_key, user_id)
+
+    async def _keep(self, question: _Question, chat_key: str, user_id: str) -> None:
+        value = json.dumps(question.model_dump(), ensure_ascii=False, default=str)
         await self._store.set(_OWNER, chat_key=chat_key, user_key=user_id, store_key=_STORE_KEY, value=value)
 
     def _callback(self, name: str, line: str) -> str:
