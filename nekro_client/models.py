@@ -748,6 +748,8 @@ class CommandPart(Answer):
     file_name: str | None = None
     mime_type: str | None = None
     web_url: str | None = None
+    #: The file of a part of the type `image` or `file`, in the chat's uploads; None if it has been removed.
+    file: FileInfo | None = None
 
 
 class CommandResponse(Answer):

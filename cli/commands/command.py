@@ -142,7 +142,8 @@ def _print(responses: Sequence[Mapping[str, Any]], chat: str, deps: Deps) -> Non
 def _texts(response: Mapping[str, Any]) -> list[str]:
     texts = [response["message"]] if response.get("message") else []
     for segment in response.get("output_segments") or ():
-        where = segment.get("file_path") or segment.get("web_url") or segment.get("file_name")
+        stored = segment.get("file_path") or (segment.get("file") or {}).get("path")
+        where = stored or segment.get("web_url") or segment.get("file_name")
         texts.append(f"[{segment['type']} {where}]" if where else segment["text"])
     return texts
 

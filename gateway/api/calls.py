@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 
 from fastapi import APIRouter, Response
 
 from gateway.dependencies import IdentityDep, ServicesDep
 from gateway.idempotency import OnceDep
 from gateway.identity import Scope
+from gateway.parts import file_info
 from gateway.routing import KeyedRoute
 from gateway.views import awaiting_call, finished_call
 from nekro_agent.commands.schemas import CommandExecutionContext
 from nekro_agent.commands.schemas import CommandResponse as PluginResponse
+from nekro_agent.errors import NotFoundError, UsageError
 from nekro_client.models import Call, CallBody, Command, CommandBody, CommandResponse, CommandResult, Page
 from runtime.plain import to_json_value
 from workers.calls.results import value_of
 from workers.catalogue.commands import is_command, listed_commands
+from workers.chats.files import ChatFiles
+from workers.composition import Services
 
 __all__ = ["router"]
 
@@ -118,16 +124,25 @@ async def command(body: CommandBody, services: ServicesDep, identity: IdentityDe
         responses = await services.run_command(
             body.line, who=who, timeout_seconds=body.timeout_seconds, call_id=call_id
         )
-        shown = [CommandResponse.model_validate(_shown(response)) for response in responses]
+        files = services.files_of(await services.chat(body.chat_key))
+
+        def show() -> list[CommandResponse]:
+            return [_shown(services, body.chat_key, files, response) for response in responses]
+
+        shown = await asyncio.to_thread(show)
         return CommandResult(status=shown[-1].status, responses=shown)
 
     # A repetition of a command is the same call. An answer has taken its question from the chat.
     return await once.run(work, is_repeatable=is_command(body.line))
 
 
-def _shown(response: PluginResponse) -> dict[str, Any]:
-    """Return a response without paths of the worker's host."""
+def _shown(services: Services, chat_key: str, files: ChatFiles, response: PluginResponse) -> CommandResponse:
+    """Return a response with those of its files that the chat's uploads hold."""
     shown = response.model_dump(mode="json", exclude={"callback_cmd", "on_timeout_message", "context_data"})
-    for segment in shown["output_segments"] or ():
-        del segment["file_path"]
-    return shown
+    for part in shown["output_segments"] or ():
+        path = part.pop("file_path")
+        if path is not None:
+            with contextlib.suppress(NotFoundError, UsageError):
+                file = files.describe(path, name=part["file_name"])
+                part["file"] = file_info(services.file_ids, chat_key, file)
+    return CommandResponse.model_validate(shown)

@@ -53,6 +53,20 @@ async def call(api: httpx.AsyncClient, method: str, *args: Any, **more: Any) -> 
     return await api.post("calls", json={"method": method, "args": args, **CHAT, **more})
 
 
+async def test_a_command_s_files_can_be_fetched(api: httpx.AsyncClient) -> None:
+    body = {"line": "/chart", "user_id": "u", **CHAT}
+    drawn, done = (await api.post("commands", json=body)).json()["responses"]
+    assert done["status"] == "success"
+    picture, foreign, missing = drawn["output_segments"]
+    assert (picture["type"], picture["file_name"], picture["file"]["name"]) == ("image", *["chart.svg"] * 2)
+    assert (await api.get(str(api.base_url.copy_with(path=picture["file"]["url"])))).text == "<svg/>"
+    for part, name in ((foreign, "host.txt"), (missing, "gone.svg")):
+        # The reason, which names paths of the host, is in the log.
+        assert (part["type"], part["text"], part["file"]) == (
+            "text", f"[the image {name} could not be sent]", None,
+        )  # fmt: skip
+
+
 async def test_a_call_returns_its_value(api: httpx.AsyncClient) -> None:
     value = {"ü": [1, 2.5, None, True, "x" * 100_000]}
     done = (await call(api, "Ada.operated.echo", value)).json()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime, timedelta
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 from pydantic import BaseModel, Field
@@ -19,19 +20,24 @@ from messaging.calls import MethodCaller
 from nekro_agent.commands.ctl import CmdCtl
 from nekro_agent.commands.schemas import (
     CommandExecutionContext,
+    CommandOutputSegmentType,
     CommandResponse,
     CommandResponseStatus,
 )
 from nekro_agent.commands.table import CommandTable
+from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import (
     BrokerUnavailableError,
+    DownloadError,
     InvalidValueError,
     OverloadedError,
     ResultError,
     StorageUnavailableError,
+    UploadQuotaError,
 )
 from nekro_agent.execution.invoke import Outcome
 from nekro_agent.files import staging
+from nekro_agent.files.file_system import FileSystem
 from nekro_agent.methods import Lane
 from nekro_agent.ports import ChatInfo, KeyValueStore
 from nekro_agent.shared_clock import shared_time
@@ -44,6 +50,7 @@ from workers.catalogue.registry import Registry
 
 __all__ = ["CommandLines", "CommandSender"]
 
+_log = get_sub_logger("commands")
 #: Owner of open questions in the store; cannot collide with plugin keys, which contain a dot.
 _OWNER: Final = "nekro"
 _STORE_KEY: Final = "open_question"
@@ -64,9 +71,30 @@ class CommandLines(CallTarget):
         """Run a line; the value is every response as JSON data."""
         (line, fields), _ = arguments
         context = CommandExecutionContext.model_validate(fields)
+        responses = []
         async with staging.call_scope():
-            responses = [self._plain(response) async for response in self._table.run(line, context)]
+            async for response in self._table.run(line, context):
+                await self._store_files(response, line, invocation)
+                responses.append(self._plain(response))
         return Outcome(type=self.subject.type, value=responses)
+
+    async def _store_files(self, response: CommandResponse, line: str, invocation: Invocation) -> None:
+        """Copy the response's files to the chat's uploads, where the processes that show it find them."""
+        parts = [part for part in response.output_segments or () if part.file_path]
+        if not parts:
+            return
+        entry = self._table.find(line.split()[0])
+        files = FileSystem(invocation.chat_key, invocation.container_key, plugin_key=entry.plugin.key)
+        for part in parts:
+            try:
+                path = await files.bring_to_uploads(str(part.file_path), part.file_name or "")
+            except (InvalidValueError, DownloadError, UploadQuotaError, OSError) as exc:
+                _log.bind(command=entry.full_name).opt(exception=exc).warning("command_file_not_stored")
+                name = part.file_name or PurePosixPath(str(part.file_path)).name
+                part.text = f"{part.text}\n[the {part.type.value} {name} could not be sent]".lstrip()
+                part.type, part.file_path = CommandOutputSegmentType.TEXT, None
+            else:
+                part.file_path, part.file_name = path, part.file_name or PurePosixPath(path).name
 
     def _plain(self, response: CommandResponse) -> dict[str, Any]:
         plain = response.model_dump(exclude={"data"}, mode="json", fallback=str)

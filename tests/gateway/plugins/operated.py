@@ -9,6 +9,8 @@ from pydantic import BaseModel, Field, SecretStr
 from nekro_agent.api.plugin import (
     CmdCtl,
     CommandExecutionContext,
+    CommandOutputSegment,
+    CommandOutputSegmentType,
     ConfigBase,
     ExtraField,
     NekroPlugin,
@@ -74,6 +76,19 @@ async def ask(context: CommandExecutionContext) -> Any:
 @plugin.mount_command(name="chosen", description="Take the colour", internal=True)
 async def chosen(context: CommandExecutionContext, colour: str) -> Any:
     yield CmdCtl.success(f"chose {colour}")
+
+
+@plugin.mount_command(name="chart", description="Draw, and remove the drawing")
+async def chart(context: CommandExecutionContext) -> Any:
+    drawn = plugin.get_plugin_data_dir() / "drawn.svg"
+    drawn.write_text("<svg/>")
+    paths = {"chart.svg": drawn, "host.txt": "/etc/hostname", "gone.svg": drawn.with_name("gone.svg")}
+    image = CommandOutputSegmentType.IMAGE
+    yield CmdCtl.message(
+        [CommandOutputSegment(type=image, file_path=str(paths[name]), file_name=name) for name in paths]
+    )
+    drawn.unlink()
+    yield CmdCtl.success("done")
 
 
 @plugin.mount_sandbox_method(SandboxMethodType.TOOL, "fail")
