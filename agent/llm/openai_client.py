@@ -29,6 +29,7 @@ from agent.tokens.limits import tokens_of_prompt
 from broker_config.model_groups import DEFAULT_GROUP
 from broker_config.settings import LLMSettings
 from nekro_agent.errors import LLMError, LLMFilterError, LLMTimeoutError, LLMUnreadableError
+from nekro_agent.services.agent.openai import token_count
 
 __all__ = ["OpenAIClient"]
 
@@ -42,6 +43,11 @@ _NO_KEY: Final = "none"
 _NO_STREAM: Final = frozenset({"text/html", "application/xhtml+xml", "application/json"})
 #: Most characters of an endpoint's own message in an error.
 _FAULT_CHARS: Final = 300
+#: Most characters of an answer: far above what models write, and little memory.
+_MOST_CHARS: Final = 4 << 20
+_MOST_NAME_CHARS: Final = 200
+#: Most tools that an answer is said to call.
+_MOST_TOOLS: Final = 100
 
 
 class _TryFailed(Exception):
@@ -69,24 +75,28 @@ class _Gathered:
     #: Those of the prompt that the endpoint had in its cache.
     cached_tokens: int = 0
     answer_tokens: int | None = None
+    chars: int = 0
 
-    def add(self, piece: object) -> None:
-        """Append a piece of text, or None; the package does not check what servers send."""
+    def add(self, piece: object, *, to: list[str] | None = None) -> None:
+        """Append a piece of text, or None, to the answer or to another list."""
         if piece is not None and not isinstance(piece, str):
-            what = f"the answer's text is {type(piece).__name__} data"
-            raise _TryFailed(Fault(what=what, error=LLMUnreadableError, status=200))
+            raise _unreadable("the answer's text", piece)
         if piece:
-            self.pieces.append(piece)
+            self.chars += len(piece)
+            if self.chars > _MOST_CHARS:
+                what = f"the answer has more than {_MOST_CHARS} characters"
+                raise _TryFailed(Fault(what=what, error=LLMUnreadableError, status=200))
+            (self.pieces if to is None else to).append(piece)
             self.on_piece(piece)
 
     def add_rest(self, message: ChatCompletionMessage | ChoiceDelta) -> bool:
         """Add what a message has besides its text; returns whether there was anything."""
-        functions = [getattr(call, "function", None) for call in message.tool_calls or ()]
+        calls = message.tool_calls if isinstance(message.tool_calls, list) else []
+        functions = [getattr(call, "function", None) for call in calls]
         names = [getattr(function, "name", None) for function in (*functions, message.function_call)]
-        self.tools += [name for name in names if isinstance(name, str)]
-        if isinstance(message.refusal, str):
-            self.refusal.append(message.refusal)
-            self.on_piece(message.refusal)
+        named = [name[:_MOST_NAME_CHARS] for name in names if isinstance(name, str)]
+        self.tools += named[: _MOST_TOOLS - len(self.tools)]
+        self.add(message.refusal if isinstance(message.refusal, str) else None, to=self.refusal)
         return bool(message.refusal or message.tool_calls or message.function_call)
 
 
@@ -207,10 +217,13 @@ class OpenAIClient:
             # With a wrong base URL the package returns whatever text the server sent.
             what = "the response is not a chat completion"
             raise _TryFailed(Fault(what=what, error=LLMUnreadableError, status=200))
-        choice = completion.choices[0]
-        gathered.add(choice.message.content)
-        gathered.add_rest(choice.message)
-        gathered.finish_reason = choice.finish_reason or "stop"
+        choice = _first(completion.choices)
+        message = getattr(choice, "message", None)
+        if not isinstance(message, ChatCompletionMessage):
+            raise _unreadable("the answer's message", message)
+        gathered.add(message.content)
+        gathered.add_rest(message)
+        gathered.finish_reason = _name(choice, "finish_reason") or "stop"
         _note_usage(gathered, completion)
 
     async def _ask_streaming(self, request: LLMRequest, gathered: _Gathered, running: Inference) -> None:
@@ -363,18 +376,46 @@ def _error_type(exc: BaseException) -> str:
     return exc.fault.error.__name__ if isinstance(exc, _TryFailed) else type(exc).__name__
 
 
-def _add_chunk(gathered: _Gathered, chunk: ChatCompletionChunk) -> bool:
+def _add_chunk(gathered: _Gathered, chunk: object) -> bool:
     """Add one chunk; return whether the model has sent text, reasoning or its end."""
+    if not isinstance(chunk, ChatCompletionChunk):
+        raise _unreadable("a part of the answer", chunk)
     _note_usage(gathered, chunk)
     if not chunk.choices:
         return False
-    choice = chunk.choices[0]
+    choice = _first(chunk.choices)
+    finish_reason = _name(choice, "finish_reason")
+    gathered.finish_reason = finish_reason or gathered.finish_reason
+    delta = getattr(choice, "delta", None)
+    if delta is None:  # some servers leave it out at the end
+        return bool(finish_reason)
+    if not isinstance(delta, ChoiceDelta):
+        raise _unreadable("a part of the answer", delta)
     # Reasoning is streamed in fields that the protocol does not define.
-    thinks = any(value for name, value in (choice.delta.model_extra or {}).items() if "reasoning" in name)
-    gathered.add(choice.delta.content)
-    has_rest = gathered.add_rest(choice.delta)
-    gathered.finish_reason = choice.finish_reason or gathered.finish_reason
-    return bool(choice.delta.content or choice.finish_reason or thinks or has_rest)
+    thinks = any(value for name, value in (delta.model_extra or {}).items() if "reasoning" in name)
+    gathered.add(delta.content)
+    has_rest = gathered.add_rest(delta)
+    return bool(delta.content or finish_reason or thinks or has_rest)
+
+
+# The package does not check what servers send: each value may have any type.
+
+
+def _unreadable(what: str, found: object) -> _TryFailed:
+    words = f"{what} is {type(found).__name__} data"
+    return _TryFailed(Fault(what=words, error=LLMUnreadableError, status=200))
+
+
+def _first(choices: object) -> object:
+    if not isinstance(choices, list):
+        raise _unreadable("the list of answers", choices)
+    return choices[0]
+
+
+def _name(source: object, field_name: str) -> str:
+    """Return a short text of an endpoint; "" if it is none."""
+    value = getattr(source, field_name, None)
+    return value[:_MOST_NAME_CHARS] if isinstance(value, str) else ""
 
 
 def _joined(pieces: Iterable[str]) -> str:
@@ -384,13 +425,13 @@ def _joined(pieces: Iterable[str]) -> str:
 
 
 def _note_usage(gathered: _Gathered, source: ChatCompletion | ChatCompletionChunk) -> None:
-    gathered.model = source.model or gathered.model
-    gathered.response_id = source.id or gathered.response_id
+    gathered.model = _name(source, "model") or gathered.model
+    gathered.response_id = _name(source, "id") or gathered.response_id
     if source.usage is not None:
-        gathered.prompt_tokens = source.usage.prompt_tokens
-        cached = getattr(source.usage.prompt_tokens_details, "cached_tokens", None)
-        gathered.cached_tokens = max(cached, 0) if isinstance(cached, int) else 0
-        gathered.answer_tokens = source.usage.completion_tokens
+        gathered.prompt_tokens = token_count(source.usage, "prompt_tokens")
+        details = getattr(source.usage, "prompt_tokens_details", None)
+        gathered.cached_tokens = token_count(details, "cached_tokens") or 0
+        gathered.answer_tokens = token_count(source.usage, "completion_tokens")
 
 
 def _wire(message: PromptMessage) -> dict[str, Any]:

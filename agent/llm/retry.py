@@ -101,7 +101,7 @@ def parse_retry_after(value: str | None, *, now: datetime | None = None) -> floa
         pass
     try:
         moment: datetime = parsedate_to_datetime(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     seconds: float = (moment - (now or datetime.now(UTC))).total_seconds()

@@ -294,6 +294,43 @@ async def test_calls_of_tools_are_named(streams: bool) -> None:
     assert (answer.text, answer.tool_calls, answer.finish_reason) == ("", ("f", "g"), "tool_calls")
 
 
+def parts(*sent: Any) -> Behaviour:
+    """Send any JSON as the parts of a stream; an object is a part that ends the answer."""
+
+    async def behave(writer: asyncio.StreamWriter, _: SeenRequest) -> None:
+        await start_stream(writer)
+        end = {"id": "c", "model": "m", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+        for part in sent:
+            await send_event(writer, json.dumps(end | part if isinstance(part, dict) else part))
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+
+    return behave
+
+
+@pytest.mark.parametrize(
+    "choice", [{}, {"delta": None}, {"delta": {"tool_calls": 5}}, {"delta": {"function_call": "x"}}, 5]
+)
+async def test_a_part_without_text_may_have_any_form(choice: Any) -> None:
+    answer, _ = await ask(parts({"choices": [choice]}, {"model": 5, "id": {"a": 1}}))
+    assert (answer.text, answer.tool_calls, answer.finish_reason) == ("", (), "stop")
+
+
+@pytest.mark.parametrize("count", ["many", -5, 1.5, None, 10**12, {"a": 1}])
+async def test_numbers_of_tokens_that_are_none_are_estimated(count: Any) -> None:
+    """A negative one would give tokens back to a budget, and a huge one does not fit the database."""
+    usage = {"prompt_tokens": count, "completion_tokens": count, "total_tokens": count}
+    for sent in (usage, [count], "usage"):
+        answer, _ = await ask(parts({"usage": sent}))
+        assert (answer.prompt_tokens, answer.answer_tokens, answer.cost) == (None, None, 0)
+
+
+@pytest.mark.parametrize("body", [{"choices": [{}]}, {"choices": {"a": 1}}, {"choices": ["x"]}, [1]])
+async def test_a_whole_answer_of_another_form_is_unreadable(body: Any) -> None:
+    with pytest.raises(LLMUnreadableError):
+        await ask(respond(200, body), stream=False)
+
+
 async def test_a_character_that_is_cut_between_chunks_is_joined() -> None:
     answer, _ = await ask(stream("a\ud83d", "\ude00\ud800"))
     assert answer.text == "a\U0001f600\ud800"
@@ -323,6 +360,12 @@ async def test_a_character_that_is_cut_between_chunks_is_joined() -> None:
         (respond(200, "<html>hello</html>"), LLMUnreadableError, 1),
         (respond(200, {"choices": []}), LLMUnreadableError, 1),
         (stream({"content": ["a"]}), LLMUnreadableError, 1),
+        (stream(*["a" * 1_000_000] * 5), LLMUnreadableError, 1),
+        (parts([1]), LLMUnreadableError, 1),
+        (parts(5), LLMUnreadableError, 1),
+        (parts({"choices": {"a": 1}}), LLMUnreadableError, 1),
+        (parts({"choices": [{"delta": "x"}]}), LLMUnreadableError, 1),
+        (refuse(429, retry_after=f"Mon, 01 Jan 2024 00:00:00 +{'9' * 20}"), LLMBusyError, 2),
         (stream("a", cut=True), LLMUnavailableError, 2),
         (stream("a", finish_reason=None), LLMUnavailableError, 2),
     ],

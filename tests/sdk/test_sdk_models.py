@@ -368,6 +368,21 @@ async def test_a_plugin_calls_a_model(plugin: NekroPlugin, file_server: FileServ
             await gen_openai_chat_response(model="m", messages=[], base_url=file_server.base + "/none")
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [{}, {"choices": []}, {"choices": [{}]}, {"choices": [{"message": {"content": ["x"]}}]}, [1], "text"],
+)
+async def test_a_model_that_answers_something_else_is_an_error_of_the_model(
+    world: InMemoryRuntime, file_server: FileServer, answer: Any
+) -> None:
+    for path in ("/v1/chat/completions", "/v1/embeddings"):
+        file_server.add(path, json.dumps(answer).encode(), content_type="application/json")
+    with pytest.raises(LLMError, match="model m"):
+        await gen_openai_chat_response(model="m", messages=[], base_url=file_server.base + "/v1")
+    with pytest.raises(LLMError, match="model m"):
+        await gen_openai_embeddings(model="m", input="x", base_url=file_server.base + "/v1")
+
+
 async def test_helpers_of_the_reference_api_work(
     world: InMemoryRuntime, file_server: FileServer, tmp_path: Path
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,12 +16,14 @@ from nekro_agent.errors import InvalidValueError, LLMError
 from nekro_agent.ports import ModelRequest
 from nekro_agent.services.agent.creator import OpenAIChatMessage
 
-__all__ = ["OpenAIResponse", "gen_openai_chat_response", "gen_openai_embeddings"]
+__all__ = ["OpenAIResponse", "gen_openai_chat_response", "gen_openai_embeddings", "token_count"]
 
 
 #: Characters per token, and tokens of a picture, in estimates.
 _TOKEN_CHARS: Final = 3
 _PICTURE_TOKENS: Final = 1_000
+#: A larger number of tokens is no number that an endpoint has counted.
+_MOST_TOKENS: Final = 1 << 30
 
 
 class OpenAIResponse(BaseModel):
@@ -90,20 +92,26 @@ async def gen_openai_chat_response(
         model=model, base_url=base_url, prompt_tokens=_tokens_of(plain), answer_tokens=max_tokens
     )
     async with _charged(asked) as used, _asked(model, api_key, base_url, proxy_url, max_wait_time) as client:
-        answer = await client.chat.completions.create(model=model, messages=plain, **given)
-        usage, message = answer.usage, answer.choices[0].message
-        used.answer_tokens = usage.completion_tokens if usage else _tokens_of(message.content or "")
-        used.prompt_tokens = usage.prompt_tokens if usage else asked.prompt_tokens
+        with _readable(model):
+            answer = await client.chat.completions.create(model=model, messages=plain, **given)
+            message = answer.choices[0].message
+            text = message.content or ""
+            if not isinstance(text, str):
+                raise TypeError("the text is none")
+        usage = answer.usage
+        prompt, completion = token_count(usage, "prompt_tokens"), token_count(usage, "completion_tokens")
+        used.answer_tokens = _tokens_of(text) if completion is None else completion
+        used.prompt_tokens = asked.prompt_tokens if prompt is None else prompt
         used.cached_tokens = _cached_tokens(usage)
     return OpenAIResponse(
-        response_content=message.content or "",
+        response_content=text,
         thought_chain=str(getattr(message, "reasoning_content", None) or ""),
-        use_model=answer.model,
+        use_model=str(answer.model),
         messages=plain,
         message_cnt=len(plain),
-        token_consumption=usage.total_tokens if usage else 0,
-        token_input=usage.prompt_tokens if usage else 0,
-        token_output=usage.completion_tokens if usage else 0,
+        token_consumption=token_count(usage, "total_tokens") or 0,
+        token_input=prompt or 0,
+        token_output=completion or 0,
         generation_time_ms=round((time.monotonic() - started) * 1000),
     )
 
@@ -136,9 +144,12 @@ async def gen_openai_embeddings(
     given = {"dimensions": dimensions} if dimensions is not None else {}
     asked = ModelRequest(model=model, base_url=base_url, prompt_tokens=_tokens_of(input), answer_tokens=0)
     async with _charged(asked) as used, _asked(model, api_key, base_url, proxy_url, timeout) as client:
-        answer = await client.embeddings.create(model=model, input=input, **given)
-        used.prompt_tokens = answer.usage.prompt_tokens if answer.usage else asked.prompt_tokens
-    return list(answer.data[0].embedding)
+        with _readable(model):
+            answer = await client.embeddings.create(model=model, input=input, **given)
+            embedding = list(answer.data[0].embedding)
+        prompt = token_count(answer.usage, "prompt_tokens")
+        used.prompt_tokens = asked.prompt_tokens if prompt is None else prompt
+    return embedding
 
 
 def _extra_body(given: Mapping[str, Any] | str | None) -> dict[str, Any]:
@@ -180,8 +191,25 @@ async def _charged(request: ModelRequest) -> AsyncIterator[_Used]:
 
 def _cached_tokens(usage: Any) -> int:
     """Return the tokens of the prompt that the endpoint had in its cache; 0 if it does not say."""
-    cached = getattr(getattr(usage, "prompt_tokens_details", None), "cached_tokens", None)
-    return cached if isinstance(cached, int) else 0
+    return token_count(getattr(usage, "prompt_tokens_details", None), "cached_tokens") or 0
+
+
+def token_count(usage: object, field_name: str) -> int | None:
+    """Return a number of tokens that an endpoint has counted; None if it says none.
+
+    The package does not check what servers send.
+    """
+    count = getattr(usage, field_name, None)
+    return count if type(count) is int and 0 <= count <= _MOST_TOKENS else None
+
+
+@contextlib.contextmanager
+def _readable(model: str) -> Iterator[None]:
+    """Translate what the package and its user raise for an answer of another form."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError):
+        raise LLMError(f"model {model}: the response is not an answer of a model") from None
 
 
 def _tokens_of(value: object) -> int:
