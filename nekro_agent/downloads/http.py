@@ -15,7 +15,7 @@ from nekro_agent.downloads.addresses import AddressPolicy, CheckedBackend
 from nekro_agent.downloads.socket import GatheringStream
 from nekro_agent.errors import DownloadError, DownloadRefusedError
 
-__all__ = ["Answer", "Interrupted", "Source", "checked_url"]
+__all__ = ["Answer", "Interrupted", "Source", "checked_url", "is_same_server"]
 
 _MAX_REDIRECTS: Final = 10
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
@@ -23,7 +23,7 @@ _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _BROKEN: Final = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException)
 _CONTENT_RANGE: Final = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)")
-#: Headers that must not be sent to another host after a redirect.
+#: Headers that must not be sent to another server after a redirect.
 _PRIVATE_HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authorization"})
 
 
@@ -122,14 +122,14 @@ class Source:
         """
         url, headers = self.url, self._headers | _range_headers(start, end, validator)
         for _ in range(_MAX_REDIRECTS + 1):
-            url, host = checked_url(url)
+            url, _ = checked_url(url)
             async with self._request(url, headers) as response:
                 location = _header(response, b"location")
                 if response.status not in _REDIRECTS or location is None:
                     yield _answer(url, response)
                     return
-            url = urllib.parse.urljoin(url, location)
-            if checked_url(url)[1] != host:
+            source, url = url, _redirected(url, location)
+            if not is_same_server(source, url):
                 headers = {k: v for k, v in headers.items() if k.lower() not in _PRIVATE_HEADERS}
         raise DownloadError(f"{url}: more than {_MAX_REDIRECTS} redirects")
 
@@ -178,6 +178,21 @@ def checked_url(url: str) -> tuple[str, str]:
     path = urllib.parse.quote(parts.path or "/", safe="/%:@!$&'()*+,;=~")
     query = urllib.parse.quote(parts.query, safe="/%:@!$&'()*+,;=~?")
     return urllib.parse.urlunsplit((parts.scheme, bracketed + port, path, query, "")), host
+
+
+def _redirected(url: str, location: str) -> str:
+    try:
+        return checked_url(urllib.parse.urljoin(url, location))[0]
+    except ValueError as exc:
+        raise DownloadRefusedError(f"{url} redirects to {location!r}, which is not a URL: {exc}") from exc
+
+
+def is_same_server(source: str, target: str) -> bool:
+    """Whether a redirect leads to the same host and port, or from plain HTTP to HTTPS of the same host."""
+    old, new = urllib.parse.urlsplit(source), urllib.parse.urlsplit(target)
+    kept = (old.scheme, old.port) == (new.scheme, new.port)
+    is_secured = (old.scheme, old.port, new.scheme, new.port) == ("http", None, "https", None)
+    return old.hostname == new.hostname and (kept or is_secured)
 
 
 def _range_headers(start: int, end: int | None, validator: str | None) -> dict[str, str]:

@@ -16,6 +16,7 @@ from waiting import WAIT_SECONDS
 
 from nekro_agent.downloads.addresses import AddressPolicy
 from nekro_agent.downloads.download import fetch
+from nekro_agent.downloads.http import is_same_server
 from nekro_agent.errors import DownloadError, DownloadRefusedError, InvalidValueError, SettingsError
 from nekro_agent.testing import InMemoryRuntime
 
@@ -133,6 +134,7 @@ async def test_redirects_are_followed_and_each_is_checked(file_server: FileServe
     assert (result.url, result.path.read_bytes()) == (file_server.base + "/end", b"content")
     for target, reason in [
         ("file:///etc/passwd", "is not an http"),
+        ("http://[", r"redirects to 'http://\[', which is not a URL"),
         ("http://169.254.169.254/latest/meta-data", r"is at 169\.254\.169\.254"),
         (f"http://[::1]:{file_server.port}/end", "is at ::1: private"),
     ]:
@@ -141,6 +143,35 @@ async def test_redirects_are_followed_and_each_is_checked(file_server: FileServe
     loop = file_server.redirect("/loop", "/loop")
     with pytest.raises(DownloadError, match="more than 10 redirects"):
         await fetch(loop, tmp_path / "g", allow_private=LOCAL)
+
+
+async def test_credentials_do_not_follow_a_redirect_to_another_port(
+    file_server: FileServer, tmp_path: Path
+) -> None:
+    other = FileServer()
+    try:
+        url = file_server.redirect("/other", other.add("/end", b"x"))
+        headers = {"Authorization": "Bearer secret"}
+        await fetch(url, tmp_path / "f", headers=headers, allow_private=LOCAL)
+        assert [seen.get("authorization") for seen in other.headers] == [None]
+    finally:
+        other.stop()
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        ("https://a.example/x", "https://a.example/y", True),
+        ("http://a.example/x", "https://a.example/x", True),
+        ("https://a.example/x", "http://a.example/x", False),
+        ("http://a.example/x", "https://a.example:8443/x", False),
+        ("https://a.example/x", "https://b.example/x", False),
+    ],
+)
+def test_credentials_follow_no_redirect_from_https_to_plain_http(
+    source: str, target: str, expected: bool
+) -> None:
+    assert is_same_server(source, target) is expected
 
 
 async def test_credentials_do_not_follow_a_redirect_to_another_host(
