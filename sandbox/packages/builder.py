@@ -9,7 +9,7 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from nekro_agent.errors import InvalidValueError, NekroError, PackageInstallErro
 from nekro_agent.files import safe_files
 from nekro_agent.files.private_files import make_directory
 from nekro_agent.methods import SandboxMethodType
+from nekro_agent.tools.task_groups import in_thread
 from sandbox.areas.ownership import make_readable, prepare_directories
 from sandbox.driver import SandboxDriver, SandboxSpec
 from sandbox.models import (
@@ -94,24 +95,28 @@ class LayerBuilder:
         Raises:
             PackageInstallError: it cannot be installed; the message ends with the installer's error.
         """
-        base = self._store.new_work_dir()
+        # Files are copied, hashed and removed on threads: a layer may have many, and runs use this loop.
+        base = await in_thread(self._store.new_work_dir)
         try:
             with hold_user(_KEY, settings=self._settings) as user:
-                return await self._build(requirement, self._spec(base, user))
+                return await self._build(requirement, await in_thread(self._spec, base, user))
         finally:
-            shutil.rmtree(base, ignore_errors=True)
+            await in_thread(shutil.rmtree, base, True)
 
     async def _build(self, requirement: Requirement, spec: SandboxSpec) -> Built:
-        gateway = IndexGateway(self._index(), directory=spec.uploads_dir, most_bytes=_MOST_BYTES)
+        index_url = await in_thread(self._index)
+        gateway = IndexGateway(index_url, directory=spec.uploads_dir, most_bytes=_MOST_BYTES)
         result = await self._install(requirement, spec, gateway)
         if result.stop_type is not StopType.NORMAL:
             raise PackageInstallError(f"{requirement} cannot be installed: {_last_words(result)}")
-        version = _installed_version(spec.shared_dir, requirement)
+        return await in_thread(self._publish, requirement, spec.shared_dir, gateway.downloaded)
+
+    def _publish(self, requirement: Requirement, shared_dir: Path, wheels: Mapping[str, str]) -> Built:
         return self._store.publish(
-            spec.shared_dir / "layer",
+            shared_dir / "layer",
             requirement,
-            version=version,
-            wheels=gateway.downloaded,
+            version=_installed_version(shared_dir, requirement),
+            wheels=wheels,
             most_bytes=_MOST_BYTES,
         )
 

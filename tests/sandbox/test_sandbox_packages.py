@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import functools
 import hashlib
@@ -12,9 +13,11 @@ import zipfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sandbox_lab import Areas, Lab, method
+from waiting import WAIT_SECONDS
 
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import PackageInstallError
@@ -22,7 +25,7 @@ from sandbox.drivers.bwrap import BwrapDriver
 from sandbox.manager import SandboxManager
 from sandbox.models import StopType
 from sandbox.packages.index import IndexGateway
-from sandbox.packages.layers import LayerStore
+from sandbox.packages.layers import Built, LayerStore
 from sandbox.packages.requirement import check_policy, parse_requirement
 
 pytestmark = pytest.mark.extended
@@ -153,6 +156,22 @@ async def test_attack_F13_layer_on_disk_is_unchanged_after_a_run_that_attacked_i
 def layer_contents(shop: Lab) -> dict[str, str]:
     layers = shop.areas.root.parent / "layers" / "layers"
     return {str(path): path.read_text() for path in layers.rglob("*.py")}
+
+
+async def test_the_event_loop_goes_on_while_a_layer_is_published(
+    shop: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package may have a gibibyte and a hundred thousand files, and others' runs share the loop."""
+    loop, has_gone_on, publish = asyncio.get_running_loop(), threading.Event(), LayerStore.publish
+
+    def waiting(*args: Any, **kwargs: Any) -> Built:
+        loop.call_soon_threadsafe(has_gone_on.set)
+        assert has_gone_on.wait(WAIT_SECONDS)
+        return publish(*args, **kwargs)
+
+    monkeypatch.setattr(LayerStore, "publish", waiting)
+    result = await shop.run("dynamic_importer('beta')")
+    assert result.error is not None and "beta 2.0 has been installed" in result.error
 
 
 async def test_layer_is_built_once_and_chosen_per_container(shop: Lab, index: Index) -> None:
