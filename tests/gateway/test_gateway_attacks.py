@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import re
 import select
@@ -25,7 +26,7 @@ from codec.values import encode_arguments
 from gateway.access.keys import create_key, new_key, revoke_key
 from gateway.app import create_app
 from gateway.identity import Scope
-from gateway.web import middleware
+from gateway.web import limits, middleware
 from gateway.web.server import GatewayServer
 from nekro_agent.shared_clock import shared_time
 from storage.access.approvals import NewApproval
@@ -241,6 +242,51 @@ async def test_a_long_body_in_small_pieces_is_refused(fresh_fleet: Fleet) -> Non
             await eventually(is_refused, what="the refusal")
             assert (await answer).startswith(b"HTTP/1.1 408 ")
             writer.close()
+
+
+@pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
+async def test_long_bodies_of_one_key_are_in_memory_up_to_a_limit(
+    fresh_fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "_MOST_KEPT_BYTES", 8 << 20)
+    world = await world_of(fresh_fleet)
+    whole, most = 4 << 20, (4 << 20) - 1
+
+    def begun(key: str, path: str = "/api/v1/chats/site-1/messages", method: str = "POST") -> bytes:
+        """Return a request with all of its body but the last byte."""
+        sent = b'{"text": "a", "user_id": "u"' + b" " * most
+        return request_bytes(method, path, {**world.bearer(key), "Content-Length": str(whole)}, sent[:most])
+
+    async with attacked(fresh_fleet.settings, media_bytes=8 << 20) as port:
+        # Uploads are not in memory, and short bodies do not count.
+        free = [await _opened(port, begun("all", "/api/v1/chats/site-1/files/a", "PUT")) for _ in range(4)]
+        held = [await _opened(port, begun(key)) for key in ("all", "all", "post", "post")]
+
+        async def is_refused(key: str) -> bool:
+            refused = await raw(port, begun(key) + b"}")
+            return (refused.status, refused.code) == (503, "overloaded")
+
+        for key in ("all", "post", "limited"):  # of the third all keys together have too many
+            await eventually(functools.partial(is_refused, key), what="a refusal")
+        short = request_bytes(
+            "POST", "/api/v1/chats/site-1/messages", world.bearer("all"), {"text": "a", "user_id": "u"}
+        )
+        assert (await raw(port, short)).status == 202
+        for reader, writer in held:
+            writer.write(b"}")
+            assert b" 202 " in await reader.readline()
+            writer.close()
+        for _, writer in free:
+            writer.close()
+        assert (await raw(port, begun("all") + b"}")).status == 202
+
+
+async def _opened(port: int, sent: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect and send bytes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(sent)
+    await writer.drain()
+    return reader, writer
 
 
 @pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
