@@ -100,8 +100,10 @@ async def _readable(
     batch = limit + 1 if identity.is_of_all_chats else _BATCH
     kept: list[ListedChat] = []
     looked_at = 0
+    began_at: datetime | None = None
     while True:
         rows = await listing.page(limit=batch, after=after, text=text, prefix=prefix)
+        began_at = rows[0].active_at if began_at is None and rows else began_at
         for row in rows:
             if not identity.has_chat(row.chat_key):
                 continue
@@ -110,10 +112,13 @@ async def _readable(
             kept.append(row)
         if len(rows) < batch:
             return kept, None
-        after = (rows[-1].active_at, rows[-1].chat_key)
+        last_at = rows[-1].active_at
+        after = (last_at, rows[-1].chat_key)
         looked_at += len(rows)
-        if looked_at >= _MOST_LOOKED_AT:
-            return kept, after
+        if looked_at >= _MOST_LOOKED_AT and last_at != began_at:
+            # Without the key of the last chat, which may be of others: the next page begins with all chats
+            # that were active at its time.
+            return [chat for chat in kept if chat.active_at != last_at], (last_at, "")
 
 
 def _summary(

@@ -491,6 +491,7 @@ OTHERS: Final = (
     ("a stream of a completion or response whose key is revoked", "it ends; the turn goes on", "test_gateway_stream_limits.py"),
     ("metadata, a user or a conversation of megabytes in a response", "400 `invalid_request`; what is stored has the sizes of the protocol", "test_gateway_costly_requests.py"),
     ("more than 256 MiB of long bodies of one key at the same time", "503 `overloaded`; other keys and short bodies are served", "test_gateway_attacks.py"),
+    ("cursors of a list of chats, decoded by a key of some chats", "they name no chat that it does not have", "test_gateway_lists.py"),
     ("webhook URLs of private addresses, also by DNS and redirects", "422 or no delivery", "test_outgoing_webhooks.py"),
 )  # fmt: skip
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import text as sql
 
 from gateway.access.keys import create_key, new_key
 from gateway.api import chats as routes
@@ -122,17 +123,13 @@ async def test_a_key_lists_its_chats_only(
             await say(services, f"{name}{number}", "x")
 
     async def key(*scopes: Scope, chats: str) -> dict[str, str]:
-        new, text = new_key("test", scopes=scopes, chats=chats)
+        new, secret = new_key("test", scopes=scopes, chats=chats)
         await create_key(services.database, new, by=None, request_id=None)
-        return {"Authorization": f"Bearer {text}"}
+        return {"Authorization": f"Bearer {secret}"}
 
-    for pattern, keys in (
-        ("shop-*", [f"shop-{number}" for number in (4, 3, 2, 1, 0)]),
-        ("*[_-]3", ["shop_3", "Shop-3", "shop-3"]),
-        ("shop-1", ["shop-1"]),
-        ("none*", []),
-    ):
-        headers = await key(Scope.READ, chats=pattern)
+    cursors: list[str] = []
+
+    async def all_of(headers: dict[str, str]) -> list[str]:
         found: list[str] = []
         cursor: dict[str, str] = {}
         while True:
@@ -140,13 +137,31 @@ async def test_a_key_lists_its_chats_only(
             page = answer.json()
             found += [chat["chat_key"] for chat in page["items"]]
             if page["next_cursor"] is None:
-                break
+                return found
             cursor = {"cursor": page["next_cursor"]}
-        assert found == keys, pattern
+            cursors.append(page["next_cursor"])
+
+    for pattern, keys in (
+        ("shop-*", [f"shop-{number}" for number in (4, 3, 2, 1, 0)]),
+        ("*[_-]3", ["shop_3", "Shop-3", "shop-3"]),
+        ("shop-1", ["shop-1"]),
+        ("none*", []),
+    ):
+        assert await all_of(await key(Scope.READ, chats=pattern)) == keys, pattern
     monkeypatch.setattr(routes, "_MOST_LOOKED_AT", 4)
     headers = await key(Scope.READ, chats="*-0")
     page = (await http.get("/api/v1/chats", headers=headers)).json()
     assert page["items"] == [] and page["next_cursor"]  # it says that it has not looked at all
+    cursors.clear()
+    assert await all_of(headers) == ["Shop-0", "shop-0"]
+    # Nor do its cursors name chats that the key does not have.
+    named = {base64.urlsafe_b64decode(f"{cursor}==").decode().partition(" ")[2] for cursor in cursors}
+    assert "" in named and named <= {"", "Shop-0", "shop-0"}
+    for number in (0, 1, 2):  # many chats may have been active at the same time
+        async with services.database.begin() as tx:
+            later = sql(f"UPDATE chats SET active_at = :at WHERE chat_key LIKE '%{number}'")
+            await tx.connection.execute(later, {"at": shared_time().isoformat(sep=" ")[:26]})
+        assert sorted(await all_of(headers)) == ["Shop-0", "shop-0"]
     for path in ("/api/v1/chats", "/api/v1/chats/shop-1/turns"):
         poster = await key(Scope.POST, chats="*")
         assert (await http.get(path, headers=poster)).status_code == 403
