@@ -55,9 +55,12 @@ async def post(
     """Post a person's message, which starts a turn; a new chat begins with it.
 
     The body is JSON, or `multipart/form-data` with the files of the message and its other fields. With
-    `wait` the answer has the whole turn, and status 200, if the turn ends in time.
+    `wait` the answer has the whole turn, and status 200, if the turn ends in time; that needs the scope
+    `read` too.
     """
     identity.require(Scope.POST, chat_key=chat_key)
+    if wait:
+        identity.require(Scope.READ)
     async with open_message(request) as posted:
         user_id = sender_of(identity, posted.body.user_id)
         once = await once_of(request, body=posted.digest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Response
 
@@ -23,6 +23,15 @@ from workers.composition import Services
 __all__ = ["router"]
 
 router = APIRouter(route_class=KeyedRoute, tags=["turns"])
+
+#: Fields of a turn that only a key which may read the chat sees.
+_NO_CONTENT: Final[dict[str, Any]] = {
+    "error": None,
+    "rounds": [],
+    "messages": [],
+    "jobs": [],
+    "following": [],
+}
 
 
 @router.get("/turns/{turn_id}")
@@ -75,7 +84,7 @@ async def cancel_turn(
 
     Calls of the turn that wait for approval are withdrawn, also after its end. A running round whose worker
     does not answer within seconds ends later. A turn that has ended, or that a round of another turn answers,
-    stays as it is.
+    stays as it is. A key without the scope `read` gets its state and times only.
     """
     first = await _first_round(services, identity, turn_id, Scope.POST)
 
@@ -86,7 +95,8 @@ async def cancel_turn(
             wait_seconds=CLOSE_STEP_SECONDS,
             turn_id=turn_id,
         )
-        return await read_turn(services, turn_id)
+        turn = await read_turn(services, turn_id)
+        return turn if Scope.READ in identity.scopes else turn.model_copy(update=_NO_CONTENT)
 
     return await once.run(work)
 

@@ -154,6 +154,11 @@ _KEYS: Final = [
 ]
 _SCOPES: Final = [
     _a("posting with scope read", *_LACKS, _post("/api/v1/chats/site-1/messages", "read", MESSAGE)),
+    _a(
+        "waiting for the turn of a message with scope post",
+        *_LACKS,
+        _post("/api/v1/chats/site-1/messages?wait=1", "post", MESSAGE),
+    ),
     _a("reading with scope post", *_LACKS, _get("/api/v1/chats/site-1/messages", "post")),
     _a("reading events with scope post", *_LACKS, _get("/api/v1/chats/site-1/events", "post")),
     _a("resetting with scope read", *_LACKS, _post("/api/v1/chats/site-1/reset", "read", {})),
@@ -492,6 +497,7 @@ OTHERS: Final = (
     ("metadata, a user or a conversation of megabytes in a response", "400 `invalid_request`; what is stored has the sizes of the protocol", "test_gateway_costly_requests.py"),
     ("more than 256 MiB of long bodies of one key at the same time", "503 `overloaded`; other keys and short bodies are served", "test_gateway_attacks.py"),
     ("cursors of a list of chats, decoded by a key of some chats", "they name no chat that it does not have", "test_gateway_lists.py"),
+    ("the turn in the answer to its cancellation, by a key that may not read", "its state and times only", "test_gateway_events.py"),
     ("webhook URLs of private addresses, also by DNS and redirects", "422 or no delivery", "test_outgoing_webhooks.py"),
 )  # fmt: skip
 

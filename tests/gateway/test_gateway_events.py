@@ -13,10 +13,12 @@ import httpx
 import pytest
 from event_reader import Frame, frames
 from gateway_server import served
+from test_gateway_keys import key_of
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet
 
 from gateway.app import create_app
+from gateway.identity import Scope
 from gateway.streams import channel as channels
 from gateway.streams import hub as hubs
 from gateway.streams.events import Position, StreamEvent
@@ -513,3 +515,19 @@ async def test_turns_are_read_and_cancelled_over_http(fleet: Fleet, services: Se
     async with services.database.read() as tx:
         ends = await tx.events.after(chat_key, number=0, limit=100)
     assert [event.turn_id for event in ends if event.type == "turn.ended"] == [two]
+
+
+async def test_the_answer_to_a_cancellation_shows_no_more_than_its_key_may_read(
+    fresh_fleet: Fleet,
+) -> None:
+    services = fresh_fleet.services()
+    await services.start()
+    one, two = await turn(services, "c", "one"), await turn(services, "c", "two")
+    poster, reader = [await key_of(fresh_fleet, Scope.POST, *more) for more in ((), (Scope.READ,))]
+    async with served(create_app(fresh_fleet.settings)) as client:
+        for turn_id in (one, one):  # the second time it has ended
+            blind = (await client.post(f"/api/v1/turns/{turn_id}/cancel", headers=poster)).json()
+            assert (blind["state"], blind["messages"], blind["rounds"]) == ("cancelled", [], [])
+        seen = (await client.post(f"/api/v1/turns/{two}/cancel", headers=reader)).json()
+        assert [message["text"] for message in seen["messages"]] == ["two"] and len(seen["rounds"]) == 1
+    await services.close()
