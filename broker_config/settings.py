@@ -16,7 +16,16 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    ValidationError,
+)
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings import SettingsError as SourceError
 
@@ -31,7 +40,7 @@ from broker_config.model_groups import (
 )
 from broker_config.removed_settings import REMOVED_SETTINGS, renamed_group
 from broker_config.setting_files import FILE_SUFFIX, EnvironmentSource, named_by_file
-from broker_config.urls import SOCKET_SCHEMES, passwords_of
+from broker_config.urls import AMQP_SCHEMES, REDIS_SCHEMES, SOCKET_SCHEMES, passwords_of
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import SettingsError
 
@@ -88,10 +97,18 @@ class _Group(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+def _broker_url(url: str) -> str:
+    scheme = urlsplit(url).scheme
+    if scheme not in REDIS_SCHEMES | AMQP_SCHEMES:
+        fault = f"{scheme}:// is not supported" if scheme else "it has no scheme"  # the rest may be a secret
+        raise ValueError(f"{fault}; write redis://host:6379/0, rediss://…, sentinel://… or amqp://…")
+    return url
+
+
 class BrokerSettings(_Group):
     """The message broker."""
 
-    url: str | None = Field(
+    url: Annotated[str, AfterValidator(_broker_url)] | None = Field(
         None,
         description="Broker URL (`redis://`, `rediss://` over TLS, `sentinel://`, `amqp://`); unset means an "
         "embedded Redis in the data directory.",
@@ -967,6 +984,7 @@ class Settings(BaseSettings):
     log: LogSettings = LogSettings()
     metrics: MetricsSettings = MetricsSettings()
     tracing: TracingSettings = TracingSettings()
+    _is_data_dir_set: bool = PrivateAttr(False)
 
     @classmethod
     def settings_customise_sources(
@@ -1000,7 +1018,14 @@ class Settings(BaseSettings):
         except SourceError as exc:  # the only setting that is JSON; the cause does not contain the text
             raise SettingsError(f"NEKRO_MODELS is not valid JSON: {exc.__cause__}") from None
         check_groups(settings)
-        return settings.model_copy(update={"data_dir": settings.data_dir.expanduser().absolute()})
+        loaded = settings.model_copy(update={"data_dir": settings.data_dir.expanduser().absolute()})
+        loaded._is_data_dir_set = "data_dir" in settings.model_fields_set
+        return loaded
+
+    @property
+    def is_data_dir_set(self) -> bool:
+        """Whether the data directory is stated, also if it is the default one."""
+        return self._is_data_dir_set
 
     @property
     def visibility_timeout(self) -> timedelta:
@@ -1077,9 +1102,27 @@ def _hint(name: str, known: set[str]) -> str:
     return f"Did you mean {near[0]}?" if near else "`nekro doctor --settings` lists every name."
 
 
+#: Faults of numbers, flags and choices, whose values an error may show.
+_PLAIN_FAULTS: Final = frozenset(
+    {
+        "bool_parsing",
+        "float_parsing",
+        "greater_than",
+        "greater_than_equal",
+        "int_from_float",
+        "int_parsing",
+        "less_than",
+        "less_than_equal",
+        "literal_error",
+    }
+)
+
+
 def _explain(exc: ValidationError) -> str:
     parts = []
-    for error in exc.errors(include_url=False, include_input=False):
+    for error in exc.errors(include_url=False):
         variable = ENV_PREFIX + "__".join(str(part) for part in error["loc"]).upper()
-        parts.append(f"{variable}: {error['msg']}")
+        # Others may contain a secret.
+        shown = f"; it is {error['input']!r}" if error["type"] in _PLAIN_FAULTS else ""
+        parts.append(f"{variable}: {error['msg'].removeprefix('Value error, ')}{shown}")
     return "; ".join(parts)

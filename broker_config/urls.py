@@ -16,6 +16,8 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urls
 from nekro_agent.errors import SettingsError
 
 __all__ = [
+    "AMQP_SCHEMES",
+    "REDIS_SCHEMES",
     "SOCKET_SCHEMES",
     "RedisAddress",
     "is_redis",
@@ -26,6 +28,8 @@ __all__ = [
 ]
 
 REDIS_SCHEMES: Final = frozenset({"redis", "rediss", "unix", "redis+socket", "sentinel", "sentinels"})
+#: Schemes of RabbitMQ, by kombu's names.
+AMQP_SCHEMES: Final = frozenset({"amqp", "amqps", "pyamqp"})
 SOCKET_SCHEMES: Final = frozenset({"unix", "redis+socket"})
 SENTINEL_SCHEMES: Final = frozenset({"sentinel", "sentinels"})
 SENTINEL_PORT: Final = 26379

@@ -25,12 +25,14 @@ __all__ = [
     "args_from",
     "chat_key",
     "count",
+    "not_blank",
     "port_number",
     "port_or_any",
     "positive_int",
-    "positive_seconds",
+    "positive_number",
     "read_text",
     "warn_of_root",
+    "whole_number",
 ]
 
 #: Chat key used when ``--chat-key`` is not given.
@@ -108,9 +110,17 @@ def warn_of_root(output: Output) -> None:
         output.words("warning: workers started by root run plugins as root; use a dedicated user")
 
 
+def whole_number(text: str) -> int:
+    """Parse a whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
 def positive_int(text: str) -> int:
     """Parse a whole number of at least 1."""
-    value = int(text)
+    value = whole_number(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is less than 1")
     return value
@@ -118,23 +128,26 @@ def positive_int(text: str) -> int:
 
 def count(text: str) -> int:
     """Parse a whole number of at least 0."""
-    value = int(text)
+    value = whole_number(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"{value} is less than 0")
     return value
 
 
-def positive_seconds(text: str) -> float:
-    """Parse a duration in seconds, more than 0."""
-    value = float(text)
+def positive_number(text: str) -> float:
+    """Parse a finite number of more than 0; the help of the option names the unit."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return value
 
 
 def port_number(text: str) -> int:
     """Parse a TCP port."""
-    value = int(text)
+    value = whole_number(text)
     if not 1 <= value <= 65535:
         raise argparse.ArgumentTypeError(f"{value} is not a port (1 to 65535)")
     return value
@@ -142,13 +155,20 @@ def port_number(text: str) -> int:
 
 def port_or_any(text: str) -> int:
     """Parse a TCP port, or 0."""
-    return 0 if int(text) == 0 else port_number(text)
+    return 0 if whole_number(text) == 0 else port_number(text)
 
 
 def chat_key(text: str) -> str:
     """Parse a chat key: any text that is not blank."""
     if not text.strip():
         raise argparse.ArgumentTypeError("a chat key is not empty")
+    return text
+
+
+def not_blank(text: str) -> str:
+    """Parse a text that is not blank, such as the beginning of an id: all ids begin with the empty text."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it must not be blank")
     return text
 
 

@@ -237,7 +237,12 @@ def _parse(parser: LazyParser, arguments: Sequence[str]) -> argparse.Namespace:
     namespace, unknown = parser.parse_known_args(arguments)
     if unknown:
         command = getattr(namespace, "entry", None)
-        raise WrongUsage(f"unrecognized arguments: {' '.join(unknown)}", command=command)
+        usage = parser.prog if command is None else f"{parser.prog} {command.name}"
+        raise WrongUsage(
+            f"unrecognized arguments: {' '.join(unknown)}",
+            command=command,
+            hint=f"`{usage} --help` shows the usage.",
+        )
     return namespace
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
 from cli.approving import confirm, operator
-from cli.command import Deps, add_json, chat_key, positive_int
+from cli.command import Deps, add_json, chat_key, not_blank, positive_int
 from cli.commands.call import parse_arguments
 from cli.output import one_line
 from cli.running import run_async
@@ -84,7 +84,11 @@ def register(parser: argparse.ArgumentParser) -> None:
         help="list, show, approve, deny or revoke (default: list)",
     )
     parser.add_argument(
-        "approval_id", nargs="?", metavar="ID", help="approval, or the beginning of its id; for all but list"
+        "approval_id",
+        nargs="?",
+        metavar="ID",
+        type=not_blank,
+        help="approval, or the beginning of its id; for all but list",
     )
     parser.add_argument(
         "--chat-key", metavar="K", type=chat_key, default=None, help="list: only of this chat"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli.command import Deps, add_chat_key, add_json, add_user_id, positive_seconds, read_text
+from cli.command import Deps, add_chat_key, add_json, add_user_id, positive_number, read_text
 from cli.running import run_async
 from cli.services.presence import awaited_with_workers
 from cli.services.system import CALL_LANES, open_services
@@ -65,7 +65,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout",
         metavar="SECONDS",
-        type=positive_seconds,
+        type=positive_number,
         default=None,
         help="longest wait (default: the limit of the method's lane)",
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from broker_config.settings import Settings
-from cli.command import Deps, add_json, chat_key, positive_seconds
+from cli.command import Deps, add_json, chat_key, positive_number
 from cli.output import PartialError
 from cli.running import run_async
 from cli.services.database import open_writers
@@ -48,7 +48,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds",
         metavar="S",
-        type=positive_seconds,
+        type=positive_number,
         default=10.0,
         help="how long to wait until the running round has stopped (default: %(default)g)",
     )

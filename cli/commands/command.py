@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cli.command import Deps, add_json, add_user_id, chat_key, positive_seconds
+from cli.command import Deps, add_json, add_user_id, chat_key, positive_number
 from cli.exit_codes import ExitCode
 from cli.output import PartialError, one_line
 from cli.running import run_async
@@ -68,7 +68,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout",
         metavar="SECONDS",
-        type=positive_seconds,
+        type=positive_number,
         default=None,
         help="longest wait (default: the limit of calls)",
     )

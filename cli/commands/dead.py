@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
-from cli.command import Deps, add_json, positive_int, positive_seconds
+from cli.command import Deps, add_json, not_blank, positive_int, positive_number
 from cli.output import one_line
 from cli.services.ownership import require_running
 from nekro_agent.errors import NotFoundError, UsageError
@@ -53,7 +53,9 @@ def register(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.epilog = _EPILOG
     parser.add_argument("action", nargs="?", default="list", choices=_ACTIONS, help="default: list")
-    parser.add_argument("id", metavar="ID", nargs="?", help="id of a call, or its beginning; `drop all`")
+    parser.add_argument(
+        "id", metavar="ID", nargs="?", type=not_blank, help="id of a call, or its beginning; `drop all`"
+    )
     parser.add_argument(
         "--limit",
         metavar="N",
@@ -64,7 +66,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout",
         metavar="SECONDS",
-        type=positive_seconds,
+        type=positive_number,
         help="with `retry`: give the call this long, from now; without it the call keeps its deadline",
     )
     add_json(parser)

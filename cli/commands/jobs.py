@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
-from cli.command import Deps, add_json, chat_key, positive_int
+from cli.command import Deps, add_json, chat_key, not_blank, positive_int
 from cli.output import PartialError, one_line
 from cli.running import run_async
 from cli.services.database import open_database, open_writers
@@ -65,7 +65,12 @@ def register(parser: argparse.ArgumentParser) -> None:
         help="list, show, watch or cancel (default: list)",
     )
     parser.add_argument(
-        "job_id", nargs="?", default=None, metavar="ID", help="job, for show, watch and cancel"
+        "job_id",
+        nargs="?",
+        default=None,
+        metavar="ID",
+        type=not_blank,
+        help="job, for show, watch and cancel",
     )
     parser.add_argument("--chat-key", metavar="K", type=chat_key, default=None, help="only jobs of this chat")
     parser.add_argument("--open", action="store_true", help="only jobs that have not ended")

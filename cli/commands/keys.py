@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, get_args
 
 from broker_config.settings import Settings
-from cli.command import Deps, add_json, count, positive_seconds
+from cli.command import Deps, add_json, count, not_blank, positive_number
 from cli.running import run_async
 from cli.services.database import open_database
 from nekro_agent.errors import UsageError
@@ -58,11 +58,19 @@ def register(parser: argparse.ArgumentParser) -> None:
         "action", nargs="?", default="list", choices=("list", "create", "revoke"), help="default: list"
     )
     parser.add_argument(
-        "name", nargs="?", metavar="NAME", help="create: a name for lists; revoke: the key's id"
+        "name",
+        nargs="?",
+        metavar="NAME",
+        type=not_blank,
+        help="create: a name for lists; revoke: the key's id",
     )
     parser.add_argument("--scope", action="append", choices=get_args(KeyScope), default=[], help="repeatable")
     parser.add_argument(
-        "--chats", metavar="PATTERN", default="*", help="chats that it may use (default: %(default)s)"
+        "--chats",
+        metavar="PATTERN",
+        type=not_blank,
+        default="*",
+        help="chats that it may use (default: %(default)s)",
     )
     parser.add_argument(
         "--user-id", metavar="U", default=None, help="the only user for whom it acts (default: any)"
@@ -77,7 +85,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cost-per-day",
         metavar="COST",
-        type=positive_seconds,
+        type=positive_number,
         default=None,
         help="largest cost of the turns that it starts in a day, UTC (default: no limit)",
     )
@@ -91,11 +99,20 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--days",
         metavar="D",
-        type=positive_seconds,
+        type=_days,
         default=None,
         help="days until it expires (default: never)",
     )
     add_json(parser)
+
+
+def _days(text: str) -> float:
+    value = positive_number(text)
+    try:
+        datetime.now(UTC) + timedelta(days=value)
+    except OverflowError:
+        raise argparse.ArgumentTypeError(f"{text} days from now is after the year 9999") from None
+    return value
 
 
 def run(args: Args, deps: Deps) -> int:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from broker_config.secret_paths import secret_paths
 from broker_config.settings import Settings
-from cli.command import Deps, add_json, add_user_id, chat_key, positive_seconds, read_text
+from cli.command import Deps, add_json, add_user_id, chat_key, positive_number, read_text
 from cli.exit_codes import ExitCode
 from cli.running import run_async
 from cli.services.database import open_database
@@ -123,7 +123,7 @@ def register(parser: argparse.ArgumentParser) -> None:
         "--file", action="append", default=[], metavar="PATH[:rw]", help="add: path that the command sees"
     )
     parser.add_argument(
-        "--timeout", type=positive_seconds, metavar="SECONDS", help="add: longest call of a tool"
+        "--timeout", type=positive_number, metavar="SECONDS", help="add: longest call of a tool"
     )
     parser.add_argument(
         "--approval",
@@ -141,7 +141,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--elicitation",
-        type=positive_seconds,
+        type=positive_number,
         metavar="SECONDS",
         help="add: let the server ask the people of the chat during a call, and wait so long for an answer",
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from broker_config.settings import Settings
-from cli.command import Deps, add_json
+from cli.command import Deps, add_json, whole_number
 from cli.exit_codes import ExitCode
 from cli.plugin_template import write_plugin
 from cli.purge import find_data, purge
@@ -90,7 +90,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--turns",
-        type=int,
+        type=whole_number,
         metavar="N",
         help="wake: for the next N turns, at most 20 (default: until `sleep`)",
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
 from broker_config.topology import LIVE_EVENT
-from cli.command import Deps, chat_key, positive_int, positive_seconds
+from cli.command import Deps, chat_key, positive_int, positive_number
 from cli.output import one_line
 from cli.running import run_async
 from cli.services.ownership import require_running
@@ -66,7 +66,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     parser.add_argument("chat_key", metavar="K", type=chat_key, help="chat")
     parser.add_argument("--count", metavar="N", type=positive_int, help="end after N events")
-    parser.add_argument("--seconds", metavar="S", type=positive_seconds, help="end after S seconds")
+    parser.add_argument("--seconds", metavar="S", type=positive_number, help="end after S seconds")
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
 
 

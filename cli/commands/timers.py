@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
-from cli.command import Deps, add_json, chat_key, positive_int
+from cli.command import Deps, add_json, chat_key, not_blank, positive_int
 from cli.output import one_line
 from cli.running import run_async
 from cli.services.database import open_database
@@ -60,7 +60,11 @@ def register(parser: argparse.ArgumentParser) -> None:
         help="list, pause, resume or delete (default: list)",
     )
     parser.add_argument(
-        "timer_id", nargs="?", metavar="ID", help="timer, or the beginning of its id; for all but list"
+        "timer_id",
+        nargs="?",
+        metavar="ID",
+        type=not_blank,
+        help="timer, or the beginning of its id; for all but list",
     )
     parser.add_argument(
         "--chat-key", metavar="K", type=chat_key, default=None, help="only timers of this chat"

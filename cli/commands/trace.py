@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
-from cli.command import Deps
+from cli.command import Deps, not_blank
 from cli.commands.tail import chat_events
 from cli.output import one_line
 from cli.running import run_async
@@ -57,7 +57,7 @@ class Args:
 def register(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.epilog = _EPILOG
-    parser.add_argument("turn_id", metavar="TURN", help="id of the turn")
+    parser.add_argument("turn_id", metavar="TURN", type=not_blank, help="id of the turn")
     parser.add_argument(
         "--follow", action="store_true", help="go on until the turn has ended; Ctrl-C ends it"
     )
@@ -186,7 +186,7 @@ async def _whole_id(database: Database, beginning: str) -> str:
     from nekro_agent.errors import NotFoundError
 
     async with database.read() as transaction:
-        found = await transaction.turn_listing.with_prefix(beginning, limit=2) if beginning.strip() else []
+        found = await transaction.turn_listing.with_prefix(beginning, limit=2)
     if beginning in found:
         return beginning
     if len(found) != 1:

@@ -9,7 +9,6 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from broker_config.settings import Settings
 from broker_config.urls import without_password
 from cli.command import Deps, add_json, add_supervisor_fd, positive_int, warn_of_root
 from cli.exit_codes import ExitCode
@@ -119,8 +118,7 @@ def run(args: Args, deps: Deps) -> int:
 
 def _check(probe: Probe, args: Args, deps: Deps) -> int:
     settings = deps.load_settings()
-    default = Settings.model_fields["data_dir"].get_default(call_default_factory=True)
-    has_data_dir = deps.data_dir is not None or settings.data_dir.resolve() != default.resolve()
+    has_data_dir = settings.is_data_dir_set
     wanted = Wanted(
         lane=args.lane,
         name=args.name,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
+import tempfile
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -61,11 +61,13 @@ def _is_broken(checks: Sequence[Check], code: ExitCode) -> bool:
 def _data_dir(settings: Settings) -> Check:
     directory = settings.data_dir
     standing = next(path for path in (directory, *directory.parents) if path.exists())
-    if not standing.is_dir() or not os.access(standing, os.W_OK | os.X_OK):
+    try:
+        tempfile.TemporaryFile(dir=standing).close()  # root has each access that `os.access` asks about
+    except OSError as exc:
         return Check(
             name="data directory",
             verdict=Verdict.FAILED,
-            detail=f"{standing} cannot be written to",
+            detail=f"{standing} cannot be written to ({exc.strerror})",
             fix="set NEKRO_DATA_DIR to a writable directory",
         )
     free_bytes = shutil.disk_usage(standing).free

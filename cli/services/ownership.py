@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO
 
 from nekro_agent.durations import POLL_SECONDS
-from nekro_agent.errors import ServiceError, UsageError
+from nekro_agent.errors import ServiceError, SettingsError, UsageError
 from nekro_agent.files.private_files import make_directory, open_private, write_private
 
 __all__ = ["Ownership", "RunningSystem", "WorkerEntry", "read_running", "require_running"]
@@ -60,8 +60,16 @@ class Ownership:
     """The locks of one data directory, as one process holds them."""
 
     def __init__(self, data_dir: Path) -> None:
+        """Create the data directory.
+
+        Raises:
+            SettingsError: it cannot be created.
+        """
         self._run_dir = data_dir / "run"
-        make_directory(self._run_dir)
+        try:
+            make_directory(self._run_dir)
+        except OSError as exc:
+            raise SettingsError(f"data directory {data_dir}: {exc.strerror}; set NEKRO_DATA_DIR") from exc
         self._owner_file: IO[str] | None = None
 
     def claim(self) -> bool:

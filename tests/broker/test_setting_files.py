@@ -25,6 +25,14 @@ def test_a_setting_is_read_from_the_file_named_by_a_variable(
     assert set(settings.secret_values()) == {"first line", "p@ss"}
 
 
+def test_a_data_directory_that_is_stated_counts_as_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NEKRO_DATA_DIR", raising=False)
+    assert not Settings.load(env_file=None).is_data_dir_set
+    assert Settings.load(env_file=None, data_dir=Path("data")).is_data_dir_set
+    monkeypatch.setenv("NEKRO_DATA_DIR", "data")  # the default, stated
+    assert Settings.load(env_file=None).is_data_dir_set
+
+
 def test_a_setting_given_twice_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "url").write_text("redis://a")
     monkeypatch.setenv("NEKRO_BROKER__URL_FILE", str(tmp_path / "url"))

@@ -95,6 +95,22 @@ def test_without_a_command_the_help_is_printed(capsys: pytest.CaptureFixture[str
         (["plugins", "purge", "../x"], 2, "'../x' is not a plugin key"),
         (["command", "group_1"], 2, "the command line is missing"),
         (["command", "group_1", "/x", "--as", "root"], 2, "invalid choice: 'root'"),
+        # A shell variable that is unset must not choose the only approval, timer or dead letter.
+        *((["approvals", action, "", "--yes"], 2, "must not be blank") for action in ("approve", "deny")),
+        (["timers", "delete", ""], 2, "must not be blank"),
+        (["dead", "drop", " "], 2, "must not be blank"),
+        (["jobs", "cancel", ""], 2, "must not be blank"),
+        (["trace", ""], 2, "must not be blank"),
+        (["keys", "create", "site", "--scope", "read", "--chats", ""], 2, "must not be blank"),
+        (["keys", "create", "site", "--scope", "read", "--days", "1e99"], 2, "after the year 9999"),
+        (
+            ["keys", "create", "site", "--scope", "read", "--cost-per-day", "abc"],
+            2,
+            "'abc' is not a positive",
+        ),
+        (["jobs", "--limit", "abc"], 2, "'abc' is not a whole number"),
+        (["gateway", "--port", "abc"], 2, "'abc' is not a whole number"),
+        (["jobs", "--frobnicate"], 2, "`nekro jobs --help` shows the usage"),
     ],
 )
 def test_wrong_usage_is_one_line_and_a_documented_code(
@@ -113,6 +129,11 @@ def test_wrong_usage_is_one_line_and_a_documented_code(
         ("NEKRO_BROKER__ULR", "x", "Unknown setting NEKRO_BROKER__ULR. Did you mean NEKRO_BROKER__URL?"),
         ("NEKRO_ZZZZZZZZ", "x", "`nekro doctor --settings` lists every name"),
         ("NEKRO_WORKERS__CALL_TIMEOUT_SECONDS", "-1", "NEKRO_WORKERS__CALL_TIMEOUT_SECONDS"),
+        ("NEKRO_WORKERS__METHODS_CONCURRENCY", "many", "it is 'many'"),
+        ("NEKRO_LOG__LEVEL", "LOUD", "it is 'LOUD'"),
+        ("NEKRO_BUDGETS__DAY", "50", "NEKRO_BUDGETS__DAY: '50' is not a measure"),
+        ("NEKRO_BROKER__URL", "redis.example.org", "NEKRO_BROKER__URL: it has no scheme; write redis://"),
+        ("NEKRO_BROKER__URL", "http://ada:secret@queue", "NEKRO_BROKER__URL: http:// is not supported"),
     ],
 )
 def test_a_wrong_setting_is_named(
@@ -122,6 +143,19 @@ def test_a_wrong_setting_is_named(
     code, out, err = run("plugins", capsys=capsys)
     assert (code, out) == (ExitCode.USAGE, "")
     assert words in err
+    assert "secret" not in err
+
+
+@pytest.mark.parametrize("place", ["", "below"])
+def test_a_data_directory_that_cannot_be_made_is_named_with_its_setting(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / "file" / place
+    (tmp_path / "file").write_text("not a directory", "utf-8")
+    monkeypatch.setenv("NEKRO_DATA_DIR", str(directory))
+    code, out, err = run("call", "x", capsys=capsys)
+    assert (code, out) == (ExitCode.USAGE, "")
+    assert err == f"error: data directory {directory}: Not a directory; set NEKRO_DATA_DIR\n"
     Path("code.py").write_text("pass", "utf-8")
     assert run("exec", "code.py", capsys=capsys)[0] == EXEC_CODES[ExitCode.USAGE]
 
