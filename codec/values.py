@@ -140,6 +140,6 @@ def _text(data: bytes | str, max_bytes: int, *, setting: str) -> str:
     if size > max_bytes:
         raise ArgumentError(
             f"the value has {size} bytes, at most {max_bytes} can be sent ({setting}); "
-            "write large data to a file in ./shared and send its path"
+            "write large data to a file in /app/shared and send its path"
         )
     return data if isinstance(data, str) else arguments_text(data)

@@ -6,9 +6,9 @@ by ``gateway.web.middleware.RequestContext``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -140,6 +140,14 @@ def _response(problem: Problem, headers: dict[str, str] | None) -> JSONResponse:
     )
 
 
+def _fault_text(fault: Mapping[str, Any]) -> str:
+    cause = fault.get("ctx", {}).get("error")
+    if fault["type"] == "json_invalid" and cause is not None:
+        where, at = fault["loc"]
+        return f"{where}: it is not valid JSON: {cause} at character {at}"
+    return f"{'.'.join(map(str, fault['loc']))}: {fault['msg'].removeprefix('Value error, ')}"
+
+
 def _printable(text: str) -> str:
     """Return a text that can be encoded: a request may contain lone surrogates."""
     return text[:_MOST_CHARS].encode("utf-8", "backslashreplace").decode()
@@ -162,7 +170,13 @@ def install(app: FastAPI) -> None:
     async def on_http(request: Request, error: HTTPException) -> JSONResponse:
         status = HTTPStatus(error.status_code)
         code = status.name.lower()
-        return problem_response(request, status, code, str(error.detail), headers=dict(error.headers or {}))
+        detail = str(error.detail)
+        if detail == status.phrase:  # of the router, which says no more
+            asked = f"{request.method} {request.url.path}"
+            detail = f"{asked}: nothing is served there; docs/openapi.json lists what is"
+            if status is HTTPStatus.METHOD_NOT_ALLOWED:
+                detail = f"{asked}: this path has other methods: {(error.headers or {}).get('Allow', '')}"
+        return problem_response(request, status, code, detail, headers=dict(error.headers or {}))
 
     @app.exception_handler(ClientDisconnect)
     async def on_disconnect(request: Request, _error: ClientDisconnect) -> JSONResponse:
@@ -173,7 +187,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         faults = error.errors()
-        texts = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in faults]
+        texts = [_fault_text(one) for one in faults]
         is_json = not any(one["type"] == "json_invalid" for one in faults)
         status = HTTPStatus.UNPROCESSABLE_ENTITY if is_json else HTTPStatus.BAD_REQUEST
         return problem_response(request, status, "invalid_request", "; ".join(texts))

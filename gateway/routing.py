@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from typing import Any, Final
@@ -44,10 +45,20 @@ class _LimitedRequest(Request):
         """Return the parsed body.
 
         Raises:
-            HTTPException: 413, it has too many values.
+            HTTPException: 413, it has too many values; 400, the parser cannot read it.
+            JSONDecodeError: it is no JSON.
         """
         require_few_values(await self.body())
-        return await super().json()
+        try:
+            return await super().json()
+        except json.JSONDecodeError:
+            raise
+        except UnicodeDecodeError as exc:
+            raise HTTPException(HTTPStatus.BAD_REQUEST, "the body is not UTF-8") from exc
+        except RecursionError as exc:
+            raise HTTPException(HTTPStatus.BAD_REQUEST, "the body is nested too deeply") from exc
+        except ValueError as exc:  # the only other one: a limit of Python
+            raise HTTPException(HTTPStatus.BAD_REQUEST, "a number of the body has too many digits") from exc
 
 
 def require_few_values(body: bytes) -> None:

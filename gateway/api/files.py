@@ -99,6 +99,9 @@ async def post_files(
     identity.require(Scope.POST, chat_key=chat_key)
 
     async with open_form(request) as form:
+        if not form.files:
+            detail = "the body has no file; send files as multipart/form-data, or PUT one below its name"
+            raise ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", detail)
 
         async def work() -> _Stored:
             stored = await store_files(services, chat_key, form.files)

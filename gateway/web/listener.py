@@ -32,7 +32,9 @@ def listen(settings: GatewaySettings) -> socket.socket:
         return _listen_on_port(settings.host, settings.port)
     except OSError as exc:
         where = f"{settings.host}:{settings.port}"
-        raise ServiceError(f"cannot listen on {where}: {exc.strerror}; choose another with --port") from exc
+        raise ServiceError(
+            f"cannot listen on {where}: {exc.strerror}; choose another with --host or --port"
+        ) from exc
 
 
 def listen_on_free_port(settings: GatewaySettings) -> socket.socket:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from gateway_server import served
 from worker_fleet import Fleet
 
@@ -17,6 +18,28 @@ async def test_probes_answer(fleet: Fleet) -> None:
 async def test_an_unknown_path_is_a_problem_document(fleet: Fleet) -> None:
     async with served(create_app(fleet.settings)) as client:
         answer = await client.get("/nothing")
+        wrong_method = await client.delete("/api/v1/chats")
     assert answer.status_code == 404
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.json()["code"] == "not_found"
+    assert answer.json()["detail"].startswith("GET /nothing: nothing is served there")
+    assert wrong_method.json()["code"] == "method_not_allowed"
+    assert wrong_method.json()["detail"] == "DELETE /api/v1/chats: this path has other methods: GET"
+
+
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        (b'{"method": ', "body: it is not valid JSON: Expecting value at character 11"),
+        (b"[" * 100_000, "the body is nested too deeply"),
+        (b"9" * 10_000, "a number of the body has too many digits"),
+        (b'"\xff"', "the body is not UTF-8"),
+    ],
+)
+async def test_a_body_that_is_no_json_is_refused_with_the_reason(
+    fleet: Fleet, body: bytes, detail: str
+) -> None:
+    headers = {"Content-Type": "application/json"}
+    async with served(create_app(fleet.settings)) as client:
+        answer = await client.post("/api/v1/calls", content=body, headers=headers)
+    assert (answer.status_code, answer.json()["detail"]) == (400, detail)

@@ -166,6 +166,13 @@ async def test_browsers_do_not_run_files(
         assert "sandbox" in headers["content-security-policy"]
 
 
+async def test_a_body_without_a_file_is_refused(fleet: Fleet) -> None:
+    async with client_of(fleet) as (client, _):
+        answer = await client.post("/api/v1/chats/formless/files", content=b"the file")
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+    assert "multipart/form-data" in answer.json()["detail"]
+
+
 async def test_a_name_in_use_is_not_overwritten(fleet: Fleet) -> None:
     async with client_of(fleet) as (client, _):
         first = await put(client, "names", "a.txt", b"one")
