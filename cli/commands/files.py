@@ -15,6 +15,7 @@ from broker_config.settings import Settings
 from cli.command import Deps, add_json, chat_key
 from cli.running import run_async
 from cli.services.database import open_database
+from nekro_agent import layout
 from nekro_agent.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ data directory: with workers on other hosts, NEKRO_DATA_DIR names the one that t
 {path, size_bytes}.
 """
 _ACTIONS: Final = ("list", "get", "put")
+_AREAS: Final = (layout.SANDBOX_UPLOADS, layout.SANDBOX_SHARED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +115,8 @@ def _list(files: ChatFiles, args: Args, deps: Deps) -> None:
 def show_list(files: Iterable[tuple[str, int, datetime | None]], args: Args, deps: Deps) -> None:
     """Print files by path, size in bytes and time of the last change: those below the stated path."""
     below = None if args.source is None else PurePosixPath("/app") / args.source
+    if below not in (None, PurePosixPath("/app")) and not any(map(below.is_relative_to, _AREAS)):
+        raise UsageError(f"{args.source} lies in neither /app/uploads nor /app/shared")
     found = sorted(file for file in files if below is None or PurePosixPath(file[0]).is_relative_to(below))
     if args.json:
         deps.output.json([{"path": path, "size_bytes": size, "modified_at": at} for path, size, at in found])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cli.command import Deps, add_json, chat_key
 from cli.commands.history import describe_message
-from cli.output import PartialError
+from cli.output import PartialError, one_line
 from cli.running import run_async
 from cli.services.system import ROUND_LANES, open_services
 from cli.views.turns import last_sequence, messages_after, require_model, require_success, wait_for_quiet
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from workers.chats.attachments import Attachment
     from workers.composition import Services
 
-__all__ = ["DEFAULT_USER", "Args", "register", "run"]
+__all__ = ["DEFAULT_USER", "Args", "register", "run", "show_answers"]
 
 _EPILOG = """\
 examples:
@@ -138,18 +139,31 @@ def run(args: Args, deps: Deps) -> int:
             news = await messages_after(services.database, args.chat_key, sequence=before)
             failure = await _failure(services.database, message_id) if waits else None
         answers = [message for message in news if waits and message.kind is MessageKind.ASSISTANT]
-        described = {"id": message_id, "answers": [describe_message(answer) for answer in answers]}
+        shown = [describe_message(answer) for answer in answers]
+        described = {"id": message_id, "answers": shown}
         if args.json and failure is None:
             deps.output.json(described)
         if not (args.json or waits):
             deps.output.data(message_id)
-        for answer in answers if not args.json else ():
-            deps.output.data(answer.text)
+        if not args.json:
+            show_answers(shown, deps)
         if failure is not None:
             raise PartialError(failure, described)
         return 0
 
     return run_async(work())
+
+
+def show_answers(answers: Sequence[Mapping[str, Any]], deps: Deps) -> None:
+    """Print messages as ``describe_message`` returns them: texts as they are, files by their paths."""
+    from workers.chats.attachments import attachments_of
+
+    for answer in answers:
+        files = attachments_of(answer["data"])
+        if answer["text"] or not files:
+            deps.output.data(answer["text"])
+        for file in files:
+            deps.output.data(one_line(f"[{file.kind} {file.path}]"))
 
 
 async def _stored(services: Services, args: Args) -> list[Attachment]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cli.command import Deps
-from cli.commands.send import Args
+from cli.commands.send import Args, show_answers
 from cli.output import PartialError
 from cli.remote.messages import describe_message, failure_of
 from cli.remote.target import open_client
@@ -33,14 +33,15 @@ def run(args: Args, deps: Deps) -> int:
             raise UsageError(f"a plugin's hook blocks messages of {args.user_id}; nothing was recorded")
         turn = client.turns.wait(posted.turn_id) if args.wait and posted.turn_id else None
     answers = [message for message in turn.messages if message.kind == "assistant"] if turn else []
-    described = {"id": posted.message.id, "answers": [describe_message(answer) for answer in answers]}
+    shown = [describe_message(answer) for answer in answers]
+    described = {"id": posted.message.id, "answers": shown}
     failure = None if turn is None else failure_of(turn)
     if args.json and failure is None:
         deps.output.json(described)
     if not (args.json or args.wait):
         deps.output.data(posted.message.id)
-    for answer in answers if not args.json else ():
-        deps.output.data(answer.text)
+    if not args.json:
+        show_answers(shown, deps)
     if failure is not None:
         raise PartialError(failure, described)
     return 0

@@ -116,6 +116,14 @@ def test_a_path_that_leaves_the_area_is_refused(shell: Shell, path: str, words: 
     assert "s3cret" not in done.out + done.err
 
 
+@pytest.mark.parametrize("path", ["/etc", "../etc", "/app/other"])
+def test_a_list_of_another_directory_is_refused(shell: Shell, path: str) -> None:
+    areas_of(shell, "hostile")
+    done = shell.inside("files", "list", "hostile", path)
+    assert (done.code, done.out) == (ExitCode.USAGE, "")
+    assert f"{path} lies in neither /app/uploads nor /app/shared" in done.err
+
+
 def test_nothing_is_written_through_a_link(shell: Shell) -> None:
     _, shared = areas_of(shell, "writes")
     outside = shell.directory / "outside"

@@ -45,6 +45,12 @@ async def go(_ctx: AgentCtx, ends: str) -> None:
 SCRIPT = """
 - when: 'good day'
   answer: "```python\\nsend_msg_text(_ck, 'Good day to you')\\n```"
+- when: 'the plan'
+  answer: |
+    ```python
+    open('/app/shared/plan.txt', 'w').write('x')
+    send_msg_file(_ck, '/app/shared/plan.txt')
+    ```
 """
 
 
@@ -76,6 +82,13 @@ def test_send_reports_only_the_turn_of_its_own_message(shell: Shell) -> None:
     assert shell("send", "mixed", "what now?", "--wait").code == ExitCode.LLM
     done = shell("send", "mixed", "good day", "--wait")
     assert (done.code, done.out) == (ExitCode.OK, "Good day to you\n")
+
+
+@pytest.mark.extended
+@pytest.mark.usefixtures("up")
+def test_send_names_the_files_that_the_agent_sends(shell: Shell) -> None:
+    done = shell("send", "files", "the plan", "--wait")
+    assert (done.code, done.out) == (ExitCode.OK, "[file /app/uploads/plan.txt]\n")
 
 
 def begun(shell: Shell, ends: str) -> str:
