@@ -40,6 +40,7 @@ from messaging.tracing import span
 from nekro_agent.durations import DEFER_SECONDS
 from nekro_agent.errors import BudgetExceededError, LLMError
 from nekro_agent.shared_clock import shared_time
+from runtime.tasks import end_tasks
 from sandbox.models import (
     Dispatch,
     KeptVariables,
@@ -452,9 +453,7 @@ class _Round:
             await asyncio.sleep(0)  # let the task start; cancelled before that, it would start no sandbox
         finally:
             timer.cancel()
-            for task in preparing:
-                task.cancel()
-            await asyncio.gather(*preparing, return_exceptions=True)
+            await end_tasks(*preparing)
 
     def _seconds_left(self) -> float:
         gone = (shared_time() - self._input.turn_started_at).total_seconds()

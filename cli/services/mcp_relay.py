@@ -19,6 +19,7 @@ from cli.services.mcp_stdio import HostStreams, host_streams
 from nekro_client.operations import connection_options
 from nekro_client.sse import EventParser, EventTooLargeError
 from nekro_client.streams import STREAM_TIMEOUT
+from runtime.tasks import end_tasks
 
 __all__ = ["relay"]
 
@@ -75,9 +76,7 @@ class _Relay:
             async for line in self._host:
                 await self._take(line)
         finally:
-            for task in self._running.values():
-                task.cancel()
-            await asyncio.gather(*self._running.values(), return_exceptions=True)
+            await end_tasks(*self._running.values())
 
     async def _take(self, line: str) -> None:
         message = json.loads(line)

@@ -12,6 +12,7 @@ from broker_config.urls import is_redis, without_password
 from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import BrokerUnavailableError, ServiceError, SettingsError
 from nekro_agent.methods import Lane
+from runtime.tasks import end_tasks
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -92,9 +93,7 @@ async def awaited_with_workers(work: Awaitable[T], app: Callable[[], Celery], *,
                 return await task
         raise ServiceError(_unserved(lane))
     finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await end_tasks(task)
 
 
 def _served_lanes(app: Callable[[], Celery]) -> Iterable[str]:

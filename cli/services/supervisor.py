@@ -21,6 +21,7 @@ from cli.services.system import entries, stop_seconds
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.errors import BrokerError, NekroError, ServiceError
 from nekro_agent.methods import Lane
+from runtime.tasks import end_tasks
 
 __all__ = ["Backoff", "Supervisor"]
 
@@ -119,8 +120,7 @@ class Supervisor:
         if task.done():
             await task
             return
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await end_tasks(task)
 
     async def _start_all(self) -> None:
         for spec in self._specs:
@@ -142,9 +142,7 @@ class Supervisor:
         try:
             await self._stop.wait()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_tasks(*tasks)
 
     async def _keep(self, spec: ChildSpec) -> None:
         backoff = Backoff()

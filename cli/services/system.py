@@ -22,6 +22,7 @@ from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import NekroError, ServiceError
 from nekro_agent.files.private_files import make_directory, open_private
 from nekro_agent.methods import Lane
+from runtime.tasks import end_tasks
 
 if TYPE_CHECKING:
     from workers.composition import Services
@@ -147,7 +148,7 @@ async def open_system(
             # Runs before the workers are stopped: borrowers may still use them.
             stack.push_async_callback(_end_ownership, ownership, output)
         system._starting = asyncio.create_task(_become_ready(workers, ownership, command))
-        stack.push_async_callback(_abandon, system._starting)
+        stack.push_async_callback(end_tasks, system._starting)
         async with _watched(workers, system):
             yield system
 
@@ -295,15 +296,7 @@ async def _watched(workers: Sequence[ChildProcess], system: System) -> AsyncIter
             raise died[0] from None
         raise
     finally:
-        for each in watches:
-            each.cancel()
-        await asyncio.gather(*watches, return_exceptions=True)
-
-
-async def _abandon(task: asyncio.Task[None]) -> None:
-    """Cancel a start that is no longer awaited, and discard its error."""
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+        await end_tasks(*watches)
 
 
 async def _end_ownership(ownership: Ownership, output: Output) -> None:

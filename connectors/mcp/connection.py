@@ -19,6 +19,7 @@ from connectors.mcp.texts import line
 from connectors.mcp.tools import ListedTool
 from nekro_agent.durations import FRESH_SECONDS, POLL_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import NekroError
+from runtime.tasks import end_tasks
 from sandbox.programs import Confinement
 
 __all__ = ["Connection", "OpenSession", "Opened"]
@@ -161,10 +162,8 @@ class Connection:
             await asyncio.sleep(POLL_SECONDS)
         self._is_closing.set()
         if self._task is not None:
-            _, pending = await asyncio.wait([self._task], timeout=2 * _GRACE_SECONDS)
-            for task in pending:
-                task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await asyncio.wait([self._task], timeout=2 * _GRACE_SECONDS)
+            await end_tasks(self._task)
 
     async def _keep(self) -> None:
         try:
@@ -256,9 +255,7 @@ async def _first_of(events: list[asyncio.Event], *, seconds: float | None) -> No
     try:
         await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for wait in waits:
-            wait.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)
+        await end_tasks(*waits)
 
 
 def _error_line(exc: BaseException) -> str:

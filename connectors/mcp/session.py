@@ -43,6 +43,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from connectors.mcp.texts import line
 from connectors.mcp.tools import ListedTool, bounded_listing, bounded_tool
+from runtime.tasks import end_tasks
 
 __all__ = ["Exchange", "McpSession", "ServerFault"]
 
@@ -178,9 +179,7 @@ class McpSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if self._listener is not None:
-                self._listener.cancel()
-                await asyncio.gather(self._listener, return_exceptions=True)
+            await end_tasks(self._listener)
         finally:
             await self._session.__aexit__(kind, error, trace)
 

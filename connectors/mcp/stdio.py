@@ -23,6 +23,7 @@ from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, jsonrpc_message_a
 
 from connectors.mcp.texts import line
 from nekro_agent.durations import DEFER_SECONDS
+from runtime.tasks import end_tasks
 from sandbox.programs import Program
 
 __all__ = ["LineSplitter", "StdioTransport", "TooLong"]
@@ -132,9 +133,7 @@ class StdioTransport:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
         self._closing.close()
 
     def why_it_ended(self) -> str:

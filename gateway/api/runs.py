@@ -30,6 +30,7 @@ from gateway.web.json_text import json_text
 from gateway.web.responses import EVENT_STREAM, EventStream, accepts
 from nekro_agent.errors import NekroError
 from nekro_client.models import EventType, Run, RunBody, RunEventType
+from runtime.tasks import end_tasks
 from workers.composition import Services
 
 __all__ = ["router"]
@@ -92,8 +93,7 @@ class _Execution:
         self.task = asyncio.create_task(self._once.run(self._work), name="nekro-run")
 
     async def __aexit__(self, *_: object) -> None:
-        self.task.cancel()
-        await asyncio.gather(self.task, return_exceptions=True)
+        await end_tasks(self.task)
 
     async def answer_for(self, request: Request) -> JSONResponse:
         """Wait for the report while the client does.

@@ -13,6 +13,7 @@ from gateway.streams.channel import Reader
 from gateway.streams.hub import EventHub
 from nekro_agent.errors import NekroError
 from nekro_client.models import Event, EventType
+from runtime.tasks import end_tasks
 
 __all__ = ["Report", "reported"]
 
@@ -37,8 +38,7 @@ async def reported(hub: EventHub, chat_key: str, call_id: str, report: Report | 
         try:
             yield
         finally:
-            reporting.cancel()
-            await asyncio.gather(reporting, return_exceptions=True)
+            await end_tasks(reporting)
 
 
 async def _reader(hub: EventHub, chat_key: str, call_id: str, closing: AsyncExitStack) -> Reader | None:

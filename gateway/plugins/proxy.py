@@ -26,6 +26,7 @@ from gateway.plugins.sites import Sites
 from gateway.problems import ProblemError
 from gateway.web.limits import OWN_LIMITS
 from runtime.metrics import metrics
+from runtime.tasks import end_tasks
 from storage.publications import Site
 from workers.composition import Services
 
@@ -155,9 +156,7 @@ class _PluginAnswer(Response):
         except _ClientLeft:
             pass
         finally:
-            for task in (work, left):
-                task.cancel()
-            await asyncio.gather(work, left, return_exceptions=True)
+            await end_tasks(work, left)
         if not has_begun:  # the client has left; only the middlewares see this answer
             await Response(status_code=_CLIENT_LEFT)(scope, incoming.receive, send)
 

@@ -26,6 +26,7 @@ from nekro_agent.durations import FRESH_SECONDS, REFRESH_SECONDS
 from nekro_agent.shared_clock import shared_time
 from nekro_client.models import ChangeKind, EventType
 from runtime.error_logging import log_errors
+from runtime.tasks import end_tasks
 from workers.composition import Services
 
 __all__ = ["Changes"]
@@ -117,9 +118,7 @@ class Changes:
     async def close(self) -> None:
         """End every stream, and watch no more."""
         self.end()
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+        await end_tasks(self._watching)
         self._stop()
 
     def added(self, chat_key: str, number: int, types: frozenset[str]) -> None:

@@ -26,6 +26,7 @@ from gateway.streams.watch import EventWatch
 from nekro_agent.durations import FRESH_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import OverloadedError, StorageError
 from runtime.error_logging import log_errors
+from runtime.tasks import end_tasks
 from storage.repositories.events import ChatEvent
 from workers.composition import Services
 
@@ -107,12 +108,7 @@ class EventHub:
         self.end()
         if self._announced_here in self._publisher.listeners:
             self._publisher.listeners.remove(self._announced_here)
-        tasks = [channel.reading for channel in self._channels.values() if channel.reading is not None]
-        if self._checking is not None:
-            tasks.append(self._checking)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(self._checking, *(channel.reading for channel in self._channels.values()))
         await self._watch.close()
 
     @property

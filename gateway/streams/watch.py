@@ -14,6 +14,7 @@ from gateway.streams.events import StreamEvent, live_event
 from messaging.event_watch import EventWatcher, WatchedEvent
 from nekro_agent.durations import DEFER_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import BrokerUnavailableError
+from runtime.tasks import end_tasks
 from workers.composition import Services
 
 __all__ = ["EventWatch"]
@@ -70,9 +71,7 @@ class EventWatch:
 
     async def close(self) -> None:
         """Delete the queue and close the connection."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
         await asyncio.to_thread(self._thread.shutdown)
 
     async def _watch(self) -> None:

@@ -28,6 +28,7 @@ from nekro_agent.durations import FRESH_SECONDS
 from nekro_client.models import Event, WebhookPayload
 from runtime.error_logging import log_errors
 from runtime.metrics import metrics
+from runtime.tasks import end_tasks
 from storage.outbound.webhooks import Delivery, Webhook
 from storage.repositories.events import ChatEvent
 from storage.states import DeliveryState
@@ -77,10 +78,7 @@ class WebhookSender:
 
     async def close(self) -> None:
         """Stop; what was not answered yet is delivered again later."""
-        tasks = [*self._tasks, *([self._task] if self._task is not None else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(self._task, *self._tasks)
         await self.http.close()
 
     async def _deliver_forever(self) -> None:

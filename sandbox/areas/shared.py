@@ -20,6 +20,7 @@ from loguru import logger
 
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.files import safe_files
+from runtime.tasks import end_tasks
 
 __all__ = ["Hold", "SharedCleaner", "empty_idle"]
 
@@ -89,10 +90,8 @@ class SharedCleaner:
 
     async def close(self) -> None:
         """Stop sweeping."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        await end_tasks(self._task)
+        self._task = None
 
     async def _sweep_for_ever(self) -> None:
         pause = max(self._idle_seconds / _SWEEPS, FRESH_SECONDS)

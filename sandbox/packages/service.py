@@ -12,6 +12,7 @@ from broker_config.settings import SandboxSettings
 from codec.values import decode_arguments, encode_value
 from nekro_agent.errors import NekroError, PackageInstallError, SandboxError
 from nekro_agent.methods import SandboxMethodType
+from runtime.tasks import end_tasks
 from sandbox.driver import SandboxDriver
 from sandbox.models import HOST_TOKEN_PREFIX, Raised, Returned, StubCall, StubMethod, StubResult
 from sandbox.packages.builder import BUILD_SECONDS, LayerBuilder, builder_settings
@@ -56,9 +57,7 @@ class PackageService:
 
     async def close(self) -> None:
         """Stop builds."""
-        for task in self._builds.values():
-            task.cancel()
-        await asyncio.gather(*self._builds.values(), return_exceptions=True)
+        await end_tasks(*self._builds.values())
 
     async def answer(self, call: StubCall, *, container_key: str, mounted: tuple[Path, ...]) -> StubResult:
         """Answer one call of ``dynamic_importer``.

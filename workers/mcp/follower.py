@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.execution.uses import is_in_use
 from nekro_agent.plugin import NekroPlugin
 from runtime.error_logging import log_errors
+from runtime.tasks import OwnedTasks, repeat
 from storage.engine import Database
 from workers.mcp.client_requests import WorkerClientRequests
 from workers.plugins.importing import Imported
@@ -67,7 +68,7 @@ class McpServers:
         #: What was built, by the name of the server.
         self._built: dict[str, tuple[object, Imported]] = {}
         self._seen: object = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = OwnedTasks("nekro-mcp")
         #: Servers that this process is listing.
         self._listing: set[str] = set()
 
@@ -81,13 +82,11 @@ class McpServers:
 
     def start(self) -> None:
         """Follow declarations and listings from now on, on the running loop."""
-        self._begin(self._follow())
+        self._tasks.begin(repeat(self._follow, seconds=FRESH_SECONDS, on_error="mcp_servers_not_read"))
 
     async def close(self) -> None:
         """Stop following."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
 
     def server_of(self, plugin_key: str) -> McpServer | None:
         """Return the server of a plugin; None if it is none of a server."""
@@ -113,11 +112,8 @@ class McpServers:
     _servers: tuple[McpServer, ...] = ()
 
     async def _follow(self) -> None:
-        while True:
-            await asyncio.sleep(FRESH_SECONDS)
-            with log_errors("mcp_servers_not_read"):
-                await self._look(starts=True)
-                await self._list_what_is_due()
+        await self._look(starts=True)
+        await self._list_what_is_due()
 
     async def _look(self, *, starts: bool) -> None:
         path = file_path(self._settings)
@@ -165,7 +161,7 @@ class McpServers:
         self._on_change()
         for old in replaced:
             if old.plugin is not None:
-                self._begin(self._retire(old.plugin))
+                self._tasks.begin(self._retire(old.plugin))
         if has_sdk() and starts:
             await self.hub.keep_only(self._servers)
 
@@ -231,7 +227,7 @@ class McpServers:
                 )
             if is_mine:
                 self._listing.add(server.name)
-                self._begin(self._list(server))
+                self._tasks.begin(self._list(server))
 
     async def _list(self, server: McpServer) -> None:
         try:
@@ -239,11 +235,6 @@ class McpServers:
                 await self.hub.relist(server)
         finally:
             self._listing.discard(server.name)
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work, name="nekro-mcp")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 _FILE_KEY: Final = "mcp.json"

@@ -18,6 +18,7 @@ from nekro_agent.durations import POLL_SECONDS
 from nekro_agent.errors import FencedError
 from nekro_agent.shared_clock import elapsed_seconds
 from runtime.error_logging import log_errors
+from runtime.tasks import end_tasks
 from storage.engine import Database
 from storage.repositories.calls import CallRepository
 from workers.calls.claims import outcome_unknown
@@ -75,9 +76,7 @@ class Sweeper:
 
     async def close(self) -> None:
         """Stop, and release the lease."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
         if self._lease is not None:
             await self._lease.release()
 

@@ -23,6 +23,7 @@ from nekro_agent.execution.hooks import HookFailure, PluginHost
 from nekro_agent.methods import Lane
 from nekro_agent.plugin import NekroPlugin
 from runtime.error_logging import log_errors
+from runtime.tasks import end_tasks
 from workers.leases.keeper import HeldLease, LeaseKeeper
 from workers.leases.kinds import PINNED
 from workers.plugins.lanes import LaneChooser
@@ -86,9 +87,7 @@ class PinnedOwner:
 
     async def close(self) -> None:
         """Run the plugins' cleanups, then release the leases."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
         await self._host.stop([plugin for plugin in self._host.plugins if self._has_lease(plugin)])
         for lease in self._held.values():
             await lease.release()

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from loguru import logger
 
@@ -20,6 +19,7 @@ from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.execution.uses import is_in_use
 from nekro_agent.plugin import NekroPlugin
 from runtime.error_logging import log_errors
+from runtime.tasks import OwnedTasks
 from workers.leases.init_lock import init_lock
 from workers.leases.keeper import LeaseKeeper
 from workers.plugins.importing import Imported, import_plugin
@@ -56,17 +56,15 @@ class PluginReloader:
         self._owner, self._may_run_here, self._is_wanted = owner, may_run_here, is_wanted
         self._on_change = on_change
         self._watches: dict[str, SourceWatch] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = OwnedTasks("nekro-plugin-reload")
 
     def start(self) -> None:
         """Watch from now on, on the running loop."""
-        self._begin(self._watch())
+        self._tasks.begin(self._watch())
 
     async def close(self) -> None:
         """Stop watching; versions that are still in use are cleaned up with the others."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
 
     async def _watch(self) -> None:
         for imported in self._loaded.found:
@@ -97,7 +95,7 @@ class PluginReloader:
         self._watches[path] = SourceWatch(new)
         logger.bind(plugin=new.key, version=new.plugin.version).info("plugin_reloaded")
         if old.plugin is not None:
-            self._begin(self._retire(old, old.plugin))
+            self._tasks.begin(self._retire(old, old.plugin))
 
     async def _why_unusable(self, old: Imported, new: Imported) -> str | None:
         """Initialise a new version; returns why it cannot be used, None if it can."""
@@ -141,8 +139,3 @@ class PluginReloader:
         await self._host.stop_plugin(plugin)
         forget(old)
         logger.bind(plugin=plugin.key, version=plugin.version).debug("plugin_version_ended")
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work, name="nekro-plugin-reload")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

@@ -19,7 +19,7 @@ from loguru import logger
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.execution.hooks import HookFailure, PluginHost, state_hooks
 from nekro_agent.plugin import NekroPlugin
-from runtime.error_logging import log_errors
+from runtime.tasks import end_tasks, repeat
 from storage.repositories.lane_overrides import PluginState
 from workers.leases.init_lock import init_lock
 from workers.leases.keeper import HeldLease, LeaseKeeper
@@ -109,21 +109,19 @@ class PluginStates:
 
     def start(self) -> None:
         """Follow decisions from now on, on the running loop."""
-        self._task = asyncio.create_task(self._follow(), name="nekro-plugin-states")
+        self._task = asyncio.create_task(
+            repeat(self._follow, seconds=FRESH_SECONDS, on_error="plugin_states_not_applied"),
+            name="nekro-plugin-states",
+        )
 
     async def close(self) -> None:
         """Stop following; a worker that starts later may be the first one."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
         if self._presence is not None:
             await self._presence.release()
 
     async def _follow(self) -> None:
-        while True:
-            await asyncio.sleep(FRESH_SECONDS)
-            with log_errors("plugin_states_not_applied"):
-                await self._apply(await self._decisions())
+        await self._apply(await self._decisions())
 
     async def _decisions(self) -> dict[str, PluginState]:
         async with self._leases.database.read() as transaction:

@@ -22,6 +22,7 @@ from agent.rounds import RoundAnswer, RoundOutcome, RoundRunner
 from broker_config.settings import AgentSettings
 from messaging.tracing import span
 from nekro_agent.errors import FencedError, NekroError, StorageUnavailableError
+from runtime.tasks import end_tasks
 from storage.engine import Database
 from storage.repositories.rounds import ClaimedRound
 from workers.budgets.round_meter import RoundBudgets, RoundMeter
@@ -136,10 +137,7 @@ class RoundDrain:
 
     async def close(self) -> None:
         """Cancel announcements that wait for a debounce; the sweep announces those rounds."""
-        tasks = list(self._delayed.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._delayed.values())
 
     async def _announce_later(self, chat_key: str, seconds: float) -> None:
         try:
@@ -200,10 +198,7 @@ class RoundDrain:
             done, _ = await asyncio.wait([work, watch], return_when=asyncio.FIRST_COMPLETED)
             attempt.is_stopped = watch in done
         finally:
-            if not work.done():
-                work.cancel()
-            watch.cancel()
-            await asyncio.gather(work, watch, return_exceptions=True)
+            await end_tasks(work, watch)
         return await self._record_end(attempt, work)
 
     async def _record_end(self, attempt: _Attempt, work: asyncio.Task[RoundOutcome]) -> ClaimedRound | None:

@@ -23,6 +23,7 @@ from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.methods import Lane
 from nekro_agent.plugin import NekroPlugin
 from runtime.error_logging import log_errors
+from runtime.tasks import end_tasks, repeat
 from storage.engine import Database
 from workers.catalogue.entries import WebhookEntry
 from workers.plugins.loop_watchdog import LoopWatchdog
@@ -83,21 +84,16 @@ class PluginHosts:
     async def start(self) -> None:
         """Serve what this worker may serve, from now on."""
         await self._look()
-        self._task = asyncio.create_task(self._look_forever(), name="nekro-plugin-http")
+        self._task = asyncio.create_task(
+            repeat(self._look, seconds=FRESH_SECONDS, on_error="plugin_routes_not_served"),
+            name="nekro-plugin-http",
+        )
 
     async def close(self) -> None:
         """Stop all servers."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
         await asyncio.gather(*map(self._stop, list(self._servers)))
         self._addresses = {}
-
-    async def _look_forever(self) -> None:
-        while True:
-            await asyncio.sleep(FRESH_SECONDS)
-            with log_errors("plugin_routes_not_served"):
-                await self._look()
 
     async def _look(self) -> None:
         wanted = {plugin.key: plugin for plugin in self._plugins() if self._serves(plugin)}

@@ -23,6 +23,7 @@ from broker_config.settings import AgentSettings
 from nekro_agent.errors import BudgetExceededError, LLMError
 from nekro_agent.ports import ChatInfo
 from runtime.error_logging import log_errors
+from runtime.tasks import end_tasks
 from storage.engine import Database
 from storage.memory.summaries import NewSummary, Summary
 from storage.transaction import Transaction
@@ -100,9 +101,7 @@ class ChatSummaries:
 
     async def close(self) -> None:
         """Give up what is in progress, and release the client."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
         if self._client is not None:
             await self._client.close()
 
