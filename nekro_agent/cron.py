@@ -72,10 +72,10 @@ def next_fire(cron_expr: str, *, timezone: str, workday_mode: WorkdayMode, after
             raise InvalidValueError(f"cron expression {cron_expr!r} never fires") from exc
         if due - start > _HORIZON:
             raise InvalidValueError(f"cron expression {cron_expr!r} with {workday_mode} never fires")
-        # ``fold``: the clock shows this time for the second time.
-        if _is_wanted(due, workday_mode) and (not due.fold or names_every_hour):
+        if not _is_wanted(due, workday_mode):
+            times.set_current(_end_of_unwanted_days(due))
+        elif not due.fold or names_every_hour:  # ``fold``: the clock shows this time for the second time
             return due.astimezone(UTC)
-        times.set_current(_end_of_unwanted_days(due))
 
 
 def scheduled(job: CronJob, *, paused: bool) -> CronJob:
