@@ -179,8 +179,9 @@ def celery_settings(settings: Settings, *, lane: str | None = None) -> dict[str,
             "interval_step": 0.2,
             "interval_max": 0.2,
         },
-        # A Redis that refuses writes (no memory, no replica yet after a failover) will accept them again.
-        "broker_channel_error_retry": on_redis,
+        # A worker connects again, instead of ending, to a Redis that refuses writes for a time (no memory, no
+        # replica yet after a failover) and to a RabbitMQ that took back a call (its `consumer_timeout`).
+        "broker_channel_error_retry": True,
         "worker_prefetch_multiplier": 1,
         "worker_consumer": "messaging.celery.consumer:AnsweringConsumer",
         "worker_send_task_events": True,

@@ -12,6 +12,7 @@ from pathlib import Path
 from kombu import Connection
 
 START_SECONDS = 90
+LOOPBACK_ONLY = "-kernel inet_dist_use_interface {127,0,0,1}"
 #: Where Debian and Red Hat install the script that does not change the user.
 PLACES = ("/usr/lib/rabbitmq/bin/rabbitmq-server", "/usr/local/sbin/rabbitmq-server")
 
@@ -27,7 +28,7 @@ def rabbit_binary() -> str | None:
 class RabbitServer:
     """One node with ``freeze``, ``kill`` and a repeatable ``start``; its data survives a kill."""
 
-    def __init__(self, directory: Path, *, ports: tuple[int, int, int]) -> None:
+    def __init__(self, directory: Path, *, ports: tuple[int, int, int], arguments: str = "") -> None:
         self.port, dist, epmd = ports
         self.url = f"amqp://guest:guest@127.0.0.1:{self.port}//"
         self._log = directory / "rabbit.log"
@@ -40,7 +41,7 @@ class RabbitServer:
             "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
             "RABBITMQ_NODE_PORT": str(self.port),
             "RABBITMQ_DIST_PORT": str(dist),
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"{LOOPBACK_ONLY} {arguments}",
             "RABBITMQ_MNESIA_BASE": str(directory / "mnesia"),
             "RABBITMQ_LOG_BASE": str(directory / "log"),
             "RABBITMQ_PID_FILE": str(directory / "pid"),

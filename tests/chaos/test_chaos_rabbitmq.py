@@ -307,3 +307,32 @@ async def test_a_caller_closes_while_its_server_does_not_answer(fleet: Fleet, ra
     finally:
         rabbit.thaw()
     assert not connection.connected
+
+
+async def test_worker_outlives_a_call_that_takes_longer_than_rabbitmq_allows(
+    make_chaos: Callable[..., Fleet], own_redis: Any, tmp_path: Path
+) -> None:
+    """It connects again; the broker delivers the call again."""
+    server = RabbitServer(
+        tmp_path,
+        ports=(free_port(), free_port(), free_port()),
+        arguments="-rabbit consumer_timeout 5000 -rabbit channel_tick_interval 1000",
+    )
+    fleet = make_chaos("postgres", broker_url=server.url, results={"url": own_redis.url})
+    try:
+        server.start()
+        [worker] = fleet.start("methods")
+        async with opened(fleet) as services:
+            held = asyncio.create_task(call(services, "effect", "E-held", HELD))
+            await started(fleet, "E-held")
+            await eventually(
+                lambda: "PRECONDITION_FAILED" in worker.log.read_text(),
+                what=lambda: f"a refused delivery\n{fleet.logs()}",
+            )
+            release(fleet)
+            assert await held == "effect E-held"
+            assert await call(services, "work", "T-next") == "T-next"
+        assert worker.process.poll() is None, fleet.logs()
+    finally:
+        fleet.stop()
+        server.close()
