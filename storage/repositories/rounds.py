@@ -122,12 +122,22 @@ class RoundRepository(Repository):
             round_id, fence=fence, values={**_known(report), "state": state}, at="finished_at"
         )
 
+    async def hand_on(self, round_id: str, *, fence: int) -> None:
+        """Leave a running round to another worker, because this one stops; no effect after its answer."""
+        statement = update(RoundRow).where(
+            RoundRow.id == round_id,
+            RoundRow.state == RoundState.RUNNING,
+            RoundRow.fence == fence,
+            RoundRow.answered_at.is_(None),
+        )
+        await self._count(statement.values(worker=None))
+
     async def take_over(self, chat_key: str, *, fence: int, max_attempts: int) -> list[Round]:
         """Take over running rounds whose worker lost the lease; call it after each acquisition.
 
-        A round without an answer of the LLM becomes REQUESTED again, or FAILED when it was started
-        ``max_attempts`` times; one with a requested cancellation becomes CANCELLED. A round with an
-        answer stays RUNNING under the caller's lease, and the caller must ``finish`` it: its code may
+        A round without an answer of the LLM becomes REQUESTED again, or FAILED when its worker died and
+        it was started ``max_attempts`` times; one with a requested cancellation becomes CANCELLED. One with
+        an answer stays RUNNING under the caller's lease, and the caller must ``finish`` it: its code may
         have run, and must not run again. Returns the current rows of all of them.
 
         Raises:
@@ -136,7 +146,7 @@ class RoundRepository(Repository):
         await ChatRepository(self._connection).hold(chat_key, fence=fence)
         stopping = RoundRow.cancel_requested_at.is_not(None)
         answered = RoundRow.answered_at.is_not(None)
-        is_last = RoundRow.attempt >= max_attempts
+        is_last = and_(RoundRow.attempt >= max_attempts, RoundRow.worker.is_not(None))
         state = case(
             (stopping, RoundState.CANCELLED),
             (answered, RoundState.RUNNING),
@@ -146,7 +156,7 @@ class RoundRepository(Repository):
         error = case(
             (stopping, "stopped on request; its worker had died"),
             (answered, RoundRow.error),
-            (is_last, f"its worker died {max_attempts} times; not started again"),
+            (is_last, f"its worker died, and it was started {max_attempts} times; not started again"),
             else_=RoundRow.error,
         )
         statement = (

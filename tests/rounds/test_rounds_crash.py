@@ -135,7 +135,27 @@ async def test_a_round_that_kills_its_workers_is_given_up_and_the_chat_notified(
     assert states(rounds) == ["failed"]
     last = (await bench.messages("chat"))[-1]
     assert (last.kind.value, last.round_id) == ("system", rounds[0].id)
-    assert "died 3 times" in last.text
+    assert "started 3 times" in last.text
+
+
+async def test_a_round_whose_workers_stop_is_asked_again_however_often(
+    kind: str, open_bench: OpenBench
+) -> None:
+    bench, asked = await open_bench(kind), asyncio.Event()
+
+    async def hang(_: LLMRequest) -> str:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    await bench.say("chat", "hello")
+    for number in range(3):
+        stopping = await begun(bench, "chat", Model(hang), owner=f"w{number}")
+        await asyncio.wait_for(asked.wait(), WAIT_SECONDS)
+        asked.clear()
+        await die(stopping)
+    rounds = await bench.play("chat", bench.drain(Model(SAY), owner="w3"))
+    assert [(item.state.value, item.attempt, item.worker) for item in rounds] == [("done", 4, "w3")]
 
 
 async def test_an_interrupted_last_round_ends_the_turn_with_a_message(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from loguru import logger
@@ -170,6 +171,11 @@ class RoundDrain:
             )
             try:
                 claimed = await self._run(attempt)
+            except asyncio.CancelledError:  # this worker stops; the round does not count it as dead
+                with suppress(NekroError):
+                    async with self._database.autocommit() as transaction:
+                        await transaction.rounds.hand_on(attempt.claimed.round.id, fence=lease.fence)
+                raise
             finally:
                 await events.close()
 
