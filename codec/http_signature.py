@@ -7,6 +7,7 @@ the port of a worker that has ended.
 
 ``x-nekro-signature: <issued at, ms>.<random>.<HMAC-SHA256, hexadecimal>``
 ``x-nekro-proof: <HMAC-SHA256 of the random, hexadecimal>``
+``x-nekro-caller: <HMAC-SHA256 with the signature, hexadecimal>.<whose request it is>``, if that is known
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from typing import Final
 from nekro_agent.errors import MessageRefusedError
 from nekro_agent.shared_clock import shared_now
 
-__all__ = ["PROOF_HEADER", "SIGNATURE_HEADER", "HttpSigner", "HttpVerifier"]
+__all__ = ["CALLER_HEADER", "PROOF_HEADER", "SIGNATURE_HEADER", "HttpSigner", "HttpVerifier"]
 
 SIGNATURE_HEADER: Final = "x-nekro-signature"
 PROOF_HEADER: Final = "x-nekro-proof"
+CALLER_HEADER: Final = "x-nekro-caller"
 #: How far the clocks of gateway and worker, and the request's way, may differ.
 _VALID_SECONDS: Final = 30.0
 #: Most random numbers remembered; with more requests in a minute, further ones are refused.
@@ -59,6 +61,10 @@ class HttpSigner(_Keyed):
         digest = self._digest("request", issued_at, random, method, target, plugin_key)
         return f"{issued_at}.{random}.{digest}", self.proof(random)
 
+    def vouch(self, caller: str, *, signature: str) -> str:
+        """Return the header that states whose the request with this signature is."""
+        return f"{self._digest('caller', signature, caller)}.{caller}"
+
 
 class HttpVerifier(_Keyed):
     """The worker's side; used on one event loop."""
@@ -88,6 +94,18 @@ class HttpVerifier(_Keyed):
             raise MessageRefusedError("request refused: its signature was used before")
         self._seen[random] = now + 2 * _VALID_SECONDS
         return self.proof(random)
+
+    def caller(self, header: str, *, signature: str) -> str:
+        """Return whose the request with this signature is, as the gateway states it.
+
+        Raises:
+            MessageRefusedError: the header was not made with this key for this request.
+        """
+        digest, _, caller = header.partition(".")
+        expected = self._digest("caller", signature, caller)
+        if not digest.isascii() or not hmac.compare_digest(expected, digest):
+            raise MessageRefusedError("request refused: its caller is not signed with the key of this fleet")
+        return caller
 
     def _forget(self, now: float) -> None:
         # Added in order of time, so the first ones are the oldest.

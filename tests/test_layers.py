@@ -121,7 +121,7 @@ PARTS = {
         "packages": ("*", "core", "execution", "files"),
         "commands": ("*", "core", "execution", "schemas"),
         "api": ("*", "commands", "core", "execution", "files", "models", "packages", "schemas"),
-        "services": ("*", "api", "commands", "core", "execution", "files", "schemas"),
+        "services": ("*", "api", "commands", "core", "execution", "files", "models", "schemas"),
         "testing": ("*", "commands", "execution", "files", "schemas"),
     },
 }

@@ -8,7 +8,7 @@ from fastapi import Request
 
 from broker_config.settings import GatewaySettings, PluginAccess
 from gateway.dependencies import identity_of
-from gateway.identity import Scope
+from gateway.identity import Identity, Scope
 from gateway.problems import ProblemError
 from workers.catalogue.entries import PluginEntry
 
@@ -20,16 +20,23 @@ def is_reachable(settings: GatewaySettings, plugin: PluginEntry) -> bool:
     return plugin.enabled and settings.access_to(plugin.key) is not PluginAccess.CLOSED
 
 
-async def admit(request: Request, access: PluginAccess) -> None:
-    """Return if a request may reach a plugin with this access.
+async def admit(request: Request, access: PluginAccess) -> Identity | None:
+    """Return whose request it is if it may reach a plugin with this access; None: nobody is known.
 
     Raises:
-        ProblemError: 401 or 403, it needs a key with the scope ``call``; 404, the plugin is closed.
+        ProblemError: 401 or 403, it needs a key with the scope ``call``; 404, the plugin is closed; 429, too
+            many requests.
     """
     if access is PluginAccess.CLOSED:
         raise not_served(request.url.path)
-    if access is PluginAccess.KEY:
-        (await identity_of(request)).require(Scope.CALL)
+    try:
+        identity = await identity_of(request)
+        identity.require(Scope.CALL)
+    except ProblemError as exc:
+        if access is PluginAccess.KEY or exc.status == HTTPStatus.TOO_MANY_REQUESTS:
+            raise
+        return None
+    return identity
 
 
 def not_served(path: str) -> ProblemError:

@@ -17,14 +17,18 @@ from starlette.types import Message, Receive, Scope, Send
 
 from broker_config.embedded import resolve_signing_key
 from broker_config.settings import GatewaySettings, PluginAccess
-from codec.http_signature import PROOF_HEADER, SIGNATURE_HEADER, HttpSigner
+from codec.http_signature import CALLER_HEADER, PROOF_HEADER, SIGNATURE_HEADER, HttpSigner
 from gateway.dependencies import ServicesDep
+from gateway.identity import Identity
+from gateway.identity import Scope as KeyScope
 from gateway.outgoing import trusted_certificates
 from gateway.plugins.access import admit, is_reachable, not_served
 from gateway.plugins.headers import request_headers, response_headers
 from gateway.plugins.sites import Sites
 from gateway.problems import ProblemError
 from gateway.web.limits import OWN_LIMITS
+from nekro_agent.execution.web_caller import WebCaller
+from nekro_agent.services.user.role import Role
 from runtime.metrics import metrics
 from runtime.tasks import end_tasks
 from storage.publications import Site
@@ -90,8 +94,8 @@ def install(app: FastAPI) -> None:
         if plugin is None or not plugin.serves_http or not is_reachable(settings, plugin):
             raise not_served(request.url.path)
         access = settings.access_to(plugin_key)
-        await admit(request, access)
-        return _PluginAnswer(request.app.state.plugin_proxy, plugin_key, access)
+        identity = await admit(request, access)
+        return _PluginAnswer(request.app.state.plugin_proxy, plugin_key, access, identity)
 
     app.include_router(router)
 
@@ -99,9 +103,12 @@ def install(app: FastAPI) -> None:
 class _PluginAnswer(Response):
     """The answer of a plugin: asked for and passed on when the server sends it."""
 
-    def __init__(self, proxy: PluginProxy, plugin_key: str, access: PluginAccess) -> None:
+    def __init__(
+        self, proxy: PluginProxy, plugin_key: str, access: PluginAccess, identity: Identity | None
+    ) -> None:
         super().__init__()
         self._proxy, self._plugin_key, self._access = proxy, plugin_key, access
+        self._caller = None if identity is None else _caller(identity)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         status, began = _CLIENT_LEFT, time.perf_counter()
@@ -211,6 +218,9 @@ class _PluginAnswer(Response):
         )
         headers = request_headers(scope, self._access, prefix=f"/plugins/{key}")
         headers.append((SIGNATURE_HEADER.encode(), signature.encode()))
+        if self._caller is not None:
+            vouched = proxy.signer.vouch(self._caller.to_text(), signature=signature)
+            headers.append((CALLER_HEADER.encode(), vouched.encode()))
         host, _, port = site.address.rpartition(":")
         url = httpx.URL(scheme="http", host=host, port=int(port), raw_path=target)
         content = incoming.parts() if incoming.has_body else None
@@ -222,6 +232,11 @@ class _PluginAnswer(Response):
             proxy.sites.forget(key)
             raise httpx.RemoteProtocolError("the answer is not from a worker of this fleet")
         return answer
+
+
+def _caller(identity: Identity) -> WebCaller:
+    role = Role.Super if KeyScope.ADMIN in identity.scopes else Role.User
+    return WebCaller(name=identity.user_id or identity.name, user_id=identity.user_id, level=role)
 
 
 class _Incoming:

@@ -34,6 +34,16 @@ def test_a_signature_is_for_one_request_only(changed: dict[str, str]) -> None:
         HttpVerifier("key").verify(header, **{**ASKED, **changed})
 
 
+def test_a_stated_caller_belongs_to_its_request() -> None:
+    signer, verifier = HttpSigner("key"), HttpVerifier("key")
+    signature, other = (signer.sign(**ASKED)[0] for _ in range(2))
+    stated = signer.vouch("Ada.x", signature=signature)
+    assert verifier.caller(stated, signature=signature) == "Ada.x"
+    for header, of in ((stated, other), (f"{stated}y", signature), ("Ada.x", signature), ("\u00fc.x", other)):
+        with pytest.raises(MessageRefusedError, match="caller is not signed"):
+            verifier.caller(header, signature=of)
+
+
 @pytest.mark.parametrize("header", ["", ".", "..", "1.2.3", "1.2.\u00fc", "x" * 100_000, "\x00.\x00.\x00"])
 def test_other_texts_are_refused(header: str) -> None:
     with pytest.raises(MessageRefusedError, match="not signed"):

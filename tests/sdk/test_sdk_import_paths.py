@@ -82,6 +82,9 @@ PATHS = {
     ),
     "nekro_agent.services.timer": "timer_service",
     "nekro_agent.services.timer.timer_service": "timer_service TimerTask",
+    "nekro_agent.services.user.deps": "get_current_user get_current_active_user get_current_super_user",
+    "nekro_agent.services.user.perm": "require_role check_role Role",
+    "nekro_agent.services.user.role": "Role get_perm_role",
     "nekro_agent.api.timer": "set_timer set_temp_timer clear_timers get_timers",
     "nekro_agent.api.recurring_timer": (
         "create_cron_job update_job get_job delete_job pause_job resume_job run_now list_jobs "

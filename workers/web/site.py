@@ -15,10 +15,11 @@ from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from codec.http_signature import PROOF_HEADER, SIGNATURE_HEADER, HttpVerifier
+from codec.http_signature import CALLER_HEADER, PROOF_HEADER, SIGNATURE_HEADER, HttpVerifier
 from nekro_agent.errors import InvalidValueError, MessageRefusedError
 from nekro_agent.execution.payer import payer_of, paying
 from nekro_agent.execution.uses import using
+from nekro_agent.execution.web_caller import WebCaller, calling
 from nekro_agent.plugin import NekroPlugin
 
 __all__ = ["PluginSite", "application_of", "pages_of"]
@@ -103,13 +104,17 @@ class PluginSite:
             return
         headers = {name: value for name, value in scope["headers"] if name.startswith(b"x-")}
         target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+        signature, stated = (
+            headers.get(name.encode(), b"").decode("latin-1") for name in (SIGNATURE_HEADER, CALLER_HEADER)
+        )
         try:
             proof = self._verifier.verify(
-                headers.get(SIGNATURE_HEADER.encode(), b"").decode("latin-1"),
+                signature,
                 method=scope["method"],
                 target=target.decode("latin-1"),
                 plugin_key=self._plugin.key,
             )
+            caller = stated and WebCaller.of_text(self._verifier.caller(stated, signature=signature))
         except MessageRefusedError as exc:
             await PlainTextResponse(f"{exc}\n", HTTPStatus.FORBIDDEN)(scope, receive, send)
             return
@@ -124,7 +129,7 @@ class PluginSite:
             await refusal(scope, receive, prove)
             return
         self._plugin.refresh_config()
-        with using(self._plugin), paying(payer_of(self._plugin.key)):
+        with using(self._plugin), paying(payer_of(self._plugin.key)), calling(caller or None):
             await self._app(_as_asked(scope, headers), receive, prove)
 
 

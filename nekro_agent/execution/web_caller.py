@@ -1,0 +1,51 @@
+"""Whose request a route of a plugin serves, as a gateway has found out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import astuple, dataclass
+from json import dumps, loads
+from typing import Final, Self
+
+__all__ = ["WebCaller", "calling", "current_caller"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebCaller:
+    """The holder of a gateway's key."""
+
+    name: str
+    #: The person in whose name the key acts; None: the key has none.
+    user_id: str | None
+    #: A ``nekro_agent.services.user.role.Role``.
+    level: int
+
+    def to_text(self) -> str:
+        """Return it as a header's value."""
+        return dumps(astuple(self))
+
+    @classmethod
+    def of_text(cls, text: str) -> Self:
+        """Return what ``to_text`` has written."""
+        name, user_id, level = loads(text)
+        return cls(name=name, user_id=user_id, level=level)
+
+
+_current: Final[ContextVar[WebCaller | None]] = ContextVar("nekro_web_caller", default=None)
+
+
+@contextmanager
+def calling(caller: WebCaller | None) -> Iterator[None]:
+    """Let the block serve a request of somebody, or of somebody unknown."""
+    token = _current.set(caller)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def current_caller() -> WebCaller | None:
+    """Return whose request is served; None if nobody has shown a key."""
+    return _current.get()
