@@ -5,12 +5,13 @@ in this project. Their other methods should work nevertheless, so such an import
 :class:`Placeholder`. Using it raises ``PlaceholderUsedError``; importing it is recorded, and
 ``nekro plugins`` lists the plugin as degraded.
 
-The same applies to ``nonebot``, whose handlers many plugins register during their import. During the
-import, calling a placeholder returns another one, and as a decorator it returns the function
-unchanged, which is recorded too; after that every use raises.
+The same applies to ``tortoise``, by which the reference reads its database, unless it is installed, and to
+``nonebot``, whose handlers many plugins register during their import. During the import, calling a
+placeholder returns another one, and as a decorator it returns the function unchanged, which is recorded
+too; after that every use raises.
 
-A name that ends in ``Error``, ``Exception``, ``Failed`` or ``Finished`` is a class of exceptions instead: it
-can be caught and raised, and nothing here raises it.
+A name of a module ``exceptions``, or one that ends in ``Error``, ``Exception``, ``Failed`` or ``Finished``,
+is a class of exceptions instead: it can be caught and raised, and nothing here raises it.
 
 An import that the plugin itself guards with ``try … except ImportError`` fails as usual, so
 that the plugin's own fallback runs. Our own code never gets placeholders.
@@ -37,7 +38,7 @@ from typing import Any, Final, NoReturn
 
 from pydantic_core import core_schema
 
-from nekro_agent.errors import PlaceholderUsedError
+from nekro_agent.errors import NotFoundError, PlaceholderUsedError
 
 __all__ = [
     "OWN_PACKAGES",
@@ -55,6 +56,8 @@ __all__ = [
 _ROOT: Final = "nekro_agent"
 #: Top-level packages of the reference and its framework; plugins may import any name of them.
 ROOTS: Final = frozenset({_ROOT, "nonebot"})
+#: Installed with the reference; plugins may import any name of them if they are not installed here.
+_LIBRARIES: Final = frozenset({"tortoise"})
 #: Packages whose names plugins may import; the other modules of the SDK are private.
 _REFERENCE_PACKAGES: Final = (
     "api",
@@ -71,6 +74,7 @@ OWN_PACKAGES: Final = (
     *(_ROOT, "runtime", "codec", "broker_config", "messaging"),
     *("storage", "sandbox", "agent", "connectors", "workers", "nekro_client", "gateway", "cli"),
 )
+_EXCEPTIONS: Final = "exceptions"
 _EXCEPTION_SUFFIXES: Final = ("Error", "Exception", "Failed", "Finished")
 _CATCHERS: Final = frozenset(
     {"ImportError", "ModuleNotFoundError", "Exception", "BaseException", "AttributeError"}
@@ -88,7 +92,7 @@ _modules: dict[str, ModuleType] = {}
 #: Importing module → full names of the placeholders that it received.
 _used: defaultdict[str, set[str]] = defaultdict(set)
 #: Names of the reference and its framework that work here, although their modules are placeholders.
-_provided: dict[str, Any] = {}
+_provided: dict[str, Any] = {"tortoise.exceptions.DoesNotExist": NotFoundError}
 #: Importing module → those of them that it received.
 _received: defaultdict[str, set[str]] = defaultdict(set)
 
@@ -159,7 +163,8 @@ def _replacement(full_name: str) -> Any:
     """Return what code gets for a name that does not exist here."""
     if full_name in _provided:
         return _provided[full_name]
-    is_exception = full_name.rpartition(".")[2].endswith(_EXCEPTION_SUFFIXES)
+    module, _, name = full_name.rpartition(".")
+    is_exception = name.endswith(_EXCEPTION_SUFFIXES) or module.endswith(f".{_EXCEPTIONS}")
     return exception_class(full_name) if is_exception else Placeholder(full_name)
 
 
@@ -183,7 +188,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """Return the spec of a placeholder module for plugin code, else None."""
-        if fullname.partition(".")[0] not in ROOTS or not _grant(fullname):
+        if fullname.partition(".")[0] not in ROOTS | _LIBRARIES or not _grant(fullname):
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from loaded_plugins import unload_plugins
 from waiting import WAIT_SECONDS
 
 from nekro_agent import errors
@@ -98,6 +99,7 @@ PLACEHOLDERS = [
     "nekro_agent.services.plugin.collector.plugin_collector",
     "nekro_agent.adapters.onebot_v11.core.bot.get_bot", "nekro_agent.core.bot.get_bot",
     "nekro_agent.services.festival_service.festival_service", "nekro_agent.tools.image_utils.anything",
+    "tortoise.Tortoise", "tortoise.expressions.Q",
 ]  # fmt: skip
 
 
@@ -125,8 +127,6 @@ def test_names_without_a_counterpart_import_in_plugins_and_raise_when_used(tmp_p
         "plugin = NekroPlugin('n', 'uses_all', '', '1', 'Ada', '')\n"
         f"names = [{', '.join(f'p{i}' for i in range(len(PLACEHOLDERS)))}]\n"
     )
-    from loaded_plugins import unload_plugins
-
     from workers.plugins.loader import load_plugins
 
     loaded = load_plugins([tmp_path], shipped=False, entry_points=False)
@@ -136,6 +136,31 @@ def test_names_without_a_counterpart_import_in_plugins_and_raise_when_used(tmp_p
     for value, name in zip(sys.modules[record.module].names, PLACEHOLDERS, strict=True):
         with pytest.raises(errors.PlaceholderUsedError, match=name):
             value.something() if not callable(value) else value()
+    unload_plugins(loaded)
+
+
+async def test_errors_of_the_reference_s_database_can_be_caught(tmp_path: Path) -> None:
+    (tmp_path / "catches.py").write_text(
+        "from tortoise.exceptions import DoesNotExist, IntegrityError, OperationalError\n"
+        "from nekro_agent.api.plugin import NekroPlugin\n"
+        "from nekro_agent.models.db_preset import DBPreset\n"
+        "plugin = NekroPlugin('n', 'catches', '', '1', 'Ada', '')\n"
+        "async def preset(number):\n"
+        "    try:\n"
+        "        return await DBPreset.get(id=number)\n"
+        "    except (IntegrityError, OperationalError):\n"
+        "        return 'fault'\n"
+        "    except DoesNotExist:\n"
+        "        return 'none'\n"
+    )
+    from nekro_agent.testing import InMemoryRuntime
+    from workers.plugins.loader import load_plugins
+
+    loaded = load_plugins([tmp_path], shipped=False, entry_points=False)
+    (record,) = loaded.records
+    assert record.error is None
+    async with InMemoryRuntime(loaded.plugins[0], data_dir=tmp_path / "data"):
+        assert await sys.modules[record.module].preset(7) == "none"
     unload_plugins(loaded)
 
 
