@@ -22,6 +22,7 @@ __all__ = [
     "ChatMessageSegmentForward",
     "ChatMessageSegmentImage",
     "ChatMessageSegmentJsonCard",
+    "ChatMessageSegmentPoke",
     "ChatMessageSegmentType",
     "ChatType",
     "locate_files",
@@ -66,6 +67,7 @@ class ChatMessageSegmentType(StrEnum):
     AT = "at"
     JSON_CARD = "json_card"
     FORWARD = "forward"
+    POKE = "poke"
 
 
 class ChatMessageSegment(BaseModel):
@@ -114,12 +116,23 @@ class ChatMessageSegmentJsonCard(ChatMessageSegment):
     share_from_nick: str | None = None
 
 
+class ChatMessageSegmentPoke(ChatMessageSegment):
+    """A person pokes another one."""
+
+    #: Id of the person who is poked.
+    target_id: str = ""
+    poke_style: str = "戳一戳"
+    poke_style_suffix: str = ""
+    action_img_url: str = ""
+
+
 _SEGMENTS: dict[ChatMessageSegmentType, type[ChatMessageSegment]] = {
     ChatMessageSegmentType.AT: ChatMessageSegmentAt,
     ChatMessageSegmentType.FILE: ChatMessageSegmentFile,
     ChatMessageSegmentType.FORWARD: ChatMessageSegmentForward,
     ChatMessageSegmentType.IMAGE: ChatMessageSegmentImage,
     ChatMessageSegmentType.JSON_CARD: ChatMessageSegmentJsonCard,
+    ChatMessageSegmentType.POKE: ChatMessageSegmentPoke,
 }
 
 

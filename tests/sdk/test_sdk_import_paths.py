@@ -33,7 +33,8 @@ PATHS = {
     "nekro_agent.schemas.agent_ctx": "AgentCtx",
     "nekro_agent.schemas.chat_message": (
         "ChatMessage ChatType ChatMessageSegment ChatMessageSegmentType ChatMessageSegmentAt "
-        "ChatMessageSegmentFile ChatMessageSegmentImage segment_from_dict segments_from_list"
+        "ChatMessageSegmentFile ChatMessageSegmentImage ChatMessageSegmentPoke ChatMessageSegmentForward "
+        "ChatMessageSegmentJsonCard segment_from_dict segments_from_list"
     ),
     "nekro_agent.schemas.agent_message": "AgentMessageSegment AgentMessageSegmentType",
     "nekro_agent.schemas.signal": "MsgSignal",

@@ -27,6 +27,7 @@ from nekro_agent.schemas.chat_message import (
     ChatMessage,
     ChatMessageSegmentAt,
     ChatMessageSegmentImage,
+    ChatMessageSegmentPoke,
     ChatType,
 )
 from nekro_agent.services.agent.creator import ContentSegment, OpenAIChatMessage
@@ -411,3 +412,12 @@ def test_segments_of_a_message_survive_the_way_to_another_process() -> None:
     assert (voice.type, again.is_empty(), ChatMessage.create_empty("c").is_empty()) == ("voice", False, True)
     with pytest.raises(ValueError, match="song"):
         ChatMessage(chat_key="c", content_data=[{"type": "song"}])
+
+
+def test_a_poke_is_a_segment() -> None:
+    """Of a platform whose people poke each other; a hook that gets the message gets the segment."""
+    poke = {"type": "poke", "text": "Ada pokes you", "target_id": "7", "poke_style_suffix": "twice"}
+    message = ChatMessage(chat_key="c", content_data=[poke])
+    (segment,) = message.content_data
+    assert isinstance(segment, ChatMessageSegmentPoke)
+    assert (segment.target_id, segment.poke_style_suffix, segment.action_img_url) == ("7", "twice", "")
