@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import threading
@@ -17,6 +18,7 @@ from pydantic import BaseModel, Field
 
 from nekro_agent import layout, runtime
 from nekro_agent.core.config import config
+from nekro_agent.core.former_qdrant import restore_names
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import PackageInstallError
 
@@ -44,6 +46,8 @@ def get_qdrant_config() -> QdrantConfig:
     """
     if not config.QDRANT_URL:
         _log.bind(fix="set NEKRO_QDRANT__URL").warning("qdrant_server_not_configured")
+    with contextlib.suppress(ImportError):
+        restore_names()
     return QdrantConfig(url=config.QDRANT_URL, api_key=config.QDRANT_API_KEY or None)
 
 
@@ -59,6 +63,7 @@ async def get_qdrant_client() -> Any:
         raise PackageInstallError(
             "get_qdrant_client needs the package qdrant-client: pip install 'nekro-workers[qdrant]'"
         ) from exc
+    restore_names()
     if not config.QDRANT_URL:
         return _embedded(runtime.data_root())
     # Its connections belong to one event loop, and lane long has one per thread.

@@ -87,6 +87,43 @@ async def test_processes_use_the_embedded_database_in_turns(tmp_path: Path) -> N
         await client.close()
 
 
+async def test_names_that_qdrant_client_had_work_in_both_kinds(
+    file_server: FileServer, tmp_path: Path
+) -> None:
+    models = pytest.importorskip("qdrant_client.models", reason="qdrant-client is not installed")
+    async with InMemoryRuntime(data_dir=tmp_path):
+        client = await get_qdrant_client()
+        plain = models.VectorParams(size=2, distance=models.Distance.COSINE)
+        await client.create_collection("plain", vectors_config=plain)
+        await client.create_collection("named", vectors_config={"text": plain})
+        for name, vectors in (("plain", [[1.0, 0.0], [0.0, 1.0]]), ("named", [{"text": [1.0, 0.0]}])):
+            points = [models.PointStruct(id=n, vector=v, payload={"n": n}) for n, v in enumerate(vectors)]
+            await client.upsert(name, points)
+        found = await client.search(
+            collection_name="plain", query_vector=[0.1, 0.9], limit=5, with_payload=True, score_threshold=0.5
+        )
+        assert [(point.id, point.payload) for point in found] == [(1, {"n": 1})]
+        assert [point.id for point in await client.search("plain", (0.9, 0.1), limit=1)] == [0]
+        assert [point.id for point in await client.search("named", ("text", [1.0, 0.0]))] == [0]
+        assert (await client.get_collection("plain")).vectors_count == 2
+        await client.close()
+
+    def nearest(handler: BaseHTTPRequestHandler) -> None:
+        points = [{"id": 7, "version": 0, "score": 0.5}]
+        body = json.dumps({"result": {"points": points}, "status": "ok", "time": 0}).encode()
+        handler.send_response(200)
+        handler.send_header("Content-Type", "application/json")
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    file_server.answer_with("/collections/plain/points/query", nearest)
+    async with InMemoryRuntime(data_dir=tmp_path, core=CoreConfig(QDRANT_URL=file_server.base)):
+        client = await get_qdrant_client()
+        assert [point.id for point in await client.search("plain", query_vector=[1.0, 0.0])] == [7]
+        await client.close()
+
+
 async def test_a_missing_package_is_named_with_the_command_that_installs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
