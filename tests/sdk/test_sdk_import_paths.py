@@ -77,6 +77,11 @@ PATHS = {
     "nekro_agent.models.db_user": "DBUser",
     "nekro_agent.models.db_preset": "DBPreset",
     "nekro_agent.models.db_plugin_data": "DBPluginData",
+    "nekro_agent.models": "DBChatChannel DBChatMessage DBPluginData DBPreset DBRecurringTimerJob DBUser",
+    "nekro_agent.services.command": (
+        "Arg CmdCtl CommandExecutionContext CommandGroup CommandPermission CommandResponse"
+    ),
+    "nekro_agent.services.command.group": "CommandGroup",
     "nekro_agent.services.command.base": "CommandPermission CommandExecutionContext",
     "nekro_agent.services.command.ctl": "CmdCtl",
     "nekro_agent.services.command.schemas": (
