@@ -204,7 +204,7 @@ def _result(output: bytes, limits: DecodeLimits) -> _Result:
             int(number) for number in (facts["width"], facts["height"], *facts["was"])
         )
         is_animated = facts["animated"] is True
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return UnshownPicture(reason="its decoder failed")
     media_type = picture_type(content[:16])
     is_valid = 1 <= width <= limits.side and 1 <= height <= limits.side and len(content) <= limits.bytes

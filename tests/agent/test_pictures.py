@@ -11,6 +11,7 @@ import sys
 import zlib
 from base64 import b64encode
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from PIL import Image
 import agent.pictures
 from agent.model import ImagePart, PromptMessage, Role, TextPart
 from agent.multimodal import image_data
+from agent.pictures import decoder
 from agent.pictures.decoder import DecodeLimits, PictureDecoder, ShownPicture, UnshownPicture
 from agent.pictures.fit import PromptPictures
 from agent.pictures.tokens import MOST_TOKENS, tokens_of_image
@@ -145,6 +147,27 @@ async def test_broken_pictures_are_refused_and_never_raise() -> None:
     assert "damaged" in await refused(b"\x89PNG\r\n\x1a\n")
     assert "damaged" in await refused(b"\x00\x00\x00\x18ftypheic" + bytes(64))
     assert "does not fit" in await refused(whole[1], DecodeLimits(side=60, bytes=100, pixels=10_000))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"width": 1e999, "height": 1, "was": [1, 1], "animated": false}',
+        "[" * 30_000,
+        "5",
+        "[]",
+        "{}",
+        "\xff",
+    ],
+    ids=["infinite", "deep", "number", "list", "empty", "bytes"],
+)
+async def test_whatever_a_process_writes_that_a_picture_took_over_is_no_error(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(f"import sys\nsys.stdout.buffer.write({line.encode('latin-1')!r} + b'\\nx')\n")
+    monkeypatch.setattr(decoder, "_PROGRAM", program)
+    assert await refused(b"x") == "its decoder failed"
 
 
 async def test_a_picture_is_decoded_once() -> None:

@@ -284,6 +284,8 @@ def test_a_question_quotes_the_words_of_the_server() -> None:
     assert "/answer 3f2a-5d city=… days=…" in shown and "/decline 3f2a-5d" in shown
     address = Question(server="odd", tool="t", text="Log in", url="https://example.org/a?b=c")
     assert "an address of example.org: https://example.org/a?b=c" in shown_question(address, "1")
+    address = dataclasses.replace(address, url="http://[")
+    assert "an address of an unknown host: http://[" in shown_question(address, "1")
 
 
 @pytest.mark.parametrize(
@@ -318,6 +320,7 @@ def test_the_value_of_the_only_field_needs_no_name(schema: dict[str, Any], word:
     [
         ({}, "'city' is missing"),
         ({"city": "Rome", "days": "many"}, "'many' is not of type integer"),
+        ({"city": "Rome", "days": "9" * 4000}, "is not of type integer"),
         ({"city": "Rome", "days": 0}, "0 is less than 1"),
         ({"city": "Rome", "days": 10}, "10 is more than 9"),
         ({"city": "Rome", "other": 1}, "no field 'other'"),

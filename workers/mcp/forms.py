@@ -31,8 +31,8 @@ def shown_question(question: Question, question_id: str) -> str:
         quoted(question.text, _MOST_TEXT_CHARS),
     ]
     if question.url is not None:
-        host = urlsplit(question.url).hostname or "an unknown host"
-        parts.append(f"It asks you to open an address of {line(host, 200)}: {line(question.url, 2_000)}")
+        host = line(_host_of(question.url), 200)
+        parts.append(f"It asks you to open an address of {host}: {line(question.url, 2_000)}")
     else:
         fields = [_shown_field(name, field, _required(question)) for name, field in _fields(question).items()]
         parts.append("\n".join(fields)[:_MOST_FIELD_CHARS])
@@ -74,6 +74,13 @@ def answer_of(question: Question, given: Mapping[str, Any]) -> dict[str, Any]:
         elif name in required:
             raise InvalidValueError(f"the field {name!r} is missing")
     return answer
+
+
+def _host_of(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or "an unknown host"
+    except ValueError:  # the server may send any text
+        return "an unknown host"
 
 
 def _fields(question: Question) -> dict[str, Mapping[str, Any]]:
@@ -154,9 +161,9 @@ def _scalar(kind: str, value: Any) -> str | int | float | bool | None:
     if kind in ("integer", "number"):
         try:
             number = int(value) if kind == "integer" else float(value)
+            return number if math.isfinite(number) else None
         except (ValueError, OverflowError):
             return None
-        return number if math.isfinite(number) else None
     return str(value)
 
 
