@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import pprint
 from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from codec.values import Arguments, decode_arguments
@@ -22,6 +23,8 @@ __all__ = ["MOST_ARGUMENT_BYTES", "arguments_of", "difference", "plain_arguments
 #: Longest arguments, as tagged text, that a person can be asked to read.
 MOST_ARGUMENT_BYTES: Final = 64 << 10
 _WIDTH: Final = 100
+#: A value that is nested deeper stands on one line: to lay out a level, all levels below are written.
+_MOST_LEVELS: Final = 8
 
 
 def arguments_of(text: str) -> Arguments:
@@ -77,4 +80,19 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def _literal(value: object) -> str:
+    if _is_deep(value):
+        return repr(value)
     return pprint.pformat(value, width=_WIDTH, sort_dicts=False)
+
+
+def _is_deep(value: object) -> bool:
+    """Whether a value has more than ``_MOST_LEVELS`` levels of containers."""
+    level = [value]
+    for _ in range(_MOST_LEVELS + 1):
+        mappings = [one for one in level if isinstance(one, dict)]
+        others = [one for one in level if isinstance(one, list | tuple | set | frozenset)]
+        if not mappings and not others:
+            return False
+        inner = chain.from_iterable(chain(one.keys(), one.values()) for one in mappings)
+        level = [*inner, *chain.from_iterable(others)]
+    return True
