@@ -13,6 +13,7 @@ import builtins
 import keyword
 import unicodedata
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any, Final
 
 from loguru import logger
@@ -75,13 +76,14 @@ async def read_kept(payload: bytes, *, reserved: frozenset[str], most_bytes: int
         logger.bind(error=str(exc)).warning("sandbox_variables_refused")
         return KeptVariables()
     kept: dict[str, str] = {}
-    left_out = [name for name in names if is_variable(name)]
+    # The runner sends no more of both: what comes after them is not looked at.
+    left_out = [name for name in names[:MOST_VARIABLES] if is_variable(name)]
     left = most_bytes
-    for name, text in texts.items():
+    for name, text in islice(texts.items(), MOST_VARIABLES):
         if not is_variable(name) or type(text) is not str:
             continue  # no runner of ours sends that
         size = len(text.encode("utf-8", "surrogatepass"))
-        if name in reserved or size > left or len(kept) == MOST_VARIABLES or not await _is_plain(text, meter):
+        if name in reserved or size > left or not await _is_plain(text, meter):
             left_out.append(name)
             continue
         kept[name] = text

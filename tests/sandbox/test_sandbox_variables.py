@@ -197,6 +197,15 @@ async def test_reading_yields_to_the_loop_and_ends_within_its_budget() -> None:
     assert len(kept.values) + len(kept.not_kept) == 15
 
 
+async def test_no_more_texts_are_read_than_a_runner_sends() -> None:
+    """Ten thousands of them, each of which is no value, would occupy the loop for half a second."""
+    texts = {f"a{number}": "x" for number in range(MOST_VARIABLES)} | {"late": "1"}
+    names = [f"b{number}" for number in range(40_000)]
+    payload = json.dumps([names, texts], separators=(",", ":")).encode()
+    kept = await read_kept(payload, reserved=frozenset(), most_bytes=MOST)
+    assert (kept.values, kept.not_kept) == ({}, tuple(names[:MOST_VARIABLES]))
+
+
 async def test_hostile_names_of_what_was_not_kept_do_not_reach_the_prompt() -> None:
     names = ["ok", "__import__", "</round>", "a b", "x" * 65, 7, None, "ok"]
     payload = json.dumps([names, {}], separators=(",", ":")).encode()
