@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -15,7 +17,7 @@ from mcp_types import INTERNAL_ERROR
 
 from connectors.mcp.declarations import OAuth, resolve
 from nekro_agent.downloads.addresses import AddressPolicy
-from nekro_agent.durations import DEFER_SECONDS
+from nekro_agent.durations import DEFER_SECONDS, FRESH_SECONDS
 from nekro_agent.errors import DownloadError
 
 __all__ = ["NOT_SENT", "OriginTransport", "auth_of", "http_client"]
@@ -30,6 +32,9 @@ _PLAIN: Final = "identity"
 _CONNECT_SECONDS: Final = 10.0
 #: Longest time without a byte of an answer.
 _READ_SECONDS: Final = 300.0
+#: Streams of events that a session opens without a pause. Servers end them and choose the pause, so after
+#: these it is ``FRESH_SECONDS`` for each stream.
+_MOST_STREAMS: Final = 10
 _NO_IDLE: Final = httpx2.Limits(max_keepalive_connections=0)
 _UNSENT: Final = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
 
@@ -80,8 +85,12 @@ class _Transport(httpx2.AsyncBaseTransport):
     ) -> None:
         self._inner = inner
         self._most_bytes, self._hide, self._tells_denial = most_bytes, hide, tells_denial
+        #: When the last streams were opened, or may be.
+        self._streams: deque[float] = deque(maxlen=_MOST_STREAMS)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        if request.method == "GET":
+            await self._pause()
         try:
             response = await self._inner.handle_async_request(request)
         except httpx2.TransportError as exc:
@@ -104,6 +113,13 @@ class _Transport(httpx2.AsyncBaseTransport):
         assert isinstance(stream, httpx2.AsyncByteStream)  # noqa: S101 - an asynchronous transport
         response.stream = _Bounded(stream, None if is_stream else self._most_bytes)
         return response
+
+    async def _pause(self) -> None:
+        now = at = time.monotonic()
+        if len(self._streams) == _MOST_STREAMS:
+            at = max(now, self._streams[0] + _MOST_STREAMS * FRESH_SECONDS)
+        self._streams.append(at)
+        await asyncio.sleep(at - now)
 
     async def aclose(self) -> None:
         await self._inner.aclose()

@@ -20,7 +20,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from waiting import WAIT_SECONDS, wait_until
+from waiting import WAIT_SECONDS, eventually, wait_until
 
 from broker_config.settings import DownloadSettings, McpSettings, Settings
 from connectors.mcp.session import ServerFault
@@ -50,6 +50,7 @@ class Odd:
         self.sessions: set[str] = set()
         self.opened = 0
         self.headers: list[dict[str, str]] = []
+        self.streams = 0
 
     @property
     def app(self) -> Starlette:
@@ -59,6 +60,9 @@ class Odd:
         self.headers.append(dict(request.headers))
         if self.mode == "denied":
             return Response(status_code=401)
+        if request.method == "GET" and self.mode == "restless":
+            self.streams += 1
+            return Response("retry: 0\nid: 1\ndata:\n\n", media_type="text/event-stream")
         if request.method != "POST":
             return Response(status_code=405)
         message = await request.json()
@@ -187,6 +191,20 @@ async def test_an_answer_that_is_encoded_fails_its_call_and_is_not_decoded(setti
             assert {one["accept-encoding"] for one in odd.headers} == {"identity"}
             odd.mode = ""
             assert await world.call("echo", "after") == "after"
+
+
+async def test_a_server_that_ends_its_streams_at_once_is_asked_for_few(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says that the client may come back after 0 ms."""
+    monkeypatch.setattr("connectors.mcp.http.FRESH_SECONDS", 3600.0)
+    odd = Odd("restless")
+    with served(odd.app) as address:
+        async with opened(settings, entry(address)) as world:
+            await eventually(lambda: odd.streams >= 10, what="streams")
+            for number in range(50):
+                assert await world.call("echo", str(number)) == str(number)
+            assert odd.streams == 10
 
 
 async def test_an_endless_event_is_cut(settings: Settings) -> None:
