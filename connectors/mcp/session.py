@@ -42,7 +42,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import TypeAdapter, ValidationError
 
 from connectors.mcp.texts import line
-from connectors.mcp.tools import ListedTool, bounded_listing, bounded_tool
+from connectors.mcp.tools import MOST_TOOLS, ListedTool, bounded_listing, bounded_tool
 from runtime.tasks import end_tasks
 
 __all__ = ["Exchange", "McpSession", "ServerFault"]
@@ -226,22 +226,24 @@ class McpSession:
         capabilities = self._session.server_capabilities
         if capabilities is None or capabilities.tools is None:
             return []
-        found: list[ListedTool] = []
+        used: list[ListedTool] = []
         cursor: str | None = None
+        left_out = 0
         try:
             for _ in range(_MOST_PAGES):
                 page = await self._session.list_tools(
                     params=PaginatedRequestParams(cursor=cursor) if cursor is not None else None
                 )
-                found += [_listed(tool) for tool in page.tools]
+                # Bounded after each page: together they may be a hundred times as large as a message.
+                used, more = bounded_listing([*used, *map(_listed, page.tools)])
+                left_out += more
                 cursor = page.next_cursor
-                if cursor is None:
+                if cursor is None or len(used) == MOST_TOOLS:
                     break
         except MCPError as exc:
             raise self._fault(exc) from exc
         except ValidationError as exc:
             raise ServerFault(f"its listing of tools is invalid: {line(exc, 500)}") from exc
-        used, left_out = bounded_listing(found)
         if left_out or cursor is not None:
             logger.bind(server=self._name, tools=len(used), left_out=left_out).warning("mcp_tools_left_out")
         return used

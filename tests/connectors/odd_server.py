@@ -227,6 +227,10 @@ def handle(message: dict[str, Any], mode: str, notify: Any) -> dict[str, Any] | 
         }
     elif message["method"] == "tools/list":
         answer["result"] = {"tools": tools(mode)}
+        if mode == "pages":  # without an end
+            page = int(params.get("cursor") or 0)
+            listed = [{**ECHO, "name": f"p{page}-{number}"} for number in range(300)]
+            answer["result"] = {"tools": [ECHO, *listed], "nextCursor": str(page + 1)}
     elif message["method"] == "tools/call":
         token = (params.get("_meta") or {}).get("progressToken")
         answer["result"] = call(params["name"], params.get("arguments") or {}, notify, token, message["id"])

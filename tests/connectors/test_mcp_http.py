@@ -24,6 +24,7 @@ from waiting import WAIT_SECONDS, eventually, wait_until
 
 from broker_config.settings import DownloadSettings, McpSettings, Settings
 from connectors.mcp.session import ServerFault
+from connectors.mcp.tools import MOST_TOOLS
 from nekro_agent.errors import MethodFailedError, OutcomeUnknownError
 
 
@@ -51,6 +52,7 @@ class Odd:
         self.opened = 0
         self.headers: list[dict[str, str]] = []
         self.streams = 0
+        self.methods: list[str | None] = []
 
     @property
     def app(self) -> Starlette:
@@ -66,6 +68,7 @@ class Odd:
         if request.method != "POST":
             return Response(status_code=405)
         message = await request.json()
+        self.methods.append(message.get("method"))
         headers = {}
         if message.get("method") == "initialize":
             self.opened += 1
@@ -191,6 +194,15 @@ async def test_an_answer_that_is_encoded_fails_its_call_and_is_not_decoded(setti
             assert {one["accept-encoding"] for one in odd.headers} == {"identity"}
             odd.mode = ""
             assert await world.call("echo", "after") == "after"
+
+
+async def test_a_listing_without_an_end_is_read_until_it_is_full(settings: Settings) -> None:
+    odd = Odd("pages")
+    with served(odd.app) as address:
+        async with opened(settings, entry(address)) as world:
+            assert len(world.plugin.sandbox_methods) == MOST_TOOLS
+            assert odd.methods.count("tools/list") == 2
+            assert await world.call("echo", "x") == "x"
 
 
 async def test_a_server_that_ends_its_streams_at_once_is_asked_for_few(
