@@ -26,7 +26,8 @@ __all__ = ["Connection", "OpenSession", "Opened"]
 
 #: After a session that lasted so long, a restart has no pause.
 _LASTED_SECONDS: Final = 10.0
-#: Longest pause before a restart; the first is ``RETRY_SECONDS``, and each further one twice as long.
+#: Longest pause before a restart, of which the first is ``RETRY_SECONDS``, and before another listing, of
+#: which the first is ``FRESH_SECONDS``; each further one is twice as long.
 _LONGEST_PAUSE_SECONDS: Final = 60.0
 #: Longest pause before a restart for which calls wait; during a longer one they fail at once.
 _SHORT_PAUSE_SECONDS: Final = 2.0
@@ -237,14 +238,19 @@ class Connection:
         session = opened.session
         events = [session.is_stale, session.is_broken, self._is_closing]
         events += [] if opened.ended is None else [opened.ended]
+        pause, listed_at = FRESH_SECONDS, 0.0
         while True:
             limit = None if self._stays else self._idle_seconds
             await _first_of(events, seconds=limit)
             if any(event.is_set() for event in events[1:]):
                 return
             if session.is_stale.is_set():
+                # Every worker builds the methods again: a server that goes on changing is listed less often.
+                is_calm = time.monotonic() - listed_at > 2 * pause
+                pause = FRESH_SECONDS if is_calm else min(2 * pause, _LONGEST_PAUSE_SECONDS)
                 await self._list(opened)
-                await _first_of(events[1:], seconds=FRESH_SECONDS)
+                listed_at = time.monotonic()
+                await _first_of(events[1:], seconds=pause)
             elif session.is_idle and time.monotonic() - session.used_at >= self._idle_seconds:
                 return
 

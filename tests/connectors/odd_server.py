@@ -227,6 +227,8 @@ def handle(message: dict[str, Any], mode: str, notify: Any) -> dict[str, Any] | 
         }
     elif message["method"] == "tools/list":
         answer["result"] = {"tools": tools(mode)}
+        if mode == "changing":
+            notify("notifications/tools/list_changed", {})
         if mode == "pages":  # without an end
             page = int(params.get("cursor") or 0)
             listed = [{**ECHO, "name": f"p{page}-{number}"} for number in range(300)]

@@ -285,6 +285,18 @@ async def test_names_and_texts_of_a_server_cannot_pose_as_ours(settings: Setting
         assert describe(first.func).startswith("(*, class_: str = None, a_b: str = None, a_b_2: Any = None)")
 
 
+async def test_a_server_that_goes_on_changing_is_listed_less_and_less_often(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its methods are built again in every worker of the fleet."""
+    monkeypatch.setattr("connectors.mcp.connection.FRESH_SECONDS", 0.01)
+    async with opened(settings, odd_entry("changing")) as world:
+        await eventually(lambda: len(world.listed.tools) >= 5, what="listings")
+        for number in range(500):
+            assert await world.call("echo", str(number)) == str(number)
+        assert len(world.listed.tools) < 20
+
+
 async def test_a_server_that_changes_its_tools_is_listed_again(settings: Settings) -> None:
     async with opened(settings, odd_entry()) as world:
         assert await world.call("change") == "changed"
