@@ -40,6 +40,8 @@ _KEEP_SECONDS: Final = 2.0
 _EXIT_SECONDS: Final = 2
 _KILLED: Final = ExitStatus(code=128 + 9)
 _MANUAL_EXIT_CODE: Final = 9
+#: As long as what the runner sends: the line is part of prompts.
+_ERROR_CHARS: Final = 4000
 #: A run that writes this many times what is kept is a flood.
 _KILL_FACTOR: Final = 16
 _STOPPED_BY_CALL: Final = (StopType.AGENT, StopType.MULTIMODAL_AGENT, StopType.APPROVAL)
@@ -264,7 +266,7 @@ class SandboxRun:
 
 def _clean(error: str) -> str:
     """Clean text that may come from the sandbox; JSON may contain lone surrogates, which are replaced."""
-    return clean_text(error.encode("utf-8", "replace").decode())
+    return clean_text(error[:_ERROR_CHARS].encode("utf-8", "replace").decode())
 
 
 def judge(

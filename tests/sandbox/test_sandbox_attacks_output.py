@@ -71,6 +71,16 @@ async def test_attack_S4_error_line_is_cleaned_like_output(box: Lab) -> None:
     assert (forged.stop_type, forged.error) == (StopType.ERROR, "abcd\n?1m")
 
 
+async def test_attack_S4_error_line_is_no_longer_than_the_runners(box: Lab) -> None:
+    """It stands in the prompts of all later rounds of the turn, beside the output, which is cut."""
+    forged = await box.run(
+        "import json, os, struct\n"
+        'text = json.dumps({"code": 1, "error": "x" * 60_000, "limit": None}).encode()\n'
+        'os.write(3, struct.pack(">IBI", len(text) + 5, 7, 0) + text)\nos._exit(1)'
+    )
+    assert (forged.stop_type, forged.error) == (StopType.ERROR, "x" * 4_000)
+
+
 async def test_attack_S4_endless_line_is_capped(box: Lab) -> None:
     result = await box.run("import sys\nwhile True:\n    sys.stdout.write('x' * 65536)")
     assert (result.stop_type, result.limit, result.truncated) == (StopType.ERROR, Limit.OUTPUT, True)
