@@ -131,6 +131,10 @@ class Invocation(_Wire):
     is_recorded: bool = Field(
         False, description="Whether its caller recorded it, so that the worker claims it for any method."
     )
+    account_id: str | None = Field(
+        None,
+        description="The run or call for which a key of the API may pay; None in rounds, whose turn it is.",
+    )
     args: str = Field(description="The arguments as tagged text, as the caller wrote it.")
 
     def waited_seconds_left(self) -> float:

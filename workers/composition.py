@@ -350,9 +350,10 @@ class Services(Parts):
         entry = await self.find_method(method)
         refuse_unfit(entry, len(args), kwargs)
         chat = await self.chat(chat_key)
-        scope = CallScope(chat=chat, user_id=user_id, wakes_agent=False)
+        call_id = call_id or new_id()
+        scope = CallScope(chat=chat, user_id=user_id, wakes_agent=False, account_id=call_id)
         arguments, lane = encode_arguments(args, kwargs), self.dispatcher.lane_of(entry)
-        invocation = self.dispatcher.awaiting(entry, arguments, scope, call_id=call_id or new_id(), lane=lane)
+        invocation = self.dispatcher.awaiting(entry, arguments, scope, call_id=call_id, lane=lane)
         return await self.approval_requests.ask(entry, invocation, lane=lane)
 
     async def run_code(

@@ -16,7 +16,7 @@ from storage.access.spendings import PayingKey
 from workers.budgets.limits import day_of
 from workers.composition import Services
 
-__all__ = ["require_budget"]
+__all__ = ["begin_paying", "require_budget"]
 
 
 async def require_budget(services: Services, identity: Identity) -> None:
@@ -39,3 +39,18 @@ async def require_budget(services: Services, identity: Identity) -> None:
                 budget.used_up,
                 headers={"Retry-After": str(math.ceil((budget.renews_at - now).total_seconds()))},
             )
+
+
+async def begin_paying(services: Services, identity: Identity, account_id: str) -> None:
+    """Let the key pay for a run or call, and for the turns that follow from it.
+
+    Args:
+        account_id: as ``Invocation.account_id``.
+
+    Raises:
+        ProblemError: as from ``require_budget``.
+    """
+    await require_budget(services, identity)
+    if identity.key_id is not None:
+        async with services.database.begin() as transaction:
+            await transaction.keys.add_turn(identity.key_id, account_id)

@@ -9,6 +9,7 @@ from typing import Final
 
 from fastapi import APIRouter, Response
 
+from gateway.access.budgets import begin_paying
 from gateway.dependencies import IdentityDep, ServicesDep
 from gateway.idempotency import OnceDep
 from gateway.identity import Scope
@@ -50,6 +51,7 @@ async def call(body: CallBody, services: ServicesDep, identity: IdentityDep, onc
     call_id = once.id
 
     async def ask() -> Call:
+        await begin_paying(services, identity, call_id)
         row = await services.ask_approval(
             body.method,
             tuple(body.args),
@@ -61,6 +63,7 @@ async def call(body: CallBody, services: ServicesDep, identity: IdentityDep, onc
         return awaiting_call(row, type_=method.type.value)
 
     async def work() -> Call:
+        await begin_paying(services, identity, call_id)
         envelope = await services.invoke(
             body.method,
             tuple(body.args),

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
-from gateway.access.budgets import require_budget
+from gateway.access.budgets import begin_paying
 from gateway.dependencies import HubDep, IdentityDep, ServicesDep, take_stream
 from gateway.idempotency import REPLAYED, Once, OnceDep
 from gateway.identity import Identity, Scope
@@ -130,12 +130,9 @@ class _Execution:
         body, services, identity = self._body, self.services, self._identity
         if body.follow_up:
             identity.require(Scope.POST, chat_key=body.chat_key)
-        await require_budget(services, identity)
+        await begin_paying(services, identity, self.id)
         await require_rounds_worker(services)
         chat = await services.chat(body.chat_key)
-        if identity.key_id is not None:
-            async with services.database.begin() as transaction:
-                await transaction.keys.add_turn(identity.key_id, self.id)  # pays for the run
         self.begun.set()
         report = await services.remote_runs.run(
             body.code,
@@ -145,12 +142,7 @@ class _Execution:
             wakes_agent=body.follow_up,
             timeout_seconds=body.timeout_seconds,
         )
-        answer = run_answer(self.id, report)
-        if identity.key_id is not None:
-            async with services.database.begin() as transaction:
-                for turn_id in answer.follow_ups:
-                    await transaction.keys.add_turn(identity.key_id, turn_id)
-        return answer
+        return run_answer(self.id, report)
 
 
 class _RunStream(EventStream):

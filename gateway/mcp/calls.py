@@ -10,6 +10,7 @@ from mcp_types import CallToolResult
 
 from codec.values import encode_arguments
 from codec.wire import new_id
+from gateway.access.budgets import begin_paying
 from gateway.identity import Scope
 from gateway.mcp.callers import Caller
 from gateway.mcp.jobs import awaiting, job_uri
@@ -60,7 +61,8 @@ async def call_method(
     args, kwargs = arguments_of(entry, given)
     refuse_unfit(entry, len(args), kwargs)
     chat = await services.chat(caller.chat_key)
-    scope = CallScope(chat=chat, user_id=caller.user_id, wakes_agent=False)
+    scope = CallScope(chat=chat, user_id=caller.user_id, wakes_agent=False, account_id=call_id)
+    await begin_paying(services, caller.identity, call_id)
     arguments, lane = encode_arguments(args, kwargs), services.dispatcher.lane_of(entry)
     if entry.requires_approval:
         approval_id = await _admit(services, caller, entry, arguments, scope, call_id=call_id, lane=lane)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from mcp_types import CallToolResult
 
+from gateway.access.budgets import begin_paying
 from gateway.identity import Scope
 from gateway.mcp.callers import Caller
 from gateway.mcp.jobs import awaiting_text
@@ -45,12 +46,9 @@ def on_workers(services: Services) -> CodeRun:
     """
 
     async def run(caller: Caller, code: str, run_id: str) -> CodeReport:
+        await begin_paying(services, caller.identity, run_id)
         await require_rounds_worker(services)
         chat = await services.chat(caller.chat_key)
-        key_id = caller.identity.key_id
-        if key_id is not None:
-            async with services.database.begin() as transaction:
-                await transaction.keys.add_turn(key_id, run_id)  # pays for the run
         return await services.remote_runs.run(
             code, run_id=run_id, chat=chat, user_id=caller.user_id, wakes_agent=False
         )

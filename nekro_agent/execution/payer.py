@@ -23,6 +23,8 @@ class Payer:
     user_id: str | None = None
     adapter_key: str | None = None
     turn_id: str | None = None
+    #: The run or call outside of turns for which a key of the API may pay.
+    account_id: str | None = None
     #: Most tokens that the plugin may use in a day (UTC); None: no limit of its own.
     tokens_per_day: int | None = None
 

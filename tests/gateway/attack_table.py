@@ -498,6 +498,7 @@ OTHERS: Final = (
     ("more than 256 MiB of long bodies of one key at the same time", "503 `overloaded`; other keys and short bodies are served", "test_gateway_attacks.py"),
     ("cursors of a list of chats, decoded by a key of some chats", "they name no chat that it does not have", "test_gateway_lists.py"),
     ("the turn in the answer to its cancellation, by a key that may not read", "its state and times only", "test_gateway_events.py"),
+    ("calls and runs whose methods ask models, by a key whose budget is used up", "429 `budget_exceeded`; what they ask is on the budget of the key", "test_gateway_paying_keys.py"),
     ("webhook URLs of private addresses, also by DNS and redirects", "422 or no delivery", "test_outgoing_webhooks.py"),
 )  # fmt: skip
 

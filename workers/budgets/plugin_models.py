@@ -51,7 +51,7 @@ class PluginModels:
             is_of_plugin=True,
             use=use,
         )
-        key = await self._spending.paying_key(payer.turn_id)
+        key = await self._spending.paying_key(payer.turn_id or payer.account_id)
         reserved = await self._spending.reserve(entry, key=key, plugin_tokens=payer.tokens_per_day)
         return _Charge(self._spending, reserved, group)
 

@@ -341,7 +341,7 @@ class CallClaims:
             trigger_kind=TriggerKind.CALL,
             trigger_id=invocation.call_id,
             turn_id=invocation.turn_id if is_open else None,
-            cause_turn_id=invocation.turn_id,
+            cause_turn_id=invocation.turn_id or invocation.account_id,
             number=invocation.round_number + 1,
             user_id=invocation.user_id,
             observation=envelope.text,

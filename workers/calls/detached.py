@@ -259,7 +259,7 @@ async def _wake(
         # A new turn, because the time of the old one is over. The number continues, so that
         # the limit on chains of calls and rounds still applies.
         number=found.round_number + 1,
-        cause_turn_id=found.turn_id,
+        cause_turn_id=found.turn_id or found.account_id,
         user_id=found.user_id,
         observation=text,
     )

@@ -77,6 +77,8 @@ class CallScope:
     round_number: int = 0
     #: Whether an AGENT result requests a follow-up round.
     wakes_agent: bool = True
+    #: As ``Invocation.account_id``.
+    account_id: str | None = None
 
     def invocation(
         self,
@@ -118,6 +120,7 @@ class CallScope:
             issued_at=shared_time(),
             deadline=deadline,
             waits_until=waits_until,
+            account_id=self.account_id,
             args=arguments,
         )
 
@@ -326,9 +329,9 @@ class Dispatcher:
             raise NotApprovedError(f"{entry.task} requires approval, and this caller cannot approve it")
         await self.refresh()
         seconds = self.timeout_seconds(entry) if timeout_seconds is None else timeout_seconds
-        scope = CallScope(chat=chat, user_id=user_id, wakes_agent=False)
-        deadline = shared_time() + timedelta(seconds=seconds)
         call_id, lane = call_id or new_id(), self.lane_of(entry)
+        scope = CallScope(chat=chat, user_id=user_id, wakes_agent=False, account_id=call_id)
+        deadline = shared_time() + timedelta(seconds=seconds)
         with tool_span(entry.task, kind=entry.type.value, call_id=call_id, lane=lane):
             invocation = invocation_of(entry, arguments, scope, call_id=call_id, deadline=deadline)
             if entry.requires_approval and approver is not None:

@@ -103,6 +103,7 @@ def _payer(invocation: Invocation, plugin_key: str) -> Payer:
         user_id=invocation.user_id,
         adapter_key=invocation.adapter_key,
         turn_id=invocation.turn_id,
+        account_id=invocation.account_id,
     )
 
 

@@ -95,10 +95,10 @@ class CodeRuns:
         """
         manager = await self._sandboxes()
         entries = await self._registry.available(context_of(chat, user_id=user_id))
-        scope = CallScope(chat=chat, user_id=user_id, wakes_agent=wakes_agent)
+        run_id = run_id or new_id()
+        scope = CallScope(chat=chat, user_id=user_id, wakes_agent=wakes_agent, account_id=run_id)
         await self._dispatcher.refresh()
         calls = self._dispatcher.for_run(scope, entries)
-        run_id = run_id or new_id()
         request = RunRequest(
             run_id=run_id,
             chat_key=chat.chat_key,
