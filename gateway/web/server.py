@@ -102,6 +102,19 @@ def _drop(transport: asyncio.Transport) -> None:
     transport.abort()
 
 
+def _end(transport: asyncio.Transport, unsent: int) -> None:
+    """Close a connection whose time is over, or drop it if it is closing and its client takes nothing.
+
+    Args:
+        unsent: bytes that waited for the client when its time began.
+    """
+    if not transport.is_closing():
+        transport.write(_LATE)
+        transport.close()
+    elif transport.get_write_buffer_size() >= unsent:
+        _drop(transport)
+
+
 def protocol(seconds: float) -> type[H11Protocol]:
     """Return uvicorn's protocol with a time limit for the headers of a request and the end of a connection.
 
@@ -110,6 +123,8 @@ def protocol(seconds: float) -> type[H11Protocol]:
 
     class Protocol(H11Protocol):
         _limit: asyncio.TimerHandle | None = None
+        #: Bytes that waited for the client when the limit began.
+        _unsent = 0
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -133,6 +148,7 @@ def protocol(seconds: float) -> type[H11Protocol]:
             if self.conn.their_state is not h11.IDLE and not self.transport.is_closing():
                 self._unwatch()
             elif self._limit is None:
+                self._unsent = self.transport.get_write_buffer_size()
                 self._limit = self.loop.call_later(seconds, self._end)
 
         def _unwatch(self) -> None:
@@ -142,11 +158,7 @@ def protocol(seconds: float) -> type[H11Protocol]:
 
         def _end(self) -> None:
             self._limit = None
-            if self.transport.is_closing():  # the client does not take the end of its answer
-                _drop(self.transport)
-                return
-            self.transport.write(_LATE)
-            self.transport.close()
+            _end(self.transport, self._unsent)
             self._watch()
 
     return Protocol

@@ -9,6 +9,7 @@ import json
 import re
 import select
 import socket
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
@@ -317,19 +318,33 @@ async def test_a_client_that_takes_no_answer_loses_its_connection(
         for client in clients:
             await asyncio.to_thread(_wait_for_reset, client)
             client.close()
+        # One that takes a little at a time gets all of it.
+        with await asyncio.to_thread(_deaf_client, port, of_list, most_bytes=512 << 10) as slow:
+            assert await asyncio.to_thread(_slowly_read, slow) > 40 * 250_000
         assert (await raw(port, request_bytes("GET", "/healthz"))).status == 200
     assert "without completing" not in caplog.text
 
 
-def _deaf_client(port: int, request: bytes) -> socket.socket:
+def _deaf_client(port: int, request: bytes, *, most_bytes: int = 4096) -> socket.socket:
     """Return a connection that sends a request and takes nearly nothing of the answers."""
     client = socket.socket()
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, most_bytes)
     client.connect(("127.0.0.1", port))
     client.settimeout(1)
     with contextlib.suppress(TimeoutError, ConnectionError):
         client.sendall(request)
     return client
+
+
+def _slowly_read(client: socket.socket) -> int:
+    """Return the number of bytes until the server closes; they take several times its time limit."""
+    received = pause_at = 0
+    while data := client.recv(1 << 20):
+        received += len(data)
+        if received > pause_at:
+            pause_at = received + (512 << 10)
+            time.sleep(0.1)
+    return received
 
 
 def _wait_for_reset(client: socket.socket) -> None:
