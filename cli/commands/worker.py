@@ -13,10 +13,9 @@ from broker_config.urls import without_password
 from cli.command import Deps, add_json, add_supervisor_fd, positive_int, warn_of_root
 from cli.exit_codes import ExitCode
 from cli.output import one_line
-from cli.services.probes import Probe, Wanted, ask_workers
+from cli.services.probes import Probe, ask_workers, wanted_of
 from nekro_agent.errors import ServiceError, UsageError
 from nekro_agent.methods import Lane
-from workers.ops.sockets import broker_id, data_dir_id
 
 __all__ = ["Args", "register", "run"]
 
@@ -118,19 +117,12 @@ def run(args: Args, deps: Deps) -> int:
 
 def _check(probe: Probe, args: Args, deps: Deps) -> int:
     settings = deps.load_settings()
-    has_data_dir = settings.is_data_dir_set
-    wanted = Wanted(
-        lane=args.lane,
-        name=args.name,
-        data_dir_id=data_dir_id(settings) if has_data_dir else None,
-        broker_id=broker_id(settings),
-    )
-    answers = ask_workers(probe, wanted)
+    answers = ask_workers(probe, wanted_of(settings, lane=args.lane, name=args.name))
     if not answers:
         meant = (
             f" named {args.name}" if args.name else "",
             f" of lane {args.lane}" if args.lane else "",
-            f" on data directory {settings.data_dir}" if has_data_dir else "",
+            f" on data directory {settings.data_dir}" if settings.is_data_dir_set else "",
             f" on broker {without_password(settings.broker.url)}" if settings.broker.url else "",
         )
         raise ServiceError(f"no worker{''.join(meant)} runs on this host as this user")

@@ -47,7 +47,7 @@ async def run_checks(settings: Settings) -> list[Check]:
     checks.append(_sandbox_packages(settings))
     checks.append(await asyncio.to_thread(_plugins, settings))
     checks.append(await asyncio.to_thread(_workers, settings, broken=_is_broken(checks, ExitCode.BROKER)))
-    checks += await asyncio.to_thread(_local_workers)
+    checks += await asyncio.to_thread(_local_workers, settings)
     checks.append(_language_model(settings))
     checks += await gateway_checks(settings)
     checks += await approval_checks(settings)
@@ -338,11 +338,11 @@ def _workers(settings: Settings, *, broken: bool) -> Check:
     )
 
 
-def _local_workers() -> list[Check]:
-    from cli.services.probes import Probe, Wanted, ask_workers
+def _local_workers(settings: Settings) -> list[Check]:
+    from cli.services.probes import Probe, ask_workers, wanted_of
 
     try:
-        answers = ask_workers(Probe.READY, Wanted())
+        answers = ask_workers(Probe.READY, wanted_of(settings))
     except NekroError as exc:
         return [Check(name="worker probes", verdict=Verdict.WARNING, detail=str(exc))]
     return [

@@ -11,10 +11,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from broker_config.settings import Settings
 from nekro_agent.durations import PROGRAM_SECONDS
-from workers.ops.sockets import monitor_sockets
+from workers.ops.sockets import broker_id, data_dir_id, monitor_sockets
 
-__all__ = ["Answer", "Probe", "Wanted", "ask_workers"]
+__all__ = ["Answer", "Probe", "Wanted", "ask_workers", "wanted_of"]
 
 
 class Probe(StrEnum):
@@ -58,6 +59,16 @@ class Wanted:
             and self.data_dir_id in (None, answer.data_dir_id)
             and self.broker_id in (None, answer.broker_id)
         )
+
+
+def wanted_of(settings: Settings, *, lane: str | None = None, name: str | None = None) -> Wanted:
+    """Return which workers are meant: those of the data directory and of the broker that are set."""
+    return Wanted(
+        lane=lane,
+        name=name,
+        data_dir_id=data_dir_id(settings) if settings.is_data_dir_set else None,
+        broker_id=broker_id(settings),
+    )
 
 
 def ask_workers(probe: Probe, wanted: Wanted) -> list[Answer]:

@@ -167,6 +167,11 @@ def test_the_check_of_the_command_line_equals_the_container_probe(observed: Obse
     ):
         assert (other.returncode, other.stdout) == (13, "")
         assert "no worker named" in other.stderr
+    for directory, is_named in ((used.data_dir, True), (tmp_path, False)):
+        found = run_forked(
+            "cli.main", "doctor", "--json", "--data-dir", str(directory), environ={**os.environ}
+        )
+        assert (f"worker {name} " in found.stdout) is is_named
     no_worker = run_forked(
         "cli.main", "worker", "--check", environ={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
     )
