@@ -117,7 +117,9 @@ SCRIPT = r"""
 """
 
 
-def small_fleet(directory: Path, redis_url: str, **settings: Any) -> Iterator[Fleet]:
+def small_fleet(
+    directory: Path, redis_url: str, *, load_shipped: bool = False, **settings: Any
+) -> Iterator[Fleet]:
     """Workers of the lanes that a turn needs, until the generator is closed."""
     (directory / "plugins").mkdir()
     (directory / "plugins" / "desk.py").write_text(PLUGIN, "utf-8")
@@ -127,7 +129,7 @@ def small_fleet(directory: Path, redis_url: str, **settings: Any) -> Iterator[Fl
         directory,
         redis_url,
         f"sqlite:///{directory / 'nekro.db'}",
-        plugins={"dirs": (directory / "plugins",), "load_shipped": False},
+        plugins={"dirs": (directory / "plugins",), "load_shipped": load_shipped},
         llm={"script": script},
         **{"agent": {"debounce_seconds": 0}, **settings},
     )

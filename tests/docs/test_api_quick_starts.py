@@ -26,8 +26,8 @@ BLOCKS = dict(re.findall(r"^## (With .+?|Run code)\n.*?^```\w+\n(.*?)^```", TEXT
 
 @pytest.fixture(scope="module")
 def fleet(redis_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Workers of the lanes that a turn needs."""
-    yield from small_fleet(tmp_path_factory.mktemp("fleet"), redis_server.url)
+    """Workers of the lanes that a turn needs, with the methods that each system has."""
+    yield from small_fleet(tmp_path_factory.mktemp("fleet"), redis_server.url, load_shipped=True)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,8 @@ def test_the_quick_start_with_curl(url: str) -> None:
     if shutil.which("curl") is None:
         pytest.skip("no curl")
     out = run(url, "With curl", "bash", "-euc")
-    assert '"you said hello"' in out and '"value":3' in out and '"path":"/app/uploads/README.md"' in out
+    assert '"you said hello"' in out and "Note 'Shopping' saved as 'shop'" in out
+    assert '"path":"/app/uploads/README.md"' in out
     assert "event: turn.ended" in out and '"status"' not in out
 
 
@@ -65,7 +66,8 @@ def test_the_quick_start_with_the_client(url: str) -> None:
 
 
 def test_code_runs_as_documented(url: str) -> None:
-    assert run(url, "Run code", sys.executable, "-c", NEKRO_URL=url) == "3\n"
+    run(url, "With curl", "bash", "-euc")  # saves the note
+    assert run(url, "Run code", sys.executable, "-c", NEKRO_URL=url) == "{'shop': 'Shopping'}\n"
 
 
 def test_the_quick_start_with_the_openai_package(fleet: Fleet) -> None:
