@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final
 
-from nekro_agent.schemas.agent_ctx import AgentCtx
+from nekro_agent.schemas.call_context import CallContext
 
 __all__ = ["Payer", "current_payer", "payer_of", "paying"]
 
@@ -48,8 +48,8 @@ def current_payer() -> Payer | None:
 
 
 def payer_of(plugin_key: str, *arguments: object) -> Payer:
-    """Return the account of code that runs for the first ``AgentCtx`` among its arguments."""
-    ctx = next((argument for argument in arguments if isinstance(argument, AgentCtx)), None)
+    """Return the account of code that runs for the first context among its arguments."""
+    ctx = next((argument for argument in arguments if isinstance(argument, CallContext)), None)
     if ctx is None:
         return Payer(plugin_key=plugin_key)
     return Payer(

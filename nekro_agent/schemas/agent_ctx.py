@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.execution import greenlets as bridge
+from nekro_agent.execution.payer import current_payer
 from nekro_agent.schemas.call_context import CallContext, WebhookRequest
 
 if TYPE_CHECKING:
@@ -137,7 +138,9 @@ class AgentCtx(CallContext):
             container_key: None takes the chat's own.
             from_chat_key: None takes the channel's.
         """
+        payer = current_payer()
         return cls.for_call(
+            plugin_key=payer.plugin_key if payer else None,
             chat_key=from_chat_key or db_chat_channel.chat_key,
             container_key=container_key or db_chat_channel.container_key,
             webhook_request=webhook_request,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nekro_agent.errors import ConflictError
+from nekro_agent.execution.payer import Payer, paying
 from nekro_agent.jobs import AsyncTaskHandle, TaskCtl, TaskSignal, drive
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.ports import JobInfo, JobRequest, JobState
@@ -119,7 +120,8 @@ class InMemoryJobs:
 
         try:
             func = plugin.task_types[job.task_type]
-            last = await drive(func, handle, request.args, request.kwargs, report=report)
+            with paying(Payer(plugin_key=plugin.key, chat_key=job.chat_key or None)):
+                last = await drive(func, handle, request.args, request.kwargs, report=report)
         except asyncio.CancelledError:
             last = TaskCtl.cancel("cancelled")
         self._finish(job.id, request, last)

@@ -17,6 +17,7 @@ from waiting import WAIT_SECONDS, eventually
 from broker_config.settings import StoreSettings
 from nekro_agent import runtime
 from nekro_agent.api.plugin import NekroPlugin, TaskCtl, TaskSignal, task
+from nekro_agent.api.schemas import AgentCtx
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.execution.greenlets import Bridged
 from nekro_agent.jobs import AsyncTaskHandle
@@ -101,6 +102,14 @@ def mount(world: World) -> None:
         elif last == "cancel":
             yield TaskCtl.cancel("not today")
 
+    @plugin.mount_async_task("sends")
+    async def sends(handle: AsyncTaskHandle) -> str:
+        file = plugin.get_plugin_data_dir() / "report.txt"
+        file.write_text("report", "utf-8")
+        ctx = await AgentCtx.create_by_chat_key(handle.chat_key)
+        await ctx.send_file(file)
+        return str(ctx.plugin_key)
+
     @plugin.mount_async_task("wrong")
     async def wrong(handle: AsyncTaskHandle, how: str) -> Any:
         if how == "exit":
@@ -119,6 +128,12 @@ def mount(world: World) -> None:
             await asyncio.Event().wait()
         finally:
             world.reported.append("cleaned up")
+
+
+async def test_a_job_sends_a_file_of_its_plugin(world: World) -> None:
+    await world.start("sends")
+    last = await world.ended("sends")
+    assert (last.signal, last.data) == (TaskSignal.SUCCESS, "tests.jobs")
 
 
 async def test_coroutine_succeeds_by_returning(world: World) -> None:
