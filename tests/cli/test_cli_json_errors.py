@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("no_settings_of_the_developer")
 
 #: A command line of each command with ``--json`` that parses and fails, with its exit code and error type.
 FAILING: dict[str, tuple[list[str], int, str]] = {
-    "demo": (["--data-dir", "/dev/null/x", "demo", "--json"], ExitCode.FAILED, "NotADirectoryError"),
+    "demo": (["--data-dir", "/dev/null/x", "demo", "--json"], ExitCode.USAGE, "SettingsError"),
     "worker": (["worker", "--json"], ExitCode.USAGE, "UsageError"),
     "exec": (["exec", "missing.py", "--json"], EXEC_CODES[ExitCode.USAGE], "UsageError"),
     "call": (["call", "x", "--args", "{", "--json"], ExitCode.USAGE, "UsageError"),
