@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cli.command import Deps, add_chat_key, add_json, add_user_id, read_text
 from cli.running import run_async
 from cli.services.system import CALL_LANES, ROUND_LANES, open_services
+from cli.views.round_story import describe_run
 from nekro_agent.errors import LLMError
 
 if TYPE_CHECKING:
@@ -85,14 +86,9 @@ def run(args: Args, deps: Deps) -> int:
             return report
 
     report = run_async(work())
-    described = {
-        "stop_type": report.stop_type.name,
-        "exit_code": int(report.stop_type),
-        "output": report.output,
-        "calls": report.calls,
-        "follow_ups": report.follow_ups,
-    }
-    return show(described, report.error, args, deps)
+    from gateway.views import run_answer
+
+    return show(describe_run(run_answer("", report)), report.error, args, deps)
 
 
 def show(described: Mapping[str, Any], error: str | None, args: Args, deps: Deps) -> int:

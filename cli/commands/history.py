@@ -13,15 +13,15 @@ from cli.command import Deps, add_json, chat_key, positive_int
 from cli.output import one_line
 from cli.running import run_async
 from cli.services.database import open_database
-from cli.views.round_story import calls_of, describe_round, round_lines
-from cli.views.turns import newest_messages, newest_rounds
+from cli.views.round_story import describe_round, round_lines
+from cli.views.turns import newest_messages
 from nekro_agent.errors import NotFoundError
 from nekro_agent.tools.visible_text import visible_lines
 
 if TYPE_CHECKING:
+    from nekro_client.models import Round
     from storage.memory.summaries import Summary
     from storage.repositories.messages import Message
-    from storage.repositories.rounds import Round
 
 __all__ = ["Args", "describe_message", "describe_summary", "register", "run", "show"]
 
@@ -79,9 +79,9 @@ def run(args: Args, deps: Deps) -> int:
     """Print the chat."""
     if args.summary:
         return _show_summary(args, deps)
-    messages, rounds, calls = run_async(_read(args, deps.load_settings()))
+    messages, rounds = run_async(_read(args, deps.load_settings()))
     listed = [describe_message(message) for message in messages]
-    show(listed, [describe_round(entry, calls[entry.id]) for entry in rounds], args, deps)
+    show(listed, [describe_round(entry) for entry in rounds], args, deps)
     return 0
 
 
@@ -131,9 +131,8 @@ def show(
             deps.output.report(line)
 
 
-async def _read(
-    args: Args, settings: Settings
-) -> tuple[Sequence[Message], Sequence[Round], Mapping[str, Sequence[dict[str, Any]]]]:
+async def _read(args: Args, settings: Settings) -> tuple[list[Message], list[Round]]:
+    from gateway.streams.turn_tree import read_rounds
     from storage.repositories.chats import ChatRepository
 
     async with open_database(settings) as database:
@@ -141,9 +140,10 @@ async def _read(
             if await ChatRepository(transaction.connection).find(args.chat_key) is None:
                 raise NotFoundError(f"there is no chat {args.chat_key!r}; `nekro send` creates one")
         messages = await newest_messages(database, args.chat_key, limit=args.limit, with_past=args.all)
-        rounds = await newest_rounds(database, args.chat_key, limit=args.limit) if args.trace else []
-        calls = await calls_of(database, rounds)
-    return messages, rounds, calls
+        found = (
+            await read_rounds(database, args.chat_key, limit=args.limit, before=None) if args.trace else []
+        )
+    return messages, [entry for _, entry in reversed(found)]
 
 
 def describe_message(message: Message) -> dict[str, Any]:

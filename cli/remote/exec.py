@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from cli.command import Deps, read_text
 from cli.commands.exec import Args, show, show_end
-from cli.remote.messages import describe_call
 from cli.remote.target import open_client
-from nekro_client.models import Run
+from cli.views.round_story import describe_run
 
 __all__ = ["run"]
 
@@ -26,7 +24,7 @@ def run(args: Args, deps: Deps) -> int:
         if not args.json:
             _print(pieces, deps)
         report = pieces.result()
-    described = _describe(report)
+    described = describe_run(report)
     if args.json:
         return show(described, report.error, args, deps)
     show_end(described, report.error, deps)
@@ -50,15 +48,3 @@ def _print(pieces: Iterable[str], deps: Deps) -> None:
         is_first = False
     if is_open:
         deps.output.piece("\n")
-
-
-def _describe(report: Run) -> dict[str, Any]:
-    return {
-        "stop_type": report.stop_type,
-        "exit_code": report.exit_code,
-        "output": report.output,
-        "calls": [describe_call(call) for call in report.calls],
-        "follow_ups": [
-            {"method": call.method, "round_id": call.follow_up} for call in report.calls if call.follow_up
-        ],
-    }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from cli.command import Deps
 from cli.commands.history import Args, show
-from cli.remote.messages import describe_message, describe_round
+from cli.remote.messages import describe_message
 from cli.remote.target import newest, open_client
+from cli.views.round_story import describe_round
 from nekro_agent.errors import UsageError
 
 __all__ = ["run"]

@@ -1,10 +1,9 @@
-"""Describe rounds and their calls: as lines of text, and as data for ``--json``."""
+"""Describe rounds, runs and their calls: as data for ``--json``, and rounds as lines of text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import datetime
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.extraction import text_beside_code
@@ -12,67 +11,67 @@ from cli.output import one_line
 from nekro_agent.tools.visible_text import visible_lines
 
 if TYPE_CHECKING:
-    from storage.engine import Database
-    from storage.repositories.rounds import Round
+    from nekro_client.models import Call, Round, Run, TurnError
 
-__all__ = ["calls_of", "describe_round", "round_lines"]
+__all__ = ["describe_round", "describe_run", "round_lines"]
 
 _TEXT_COLUMNS: Final = 100
 #: Most lines of a program or its output in the text; ``--json`` has all.
 _MOST_LINES: Final = 60
 
-Calls = Sequence[Mapping[str, Any]]
+_TIMES: Final = ("requested_at", "started_at", "finished_at")
+#: What only the tree of a turn has.
+_OF_TREE: Final = ("attempts", "prompted_at", "model_group", "model_tries", "tool_calls_kept")
+_OF_TREE_CALLS: Final = {
+    "error", "state", "attempts", "arguments", "value", "line", "round_attempt"
+}  # fmt: skip
 
 
-async def calls_of(database: Database, rounds: Sequence[Round]) -> dict[str, list[dict[str, Any]]]:
-    """Return the calls of each round by round id: its own record, completed from the ledger of calls."""
-    from workers.calls.story import listed_calls
+def describe_call(call: Call) -> dict[str, Any]:
+    """Return one call of a round or run as commands print it."""
+    known = call.model_dump(exclude=_OF_TREE_CALLS)
+    times = {name: known[name] and known[name].isoformat() for name in _TIMES}
+    return (
+        known
+        | times
+        | {
+            "worker": call.worker or "",
+            "error": call.error and _error_text(call.error),
+            "awaits_approval": call.state == "awaiting",
+        }
+    )
 
-    async with database.read() as transaction:
-        rows = {entry.id: await transaction.calls.of_round(entry.id) for entry in rounds}
-        approvals = await transaction.approvals.of_calls(chain.from_iterable(rows.values()))
-    return {entry.id: listed_calls(entry.calls or [], rows[entry.id], approvals) for entry in rounds}
 
-
-def describe_round(entry: Round, calls: Calls) -> dict[str, Any]:
-    """Return one round as ``--json --trace`` prints it."""
-    return {
-        "id": entry.id,
+def describe_round(entry: Round) -> dict[str, Any]:
+    """Return one round as ``nekro history --trace --json`` prints it."""
+    known = entry.model_dump(exclude={"cause", "calls", "error", "turn_id", "user_id", *_OF_TREE})
+    return known | {
         "turn": entry.turn_id,
-        "number": entry.number,
-        "trigger": entry.trigger_kind.value,
-        "trigger_id": entry.trigger_id,
-        "state": entry.state.value,
-        "stop_type": stop_name(entry),
-        "exit_code": entry.exit_code,
-        "attempt": entry.attempt,
-        "worker": entry.worker,
         "user": entry.user_id,
-        "merged_into": entry.merged_into,
-        "requested_at": entry.requested_at,
-        "started_at": entry.started_at,
-        "answered_at": entry.answered_at,
-        "finished_at": entry.finished_at,
-        "cancel_requested_at": entry.cancel_requested_at,
-        "prompt_chars": entry.prompt_chars,
-        "model": entry.model,
-        "prompt_tokens": entry.prompt_tokens,
-        "completion_tokens": entry.completion_tokens,
-        "cost": entry.cost,
-        "answer": entry.answer,
-        "code": entry.code,
-        "output": entry.output,
-        "observation": entry.observation,
-        "error": entry.error,
-        "calls": list(calls),
+        "trigger": entry.cause.kind,
+        "trigger_id": entry.cause.id,
+        "error": entry.error and entry.error.text,
+        "calls": [describe_call(call) for call in entry.calls],
     }
 
 
-def stop_name(entry: Round) -> str | None:
-    """Name of the stop type; None while nothing has run."""
-    from sandbox.models import StopType
+def describe_run(report: Run) -> dict[str, Any]:
+    """Return the report of a run as ``nekro exec --json`` prints it."""
+    return {
+        "stop_type": report.stop_type,
+        "exit_code": report.exit_code,
+        "output": report.output,
+        "calls": [describe_call(call) for call in report.calls],
+        "follow_ups": [
+            {"method": call.method, "round_id": call.follow_up} for call in report.calls if call.follow_up
+        ],
+    }
 
-    return None if entry.stop_type is None else StopType(entry.stop_type).name
+
+def _error_text(error: TurnError) -> str:
+    """Return ``<type>: <message>``; the API has the whole text where there is no message."""
+    whole = (error.code, f"{error.code}: ")
+    return error.text if error.text in whole else f"{error.code}: {error.text}"
 
 
 def round_lines(entry: Mapping[str, Any]) -> Iterator[str]:

@@ -71,7 +71,7 @@ async def list_rounds(
     async with services.database.read() as transaction:
         if await transaction.chats.find(chat_key) is None:
             raise NotFoundError(f"there is no chat {chat_key!r}")
-    found = await read_rounds(services, chat_key, limit=limit, before=before)
+    found = await read_rounds(services.database, chat_key, limit=limit, before=before)
     more = cursor_of(found[-1][0]) if len(found) == limit else None
     return Page(items=[item for _, item in found], next_cursor=more)
 

@@ -25,7 +25,6 @@ from storage.transaction import Transaction
 from workers.calls.story import listed_calls
 from workers.chats.file_ids import FileIds
 from workers.chats.turn_traces import trace_of
-from workers.composition import Services
 
 __all__ = ["TurnSource", "read_call", "read_rounds", "read_turn"]
 
@@ -116,7 +115,7 @@ async def read_call(services: TurnSource, turn_id: str, call_id: str) -> models.
 
 
 async def read_rounds(
-    services: Services, chat_key: str, *, limit: int, before: int | None
+    database: Database, chat_key: str, *, limit: int, before: int | None
 ) -> list[tuple[int, models.Round]]:
     """Return the newest rounds of a chat, the newest first, each with its position among all rounds.
 
@@ -125,7 +124,7 @@ async def read_rounds(
     Args:
         before: only rounds with a smaller position; None does not limit.
     """
-    async with services.database.read() as transaction:
+    async with database.read() as transaction:
         rows = await transaction.rounds.newest(chat_key, limit=limit, before=before)
         found = [
             (row.sequence, _round(row, await _calls(transaction, row), RoundEvents(()), with_values=False))

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from round_bench import Bench, Model
 
-from cli.views.round_story import calls_of, describe_round, round_lines
+from cli.views.round_story import describe_round, round_lines
+from gateway.streams.turn_tree import read_rounds
 from sandbox.models import StopType
 
 CODE = """print("so far")
@@ -22,6 +24,12 @@ except Exception:
 look("tea")"""
 
 
+async def described(bench: Bench) -> list[dict[str, Any]]:
+    """Return the rounds of the chat, the oldest first."""
+    found = await read_rounds(bench.database, "chat", limit=50, before=None)
+    return [describe_round(entry) for _, entry in reversed(found)]
+
+
 @pytest.fixture
 def kind() -> str:
     """One kind of database: a story is what the events say."""
@@ -31,8 +39,7 @@ def kind() -> str:
 async def test_a_rounds_row_contains_its_whole_course(bench: Bench) -> None:
     await bench.say("chat", "hello")
     rounds = await bench.play("chat", bench.drain(Model(CODE, "")))
-    calls = await calls_of(bench.database, rounds)
-    shown = describe_round(rounds[0], calls[rounds[0].id])
+    shown = (await described(bench))[0]
     assert (shown["state"], shown["stop_type"], shown["worker"]) == ("done", "AGENT", "w1")
     assert (shown["model"], shown["prompt_tokens"], shown["completion_tokens"], shown["cost"]) == (
         "tests-1", 100, 7, 0.25,
@@ -58,8 +65,7 @@ async def test_a_rounds_row_contains_its_whole_course(bench: Bench) -> None:
 async def test_the_course_of_a_round_is_readable(bench: Bench) -> None:
     await bench.say("chat", "hello")
     rounds = await bench.play("chat", bench.drain(Model(CODE, "")))
-    calls = await calls_of(bench.database, rounds)
-    text = "\n".join(round_lines(describe_round(rounds[0], calls[rounds[0].id])))
+    text = "\n".join(round_lines((await described(bench))[0]))
     for part in (
         "round 1: done AGENT, caused by message", "on w1", "model ", "program ", "to tests-1",
         "100 + 7 tokens", "cost 0.25", '| look("tea")', "call tests.scene.tick (tool) in lane methods on ",
@@ -73,8 +79,7 @@ async def test_merged_and_waiting_rounds_are_shown_as_well(bench: Bench) -> None
     await bench.say("chat", "two")
     rounds = await bench.play("chat", bench.drain(Model("")))
     await bench.say("chat", "three")
-    rounds = await bench.rounds("chat")
-    stories = ["\n".join(round_lines(describe_round(item, []))) for item in rounds]
+    stories = ["\n".join(round_lines(shown)) for shown in await described(bench)]
     assert f"merged into round {rounds[0].id}" in stories[1]
     assert "waiting since" in stories[2]
 
