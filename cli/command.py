@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, cast
 
 from broker_config.settings import Settings
-from cli.output import Output
-from nekro_agent.errors import UsageError
+from cli.output import Output, one_line
+from nekro_agent.errors import NotFoundError, UsageError
 
 __all__ = [
     "DEFAULT_CHAT_KEY",
@@ -24,6 +24,7 @@ __all__ = [
     "add_user_id",
     "args_from",
     "chat_key",
+    "chosen_id",
     "count",
     "not_blank",
     "port_number",
@@ -37,6 +38,7 @@ __all__ = [
 
 #: Chat key used when ``--chat-key`` is not given.
 DEFAULT_CHAT_KEY: Final = "cli"
+_ID_COLUMNS: Final = 40
 
 A = TypeVar("A")
 
@@ -170,6 +172,28 @@ def not_blank(text: str) -> str:
     if not text.strip():
         raise argparse.ArgumentTypeError("it must not be blank")
     return text
+
+
+def chosen_id(ids: Iterable[str], beginning: str, *, noun: str, listing: str) -> str:
+    """Return the id that is, or begins with, a text.
+
+    Args:
+        noun: of what the ids are.
+        listing: the command that lists them.
+
+    Raises:
+        NotFoundError: there is none.
+        UsageError: there are several.
+    """
+    near = [one for one in ids if one.startswith(beginning)]
+    if beginning in near:
+        return beginning
+    shown = one_line(beginning, limit=_ID_COLUMNS)
+    if not near:
+        raise NotFoundError(f"no {noun} has the id {shown}; `{listing}` lists them")
+    if len(near) > 1:
+        raise UsageError(f"several ids begin with {shown}; write more characters of the id")
+    return near[0]
 
 
 def read_text(path: Path) -> str:

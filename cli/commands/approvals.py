@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
 from cli.approving import confirm, operator
-from cli.command import Deps, add_json, chat_key, not_blank, positive_int
+from cli.command import Deps, add_json, chat_key, chosen_id, not_blank, positive_int
 from cli.commands.call import parse_arguments
 from cli.output import one_line
 from cli.running import run_async
 from cli.services.database import open_database
 from cli.services.system import open_services
-from nekro_agent.errors import NotFoundError, UsageError
+from nekro_agent.errors import UsageError
 
 if TYPE_CHECKING:
     from codec.values import Arguments
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Args",
     "check",
+    "chosen",
     "edited_arguments",
     "register",
     "run",
@@ -217,19 +218,14 @@ async def _revoke(args: Args, deps: Deps, settings: Settings) -> None:
 
 
 async def _find(transaction: Transaction, prefix: str) -> Approval:
-    """Return the approval whose id is, or begins with, ``prefix``.
+    """Return the approval whose id is, or begins with, ``prefix``; raises as ``chosen_id``."""
+    near = {row.id: row for row in await transaction.approvals.with_prefix(prefix, limit=_MOST_NEAR)}
+    return near[chosen(near, prefix)]
 
-    Raises:
-        NotFoundError: there is none.
-        UsageError: there are several.
-    """
-    near = await transaction.approvals.with_prefix(prefix, limit=_MOST_NEAR)
-    if not near:
-        raise NotFoundError(f"no approval has the id {prefix}; `nekro approvals list --all` lists them")
-    exact = [row for row in near if row.id == prefix] or near
-    if len(exact) > 1:
-        raise UsageError(f"several ids begin with {prefix}; write more characters of the id")
-    return exact[0]
+
+def chosen(ids: Iterable[str], beginning: str) -> str:
+    """Return the id of an approval; as ``chosen_id``."""
+    return chosen_id(ids, beginning, noun="approval", listing="nekro approvals list --all")
 
 
 async def _described(transaction: Transaction, row: Approval) -> dict[str, Any]:

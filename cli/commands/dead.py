@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
-from cli.command import Deps, add_json, not_blank, positive_int, positive_number
+from cli.command import Deps, add_json, chosen_id, not_blank, positive_int, positive_number
 from cli.output import one_line
 from cli.services.ownership import require_running
-from nekro_agent.errors import NotFoundError, UsageError
+from nekro_agent.errors import UsageError
 
 if TYPE_CHECKING:
     from messaging.dead_letters import DeadLetters, DeadMessage, VerifiedMessage
@@ -160,22 +160,10 @@ def _opened(settings: Settings) -> Iterator[DeadLetters]:
 
 
 def chosen(ids: Sequence[str], args: Args) -> set[str]:
-    """Return the ids that the arguments name: one by its beginning, or all.
-
-    Raises:
-        NotFoundError: there is none.
-        UsageError: there are several, and not all are meant.
-    """
+    """Return the ids that the arguments name: one by its beginning, as ``chosen_id``, or all."""
     if (args.action, args.id) == ("drop", "all"):
         return set(ids)
-    prefix = args.id or ""
-    near = {item for item in ids if item.startswith(prefix)}
-    exact = {item for item in near if item == prefix} or near
-    if not exact:
-        raise NotFoundError(f"no dead letter has the id {prefix}; `nekro dead` lists them")
-    if len(exact) > 1:
-        raise UsageError(f"{len(exact)} ids begin with {prefix}; write more characters of the id")
-    return exact
+    return {chosen_id(set(ids), str(args.id), noun="dead letter", listing="nekro dead")}
 
 
 def show_list(found: Sequence[Mapping[str, Any]], args: Args, deps: Deps) -> None:

@@ -11,6 +11,7 @@ from broker_config.settings import Settings
 from cli.command import Deps, add_json
 from cli.output import one_line
 from cli.running import run_async
+from cli.services.database import open_database
 from cli.views.catalogue import Catalogue, load_catalogue, say_what_is_listed
 from nekro_agent.errors import StorageError, UsageError
 from nekro_agent.methods import Lane
@@ -161,38 +162,22 @@ async def _overrides(settings: Settings) -> dict[str, LaneOverride]:
 
 
 async def _pin(settings: Settings, registry: Registry, name: str, lane: str, deps: Deps) -> int:
-    from storage.engine import Database
-    from storage.migrate import require_migrated
-
     target = _plugin_key(registry, name) if lane == Lane.PINNED else registry.find(name).task
     if lane != Lane.PINNED and lane not in _LANES:
         raise UsageError(f"there is no lane {lane!r} for methods; choose methods or long")
-    await require_migrated(settings.database, settings.data_dir)
-    database = Database(settings.database, settings.data_dir)
-    try:
-        async with database.autocommit() as transaction:
-            await transaction.lane_overrides.set_by_operator(
-                target, lane=Lane(lane), reason="pinned by an operator"
-            )
-    finally:
-        await database.dispose()
+    async with open_database(settings) as database, database.autocommit() as transaction:
+        await transaction.lane_overrides.set_by_operator(
+            target, lane=Lane(lane), reason="pinned by an operator"
+        )
     deps.output.words(f"{target} runs in lane {lane} from now on")
     return 0
 
 
 async def _unpin(settings: Settings, registry: Registry, name: str, deps: Deps) -> int:
-    from storage.engine import Database
-    from storage.migrate import require_migrated
-
     is_plugin = any(plugin.key == name for plugin in registry.plugins)
     target = name if is_plugin else registry.find(name).task
-    await require_migrated(settings.database, settings.data_dir)
-    database = Database(settings.database, settings.data_dir)
-    try:
-        async with database.autocommit() as transaction:
-            was_overridden = await transaction.lane_overrides.clear(target)
-    finally:
-        await database.dispose()
+    async with open_database(settings) as database, database.autocommit() as transaction:
+        was_overridden = await transaction.lane_overrides.clear(target)
     deps.output.words(
         f"{target} runs in the lane of its plugin again"
         if was_overridden

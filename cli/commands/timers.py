@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
-from cli.command import Deps, add_json, chat_key, not_blank, positive_int
+from cli.command import Deps, add_json, chat_key, chosen_id, not_blank, positive_int
 from cli.output import one_line
 from cli.running import run_async
 from cli.services.database import open_database
-from nekro_agent.errors import NotFoundError, UsageError
+from nekro_agent.errors import UsageError
 
 if TYPE_CHECKING:
     from workers.chats.timers import Timer
@@ -125,24 +125,13 @@ async def _change(args: Args, settings: Settings) -> Timer:
         async with database.begin() as transaction:
             found = await timers_after(transaction, args.chat_key, limit=args.limit)
             timers = {id_of(timer): timer for timer in found}
-            timer = timers[chosen(list(timers), str(args.timer_id))]
+            timer = timers[chosen(timers, args)]
             return await change_timer(transaction, timer, TimerChange(args.action))
 
 
-def chosen(ids: Sequence[str], prefix: str) -> str:
-    """Return the id that is, or begins with, ``prefix``.
-
-    Raises:
-        NotFoundError: there is none.
-        UsageError: there are several.
-    """
-    near = [timer_id for timer_id in ids if timer_id.startswith(prefix)]
-    exact = [timer_id for timer_id in near if timer_id == prefix] or near
-    if not exact:
-        raise NotFoundError(f"no timer has the id {prefix}; `nekro timers` lists them")
-    if len(exact) > 1:
-        raise UsageError(f"{len(exact)} ids begin with {prefix}; write more characters of the id")
-    return exact[0]
+def chosen(ids: Iterable[str], args: Args) -> str:
+    """Return the id that the arguments name by its beginning; as ``chosen_id``."""
+    return chosen_id(ids, str(args.timer_id), noun="timer", listing="nekro timers")
 
 
 def describe(timer: Timer) -> dict[str, Any]:

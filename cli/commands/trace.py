@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
-from cli.command import Deps, not_blank
+from cli.command import Deps, chosen_id, not_blank
 from cli.commands.tail import chat_events
-from cli.output import one_line
 from cli.running import run_async
 from cli.services.database import open_database
 from cli.views.running_output import RunningOutput
@@ -178,18 +177,7 @@ async def _trace(args: Args, settings: Settings, deps: Deps) -> None:
 
 
 async def _whole_id(database: Database, beginning: str) -> str:
-    """Return the id of a turn that begins with a text.
-
-    Raises:
-        NotFoundError: there is none, or several.
-    """
-    from nekro_agent.errors import NotFoundError
-
+    """Return the id of a turn that begins with a text; raises as ``chosen_id``."""
     async with database.read() as transaction:
         found = await transaction.turn_listing.with_prefix(beginning, limit=2)
-    if beginning in found:
-        return beginning
-    if len(found) != 1:
-        what = "no turn has" if not found else "several turns have"
-        raise NotFoundError(f"{what} an id that begins with {one_line(beginning, limit=40)!r}")
-    return found[0]
+    return chosen_id(found, beginning, noun="turn", listing="nekro history CHAT --trace")

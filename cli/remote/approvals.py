@@ -9,13 +9,13 @@ from cli.command import Deps
 from cli.commands.approvals import (
     Args,
     check,
+    chosen,
     edited_arguments,
     show_decided,
     show_list,
     show_one,
 )
 from cli.remote.target import newest, open_client
-from nekro_agent.errors import NotFoundError, UsageError
 from nekro_client import Client, models
 
 __all__ = ["run"]
@@ -71,13 +71,4 @@ def _id(client: Client, args: Args) -> str:
     prefix = str(args.approval_id)
     if len(prefix) >= _ID_CHARS:
         return prefix
-    near = [
-        item.id
-        for item in _newest(client, args, limit=_MOST_LISTED, state=None)
-        if item.id.startswith(prefix)
-    ]
-    if not near:
-        raise NotFoundError(f"no approval of the newest {_MOST_LISTED} has an id that begins with {prefix}")
-    if len(near) > 1:
-        raise UsageError(f"{len(near)} ids begin with {prefix}; write more characters of the id")
-    return near[0]
+    return chosen([item.id for item in _newest(client, args, limit=_MOST_LISTED, state=None)], prefix)

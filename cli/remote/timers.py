@@ -20,7 +20,7 @@ def run(args: Args, deps: Deps) -> int:
         if args.action == "list":
             show_list([timer.model_dump() for timer in timers], args, deps)
             return 0
-        timer_id = chosen([timer.id for timer in timers], str(args.timer_id))
+        timer_id = chosen([timer.id for timer in timers], args)
         actions = {
             "pause": client.timers.pause,
             "resume": client.timers.resume,

@@ -104,7 +104,7 @@ def test_an_ambiguous_or_unknown_id_is_refused(shell: Shell) -> None:
     add(shell, "twins", job="twin1")
     add(shell, "twins", job="twin2")
     both = shell.inside("timers", "delete", "twin")
-    assert (both.code, "2 ids begin with twin" in both.err) == (ExitCode.USAGE, True)
+    assert (both.code, "several ids begin with twin" in both.err) == (ExitCode.USAGE, True)
     none = shell.inside("timers", "delete", "zzzz")
     assert (none.code, "`nekro timers` lists them" in none.err) == (ExitCode.STORAGE, True)
     assert shell.inside("timers", "list", "twin1").code == ExitCode.USAGE
