@@ -74,11 +74,8 @@ async def purge(settings: Settings, data: PluginData) -> None:
     from storage.engine import Database
     from storage.kv import SqlKeyValueStore
 
-    database = Database(settings.database, settings.data_dir)
-    try:
+    async with Database(settings.database, settings.data_dir) as database:
         await SqlKeyValueStore(database, settings.store).purge(data.plugin_key)
-    finally:
-        await database.dispose()
     if data.directory.is_symlink():
         data.directory.unlink()
     elif data.directory.exists():

@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from loguru import logger
 
@@ -154,6 +154,14 @@ class Database:
         parameters = compiled.parameters(values)
         rows, _ = await self._pool().run(compiled.sql, parameters, writes=statement.writes)
         return compiled.rows(rows[:1])[0][0] if rows else None
+
+    async def __aenter__(self) -> Self:
+        """Return the database."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the connections."""
+        await self.dispose()
 
     async def dispose_loop(self) -> None:
         """Close the connections of the running loop; the next use opens new ones."""

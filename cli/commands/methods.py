@@ -151,14 +151,11 @@ async def _overrides(settings: Settings) -> dict[str, LaneOverride]:
     from storage.caller_reads import lane_overrides
     from storage.engine import Database
 
-    database = Database(settings.database, settings.data_dir)
     try:
-        async with database.read() as transaction:
+        async with Database(settings.database, settings.data_dir) as database, database.read() as transaction:
             return await lane_overrides(transaction.connection)
     except StorageError:
         return {}
-    finally:
-        await database.dispose()
 
 
 async def _pin(settings: Settings, registry: Registry, name: str, lane: str, deps: Deps) -> int:

@@ -235,14 +235,11 @@ async def _disabled(settings: Settings) -> set[str]:
     """Return the plugins that an operator disabled; none where there is no database yet."""
     from storage.engine import Database
 
-    database = Database(settings.database, settings.data_dir)
     try:
-        async with database.read() as transaction:
+        async with Database(settings.database, settings.data_dir) as database, database.read() as transaction:
             return {s.plugin_key for s in await transaction.plugin_states.all() if not s.is_enabled}
     except StorageError:
         return set()
-    finally:
-        await database.dispose()
 
 
 def _new(args: Args, deps: Deps) -> int:

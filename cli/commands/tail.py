@@ -89,9 +89,8 @@ async def _tail(args: Args, settings: Settings, deps: Deps) -> None:
     from storage.engine import Database
 
     settings = resolve_settings(settings)
-    database = Database(settings.database, settings.data_dir)
     shown = 0
-    try:
+    async with Database(settings.database, settings.data_dir) as database:
         with EventWatcher(create_app(settings), settings.broker, chat_key=args.chat_key) as watcher:
             last = await _newest(database, args.chat_key)
             deps.output.words(f"watching chat {args.chat_key}; Ctrl-C ends")
@@ -104,8 +103,6 @@ async def _tail(args: Args, settings: Settings, deps: Deps) -> None:
                     shown += 1
                     if shown == args.count:
                         return
-    finally:
-        await database.dispose()
 
 
 async def chat_events(

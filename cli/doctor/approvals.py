@@ -25,12 +25,8 @@ async def _pending(settings: Settings) -> Check:
     from storage.engine import Database
     from storage.repositories.overview import OverviewRepository
 
-    database = Database(settings.database, settings.data_dir)
-    try:
-        async with database.read() as transaction:
-            work = await OverviewRepository(transaction.connection).approvals()
-    finally:
-        await database.dispose()
+    async with Database(settings.database, settings.data_dir) as database, database.read() as transaction:
+        work = await OverviewRepository(transaction.connection).approvals()
     if not work.waiting:
         return Check(name="approvals", verdict=Verdict.OK, detail="no call waits")
     is_old = work.oldest_seconds > settings.approval.pending_seconds / 2

@@ -219,13 +219,11 @@ async def _pooling_fault(settings: Settings) -> str:
     from storage.engine import Database
     from storage.schema import require_schema
 
-    database = Database(settings.database, settings.data_dir)
     try:
-        await require_schema(database)
+        async with Database(settings.database, settings.data_dir) as database:
+            await require_schema(database)
     except StorageUnavailableError as exc:
         return str(exc)
-    finally:
-        await database.dispose()
     return ""
 
 

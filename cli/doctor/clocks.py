@@ -27,12 +27,9 @@ def follow_shared_time(settings: Settings) -> None:
     """
 
     async def follow() -> None:
-        database = Database(settings.database, settings.data_dir)
-        try:
+        async with Database(settings.database, settings.data_dir) as database:
             with contextlib.suppress(StorageError):
                 await follow_database_clock(database)
-        finally:
-            await database.dispose()
 
     asyncio.run(follow())
 

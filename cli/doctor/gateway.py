@@ -29,12 +29,8 @@ async def _keys(settings: Settings) -> Check:
         return Check(name="API keys", verdict=Verdict.OK, detail="none: gateways serve their own host only")
     from storage.engine import Database
 
-    database = Database(settings.database, settings.data_dir)
-    try:
-        async with database.read() as transaction:
-            keys = await transaction.keys.all()
-    finally:
-        await database.dispose()
+    async with Database(settings.database, settings.data_dir) as database, database.read() as transaction:
+        keys = await transaction.keys.all()
     if not keys:
         return Check(name="API keys", verdict=Verdict.OK, detail="none: gateways serve their own host only")
     now = shared_time()

@@ -26,11 +26,8 @@ async def open_database(settings: Settings) -> AsyncIterator[Database]:
     from storage.migrate import require_migrated
 
     await require_migrated(settings.database, settings.data_dir)
-    database = Database(settings.database, settings.data_dir)
-    try:
+    async with Database(settings.database, settings.data_dir) as database:
         yield database
-    finally:
-        await database.dispose()
 
 
 @asynccontextmanager

@@ -74,9 +74,8 @@ def _reason(code: int) -> str:
 
 
 async def _end_claims(settings: Settings, worker: str) -> None:
-    database = Database(settings.database, settings.data_dir)
-    try:
-        async with database.autocommit() as transaction:
-            await transaction.calls.end_claims(worker)
-    finally:
-        await database.dispose()
+    async with (
+        Database(settings.database, settings.data_dir) as database,
+        database.autocommit() as transaction,
+    ):
+        await transaction.calls.end_claims(worker)

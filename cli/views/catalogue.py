@@ -81,13 +81,11 @@ async def published(settings: Settings) -> FleetCatalogue | None:
 
     if not exists(settings.database, settings.data_dir):
         return None
-    database = Database(settings.database, settings.data_dir)
     try:
-        return await CatalogueReader(database).read()
+        async with Database(settings.database, settings.data_dir) as database:
+            return await CatalogueReader(database).read()
     except StorageError:
         return None
-    finally:
-        await database.dispose()
 
 
 def _of_this_host(settings: Settings, *, note: str) -> Catalogue:

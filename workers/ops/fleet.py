@@ -149,8 +149,7 @@ class FleetFigures:
             return None
 
     async def _ask_database(self) -> _Figures:
-        database = Database(self._settings.database, self._settings.data_dir)
-        try:
+        async with Database(self._settings.database, self._settings.data_dir) as database:
             await follow_database_clock(database)
             async with database.read() as transaction:
                 overview = OverviewRepository(transaction.connection)
@@ -163,5 +162,3 @@ class FleetFigures:
                     transaction, self._settings.budgets, day=day_of(shared_time())
                 )
                 return work, await overview.deliveries(), exhausted
-        finally:
-            await database.dispose()
