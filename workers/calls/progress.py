@@ -21,12 +21,12 @@ from codec.wire import Invocation
 from nekro_agent.durations import REFRESH_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import StorageError
 from nekro_agent.ports import JobState
-from nekro_agent.shared_clock import shared_time
 from storage.engine import Database
 from storage.repositories.call_progress import CallProgress
 from storage.states import EventType
 from workers.calls.detached import longest_seconds
 from workers.catalogue.entries import MethodEntry
+from workers.chats.live import live_event
 from workers.chats.publisher import EventPublisher
 from workers.pools.background import BackgroundLoop
 
@@ -190,11 +190,10 @@ class CallReports:
 
 
 def _live(progress: CallProgress) -> dict[str, Any]:
-    return {
-        "type": EventType.CALL_PROGRESS.value,
-        "at": shared_time().isoformat(),
-        "turn_id": progress.turn_id,
-        "round_id": progress.round_id,
-        "call_id": progress.call_id,
-        "data": {"percent": progress.percent, "message": progress.message},
-    }
+    return live_event(
+        EventType.CALL_PROGRESS,
+        {"percent": progress.percent, "message": progress.message},
+        turn_id=progress.turn_id,
+        round_id=progress.round_id,
+        call_id=progress.call_id,
+    )

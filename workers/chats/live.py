@@ -1,7 +1,7 @@
-"""Live text: pieces of a model's answer or of a program's output, published at a bounded rate.
+"""Live events, and live text: pieces of a model's answer or of a program's output at a bounded rate.
 
-It is not kept. Each event carries the offset of its text, so a reader notices what was dropped; the whole
-text follows in a kept event.
+Live text is not kept. Each event carries the offset of its text, so a reader notices what was dropped; the
+whole text follows in a kept event.
 """
 
 from __future__ import annotations
@@ -11,11 +11,22 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from nekro_agent.durations import REFRESH_SECONDS
+from nekro_agent.shared_clock import shared_time
+from storage.states import EventType
 
-__all__ = ["LiveText"]
+__all__ = ["LiveText", "live_event"]
 
 #: Characters of one event. A program that prints faster than this per interval is shown with gaps.
 _MOST_CHARS: Final = 8_000
+
+
+def live_event(kind: EventType, data: Mapping[str, Any], **ids: str | None) -> dict[str, Any]:
+    """Return an event for ``EventPublisher.live``.
+
+    Args:
+        ids: ``turn_id``, ``round_id`` and ``call_id``, as far as it has them.
+    """
+    return {"type": kind.value, "at": shared_time().isoformat(), **ids, "data": data}
 
 
 class LiveText:

@@ -33,7 +33,7 @@ from storage.transaction import Transaction
 from workers.calls.dispatch import CallRecord
 from workers.catalogue.entries import MethodEntry
 from workers.chats.events import record
-from workers.chats.live import LiveText
+from workers.chats.live import LiveText, live_event
 from workers.chats.publisher import EventPublisher
 
 __all__ = ["FLUSH_SECONDS", "RoundEvents"]
@@ -267,16 +267,8 @@ class RoundEvents:
         return [event for event in events if (event.type, event.call_id, event.created_at) not in known]
 
     def _publish_live(self, kind: EventType, data: dict[str, Any]) -> None:
-        self._publisher.live(
-            self._round.chat_key,
-            {
-                "type": kind.value,
-                "at": shared_time().isoformat(),
-                "turn_id": self._round.turn_id,
-                "round_id": self._round.id,
-                "data": data,
-            },
-        )
+        event = live_event(kind, data, turn_id=self._round.turn_id, round_id=self._round.id)
+        self._publisher.live(self._round.chat_key, event)
 
 
 def _is_chosen(turn_id: str, share: float) -> bool:

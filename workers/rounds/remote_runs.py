@@ -24,7 +24,7 @@ from workers.calls.dispatch import CallScope
 from workers.calls.handler import CallTarget, OnStep, TaskSubject
 from workers.catalogue.fleet import CatalogueReader
 from workers.chats.contexts import chat_of
-from workers.chats.live import LiveText
+from workers.chats.live import LiveText, live_event
 from workers.chats.publisher import EventPublisher
 from workers.rounds.runs import CodeReport, CodeRuns
 
@@ -122,12 +122,5 @@ class CodeTarget(CallTarget):
         return Outcome(type=self.subject.type, value=report.to_plain())
 
     def _publish(self, invocation: Invocation, data: dict[str, Any]) -> None:
-        self._publisher.live(
-            invocation.chat_key,
-            {
-                "type": EventType.OUTPUT_CHUNK.value,
-                "at": shared_time().isoformat(),
-                "call_id": invocation.call_id,
-                "data": data,
-            },
-        )
+        event = live_event(EventType.OUTPUT_CHUNK, data, call_id=invocation.call_id)
+        self._publisher.live(invocation.chat_key, event)
