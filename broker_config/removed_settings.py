@@ -40,6 +40,7 @@ REMOVED_SETTINGS: Final = {
     "NEKRO_SANDBOX__GUARD_SECONDS": "a guard may be 5 s late",
     "NEKRO_SANDBOX__PACKAGE_INSTALL": "NEKRO_SANDBOX__PACKAGE_ALLOW: `*` allows every package, empty none",
     "NEKRO_SANDBOX__UID_RANGE_SIZE": "NEKRO_SANDBOX__UID_RANGE_START: 10000 user ids from there are used",
+    "NEKRO_LLM__FALLBACK_MODEL": "NEKRO_LLM__FALLBACKS, with the model as a group of NEKRO_MODELS",
     "NEKRO_LLM__CONNECT_TIMEOUT_SECONDS": "connecting may take 5 s",
     "NEKRO_LLM__BACKOFF_SECONDS": "the pause before the second attempt is about 1 s",
     "NEKRO_AGENT__ROUNDS_PER_DRAIN": "NEKRO_AGENT__ROUNDS_PER_TURN",

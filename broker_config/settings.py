@@ -495,7 +495,6 @@ class LLMSettings(_Group):
     base_url: str | None = Field(None, description="OpenAI-compatible endpoint, up to `/v1`.")
     api_key: SecretStr | None = Field(None, description="API key of the endpoint.")
     model: str = Field("", description="Model name.")
-    fallback_model: str = Field("", description="Model of the last attempt; empty means the same model.")
     script: Path | None = Field(
         None, description="Replay answers from this YAML file instead of asking an endpoint."
     )

@@ -68,7 +68,6 @@ def endpoint_of(llm: LLMSettings, group: ModelGroup) -> LLMSettings:
             "base_url": group.base_url,
             "api_key": group.api_key,
             "model": group.model,
-            "fallback_model": "",
             "temperature": None,
             "max_output_tokens": None,
             "parameters": json.dumps(dict(group.parameters)),

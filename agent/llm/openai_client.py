@@ -105,9 +105,7 @@ class OpenAIClient:
 
     Four time limits apply to each attempt: connecting, the first token and each pause (of a streamed
     answer), the whole answer. A stream that ends without a finish reason was cut off and is requested again
-    from the start. The last attempt uses the fallback model. A request
-    that the endpoint refuses permanently (4xx) is not repeated, except once with the fallback model
-    where that may succeed.
+    from the start. A request that the endpoint refuses permanently (4xx) is not repeated.
     """
 
     def __init__(
@@ -141,18 +139,14 @@ class OpenAIClient:
 
     async def complete(self, request: LLMRequest) -> LLMAnswer:
         """Return the model's answer; see ``LLMClient``."""
-        models = self._models()
-        tries = 0
+        model, tries = self._settings.model, 0
         while True:
-            model = models.pop(0)
             tries += 1
             try:
                 return self._answer(await self._try(request, model, tries), tries)
             except _TryFailed as failed:
                 fault = failed.fault
             pause = self._policy.pause_seconds(fault, tries)
-            if pause is None and fault.is_of_the_model and models and models[-1] != model:
-                models, pause = models[-1:], 0.0
             logger.bind(
                 model=model, status=fault.status, tries=tries, pause_seconds=pause, error=fault.what
             ).warning("llm_try_failed")
@@ -165,13 +159,6 @@ class OpenAIClient:
         client, self._client = self._client, None
         if client is not None:
             await client.close()
-
-    def _models(self) -> list[str]:
-        """Return the model of each attempt; a single attempt does not use the fallback model."""
-        models = [self._settings.model] * self._settings.tries
-        if self._settings.fallback_model and len(models) > 1:
-            models[-1] = self._settings.fallback_model
-        return models
 
     async def _try(self, request: LLMRequest, model: str, number: int) -> _Gathered:
         await self._record.add(request, model=model, number=number)

@@ -51,11 +51,6 @@ class Fault:
             return True
         return self.what.startswith(NOT_CONNECTED) and self.error is LLMUnavailableError
 
-    @property
-    def is_of_the_model(self) -> bool:
-        """Whether another model may succeed where this one is refused."""
-        return not self.is_transient and not issubclass(self.error, LLMAccessError)
-
 
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:

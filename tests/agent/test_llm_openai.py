@@ -213,20 +213,8 @@ async def test_a_wrong_key_names_the_setting() -> None:
     assert "NEKRO_LLM__API_KEY" in message
 
 
-async def test_the_last_attempt_uses_the_fallback_model() -> None:
-    answer, server = await ask(refuse(500), refuse(500), stream("ok"), fallback_model="small")
-    assert [request.body["model"] for request in server.seen] == ["big", "big", "small"]
-    assert answer.model == "small-real"
-
-
-async def test_a_rejected_model_is_replaced_by_the_fallback_at_once() -> None:
-    answer, server = await ask(refuse(404), stream("ok"), fallback_model="small")
-    assert [request.body["model"] for request in server.seen] == ["big", "small"]
-    assert answer.tries == 2
-
-
-async def test_a_rejected_key_does_not_try_the_fallback() -> None:
-    _, server = await failure(refuse(401), fallback_model="small")
+async def test_a_rejected_key_is_not_tried_again() -> None:
+    _, server = await failure(refuse(401))
     assert len(server.seen) == 1
 
 
@@ -565,11 +553,11 @@ async def spent_on(*behaviours: Behaviour, **overrides: Any) -> list[ModelSpent]
 async def test_each_request_reports_what_it_used() -> None:
     # A refused request costs nothing; one that was cut off costs its prompt and what arrived, estimated.
     behaviours = refuse(500), stream("print(1)\n" * 50, cut=True), stream("x")
-    refused, cut, answered = await spent_on(*behaviours, fallback_model="small")
+    refused, cut, answered = await spent_on(*behaviours)
     assert (refused.prompt_tokens, refused.answer_tokens, refused.cost) == (0, 0, 0)
     assert 0 < cut.prompt_tokens < 50 and 50 < cut.answer_tokens < 1000 and cut.cost > 0
     assert answered == ModelSpent(
-        group="default", model="small", prompt_tokens=1000, answer_tokens=200, cost=pytest.approx(0.004)
+        group="default", model="big", prompt_tokens=1000, answer_tokens=200, cost=pytest.approx(0.004)
     )
     assert refused.model == "big"
 
