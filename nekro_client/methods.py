@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Coroutine
 from functools import wraps
 from types import MethodType
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 from nekro_client.connections import AsyncConnection, Connection
 from nekro_client.models import Page
@@ -47,7 +48,7 @@ class request(Generic[P, T]):
         """Return the method of an object; of the class what was decorated, for its documentation."""
         if instance is None:
             return self._build
-        return _method(instance, self._build, instance._connection.send)
+        return _method(instance, self._build, instance._connection.send, answer="{}")
 
 
 class whole_list(Generic[T]):
@@ -66,13 +67,17 @@ class whole_list(Generic[T]):
         """Return the method of an object; of the class what was decorated, for its documentation."""
         if instance is None:
             return self._build
-        return _method(instance, self._build, instance._connection.all)
+        return _method(instance, self._build, instance._connection.all, answer="list[{}]")
 
 
 def _method(
-    instance: Blocking | Asynchronous, build: Callable[..., Any], send: Callable[[Any], Any]
+    instance: Blocking | Asynchronous, build: Callable[..., Any], send: Callable[[Any], Any], *, answer: str
 ) -> Callable[..., Any]:
-    """Return the bound method that builds a request and sends it."""
+    """Return the bound method that builds a request and sends it.
+
+    Args:
+        answer: the type that it returns, for ``help``; ``{}`` stands for the innermost one of the request's.
+    """
     bound = MethodType(build, instance)
 
     @wraps(bound)
@@ -83,4 +88,10 @@ def _method(
     async def coroutine(*args: Any, **kwargs: Any) -> Any:
         return await send(bound(*args, **kwargs))
 
-    return wait if isinstance(instance, Blocking) else coroutine
+    method: Any = wait if isinstance(instance, Blocking) else coroutine
+    signature = inspect.signature(bound)
+    kind = signature.return_annotation.removeprefix("Operation[").removesuffix("]")
+    if answer != "{}":
+        kind = answer.format(kind.removeprefix("Page[").removesuffix("]"))
+    method.__signature__ = signature.replace(return_annotation=kind)
+    return cast("Callable[..., Any]", method)

@@ -484,7 +484,9 @@ def test_a_request_is_a_method_of_both_clients_with_its_parameters_and_documenta
     client, other = Client("http://127.0.0.1:1", ""), AsyncClient("http://127.0.0.1:1", "")
     for method in (client.turns.get, other.turns.get):
         assert [*inspect.signature(method).parameters] == ["turn_id", "with_values"]
+        assert inspect.signature(method).return_annotation == "Turn"
         assert (method.__doc__ or "").startswith("Return a turn with its rounds")
+    assert inspect.signature(client.keys.list).return_annotation == "list[ApiKey]"
     assert not inspect.iscoroutinefunction(client.turns.get)
     assert inspect.iscoroutinefunction(other.turns.get) and inspect.iscoroutinefunction(other.methods)
 
