@@ -93,7 +93,7 @@ PARTS = {
         "access": ("*",),
         "streams": ("*", "web"),
         "api": ("*", "web", "access", "streams"),
-        "mcp": ("*", "streams", "web"),
+        "mcp": ("*", "web", "access", "streams"),
         # Its streams have the limits of all streams, which `web` enforces.
         "openai": ("*", "web", "api", "streams"),
         "plugins": ("*", "web"),

@@ -174,10 +174,12 @@ async def texts_in(_ctx: schemas.AgentCtx, lang: str) -> str:
 async def segments(context: CommandExecutionContext):
     """Every kind of part."""
     yield CmdCtl.message("working")
+    picture = plugin.get_plugin_data_dir() / "a.png"
+    picture.write_bytes(b"")
     yield CmdCtl.success(
         [
             CommandOutputSegment(type=CommandOutputSegmentType.TEXT, text=f"for {context.user_id}"),
-            CommandOutputSegment(type=CommandOutputSegmentType.IMAGE, file_path="/app/a.png", mime_type="image/png"),
+            CommandOutputSegment(type=CommandOutputSegmentType.IMAGE, file_path=str(picture), mime_type="image/png"),
             CommandOutputSegment(type=CommandOutputSegmentType.FILE, web_url="https://example.com/a", file_name="a"),
         ]
     )
