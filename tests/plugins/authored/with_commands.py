@@ -39,10 +39,12 @@ async def weather(
 async def rebuild(context: CommandExecutionContext):
     """Answer in steps."""
     yield CmdCtl.message("started")
+    report = plugin.get_plugin_data_dir() / "report"
+    report.write_text("rebuilt")
     yield CmdCtl.success(
         [
             CommandOutputSegment(type=CommandOutputSegmentType.TEXT, text="done"),
-            CommandOutputSegment(type=CommandOutputSegmentType.FILE, file_path="/tmp/report"),
+            CommandOutputSegment(type=CommandOutputSegmentType.FILE, file_path=str(report)),
         ]
     )
 
