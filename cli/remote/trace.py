@@ -15,6 +15,7 @@ from cli.running import run_async
 from nekro_agent.durations import REFRESH_SECONDS
 from nekro_client import AsyncClient
 from nekro_client.models import Turn
+from runtime.tasks import end_tasks
 
 __all__ = ["run"]
 
@@ -62,5 +63,4 @@ async def _batches(
                 yield [(await coming).model_dump()]
                 coming = asyncio.ensure_future(anext(events))
         finally:
-            coming.cancel()
-            await asyncio.gather(coming, return_exceptions=True)
+            await end_tasks(coming)

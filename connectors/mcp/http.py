@@ -63,7 +63,7 @@ def http_client(
     return httpx2.AsyncClient(
         transport=_Transport(transport, most_bytes, hide=hide, tells_denial=auth is None),
         # The limit counts what is received, and a few bytes can be decoded to any number.
-        headers={**headers, "accept-encoding": "identity"},
+        headers={**headers, "accept-encoding": _PLAIN},
         timeout=httpx2.Timeout(_CONNECT_SECONDS, read=_READ_SECONDS + person_seconds),
         auth=auth,
     )

@@ -84,8 +84,11 @@ def method_names(tools: tuple[ListedTool, ...]) -> dict[str, ListedTool]:
     Of equal ones the later are numbered, and so is a name that Python has.
     """
     names: dict[str, ListedTool] = {}
+    taken = {*_BUILT_IN}
     for tool in tools:
-        names[identifier(tool.name, {*names, *_BUILT_IN})] = tool
+        name = identifier(tool.name, taken)
+        taken.add(name)
+        names[name] = tool
     return names
 
 

@@ -9,7 +9,7 @@ import inspect
 import json
 import keyword
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -50,15 +50,15 @@ class Argument:
     shape: str
 
 
-def identifier(name: str, taken: Iterable[str] = ()) -> str:
+def identifier(name: str, taken: Container[str] = ()) -> str:
     """Return a name as a Python identifier, with a number if that is taken."""
     base = re.sub(r"[^A-Za-z0-9_]+", "_", name).strip("_")[:60] or "tool"
     if base[0].isdigit():
         base = f"_{base}"
     if keyword.iskeyword(base) or base in ("None", "True", "False", CONTEXT):
         base = f"{base}_"
-    used, found, number = set(taken), base, 2
-    while found in used:
+    found, number = base, 2
+    while found in taken:
         found, number = f"{base}_{number}", number + 1
     return found
 
@@ -78,7 +78,7 @@ def arguments_of(schema: Mapping[str, Any]) -> tuple[list[Argument], bool]:
         kind = reader.annotation(one)
         found.append(
             Argument(
-                name=identifier(str(key), (argument.name for argument in found)),
+                name=identifier(str(key), {argument.name for argument in found}),
                 key=str(key),
                 annotation=kind,
                 is_required=key in required,
@@ -107,7 +107,7 @@ def signature_of(arguments: Iterable[Argument], *, is_open: bool, returns: str) 
             )
         )
     if is_open:
-        name = identifier("more", (parameter.name for parameter in parameters))
+        name = identifier("more", {parameter.name for parameter in parameters})
         parameters.append(inspect.Parameter(name, inspect.Parameter.VAR_KEYWORD, annotation="Any"))
     return inspect.Signature(parameters, return_annotation=returns)
 

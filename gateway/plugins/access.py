@@ -21,7 +21,7 @@ def is_reachable(settings: GatewaySettings, plugin: PluginEntry) -> bool:
 
 
 async def admit(request: Request, access: PluginAccess) -> Identity | None:
-    """Return whose request it is if it may reach a plugin with this access; None: nobody is known.
+    """Return whose request it is if it may reach a plugin with this access; None: unknown.
 
     Raises:
         ProblemError: 401 or 403, it needs a key with the scope ``call``; 404, the plugin is closed; 429, too

@@ -19,9 +19,10 @@ from gateway.problems import problem_response
 
 __all__ = ["OWN_LIMITS", "BodyLimit"]
 
+_UPLOADS: Final = r"/api/v1/chats/[^/]+/files(/[^/]*)?"
 #: Paths with a limit other than ``body_bytes``. Such a body may be long: what arrives of it extends its time.
 OWN_LIMITS: Final[list[tuple[re.Pattern[str], Callable[[GatewaySettings], int]]]] = [
-    (re.compile(r"/api/v1/chats/[^/]+/files(/[^/]*)?"), lambda settings: settings.upload_bytes),
+    (re.compile(_UPLOADS), lambda settings: settings.upload_bytes),
     # Pictures and files are in the JSON; a form may have more only by uploading first.
     (re.compile(r"/api/v1/chats/[^/]+/messages"), lambda settings: settings.media_bytes),
     (re.compile(r"/v1/(chat/completions|responses)"), lambda settings: settings.media_bytes),
@@ -33,7 +34,7 @@ _OF_BODY: Final = frozenset({b"content-length", b"transfer-encoding"})
 #: A long body may take any time if it arrives at this rate.
 _LEAST_BYTES_PER_SECOND: Final = 8 << 10
 #: Paths whose bodies are not kept in memory: uploads, and what is passed on to plugins.
-_PASSED_ON: Final = re.compile(r"/api/v1/chats/[^/]+/files(/[^/]*)?|/plugins/.*")
+_PASSED_ON: Final = re.compile(f"{_UPLOADS}|/plugins/.*")
 #: Bytes of long bodies in memory at the same time, of one key; of all keys together twice as many. Each stays
 #: there until its request ends.
 _MOST_KEPT_BYTES: Final = 256 << 20

@@ -38,7 +38,7 @@ _current: Final[ContextVar[WebCaller | None]] = ContextVar("nekro_web_caller", d
 
 @contextmanager
 def calling(caller: WebCaller | None) -> Iterator[None]:
-    """Let the block serve a request of somebody, or of somebody unknown."""
+    """Let the block serve a request of a caller; None: the caller is unknown."""
     token = _current.set(caller)
     try:
         yield
@@ -47,5 +47,5 @@ def calling(caller: WebCaller | None) -> Iterator[None]:
 
 
 def current_caller() -> WebCaller | None:
-    """Return whose request is served; None if nobody has shown a key."""
+    """Return whose request is served; None without a valid key."""
     return _current.get()

@@ -221,7 +221,7 @@ class ChatMessage(BaseModel):
         return self.model_dump(mode="json", include=set(_CHANGEABLE), fallback=str, warnings=False)
 
     def changes_since(self, before: Mapping[str, Any]) -> dict[str, Any]:
-        """Return those of :meth:`changeable` that differ from an earlier result; {} if none can be told."""
+        """Return those of :meth:`changeable` that differ from an earlier result; {} if one is not JSON."""
         try:
             return {name: value for name, value in self.changeable().items() if value != before[name]}
         except ValueError:  # a hook has set a value that JSON cannot represent

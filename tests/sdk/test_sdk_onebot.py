@@ -115,8 +115,8 @@ async def test_a_handler_runs_as_a_command_and_its_text_is_the_answer(world: InM
 
 async def test_a_handler_reads_the_segments_of_its_text(world: InMemoryRuntime) -> None:
     line = "/parts tell [@id:77;nickname:Bo B@] and [@88@] now"
-    told = await answer(world, line)
-    assert told.message == f"['tell', 'and', 'now'] ['77', '88'] {line.removeprefix('/parts ')!r} 5"
+    response = await answer(world, line)
+    assert response.message == f"['tell', 'and', 'now'] ['77', '88'] {line.removeprefix('/parts ')!r} 5"
     assert (await answer(world, "/parts plain")).message == "['plain'] [] 'plain' 1"
     assert (await answer(world, "/parts")).message == "[] [] '' 0"
 

@@ -39,7 +39,7 @@ async def test_an_approved_call_that_begins_and_ends_between_two_readings_change
     async with database.begin() as tx:
         await tx.calls.finish("c1", fence=claim.fence, outcome=None)
         ended = await tx.change_listing.approvals()
-        # Age alone changes nothing: a page that nobody uses would read its list again.
+        # Age alone changes nothing: an idle page would read its list again.
         await tx.connection.execute(update(ApprovalRow).values(decided_at=shared_time() - timedelta(days=1)))
         later = await tx.change_listing.approvals()
     assert before == {}
