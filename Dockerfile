@@ -1,4 +1,4 @@
-# One image for every role; compose.yaml and deploy/kubernetes set the role by the command.
+# One image for every role; compose.yaml and the chart in deploy/helm set the role by the command.
 # The base needs Python 3.11 or newer with venv, and either apt or bubblewrap and libmagic.
 ARG BASE_IMAGE=python:3.12.8-slim-bookworm@sha256:2199a62885a12290dc9c5be3ca0681d367576ab7bf037da120e564723292a2f0
 

@@ -26,7 +26,7 @@ FAST_ONLY := not postgres and not sandbox and not supply_chain and not sdk_typin
 	and not missing_connection and not sigkill and not longer_than_the_reply and not fit_the_port
 
 .DEFAULT_GOAL := help
-.PHONY: help install bubblewrap libmagic mcp-servers trace-viewer demo test test-extended test-all test-fast test-slow chaos faults mcp-conformance axe console-pictures lint format types bench bench-gateway goals scale eval bench-sandbox bench-start-up fuzz docs constraints wheel sbom sbom-image compose-test clean
+.PHONY: help install bubblewrap libmagic mcp-servers openai-clients helm trace-viewer demo test test-extended test-all test-pythons test-user test-fast test-slow chaos faults mcp-conformance axe console-pictures lint format types bench bench-gateway goals scale eval bench-sandbox bench-start-up fuzz docs constraints wheel sbom sbom-image compose-test clean
 
 help: ## List the tasks.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -50,6 +50,12 @@ install: $(STAMP) $(LAYER) bubblewrap libmagic ## Create .venv and install the p
 mcp-servers: $(STAMP) ## Install the published MCP servers that tests call into .mcp-servers.
 	@PYTHON=$(PYTHON) scripts/install-mcp-servers
 
+openai-clients: ## Install the clients of OpenAI's API from npm that tests call into .openai-clients.
+	@scripts/install-openai-clients
+
+helm: $(STAMP) ## Install Helm, with which tests render the chart, into .helm.
+	@scripts/install-helm
+
 trace-viewer: $(STAMP) ## Install Phoenix, and show it the spans of a real turn (test_trace_viewer.py).
 	@PYTHON=$(PYTHON) scripts/install-trace-viewer
 	$(BIN)/python -m pytest -m slow tests/system/test_trace_viewer.py $(PYTEST_ARGS)
@@ -69,10 +75,26 @@ PARALLEL := --dist loadfile --no-loadscope-reorder --max-worker-restart 1
 test: install ## Run the default tests: every component on real servers and sandboxes, one fleet of each kind.
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) $(PARALLEL) -m 'not slow and not extended' $(PYTEST_ARGS)
 
-test-extended: install mcp-servers ## Run the tests that take longer: browser, whole systems, fleets on PostgreSQL.
+test-extended: install mcp-servers openai-clients ## Run the tests that take longer: browser, whole systems, fleets on PostgreSQL.
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) $(PARALLEL) -m 'extended and not slow' $(PYTEST_ARGS)
 
 test-all: test test-extended ## Run both.
+
+# Tests whose outcome the interpreter and the user do not decide: of measurements, the console's scripts, manifests,
+# pages, and the text of modules.
+STATIC := $(addprefix --ignore=tests/,bench console deploy docs test_layers.py test_lines_of_others.py \
+	test_log_events.py test_private_uses.py)
+
+test-pythons: install ## Run the default tests on each other CPython of this machine (3.11 to 3.14), without those of files and pages.
+	@scripts/test-pythons -n $(TEST_PROCESSES) $(PARALLEL) -m 'not slow and not extended' $(STATIC) $(PYTEST_ARGS)
+
+# What depends on the rights of the user who runs the tests.
+BY_USER := tests/sandbox tests/security tests/system
+
+test-user: install ## As root: run the tests of sandboxes, security, systems and processes as an ordinary user who is made for it.
+	@scripts/test-user -n $(TEST_PROCESSES) $(PARALLEL) -m 'not slow and not extended' $(BY_USER) tests/storage \
+	  tests/cli tests/workers tests/connectors $(PYTEST_ARGS) \
+	  -- -n $(TEST_PROCESSES) $(PARALLEL) -m 'extended and not slow' $(BY_USER)
 
 test-fast: install ## Run the tests of single components, for quick feedback: SQLite and Redis, no worker, no sandbox.
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) $(PARALLEL) -m 'not slow and not extended' -k '$(FAST_ONLY)' $(FAST) $(PYTEST_ARGS)

@@ -9,6 +9,7 @@ from typing import Final
 from loguru import logger
 
 from agent.model import InjectedPrompt, PluginBrief
+from nekro_agent.execution.failures import log_failure, missing_name
 from nekro_agent.execution.hooks import HOOK_SECONDS
 
 __all__ = ["HOOK_SECONDS", "collect_injected"]
@@ -23,7 +24,8 @@ async def collect_injected(
 ) -> list[InjectedPrompt]:
     """Run the plugins' inject methods concurrently; return their results in the plugins' order.
 
-    A plugin that fails or takes too long loses only its own text; the prompt states the error there.
+    A plugin that fails or takes too long loses only its own text; the prompt states the error there, but not
+    that the plugin uses a name that does not exist here.
     """
     return await asyncio.gather(
         *(_inject(plugin.key, plugin.inject, redact) for plugin in plugins if plugin.inject is not None)
@@ -42,7 +44,9 @@ async def _inject(
         error = f"{type(exc).__name__}: {redact(str(exc))}"[:_ERROR_CHARS]
         if isinstance(exc, TimeoutError) and limit.expired():
             error = f"no answer within {HOOK_SECONDS:g} s"
-        logger.bind(plugin=key).opt(exception=exc).warning("inject_failed")
+        log_failure(logger.bind(plugin=key), "inject_failed", exc, plugin_key=key, level="WARNING")
+        if missing_name(exc) is not None:  # the model can do nothing about it, in no round
+            return InjectedPrompt(plugin=key, text="")
         return InjectedPrompt(plugin=key, error=error)
     return InjectedPrompt(plugin=key, text="" if text is None else str(text))
 

@@ -17,16 +17,10 @@ from agent.model import ImagePart, Part, TextPart
 from agent.text import cut_middle, neutralise
 from nekro_agent.errors import ResultError
 from nekro_agent.execution.invoke import segments_of
+from nekro_agent.files.media_types import picture_type
 
-__all__ = ["image_data", "picture_part", "picture_type", "render_segments"]
+__all__ = ["image_data", "picture_part", "render_segments"]
 
-#: Image formats that OpenAI-compatible endpoints accept, recognised by their first bytes.
-_SIGNATURES: Final = (
-    ("image/png", re.compile(rb"\x89PNG")),
-    ("image/jpeg", re.compile(rb"\xff\xd8\xff")),
-    ("image/gif", re.compile(rb"GIF8")),
-    ("image/webp", re.compile(rb"RIFF....WEBP", re.DOTALL)),
-)
 _DETAILS: Final = frozenset({"auto", "low", "high"})
 #: Most parts of one result; more indicate a faulty plugin.
 MAX_PARTS: Final = 64
@@ -47,11 +41,6 @@ def render_segments(value: object, *, image_bytes: int) -> list[Part]:
     if len(segments) > MAX_PARTS:
         parts.append(TextPart(text=f"[{len(segments) - MAX_PARTS} more parts are not shown]"))
     return parts
-
-
-def picture_type(head: bytes) -> str | None:
-    """Return the media type of a picture that endpoints accept, by its first 16 bytes; None for others."""
-    return next((media_type for media_type, signature in _SIGNATURES if signature.match(head)), None)
 
 
 def picture_part(data: bytes) -> Part:

@@ -14,7 +14,10 @@ from datetime import datetime
 from typing import Any, Final, Protocol
 
 from agent import loops, verdict
-from agent.extraction import extract_code, new_check_word, reveals_check_word
+from agent.answers.live_words import LiveWords, ends_unopened_reasoning
+from agent.answers.replies import Reply, ReplyKind, read_program, read_reply
+from agent.answers.reply_rules import judge_reply
+from agent.check_words import new_check_word, reveals_check_word
 from agent.inject import collect_injected
 from agent.llm import LLMAnswer, LLMClient, LLMRequest, ModelSpent
 from agent.model import (
@@ -30,8 +33,6 @@ from agent.model import (
 )
 from agent.pictures.fit import PromptPictures
 from agent.prompt import PromptBuilder, PromptRequest
-from agent.replies import Reply, ReplyKind, read_reply
-from agent.reply_rules import judge_reply
 from agent.tokens import ModelContexts, PromptRoom
 from agent.verdict import Verdict
 from broker_config.model_groups import Vision
@@ -106,7 +107,8 @@ class RoundInput:
     (``RoundRunner.is_last``) it must not let a call request a follow-up round.
     ``on_answer`` is awaited before the code runs; if it raises, the code does not run. It is not called for
     an answer in words, whose round may start again until the caller has recorded its outcome.
-    ``on_request`` receives the characters of the prompt that is sent, ``on_delta`` is as in ``LLMRequest``.
+    ``on_request`` receives each request that is sent, ``on_delta`` is as in ``LLMRequest``;
+    ``on_words`` receives, for each request, the words for people in its answer as soon as they are certain.
     """
 
     round_id: str
@@ -134,8 +136,9 @@ class RoundInput:
     recent: Callable[[], Awaitable[Sequence[str]]] | None = None
     #: None: nothing is counted.
     budget: RoundBudget | None = None
-    on_request: Callable[[int], None] | None = None
+    on_request: Callable[[LLMRequest], None] | None = None
     on_delta: Callable[[int, str], None] | None = None
+    on_words: Callable[[int, str], None] | None = None
     on_answer: Callable[[RoundAnswer], Awaitable[None]] | None = None
     on_output: Callable[[str], None] | None = None
 
@@ -201,6 +204,8 @@ class RoundRunner:
         self.pictures = PromptPictures(agent_settings)
         self.contexts = contexts or ModelContexts(agent_settings)
         self.redact = redact
+        #: Model groups of which an answer began with reasoning that only its end marks.
+        self.unopened: set[str | None] = set()
 
     def is_last(self, number: int) -> bool:
         """Whether a round with this number is the last one of its turn."""
@@ -237,6 +242,9 @@ class _Round:
         self._reply = Reply(kind=ReplyKind.NOTHING)
         self._result: RunResult | None = None
         self._output = ""
+        self._names = {name for one in round_input.methods for name in (one.name, one.path) if name}
+        #: The number of the request whose answer arrives, and its words.
+        self._live: tuple[int, LiveWords] | None = None
 
     async def run(self) -> RoundOutcome:
         """See ``RoundRunner.run``."""
@@ -382,15 +390,34 @@ class _Round:
             round_id=given.round_id,
             chat_key=given.chat.chat_key,
             group=given.model_group,
-            on_delta=given.on_delta,
+            on_delta=self._take_delta,
             on_spent=None if given.budget is None else given.budget.spent,
         )
         self._prompt_chars = request.chars
         return request
 
+    def _take_delta(self, number: int, piece: str) -> None:
+        """Pass on a piece of an answer, and the words that it makes certain."""
+        given = self._input
+        if given.on_delta is not None:
+            given.on_delta(number, piece)
+        if given.on_words is None or self._agent.answers is AnswerMode.STRICT:
+            return
+        if self._live is None or self._live[0] != number:
+            words = LiveWords(
+                self._names,
+                check_word=self._check_word,
+                most_bytes=self._limits.argument_bytes,
+                waits_for_end=given.model_group in self._runner.unopened,
+            )
+            self._live = (number, words)
+        if found := self._live[1].add(piece):
+            given.on_words(number, found)
+
     async def _ask(self, request: LLMRequest) -> LLMAnswer:
         if self._input.on_request is not None:
-            self._input.on_request(self._prompt_chars)
+            self._input.on_request(request)
+        self._live = None
         try:
             async with asyncio.timeout(self._seconds_to_ask()) as limit:
                 return await self._runner.llm.complete(request)
@@ -401,10 +428,11 @@ class _Round:
 
     def _read(self, answer: LLMAnswer) -> Reply:
         if self._agent.answers is AnswerMode.STRICT:
-            extracted = extract_code(answer.text)
+            extracted = read_program(answer.text)
             return Reply(kind=ReplyKind.PROGRAM, extracted=extracted, reasoning=extracted.reasoning)
-        names = {name for method in self._input.methods for name in (method.name, method.path) if name}
-        return read_reply(answer, names)
+        if ends_unopened_reasoning(answer.text):
+            self._runner.unopened.add(self._input.model_group)
+        return read_reply(answer, self._names)
 
     async def _run(self, code: str) -> Verdict:
         wall_seconds = min(self._limits.wall_seconds, max(self._seconds_left(), _LEAST_RUN_SECONDS))

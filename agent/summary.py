@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from agent.extraction import split_answer
+from agent.answers.extraction import split_answer
 from agent.history import render_message, render_summary
 from agent.llm import LLMAnswer, LLMRequest
 from agent.model import HistoryMessage, HistorySummary, PromptMessage, Role

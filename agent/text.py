@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from nekro_agent.tools.visible_text import JOINERS, without_invisible
+
 __all__ = ["TAGS", "attribute", "clean", "cut_middle", "neutralise"]
 
 #: Every tag that templates and renderers use.
@@ -31,12 +33,11 @@ TAGS: Final = (
     "sandbox_run",
 )
 
-#: Invisible characters, which would hide a tag from the pattern below but not from a model.
-_INVISIBLE: Final = "\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u2064\ufeff"
+#: What ``clean`` leaves would hide a tag from the pattern below but not from a model.
+_INVISIBLE: Final = JOINERS
 #: Brackets that models read as ``<``.
 _BRACKETS: Final = "<\uff1c\ufe64"
 _LOOK_ALIKE: Final = "\u2039"
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def _tag_pattern() -> re.Pattern[str]:
@@ -52,7 +53,7 @@ _TAG: Final = _tag_pattern()
 
 
 def neutralise(text: str) -> str:
-    """Return ``text`` without control characters and without anything that resembles our own tags.
+    """Return ``text`` without invisible characters and without anything that resembles our own tags.
 
     >>> neutralise("a < b, <b>bold</b>, </chat_history>")
     'a < b, <b>bold</b>, ‹/chat_history>'
@@ -61,8 +62,8 @@ def neutralise(text: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Return ``text`` with uniform line ends and without control characters and lone surrogates."""
-    return _CONTROL.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
+    """Return ``text`` with uniform line ends and without invisible characters; emoji stay whole."""
+    return without_invisible(text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def attribute(text: str, *, limit: int = 80) -> str:

@@ -22,6 +22,8 @@ __all__ = [
     "judge",
     "last_round",
     "nothing_to_do",
+    "program_mixed",
+    "program_open",
     "program_repeated",
     "program_too_long",
     "rounds_used_up",
@@ -40,8 +42,8 @@ TURN_LIMIT: Final = "turn_limit"
 _TURN_LOOP: Final = "turn_loop"
 _NO_ANSWER: Final = "no_answer"
 _BUDGET: Final = BudgetExceededError.code
-#: Ends a message that was cut off.
-_CUT_MARK: Final = "[This answer was cut off at the limit of its length.]"
+#: Reasons to finish that mean that an answer reached the limit of its length.
+_LENGTH_REASONS: Final = frozenset({"length", "max_tokens", "model_length", "model_context_window_exceeded"})
 _GO_ON: Final = "Send another message to continue."
 #: Names of tools that a text repeats, at most.
 _MOST_TOOLS: Final = 3
@@ -116,13 +118,32 @@ def word_revealed() -> Verdict:
     return Verdict(stop_type=StopType.SECURITY, reason=reason, wants_more=True)
 
 
-def answer_cut() -> Verdict:
-    """Decide on an answer that was cut off at its length limit: an incomplete program must not run."""
+def answer_cut(finish_reason: str) -> Verdict:
+    """Decide on an answer that ended early: an incomplete program must not run."""
+    how = _how_cut(finish_reason)
+    reason = f"Your answer was cut off {how}, so its program did not run. {_advice(finish_reason)}"
+    return _ask_again(reason, f"my answer was cut off {how}")
+
+
+def program_open() -> Verdict:
+    """Decide on a program whose block is not closed: it may be incomplete, so it does not run."""
     reason = (
-        "Your answer was cut off at the limit of its length, so its program did not run. Write a shorter one."
+        "The block of your program has no closing fence, so the program may be incomplete and did not run. "
+        "Write it again, and end it with a line of ```."
     )
-    unusable = "my answer was cut off at the limit of its length"
-    return Verdict(stop_type=StopType.ERROR, reason=reason, wants_more=True, unusable=unusable)
+    unusable = "my program had no end"
+    return _ask_again(reason, unusable)
+
+
+def program_mixed() -> Verdict:
+    """Decide on an answer that is neither surely a program nor surely words."""
+    reason = (
+        "It is not clear what of your answer is the program, so nothing ran and nothing was sent. Answer in "
+        "words, or with one fenced block that holds the whole program in plain Python, without words, marks "
+        "of changes or a shell around it:\n```python\nresult = method_name(argument)\n```"
+    )
+    unusable = "my answer was half a program"
+    return _ask_again(reason, unusable)
 
 
 def answer_without_program() -> Verdict:
@@ -132,7 +153,7 @@ def answer_without_program() -> Verdict:
         "an empty block means that there is nothing to do."
     )
     unusable = "my answer was empty"
-    return Verdict(stop_type=StopType.ERROR, reason=reason, wants_more=True, unusable=unusable)
+    return _ask_again(reason, unusable)
 
 
 def said(words: str) -> Verdict:
@@ -140,20 +161,36 @@ def said(words: str) -> Verdict:
     return Verdict(stop_type=StopType.NORMAL, reason="", wants_more=False, words=words)
 
 
-def words_cut(words: str, *, is_last: bool) -> Verdict:
+def words_cut(words: str, finish_reason: str, *, is_last: bool) -> Verdict:
     """Decide on words that were cut off: a last round sends them with a mark."""
+    how = _how_cut(finish_reason)
     if is_last:
-        return said(f"{words}\n\n{_CUT_MARK}")
-    reason = "Your answer was cut off at the limit of its length and was not sent. Write a shorter one."
-    unusable = "my answer was cut off at the limit of its length"
+        return said(f"{words}\n\n[This answer was cut off {how}.]")
+    reason = f"Your answer was cut off {how} and was not sent. {_advice(finish_reason)}"
+    unusable = f"my answer was cut off {how}"
+    return _ask_again(reason, unusable)
+
+
+def _ask_again(reason: str, unusable: str) -> Verdict:
+    """Decide on an answer that cannot be used: the next round tells the model why."""
     return Verdict(stop_type=StopType.ERROR, reason=reason, wants_more=True, unusable=unusable)
+
+
+def _advice(finish_reason: str) -> str:
+    return "Write a shorter one." if finish_reason.lower() in _LENGTH_REASONS else "Write it again."
+
+
+def _how_cut(finish_reason: str) -> str:
+    if finish_reason.lower() in _LENGTH_REASONS:
+        return "at the limit of its length"
+    return f"by the model's endpoint ({attribute(finish_reason, limit=60)})"
 
 
 def words_too_long(most_bytes: int) -> Verdict:
     """Decide on words that are longer than a message may be."""
     reason = f"Your answer has more than {most_bytes} bytes and was not sent. Write a shorter one."
     unusable = "my answer was too long for a message"
-    return Verdict(stop_type=StopType.ERROR, reason=reason, wants_more=True, unusable=unusable)
+    return _ask_again(reason, unusable)
 
 
 def word_said() -> Verdict:
@@ -178,7 +215,7 @@ def tool_called(names: Sequence[str]) -> Verdict:
         "functions:\n```python\nresult = method_name(argument)\n```"
     )
     unusable = "my answer was a call in a notation that does not work here"
-    return Verdict(stop_type=StopType.ERROR, reason=reason, wants_more=True, unusable=unusable)
+    return _ask_again(reason, unusable)
 
 
 def empty_answer() -> Verdict:
@@ -188,7 +225,7 @@ def empty_answer() -> Verdict:
         "the chat, or with one block of Python; an empty block means that there is nothing to do."
     )
     unusable = "my answer was empty"
-    return Verdict(stop_type=StopType.ERROR, reason=reason, wants_more=True, unusable=unusable)
+    return _ask_again(reason, unusable)
 
 
 def program_repeated() -> Verdict:
@@ -230,7 +267,7 @@ def program_too_long(most_chars: int) -> Verdict:
     """Decide on a program that is too long for a sandbox."""
     reason = f"Your program has more than {most_chars} characters and did not run. Write a shorter one."
     unusable = "my program was too long"
-    return Verdict(stop_type=StopType.ERROR, reason=reason, wants_more=True, unusable=unusable)
+    return _ask_again(reason, unusable)
 
 
 def nothing_to_do() -> Verdict:

@@ -30,7 +30,7 @@ import yaml
 
 from benchmarks.harness.figures import percentile
 from benchmarks.harness.machine import describe_machine
-from benchmarks.harness.processes import Child, cpu_seconds, free_port, interrupted_by_sigterm
+from benchmarks.harness.processes import Child, cpu_seconds, free_port, interrupted_by_sigterm, local_headers
 from benchmarks.harness.redis_server import redis_server
 from nekro_client.sse import EventParser
 
@@ -126,7 +126,7 @@ async def _turn(url: str, pid: int, options: argparse.Namespace, *, is_read: boo
     readers = _Readers(of_changes=options.changes)
     limits = httpx.Limits(max_connections=None)
     async with (
-        httpx.AsyncClient(base_url=url, timeout=2 * _WAIT_SECONDS, limits=limits) as http,
+        httpx.AsyncClient(base_url=url, headers=_headers(), timeout=2 * _WAIT_SECONDS, limits=limits) as http,
         readers.open(http, chats if is_read else []),
     ):
         before, began = cpu_seconds(pid), time.perf_counter()
@@ -173,6 +173,10 @@ def _system(directory: Path) -> Iterator[tuple[str, int]]:
             child.stop()
 
 
+def _headers() -> dict[str, str]:
+    return local_headers(Path(os.environ["NEKRO_DATA_DIR"]))
+
+
 def _await_ready(url: str, children: list[Child]) -> None:
     end = time.monotonic() + _START_SECONDS
     while time.monotonic() < end:
@@ -180,7 +184,7 @@ def _await_ready(url: str, children: list[Child]) -> None:
         if ended:
             raise SystemExit(f"{ended[0].log.stem} ended:\n{ended[0].last_words()}")
         try:
-            answer = httpx.get(url)
+            answer = httpx.get(url, headers=_headers())
         except httpx.TransportError:
             answer = None
         if answer is not None and answer.is_success and _METHOD in answer.text:

@@ -24,7 +24,7 @@ import httpx
 import uvloop
 
 from benchmarks.harness.machine import describe_machine
-from benchmarks.harness.processes import Child, free_port, interrupted_by_sigterm
+from benchmarks.harness.processes import Child, free_port, interrupted_by_sigterm, local_headers
 from benchmarks.harness.redis_server import redis_server
 from nekro_client.sse import EventParser
 
@@ -71,7 +71,7 @@ async def _delay(http: httpx.AsyncClient, base: str, posts: int) -> float:
 async def _measure(url: str, base: str, options: argparse.Namespace) -> dict[str, float]:
     """Return the figures of one server."""
     limits = httpx.Limits(max_connections=options.clients + 2, max_keepalive_connections=options.clients + 2)
-    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=url, headers=_headers(), limits=limits, timeout=60) as http:
 
         def post(number: int) -> Awaitable[httpx.Response]:
             return http.post(f"{base}/chats/rate-{number % 20}/messages", json=_MESSAGE)
@@ -108,6 +108,10 @@ def _servers(directory: Path, redis_url: str) -> Iterator[tuple[str, str]]:
             child.stop()
 
 
+def _headers() -> dict[str, str]:
+    return local_headers(Path(os.environ["NEKRO_DATA_DIR"]))
+
+
 def _await_ready(url: str, children: list[Child], is_ready: Callable[[httpx.Response], bool]) -> None:
     end = time.monotonic() + _START_SECONDS
     while time.monotonic() < end:
@@ -115,7 +119,7 @@ def _await_ready(url: str, children: list[Child], is_ready: Callable[[httpx.Resp
         if ended:
             raise SystemExit(f"{ended[0].log.stem} ended:\n{ended[0].last_words()}")
         try:
-            answer = httpx.get(url)
+            answer = httpx.get(url, headers=_headers())
         except httpx.TransportError:
             answer = None
         if answer is not None and answer.is_success and is_ready(answer):

@@ -2,9 +2,10 @@
 
 ``python -m benchmarks.start_up [--plugins 70] [--repetitions 5]`` generates the plugins in a temporary
 directory, starts `nekro up` there, and prints for each command its processor time (user and system) and its
-duration: median, least and greatest. It also prints the time from the start of `nekro up` to its readiness,
-the time that a round takes from its start to the answer of a scripted model, which is that of its prompt, and
-the memory of a methods worker (resident, and proportional, which shares pages among processes).
+duration: median, least and greatest. It also prints the time from the start of `nekro up` to its readiness
+and the processor time of all its processes until then, the time that a round takes from its start to the
+answer of a scripted model, which is that of its prompt, and the memory of a methods worker and of all workers
+with the process that they are forked from (resident, and proportional, which shares pages among processes).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Final
 
 from cli.services.ownership import read_running
+from sandbox.guest.confine import children_of
 
 _NEKRO: Final = (sys.executable, "-P", "-m", "cli.main")
 _READY_SECONDS: Final = 180.0
@@ -121,8 +123,8 @@ def _measure(directory: Path, *, plugins: int, repetitions: int) -> None:
         "NEKRO_LLM__SCRIPT": str(directory / "script.yaml"),
     }
     print(f"\nshipped plugins and {plugins} generated ones ({plugins * _METHODS} methods)")
-    with _up(environ, directory) as ready_seconds:
-        print(f"  {'up to ready':24} {ready_seconds:6.2f} s")
+    with _up(environ, directory) as ready:
+        print(f"  {'up to ready':24} CPU {ready.cpu:6.2f} s, wall {ready.wall:6.2f} s")
         commands: Sequence[tuple[str, tuple[str, ...]]] = (
             ("--help", ("--help",)),
             ("methods", ("methods",)),
@@ -139,11 +141,13 @@ def _measure(directory: Path, *, plugins: int, repetitions: int) -> None:
         running = read_running(directory / "data")
         worker = next(worker for worker in running.workers if worker.lane == "methods") if running else None
         if worker is not None:
-            print(f"  {'methods worker':24} {_memory(worker.pid)}")
+            print(f"  {'methods worker':24} {_memory([worker.pid])}")
+        if running is not None:
+            print(f"  {'all workers':24} {_memory(_workers(running.pid))}")
 
 
 @contextmanager
-def _up(environ: dict[str, str], directory: Path) -> Iterator[float]:
+def _up(environ: dict[str, str], directory: Path) -> Iterator[Spent]:
     with (directory / "up.log").open("w") as log:
         began = time.monotonic()
         process = subprocess.Popen(
@@ -154,10 +158,20 @@ def _up(environ: dict[str, str], directory: Path) -> Iterator[float]:
                 if process.poll() is not None or time.monotonic() - began > _READY_SECONDS:
                     raise SystemExit((directory / "up.log").read_text("utf-8")[-2000:])
                 time.sleep(0.05)
-            yield time.monotonic() - began
+            wall = time.monotonic() - began
+            yield Spent(cpu=_cpu_of_tree(process.pid), wall=wall)
         finally:
             process.terminate()
             process.wait()
+
+
+def _cpu_of_tree(pid: int) -> float:
+    """Return the processor time of a process and of all below it, those that have ended included."""
+    ticks = 0
+    for entry in (pid, *children_of(pid)):
+        fields = Path(f"/proc/{entry}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+        ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _run(command: tuple[str, ...], environ: dict[str, str], directory: Path) -> Spent:
@@ -200,11 +214,19 @@ def _prompts(data_dir: Path) -> str:
     return f"{statistics.median(taken):6.1f} ms ({min(taken):.1f}–{max(taken):.1f}), {rows[-1][2]} characters"
 
 
-def _memory(pid: int) -> str:
-    sizes = {}
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text("utf-8").rstrip("\n").split("\n")[1:]:
-        name, _, rest = line.partition(":")
-        sizes[name] = int(rest.split()[0]) / 1024
+def _workers(up: int) -> list[int]:
+    """Return the workers of a `nekro up`, and the process that they are forked from."""
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in children_of(up)}
+    return [pid for pid, words in commands.items() if b"cli.main" in words and b"worker" in words]
+
+
+def _memory(pids: Sequence[int]) -> str:
+    sizes = dict.fromkeys(("Rss", "Pss"), 0.0)
+    for pid in pids:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text("utf-8").rstrip("\n").split("\n")[1:]:
+            name, _, rest = line.partition(":")
+            if name in sizes:
+                sizes[name] += int(rest.split()[0]) / 1024
     return f"{sizes['Rss']:6.0f} MiB resident, {sizes['Pss']:.0f} MiB proportional"
 
 

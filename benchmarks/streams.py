@@ -24,7 +24,7 @@ from typing import Final
 
 from benchmarks.harness.figures import percentile
 from benchmarks.harness.machine import describe_machine
-from benchmarks.harness.processes import Child, cpu_seconds, interrupted_by_sigterm, peak_bytes
+from benchmarks.harness.processes import Child, cpu_seconds, interrupted_by_sigterm, local_headers, peak_bytes
 from benchmarks.harness.redis_server import redis_server
 from broker_config.settings import Settings
 
@@ -39,6 +39,8 @@ _RETRY_SECONDS: Final = 1.0
 @dataclass
 class _Reader:
     chat_key: str
+    #: Lines with the key.
+    headers: str
     numbers: list[int] = field(default_factory=list)
     #: Seconds from each event's commit to its arrival.
     seconds: list[float] = field(default_factory=list)
@@ -56,7 +58,8 @@ class _Reader:
     ) -> bool:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         request = (
-            f"GET /api/v1/chats/{self.chat_key}/events?after=0 HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n"
+            f"GET /api/v1/chats/{self.chat_key}/events?after=0 HTTP/1.1\r\n"
+            f"Host: 127.0.0.1:{port}\r\n{self.headers}\r\n"
         )
         writer.write(request.encode())
         try:
@@ -146,7 +149,8 @@ async def _read(
             await transaction.chats.ensure(key)
     sent: dict[tuple[str, int], float] = {}
     opened = asyncio.Semaphore(0)
-    all_readers = [_Reader(keys[number % chats]) for number in range(readers)]
+    headers = "".join(f"{name}: {value}\r\n" for name, value in local_headers(settings.data_dir).items())
+    all_readers = [_Reader(keys[number % chats], headers) for number in range(readers)]
     begin = time.perf_counter()
     tasks = [asyncio.create_task(reader.run(port, sent, opened)) for reader in all_readers]
     async with asyncio.timeout(_OPEN_SECONDS):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, Final
@@ -21,7 +21,7 @@ from broker_config.settings import Settings
 from broker_config.topology import lane_queue
 from broker_config.urls import is_redis, kombu_url, without_password
 from codec.seal import TASK, Seal
-from nekro_agent.errors import SettingsError
+from nekro_agent.errors import NekroError, SettingsError
 from nekro_agent.methods import Lane
 
 __all__ = [
@@ -46,6 +46,12 @@ class NekroApp(Celery):  # type: ignore[misc]
     """The application; carries the settings for components that Celery instantiates itself."""
 
     nekro_settings: Settings
+    #: Whether the worker of this process will have more tasks soon: the import of a plugin still runs.
+    awaits_plugins: Callable[[], bool] = staticmethod(lambda: False)
+    #: On a worker: takes a task's name, id and argument. Returns what a recorded call returned, or its error;
+    #: an empty result for a job or a chat without anything left to do; None if it has not ended. It blocks,
+    #: and may raise StorageError.
+    recorded_end: Callable[[str, str, Any], dict[str, Any] | NekroError | None] | None = None
 
     @cached_property
     def task_seal(self) -> Seal:

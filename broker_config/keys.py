@@ -10,6 +10,9 @@
     messages. It shows which messages Redis has lost; see ``messaging.redis.epochs``.
 ``<prefix>revoked``
     sorted set (task id → expiry), expires a day after the last revocation, on the results' Redis.
+``<prefix>request:<digest>``
+    string, expires after an hour, on the results' Redis: id of the call that a request of an MCP client
+    causes. Any gateway finds it there when the client cancels the request by its number.
 ``<prefix>watcher:<id>``
     string, expires a minute after its last renewal: the queue ``watch.<id>`` has a reader.
 ``<prefix>offers:<queue>``
@@ -91,6 +94,10 @@ class Keys:
     def epoch(self) -> str:
         """Hash for the detection of lost messages; see ``messaging.redis.epochs``."""
         return f"{self.prefix}epochs"
+
+    def request(self, digest: str) -> str:
+        """Id of the call of a client's request (string)."""
+        return f"{self.prefix}request:{digest}"
 
     @property
     def revoked(self) -> str:

@@ -27,6 +27,7 @@ __all__ = [
     "ModelGroup",
     "ModelGroupSettings",
     "ModelGroups",
+    "ModelProtocol",
     "Vision",
     "chat_groups",
     "check_groups",
@@ -72,8 +73,12 @@ GroupNames = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
 JsonObject = Annotated[str | None, NoDecode, BeforeValidator(_as_text), AfterValidator(_json_object)]
 #: How closely a model looks at an image, as in requests to its endpoint.
 ImageDetail = Literal["auto", "low", "high"]
+#: What an endpoint speaks: OpenAI's chat completions, Anthropic's messages or Gemini's generateContent.
+ModelProtocol = Literal["openai", "anthropic", "gemini"]
 #: Values of requests that the clients set.
-_RESERVED: Final = frozenset({"model", "messages", "stream", "stream_options", "input"})
+_RESERVED: Final = frozenset([
+    "model", "messages", "stream", "stream_options", "input", "system", "contents", "systemInstruction",
+])  # fmt: skip
 
 
 class ModelGroupSettings(BaseModel):
@@ -84,7 +89,10 @@ class ModelGroupSettings(BaseModel):
     model: str = Field(min_length=1, description="Model name.")
     base_url: str | None = Field(
         None,
-        description="OpenAI-compatible endpoint, up to `/v1`; unset means `NEKRO_LLM__BASE_URL` and its key.",
+        description="Endpoint, up to `/v1`; unset means `NEKRO_LLM__BASE_URL`, its key and its protocol.",
+    )
+    protocol: ModelProtocol | None = Field(
+        None, description="Protocol of the endpoint, as `NEKRO_LLM__PROTOCOL`; unset means `openai`."
     )
     api_key: SecretStr | None = Field(None, description="API key of the endpoint.")
     parameters: JsonObject = Field(
@@ -117,6 +125,8 @@ class ModelGroupSettings(BaseModel):
     def _one_kind(self) -> ModelGroupSettings:
         if self.embedding and self.draw:
             raise ValueError("EMBEDDING and DRAW exclude each other")
+        if (self.embedding or self.draw) and self.protocol not in (None, "openai"):
+            raise ValueError("EMBEDDING and DRAW need PROTOCOL=openai")
         return self
 
 
@@ -148,6 +158,7 @@ class ModelGroup:
     name: str
     model: str
     base_url: str | None
+    protocol: ModelProtocol
     api_key: SecretStr | None = field(repr=False)
     parameters: Mapping[str, Any]
     vision: bool
@@ -298,6 +309,7 @@ def _default(llm: Any) -> ModelGroup:
         name=DEFAULT_GROUP,
         model=llm.model,
         base_url=llm.base_url,
+        protocol=llm.protocol,
         api_key=llm.api_key,
         parameters=_default_parameters(llm),
         vision=llm.vision,
@@ -327,6 +339,7 @@ def _resolved(name: str, group: ModelGroupSettings, llm: Any) -> ModelGroup:
         name=name,
         model=group.model,
         base_url=group.base_url or llm.base_url,
+        protocol=_protocol(group, llm),
         # The agent's key goes to the agent's endpoint only.
         api_key=group.api_key if group.base_url else group.api_key or llm.api_key,
         parameters=_parsed(group.parameters),
@@ -343,6 +356,13 @@ def _resolved(name: str, group: ModelGroupSettings, llm: Any) -> ModelGroup:
         first_token_seconds=group.first_token_seconds,
         idle_seconds=group.idle_seconds,
     )
+
+
+def _protocol(group: ModelGroupSettings, llm: Any) -> ModelProtocol:
+    if group.protocol is not None or group.base_url or group.embedding or group.draw:
+        return group.protocol or "openai"
+    found: ModelProtocol = llm.protocol
+    return found
 
 
 def _parsed(parameters: str | None) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 Every connection, synchronous or asyncio, of kombu, Celery or our own code, uses a class of this module.
 Behind Sentinel it queries the primary at each connect. Any connection is closed when its server turns out
-to be a replica, so that the next one reaches the primary: after a failover, a managed Redis moves its
-host name to another server, and Sentinel returns another address. TLS errors name the setting to correct.
+to be a replica or was replaced (``broker_config.primaries``), so that the next one reaches the primary:
+after a failover, a managed Redis moves its host name to another server, and Sentinel returns another
+address. TLS errors name the setting to correct.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from redis.backoff import NoBackoff
 from redis.connection import parse_url
 from redis.retry import Retry
 
+from broker_config.primaries import Address, Primary, Sentinels
 from broker_config.redis_errors import NotPrimaryError, unwrapped
 from broker_config.settings import BrokerSettings
 from broker_config.urls import redis_address
 from nekro_agent.errors import SettingsError
 
-__all__ = ["RedisEndpoint"]
+__all__ = ["RedisEndpoint", "info_of_reply", "server_version"]
 
 #: OpenSSL's verify codes for a certificate with another host name or IP address.
 _OTHER_NAME: Final = frozenset({62, 64})
@@ -63,7 +65,9 @@ class RedisEndpoint:
         self._is_socket = kind is redis.UnixDomainSocketConnection
         if self.is_encrypted:
             self._server = {**_tls_parameters(broker), **self._server}
-        self._sentinels = _Sentinels(broker, address.sentinels, self.tls) if address.sentinels else None
+        self._has_sentinels = bool(address.sentinels)
+        #: What this process knows about the server that the connections should reach.
+        self.primary = Primary.of((url, broker), lambda: self._sentinels(address.sentinels))
 
     @property
     def tls(self) -> dict[str, Any]:
@@ -73,9 +77,9 @@ class RedisEndpoint:
     @property
     def sentinel_options(self) -> dict[str, Any]:
         """Transport options with which Flower and kombu's own transport find the primary; empty if unused."""
-        if self._sentinels is None:
+        if not self._has_sentinels:
             return {}
-        return {"master_name": self._sentinels.master, "sentinel_kwargs": self._sentinels.parameters}
+        return {"master_name": self._broker.sentinel_master, "sentinel_kwargs": self._sentinel_parameters}
 
     @property
     def connection_class(self) -> type[redis.connection.AbstractConnection]:
@@ -90,11 +94,11 @@ class RedisEndpoint:
         Args:
             reply_seconds: time limit of one request; None means the broker's limit.
         """
-        known = self._server if self._sentinels is None else self._server | {"sentinels": self._sentinels}
         return {
+            "primary": self.primary,
             "socket_timeout": reply_seconds or self._broker.socket_timeout_seconds,
             "socket_connect_timeout": self._broker.connect_seconds,
-            **known,
+            **self._server,
         }
 
     def client(self, *, reply_seconds: float | None = None) -> redis.Redis:
@@ -105,6 +109,32 @@ class RedisEndpoint:
             **self.parameters(reply_seconds=reply_seconds),
         )
         return redis.Redis.from_pool(pool)
+
+    @property
+    def _sentinel_parameters(self) -> dict[str, Any]:
+        """Parameters of connections to a Sentinel."""
+        seconds, password = self._broker.connect_seconds, self._broker.sentinel_password
+        return {
+            "socket_timeout": seconds,
+            "socket_connect_timeout": seconds,
+            **({"password": password.get_secret_value()} if password is not None else {}),
+            **({"ssl": True, **self.tls} if self.tls else {}),
+        }
+
+    def _sentinels(self, addresses: tuple[Address, ...]) -> Sentinels | None:
+        if not addresses:
+            return None
+        parameters = {name: value for name, value in self._sentinel_parameters.items() if name != "ssl"}
+        kind = _TLSConnection if self.tls else _TCPConnection
+
+        def connect(address: Address) -> redis.Redis:
+            pool = redis.ConnectionPool(
+                connection_class=kind, host=address[0], port=address[1], retry=Retry(NoBackoff(), 0),
+                **parameters,
+            )  # fmt: skip
+            return redis.Redis.from_pool(pool)
+
+        return Sentinels(self._broker.sentinel_master, addresses, connect)
 
     def loop_pool(self) -> redis.asyncio.ConnectionPool:
         """Return a pool of asyncio connections without retries."""
@@ -117,83 +147,43 @@ class RedisEndpoint:
         )
 
 
-class _Sentinels:
-    """Finds the primary by querying Sentinels; thread-safe."""
-
-    def __init__(
-        self, broker: BrokerSettings, addresses: tuple[tuple[str, int], ...], tls: Mapping[str, Any]
-    ) -> None:
-        self.master, self._addresses = broker.sentinel_master, addresses
-        password = broker.sentinel_password
-        #: Parameters of connections to a Sentinel.
-        self.parameters: dict[str, Any] = {
-            "socket_timeout": broker.connect_seconds,
-            "socket_connect_timeout": broker.connect_seconds,
-            **({"password": password.get_secret_value()} if password is not None else {}),
-            **({"ssl": True, **tls} if tls else {}),
-        }
-
-    def primary(self) -> tuple[str, int]:
-        """Query the Sentinels in turn for the primary's address; blocks.
-
-        Raises:
-            redis.ConnectionError: no Sentinel reports a reachable primary.
-        """
-        refusals = []
-        for address in self._addresses:
-            try:
-                found = self._ask(address)
-            except redis.AuthenticationError as exc:
-                refusals.append(f"{address[0]}:{address[1]}: {exc} (NEKRO_BROKER__SENTINEL_PASSWORD)")
-                continue
-            except (redis.RedisError, OSError) as exc:
-                refusals.append(f"{address[0]}:{address[1]}: {exc}")
-                continue
-            # Query the one that answered first the next time, because a dead host costs a full timeout.
-            self._addresses = (address, *(other for other in self._addresses if other != address))
-            return found
-        raise redis.ConnectionError(
-            f"no Sentinel reports a primary {self.master!r} (NEKRO_BROKER__SENTINEL_MASTER): "
-            + "; ".join(refusals)
-        )
-
-    @property
-    def _tls(self) -> bool:
-        return "ssl" in self.parameters
-
-    def _ask(self, address: tuple[str, int]) -> tuple[str, int]:
-        parameters = {name: value for name, value in self.parameters.items() if name != "ssl"}
-        pool = redis.ConnectionPool(
-            connection_class=_TLSConnection if self._tls else _TCPConnection,
-            host=address[0], port=address[1], retry=Retry(NoBackoff(), 0), **parameters,
-        )  # fmt: skip
-        with redis.Redis.from_pool(pool) as client:
-            state: Any = client.sentinel_master(self.master)
-        if state["is_sdown"] or state["is_odown"] or not state["is_master"]:
-            raise redis.ConnectionError("the primary is down and no other was promoted yet")
-        return str(state["ip"]), int(state["port"])
-
-
 class _Connection:
-    """Mixin of synchronous connections: Sentinel lookup, TLS advice, detection of replicas."""
+    """Mixin of synchronous connections: Sentinel lookup, TLS advice, detection of replaced servers."""
 
-    def __init__(self, *, sentinels: _Sentinels | None = None, **parameters: Any) -> None:
-        self._sentinels = sentinels
+    def __init__(self, *, primary: Primary | None = None, **parameters: Any) -> None:
+        self._primary = primary
+        self._term = 0
         super().__init__(**parameters)
 
     def _connect(self) -> Any:
-        if self._sentinels is not None:
-            self.host, self.port = self._sentinels.primary()
+        if self._primary is not None and self._primary.sentinels is not None:
+            self.host, self.port = self._primary.sentinels.primary()
         return super()._connect()  # type: ignore[misc]
 
     def connect_check_health(self, *args: Any, **kwargs: Any) -> Any:
+        # A pool calls this for each connection that it hands out.
+        if self._is_replaced():
+            self.disconnect()  # type: ignore[attr-defined]
+        if self.is_connected:  # type: ignore[attr-defined]
+            return
+        self._term = 0 if self._primary is None else self._primary.term
         try:
-            return super().connect_check_health(*args, **kwargs)  # type: ignore[misc]
+            super().connect_check_health(*args, **kwargs)  # type: ignore[misc]
         except _FAILED as exc:
             advice = _advice(exc, isinstance(self, redis.SSLConnection))
             if not advice:
                 raise
             raise redis.ConnectionError(f"{str(exc).removesuffix('.')}. {advice}") from exc
+        if self._primary is not None:
+            self._identify(self._primary)
+
+    def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
+        if (
+            self._is_replaced()
+        ):  # it was not taken from a pool, so its owner must learn that it is another one
+            self.disconnect()  # type: ignore[attr-defined]
+            raise redis.ConnectionError("another server is the primary")
+        super().send_packed_command(*args, **kwargs)  # type: ignore[misc]
 
     def read_response(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -202,9 +192,30 @@ class _Connection:
             error = unwrapped(exc)
             if isinstance(error, NotPrimaryError):
                 self.disconnect()  # type: ignore[attr-defined]
+                if self._primary is not None:
+                    self._primary.left(self._term)
             if error is exc:
                 raise
             raise error from exc
+
+    def _is_replaced(self) -> bool:
+        primary = self._primary
+        return primary is not None and primary.term != self._term and self.is_connected  # type: ignore[attr-defined]
+
+    def _identify(self, primary: Primary) -> None:
+        try:
+            self.send_command("INFO", check_health=False)  # type: ignore[attr-defined]
+            info = info_of_reply(self.read_response(disable_decoding=True))
+        except redis.ResponseError:  # an ACL may deny it
+            info = {}
+        except BaseException:
+            self.disconnect()  # type: ignore[attr-defined]
+            raise
+        try:
+            self._term = primary.met(info, self._term)
+        except NotPrimaryError:
+            self.disconnect()  # type: ignore[attr-defined]
+            raise
 
 
 class _TCPConnection(_Connection, redis.Connection):
@@ -222,13 +233,13 @@ class _SocketConnection(_Connection, redis.UnixDomainSocketConnection):
 class _LoopConnection:
     """The same mixin for asyncio connections; ``messaging.redis.link`` reads the replies."""
 
-    def __init__(self, *, sentinels: _Sentinels | None = None, **parameters: Any) -> None:
-        self._sentinels = sentinels
+    def __init__(self, *, primary: Primary | None = None, **parameters: Any) -> None:
+        self._primary = primary
         super().__init__(**parameters)
 
     async def _connect(self) -> None:
-        if self._sentinels is not None:
-            self.host, self.port = await asyncio.to_thread(self._sentinels.primary)
+        if self._primary is not None and self._primary.sentinels is not None:
+            self.host, self.port = await asyncio.to_thread(self._primary.sentinels.primary)
         await super()._connect()  # type: ignore[misc]
 
     async def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
@@ -257,6 +268,22 @@ class _LoopTLSConnection(_LoopConnection, of_loop.SSLConnection):
 
 class _LoopSocketConnection(_LoopConnection, of_loop.UnixDomainSocketConnection):
     pass
+
+
+def server_version(info: Mapping[str, Any]) -> str:
+    """Return name and version of the server that answered INFO: "Redis 7.0.15", "Valkey 9.1.2".
+
+    Valkey's ``redis_version`` is that of the Redis with which it is compatible.
+    """
+    if info.get("server_name") == "valkey":
+        return f"Valkey {info['valkey_version']}"
+    return f"Redis {info['redis_version']}"
+
+
+def info_of_reply(reply: bytes) -> dict[str, str]:
+    """Return the fields of a reply of ``INFO``."""
+    lines = [line.split(":", 1) for line in reply.decode(errors="replace").split("\r\n") if ":" in line]
+    return {name: value for name, value in lines}
 
 
 def _tls_parameters(broker: BrokerSettings) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from broker_config.model_groups import (
     ImageDetail,
     JsonObject,
     ModelGroups,
+    ModelProtocol,
     check_groups,
     group_variables,
 )
@@ -200,6 +201,12 @@ class DatabaseSettings(_Group):
         description="`normal`: a SQLite commit survives a crash of any process; `full`: also a power loss, "
         "at the cost of one fsync per commit.",
     )
+    key_bytes: int = Field(
+        10 << 30,
+        ge=0,
+        description="Bytes that one key of the HTTP API may keep stored, in rows and files, unless it has a "
+        "limit of its own (`nekro keys`); 0 does not limit it. All hosts need the same.",
+    )
 
 
 class RetentionSettings(_Group):
@@ -218,6 +225,11 @@ class RetentionSettings(_Group):
     )
     events_days: float = Field(
         30, ge=1, description="Events of chats; a stream can resume from any that is kept."
+    )
+    prompts_days: float = Field(
+        7,
+        gt=0,
+        description="What rounds sent to the model (`NEKRO_AGENT__KEEP_PROMPTS`); at most `ROUNDS_DAYS`.",
     )
     messages_days: float = Field(0, ge=0, description="Messages of chats; 0 keeps them forever.")
     audit_days: float = Field(
@@ -248,7 +260,7 @@ class ApprovalSettings(_Group):
         (),
         description="Who may decide with `/approve` and `/deny` in a chat: patterns of `ISSUER:user_id`. "
         "The issuer is the component that vouches for the user's id: `sse` for the SSE adapter, `key:ID` for "
-        "a key of the API, `gateway` for an API without keys. Empty: no approver; the shell and the API "
+        "a key of the API, `gateway` for the local key. Empty: no approver; the shell and the API "
         "decide.",
     )
     pending_seconds: float = Field(
@@ -312,6 +324,12 @@ class PluginSettings(_Group):
         (), description="Plugin keys (`author.module`) that are loaded but offer no methods."
     )
     load_shipped: bool = Field(True, description="Whether the plugins of `plugin_pkgs` are loaded.")
+    start_seconds: float = Field(
+        30,
+        gt=0,
+        description="How long a worker that starts waits for the import or the init of one plugin. A slower "
+        "one is left out until that has ended; `nekro plugins` lists it as `starting`.",
+    )
     reload: bool = Field(
         False, description="Whether workers import a plugin again when its files change; for development."
     )
@@ -492,7 +510,12 @@ class SandboxSettings(_Group):
 class LLMSettings(_Group):
     """The language model."""
 
-    base_url: str | None = Field(None, description="OpenAI-compatible endpoint, up to `/v1`.")
+    base_url: str | None = Field(None, description="Endpoint of the model, up to `/v1`.")
+    protocol: ModelProtocol = Field(
+        "openai",
+        description="Protocol of the endpoint: `openai` (chat completions), `anthropic` (messages), `gemini` "
+        "(generateContent).",
+    )
     api_key: SecretStr | None = Field(None, description="API key of the endpoint.")
     model: str = Field("", description="Model name.")
     script: Path | None = Field(
@@ -548,7 +571,8 @@ class QdrantSettings(_Group):
     url: str | None = Field(
         None,
         description="Qdrant server (`http://host:6333`); unset means an embedded database in the data "
-        "directory, which the processes of this host use in turns.",
+        "directory, which the processes of this host use in turns. Plugins that connect themselves need a "
+        "server.",
     )
     api_key: SecretStr | None = Field(None, description="API key of the server.")
 
@@ -587,6 +611,12 @@ class AgentSettings(_Group):
         description="Share of the turns whose calls of TOOL methods are kept as events, for streams and the "
         "console; a turn keeps all of them or none. Other calls always are. The same for all workers. Unset "
         "means all (1) with a broker on a Unix socket, as that of `nekro up`, and a tenth (0.1) in a fleet.",
+    )
+    keep_prompts: bool = Field(
+        False,
+        description="Whether what each round sends to the model is stored, for the console, "
+        "`nekro trace --prompts` and keys with `admin`: up to 100,000 characters, without the secrets of the "
+        "settings.",
     )
     turn_seconds: float = Field(1080, gt=0, description="Longest turn (a trigger and its follow-up rounds).")
     history_messages: int = Field(32, ge=1, description="Newest messages shown to the LLM.")

@@ -36,8 +36,11 @@ class Command:
         """The module that declares and runs the command."""
         return cast("CommandModule", importlib.import_module(f"cli.commands.{self.name}"))
 
-    def runner(self) -> Callable[[Any, Deps], int]:
+    def runner(self, data_dir: Path | None) -> Callable[[Any, Deps], int]:
         """Return what runs the command: here, or over the gateway that ``NEKRO_URL`` names.
+
+        Args:
+            data_dir: as ``--data-dir``.
 
         Raises:
             UsageError: ``NEKRO_URL`` is set, and the command works on its own host only.
@@ -52,6 +55,8 @@ class Command:
                 f"`nekro {self.name}` works on this host only, and NEKRO_URL names the gateway {url}; "
                 "unset NEKRO_URL to run it here"
             )
+        if data_dir is not None:
+            os.environ["NEKRO_DATA_DIR"] = str(data_dir)  # where the client finds the key of a gateway here
         module = importlib.import_module(f"cli.remote.{self.name}")
         return cast("Callable[[Any, Deps], int]", module.run)
 
@@ -114,7 +119,8 @@ _GARBAGE_THRESHOLD: Final = 50_000
 
 _EPILOG = """\
 Settings are environment variables NEKRO_… or lines of ./.env; `nekro doctor --settings` lists them.
-With NEKRO_URL, and NEKRO_KEY if it needs a key, commands work over the gateway of a fleet.
+With NEKRO_URL and NEKRO_KEY commands work over the gateway of a fleet. Without NEKRO_KEY they use the local
+key, secrets/api.key of the data directory, for a gateway on this host.
 
 Exit codes: 0 done; 1 a check failed, or an internal error; 2 command line or setting wrong; 3 broker;
 4 database; 5 a plugin failed to load; 6 a method call or a job failed; 7 no sandbox; 12 no language model,
@@ -255,7 +261,7 @@ def _run(entry: Command, namespace: argparse.Namespace, output: Output) -> int:
         output=output, data_dir=namespace.data_dir, load_settings=lambda: _load_settings(namespace.data_dir)
     )
     module = entry.module
-    return entry.runner()(args_from(module.Args, namespace), deps)
+    return entry.runner(namespace.data_dir)(args_from(module.Args, namespace), deps)
 
 
 def _report(error: BaseException, entry: Command | None, output: Output) -> int:

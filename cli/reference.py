@@ -49,9 +49,12 @@ values in force."""
 
 def pages() -> dict[str, str]:
     """Return each page's text by its path below ``docs/reference``."""
-    from gateway.openapi import document
+    from gateway.app import create_app
+    from gateway.document.openapi import document
 
-    return {"cli.md": _cli_page(), "settings.md": _settings_page(), "../openapi.json": document()}
+    # No environment: the document describes the release, not an installation.
+    api = document(create_app(Settings.model_construct()))
+    return {"cli.md": _cli_page(), "settings.md": _settings_page(), "../openapi.json": api}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from codec import plain_json
 
-__all__ = ["APPROVAL", "CONSOLE", "CONSOLE_CSRF", "CONTROL", "TASK", "TICKET", "Seal"]
+__all__ = ["APPROVAL", "CONSOLE", "CONSOLE_CSRF", "CONSOLE_LOGIN", "CONTROL", "TASK", "TICKET", "Seal"]
 
 #: Task messages: ``messaging.celery.admission``.
 TASK: Final = "nekro task message 1"
@@ -25,6 +25,8 @@ APPROVAL: Final = "nekro approval 1"
 #: Cookies of the console, and what a request that changes something repeats: ``gateway.access.sessions``.
 CONSOLE: Final = "nekro console session 1"
 CONSOLE_CSRF: Final = "nekro console request 1"
+#: Codes of login links: ``gateway.access.login_codes``.
+CONSOLE_LOGIN: Final = "nekro console login 1"
 
 
 class Seal:

@@ -56,15 +56,22 @@ def write_text(value: Any, most_chars: int) -> str:
     return check_length(Tagger(most_chars).text(value, 0) if text is None else text, most_chars)
 
 
-def write_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], most_chars: int) -> str:
-    """Write the arguments of a call; raises as ``write_text`` does."""
+def write_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any], most_chars: int, *, simplifies: bool = False
+) -> str:
+    """Write the arguments of a call; raises as ``write_text`` does.
+
+    Args:
+        simplifies: whether numbers of numpy, times of pandas, Counter and defaultdict become the plain values
+            that they stand for. Otherwise they have no form.
+    """
     # Most calls have only scalar arguments; the C encoder writes a tuple as an array.
     if SCALARS.issuperset(map(type, args)) and not kwargs:
         text = encoded((args, kwargs))
     else:
         text = write_json_text([*args, kwargs], (args, kwargs), most_chars, levels=2)
     if text is None:
-        text = Tagger(most_chars).text([list(args), kwargs], 0)
+        text = Tagger(most_chars, simplifies=simplifies).text([list(args), kwargs], 0)
     return check_length(text, most_chars)
 
 
@@ -129,8 +136,9 @@ def is_json(items: list[Any], most_chars: int, levels: int) -> bool:
 class Tagger:
     """Writes values with tags, part by part; counts the minimum length of the text."""
 
-    def __init__(self, most_chars: int) -> None:
+    def __init__(self, most_chars: int, *, simplifies: bool = False) -> None:
         self.left = most_chars + 2
+        self.simplifies = simplifies
 
     def text(self, value: Any, level: int) -> str:
         """Return the text of one value inside ``level`` containers."""
@@ -152,6 +160,9 @@ class Tagger:
             return text if value - value == 0 else f'{{"$float":"{text}"}}'
         if kind is list or kind is dict or kind in TAGS_OF_CONTAINERS or is_ordered(kind):
             return self.container(value, kind, level + 1)
+        simple = SIMPLIFIED.get(f"{kind.__module__}.{kind.__qualname__}") if self.simplifies else None
+        if simple is not None and is_own(kind):
+            return self.text(simple(value), level)
         return self.leaf(value, kind)
 
     def charge(self, chars: int) -> None:
@@ -189,7 +200,7 @@ class Tagger:
         """Return the text of an instance of a class of the standard library."""
         name = f"{kind.__module__}.{kind.__qualname__}"
         writer = WRITERS.get(name)
-        if writer is None or getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is not kind:
+        if writer is None or not is_own(kind):
             shown = "".join(
                 char if char.isprintable() else "?" for char in name.removeprefix("builtins.")[:120]
             )
@@ -213,6 +224,12 @@ def is_ordered(kind: type) -> bool:
     return kind.__name__ == "OrderedDict" and kind is getattr(
         sys.modules.get("collections"), "OrderedDict", None
     )
+
+
+def is_own(kind: type) -> bool:
+    """Whether a class is the one of its module, not another one of that name."""
+    module = sys.modules.get(kind.__module__)
+    return getattr(module, kind.__qualname__, None) is kind
 
 
 def write_bytes(tagger: Tagger, value: Any) -> str:
@@ -267,3 +284,22 @@ WRITERS = {
     "pathlib._local.PosixPath": write_path,
     "pathlib._local.PurePosixPath": write_path,
 }
+
+#: Classes that code has because of its packages, and the plain value of each. Models pass them to methods as
+#: they come out of a data frame.
+SIMPLIFIED = {
+    **{
+        f"numpy.{name}": lambda value: value.item()
+        for name in (
+            "bool", "bool_", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+            "float16", "float32", "float64", "str_",
+        )
+    },
+    "pandas.Timestamp": lambda value: value.to_pydatetime(warn=False),
+    "pandas.Timedelta": lambda value: value.to_pytimedelta(),
+    # The modules' names before pandas 3.
+    "pandas._libs.tslibs.timestamps.Timestamp": lambda value: value.to_pydatetime(warn=False),
+    "pandas._libs.tslibs.timedeltas.Timedelta": lambda value: value.to_pytimedelta(),
+    "collections.Counter": dict,
+    "collections.defaultdict": dict,
+}  # fmt: skip

@@ -14,7 +14,8 @@ from starlette.routing import BaseRoute
 
 from broker_config.settings import GatewaySettings, Settings
 from gateway import problems
-from gateway.access.keys import require_key
+from gateway.access.identification import ValidKeys
+from gateway.access.login_codes import LoginCodes
 from gateway.access.rates import Rates
 from gateway.access.streams import OpenStreams
 from gateway.adapters import questions, sse
@@ -23,6 +24,7 @@ from gateway.api import ROUTERS, links
 from gateway.api.fleet import probes
 from gateway.console import pages, session
 from gateway.dependencies import identity_of
+from gateway.document import openapi, reference
 from gateway.mcp import endpoint as mcp_endpoint
 from gateway.mcp.endpoint import McpEndpoint
 from gateway.openai import router as openai_router
@@ -48,7 +50,7 @@ _CORS_REQUEST_HEADERS: Final = (
 )  # fmt: skip
 _CORS_ANSWER_HEADERS: Final = (
     "Content-Disposition", "Content-Range", "Idempotency-Replayed", "Location", "Mcp-Session-Id",
-    "Retry-After", "X-Request-Id",
+    "RateLimit", "RateLimit-Policy", "Retry-After", "X-Request-Id",
 )  # fmt: skip
 
 
@@ -56,7 +58,7 @@ def create_app(settings: Settings) -> FastAPI:
     """Return the application; its lifespan starts and closes the services of the process.
 
     The address and socket of ``settings.gateway`` must be those where it is served, because they decide
-    whether requests without a key are accepted. ``app.state.stopping`` is set when the server stops.
+    whether the local key is accepted. ``app.state.stopping`` is set when the server stops.
     """
 
     @asynccontextmanager
@@ -65,9 +67,11 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.services, app.state.hub = services, EventHub(services)
         app.state.stopping, app.state.rates = asyncio.Event(), Rates(services.settings)
         app.state.streams = OpenStreams(settings.gateway)
+        app.state.login_codes = LoginCodes(services.settings)
         try:
             await services.start()
-            await require_key(services)
+            app.state.keys = ValidKeys(services)
+            await app.state.keys.require_one()
             app.state.hub.start()
             app.state.changes = Changes(services, app.state.hub)
             app.state.mcp = McpEndpoint(services, app.state.hub)
@@ -84,6 +88,7 @@ def create_app(settings: Settings) -> FastAPI:
         finally:
             await app.state.hub.close()
             await app.state.rates.close()
+            await app.state.login_codes.close()
             await services.close()
 
     app = FastAPI(
@@ -105,8 +110,15 @@ def create_app(settings: Settings) -> FastAPI:
 @functools.cache
 def _routes() -> tuple[BaseRoute, ...]:
     """The routes of every application. Analysing their parameters takes most of the time of creating one."""
-    app = FastAPI(openapi_url=None, redirect_slashes=False, default_response_class=JsonAnswer)
+    app = FastAPI(
+        openapi_url=None,
+        redirect_slashes=False,
+        default_response_class=JsonAnswer,
+        # Names of the functions, which are unique: a test compares them.
+        generate_unique_id_function=lambda route: route.name,
+    )
     app.include_router(probes.router)
+    app.include_router(openapi.router)
     # Each route of the API needs a key; a route that forgets to check its scope is at least not open.
     api = APIRouter(prefix=API, dependencies=[Depends(identity_of)])
     for router in (*ROUTERS, questions.router, routes.router):
@@ -116,6 +128,7 @@ def _routes() -> tuple[BaseRoute, ...]:
     app.include_router(links.router)
     # The session before the files, whose pattern matches every path below /console/.
     app.include_router(session.router)
+    app.include_router(reference.router)
     app.include_router(pages.router)
     app.include_router(mcp_endpoint.router)
     # Nekro Agent's paths; each of these routes admits requests itself.

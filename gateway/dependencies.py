@@ -8,12 +8,13 @@ from typing import Annotated
 from fastapi import Depends, Path, Request
 from pydantic import AfterValidator
 
-from gateway.access.keys import identify
+from gateway.access.identification import identify
 from gateway.access.rates import Rates
 from gateway.access.streams import OpenStreams
 from gateway.identity import Identity
 from gateway.streams.hub import EventHub
 from gateway.web.paths import restored
+from nekro_agent.execution.payer import begin_account
 from workers.composition import Services
 
 __all__ = [
@@ -43,8 +44,9 @@ async def identity_of(request: Request) -> Identity:
     if known is None:
         known = await identify(request)
         rates: Rates = request.app.state.rates
-        await rates.take(known)
+        request.state.rate_headers = await rates.take(known)
         request.state.identity = known
+        begin_account(known.account_id)
     return known
 
 

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -16,20 +16,22 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException
-from starlette.types import Message
+from starlette.formparsers import MultiPartException, MultiPartParser
 
+from gateway.access.stored_bytes import KeyFiles, require_room
 from gateway.problems import ProblemError
 from gateway.routing import require_few_values
 from nekro_agent import layout
 from nekro_agent.files.private_files import make_directory
 from nekro_agent.files.safe_files import sha256_of
+from nekro_agent.files.stated_names import stated_name
 from nekro_client.models import MessageBody, NewPart, NewTextPart
 from workers.chats.attachments import Attachment
 from workers.composition import Services
 
 __all__ = [
+    "BYTES_BODY",
+    "FILES_BODY",
     "MESSAGE_BODY",
     "Form",
     "NewFile",
@@ -48,6 +50,8 @@ _MOST_FIELDS: Final = 32
 _TAIL_BYTES: Final = 64
 #: Largest field that is not a file.
 _FIELD_BYTES: Final = 1 << 20
+#: By this parameter the parser knows a file.
+_FILE: Final = b'; filename="file"'
 
 
 def _message_schema() -> dict[str, Any]:
@@ -90,6 +94,22 @@ MESSAGE_BODY: Final[dict[str, Any]] = {
     },
 }
 
+FILES_BODY: Final[dict[str, Any]] = {
+    "required": True,
+    "content": {
+        "multipart/form-data": {
+            "schema": {
+                "type": "object",
+                "properties": {"file": {"type": "array", "items": {"type": "string", "format": "binary"}}},
+                "required": ["file"],
+            }
+        }
+    },
+}
+BYTES_BODY: Final[dict[str, Any]] = {
+    "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class NewFile:
@@ -109,43 +129,102 @@ class Form:
 
 
 @asynccontextmanager
-async def open_form(request: Request) -> AsyncIterator[Form]:
-    """Read a ``multipart/form-data`` body; its files are removed at the end.
+async def open_form(request: Request, services: Services) -> AsyncIterator[Form]:
+    """Read a ``multipart/form-data`` body, or none of another kind; its files are removed at the end.
 
     Raises:
+        StorageQuotaError: the key has no room for it.
         ProblemError: 400, it is not valid or not complete; 422, a field occurs twice.
     """
-    tail = b""
-
-    async def receive() -> Message:
-        nonlocal tail
-        message = await request.receive()
-        tail = (tail + message.get("body", b""))[-_TAIL_BYTES:]
-        is_last = message["type"] == "http.request" and not message.get("more_body", False)
-        if is_last and not tail.rstrip(b" \t\r\n").endswith(b"--"):
-            # The parser leaves out a part without an end; a message must not lose a file in that way.
-            raise MultiPartException("the form has no end")
-        return message
-
+    await require_room(services, request)
+    if not _is_form(request):
+        yield Form(fields={}, files=())
+        return
+    parser = _FormParser(
+        request.headers,
+        _ended(request),
+        max_files=MOST_FILES,
+        max_fields=_MOST_FIELDS,
+        max_part_size=_FIELD_BYTES,
+    )
     try:
-        form = Request(request.scope, receive).form(
-            max_files=MOST_FILES, max_fields=_MOST_FIELDS, max_part_size=_FIELD_BYTES
-        )
-        async with form as parts:
-            fields: dict[str, str] = {}
-            files: list[NewFile] = []
-            for name, value in parts.multi_items():
-                if isinstance(value, UploadFile):
-                    file = await asyncio.to_thread(_on_disk, value)
-                    files.append(NewFile(name=value.filename or name, file=file))
-                elif name in fields:
-                    detail = f"the field {name!r} occurs twice"
-                    raise ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", detail)
-                else:
-                    fields[name] = value
-            yield Form(fields=fields, files=files)
-    except HTTPException as exc:
-        raise ProblemError(HTTPStatus.BAD_REQUEST, "invalid_request", str(exc.detail)) from exc
+        form = await parser.parse()
+    except MultiPartException as exc:
+        raise ProblemError(HTTPStatus.BAD_REQUEST, "invalid_request", exc.message) from exc
+    try:
+        fields: dict[str, str] = {}
+        files: list[NewFile] = []
+        for (name, value), stated in zip(form.multi_items(), parser.stated_names, strict=True):
+            if isinstance(value, UploadFile):
+                file = await asyncio.to_thread(_on_disk, value)
+                files.append(NewFile(name=stated or value.filename or name, file=file))
+            elif name in fields:
+                detail = f"the field {name!r} occurs twice"
+                raise ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", detail)
+            else:
+                fields[name] = value
+        yield Form(fields=fields, files=files)
+    finally:
+        await form.close()
+
+
+def _is_form(request: Request) -> bool:
+    kind = request.headers.get("content-type", "").partition(";")[0]
+    return kind.strip().lower() == "multipart/form-data"
+
+
+async def _ended(request: Request) -> AsyncGenerator[bytes, None]:
+    """Yield the body of a form; the parser would leave out a part without an end, and lose its file.
+
+    Raises:
+        MultiPartException: the form has no end.
+    """
+    tail = b""
+    async for piece in request.stream():
+        tail = (tail + piece)[-_TAIL_BYTES:]
+        yield piece
+    if not tail.rstrip(b" \t\r\n").endswith(b"--"):
+        raise MultiPartException("the form has no end")
+
+
+class _FormParser(MultiPartParser):
+    """Knows files by ``filename*`` too, and reads their names as those of downloads."""
+
+    def __init__(self, *args: Any, **limits: Any) -> None:
+        super().__init__(*args, **limits)
+        #: Of each part, in order; None: it is no file, or states no name.
+        self.stated_names: list[str | None] = []
+        self._stated: str | None = None
+        self._field = self._value = b""
+
+    def on_part_begin(self) -> None:
+        """Begin a part."""
+        self._stated = None
+        super().on_part_begin()
+
+    def on_header_field(self, data: bytes, start: int, end: int) -> None:
+        """Take a piece of a header's name."""
+        self._field += data[start:end]
+        super().on_header_field(data, start, end)
+
+    def on_header_value(self, data: bytes, start: int, end: int) -> None:
+        """Take a piece of a header's value."""
+        self._value += data[start:end]
+        super().on_header_value(data, start, end)
+
+    def on_header_end(self) -> None:
+        """End a header; a part that states a file name becomes a file for the parser."""
+        if self._field.lower() == b"content-disposition":
+            self._stated = stated_name(self._value)
+            if self._stated is not None:
+                super().on_header_value(_FILE, 0, len(_FILE))
+        self._field = self._value = b""
+        super().on_header_end()
+
+    def on_part_end(self) -> None:
+        """End a part."""
+        self.stated_names.append(self._stated)
+        super().on_part_end()
 
 
 def _on_disk(upload: UploadFile) -> BinaryIO:
@@ -169,16 +248,17 @@ class NewMessage:
 
 
 @asynccontextmanager
-async def open_message(request: Request) -> AsyncIterator[NewMessage]:
+async def open_message(request: Request, services: Services) -> AsyncIterator[NewMessage]:
     """Read the body of a message: JSON, or a form with files.
 
     Raises:
+        StorageQuotaError: the key has no room for it.
         ProblemError: 400, it is not valid JSON or no valid form; 415, it is neither; 422, it is empty.
         RequestValidationError: a field is not valid.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == "multipart/form-data":
-        async with open_form(request) as form:
+    if _is_form(request):
+        async with open_form(request, services) as form:
             yield await _new_message(_of_form(form.fields), form.files)
     elif kind == "application/json" or kind.endswith("+json"):
         yield await _new_message(_checked(_parsed(await request.body())), ())
@@ -187,16 +267,13 @@ async def open_message(request: Request) -> AsyncIterator[NewMessage]:
         raise ProblemError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", detail)
 
 
-async def store_files(services: Services, chat_key: str, files: Sequence[NewFile]) -> list[Attachment]:
+async def store_files(uploads: KeyFiles, files: Sequence[NewFile]) -> list[Attachment]:
     """Store files in a chat's uploads, in order; the chat is created if it is new.
 
     Raises:
-        InvalidValueError, UploadQuotaError: as from ``ChatFiles.add``.
+        StorageQuotaError, InvalidValueError, UploadQuotaError: as from ``KeyFiles.add``.
     """
-    if not files:
-        return []
-    area = services.files_of(await services.chat(chat_key))
-    return [await asyncio.to_thread(area.add, part.name, part.file) for part in files]
+    return [await uploads.add(part.name, part.file) for part in files]
 
 
 async def _new_message(body: MessageBody, files: Sequence[NewFile]) -> NewMessage:
@@ -251,7 +328,12 @@ def _checked(value: object) -> MessageBody:
 
 @asynccontextmanager
 async def open_body(request: Request, services: Services) -> AsyncIterator[BinaryIO]:
-    """Write a body to a file below the data directory while it arrives; the file is removed at the end."""
+    """Write a body to a file below the data directory while it arrives; the file is removed at the end.
+
+    Raises:
+        StorageQuotaError: the key has no room for it.
+    """
+    await require_room(services, request)
     directory = make_directory(layout.staging_dir(services.settings.data_dir))
     with tempfile.TemporaryFile(dir=directory) as file:
         async for piece in request.stream():

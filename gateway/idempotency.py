@@ -37,10 +37,14 @@ from nekro_agent.errors import (
     OverloadedError,
     ResultError,
     StorageError,
+    StorageQuotaError,
 )
+from nekro_agent.execution.payer import current_account
 from nekro_agent.shared_clock import elapsed_seconds
 from storage.access.requests import RecordedRequest
+from storage.access.stored_bytes import ROW_BYTES, size_of
 from storage.engine import Database
+from storage.states import StoredKind
 from workers.leases.keeper import HeldLease, LeaseKeeper
 from workers.leases.kinds import REQUEST
 
@@ -143,12 +147,15 @@ class Once:
         digest = bytes.fromhex(lease.key)
         try:
             with lease.ending():
-                async with self._database.autocommit() as transaction:
+                async with self._database.begin() as transaction:
                     is_ours = await transaction.requests.finish(
                         digest, fence=lease.fence, status=status, answer=answer
                     )
-                if not is_ours:
-                    raise FencedError("another execution has taken the request")
+                    if not is_ours:
+                        raise FencedError("another execution has taken the request")
+                    size = ROW_BYTES + size_of(json.dumps(answer))
+                    account_id = current_account()
+                    transaction.stored_bytes.add(account_id, StoredKind.REQUESTS, size, refuses=False)
         except StorageError as exc:  # the work is done; a repetition finds its effect by name
             logger.bind(error=str(exc)).warning("idempotent_answer_not_stored")
 
@@ -209,7 +216,8 @@ def _had_no_effect(error: BaseException) -> bool:
     """Whether an error says that nothing was done; a cancellation or an unavailable database does not."""
     if isinstance(error, ProblemError):
         return error.status < HTTPStatus.INTERNAL_SERVER_ERROR
-    if isinstance(error, BrokerUnavailableError | OverloadedError):  # what was sent will not run
+    # What was sent will not run, and a transaction beyond the quota was undone.
+    if isinstance(error, BrokerUnavailableError | OverloadedError | StorageQuotaError):
         return True
     return isinstance(error, NekroError) and status_of(error) < HTTPStatus.INTERNAL_SERVER_ERROR
 

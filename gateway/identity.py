@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -10,6 +11,7 @@ from http import HTTPStatus
 from typing import Final
 
 from gateway.problems import ProblemError
+from storage.access.keys import account_of_key
 
 __all__ = ["LOCAL", "Identity", "Scope"]
 
@@ -35,7 +37,7 @@ class Scope(StrEnum):
 class Identity:
     """The holder of a key."""
 
-    #: Id of the key; None on a loopback gateway without keys.
+    #: Id of the key's row; None: the local key, or a process of this machine's user (`nekro mcp serve`).
     key_id: str | None
     scopes: frozenset[Scope]
     #: Pattern of the chat keys, as of ``fnmatch``.
@@ -47,8 +49,12 @@ class Identity:
     #: Limits per day (UTC) of the turns that it starts; None: no limit.
     cost_per_day: float | None = None
     tokens_per_day: int | None = None
+    #: Most bytes that it may keep stored; None: as the settings say; 0: no limit.
+    stored_bytes_limit: int | None = None
     #: None: never.
     expires_at: datetime | None = None
+    #: Id of the key of a request over HTTP, also of the local one: tickets name it.
+    credential_id: str = ""
 
     @property
     def name(self) -> str:
@@ -56,9 +62,19 @@ class Identity:
         return "gateway" if self.key_id is None else f"key:{self.key_id}"
 
     @property
+    def account_id(self) -> str | None:
+        """The account of what the key causes (``nekro_agent.execution.payer``); None: nobody pays for it."""
+        return None if self.key_id is None else account_of_key(self.key_id)
+
+    @property
     def is_of_all_chats(self) -> bool:
         """Whether the key has every chat."""
         return self.chats == "*"
+
+    @property
+    def chat_prefix(self) -> str:
+        """What the keys of all its chats begin with: its pattern before the first wildcard."""
+        return re.split(r"[*?\[]", self.chats, maxsplit=1)[0]
 
     def has_chat(self, chat_key: str) -> bool:
         """Whether the key has a chat."""
@@ -121,5 +137,5 @@ class Identity:
         )
 
 
-#: Requests to a gateway that has no keys; it serves this machine only.
+#: Who has the rights of the gateway's own user: the holder of the local key.
 LOCAL: Final = Identity(key_id=None, scopes=frozenset(Scope))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import mimetypes
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -12,8 +13,11 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from agent.multimodal import image_data
+from gateway.access.stored_bytes import KeyFiles
+from gateway.identity import Identity
 from gateway.problems import ProblemError
 from nekro_agent.errors import NotFoundError, UsageError
+from nekro_agent.files.media_types import HEAD_BYTES, suffix_of
 from nekro_client.models import (
     FileInfo,
     FilePart,
@@ -28,7 +32,6 @@ from nekro_client.models import (
 from storage.repositories.messages import Message
 from workers.chats.attachments import Attachment, attachments_of
 from workers.chats.file_ids import FileIds
-from workers.chats.files import ChatFiles
 from workers.composition import Services
 
 __all__ = ["MOST_PARTS", "Content", "file_info", "message_parts", "stored_content"]
@@ -49,6 +52,7 @@ class Content:
 
 async def stored_content(
     services: Services,
+    identity: Identity,
     chat_key: str,
     parts: Sequence[NewPart],
     *,
@@ -57,15 +61,16 @@ async def stored_content(
     """Store what parts carry in the chat's uploads, and return the content of their message.
 
     Args:
+        identity: whose quota the files are on.
         files: files of the message that are stored already; they follow the parts.
 
     Raises:
         ProblemError: 422, a part is not valid or there are too many.
-        InvalidValueError, UploadQuotaError: as from ``ChatFiles.add``.
+        StorageQuotaError, InvalidValueError, UploadQuotaError: as from ``KeyFiles.add``.
     """
     if len(parts) + len(files) > MOST_PARTS:
         raise _invalid(f"a message has at most {MOST_PARTS} parts")
-    area = services.files_of(await services.chat(chat_key))
+    uploads = KeyFiles(services, identity, chat_key)
     texts: list[str] = []
     segments: list[Mapping[str, Any]] = []
     for part in parts:
@@ -73,9 +78,8 @@ async def stored_content(
             texts.append(part.text)
             segments.append({"type": "text", "text": part.text})
         else:
-            segments.append(
-                (await asyncio.to_thread(_stored, area, services.file_ids, chat_key, part)).segment
-            )
+            stored = await _stored(uploads, services.file_ids, chat_key, part)
+            segments.append(stored.segment)
     segments += [file.segment for file in files]
     is_plain = len(texts) == len(segments)
     return Content(text="\n".join(texts), segments=[] if is_plain else segments)
@@ -118,30 +122,36 @@ def _file_parts(ids: FileIds, chat_key: str, files: Sequence[Attachment]) -> lis
     ]
 
 
-def _stored(area: ChatFiles, ids: FileIds, chat_key: str, part: NewImagePart | NewFilePart) -> Attachment:
+async def _stored(
+    uploads: KeyFiles, ids: FileIds, chat_key: str, part: NewImagePart | NewFilePart
+) -> Attachment:
     if (part.file_id is None) == (part.data_url is None):
         raise _invalid(f"a part of type {part.type!r} needs file_id or data_url, and not both")
     if part.data_url is not None:
-        stored = area.add(*_decoded(part.data_url, part.name, part.type))
+        stored = await uploads.add(*await asyncio.to_thread(_decoded, part.data_url, part.name, part.type))
     else:
-        stored = _uploaded(area, ids, chat_key, str(part.file_id), part.name)
+        stored = await _uploaded(uploads, ids, chat_key, str(part.file_id), part.name)
     if part.type == "image" and stored.kind != "image":
         raise _invalid(f"{stored.name!r} is not a PNG, JPEG, GIF or WebP picture; post it as a file")
     return stored
 
 
-def _uploaded(area: ChatFiles, ids: FileIds, chat_key: str, file_id: str, name: str | None) -> Attachment:
+async def _uploaded(
+    uploads: KeyFiles, ids: FileIds, chat_key: str, file_id: str, name: str | None
+) -> Attachment:
+    area = await uploads.open()
     try:
         ref = ids.read(chat_key, file_id)
-        found = area.describe(ref.path, name=name)
+        found = await asyncio.to_thread(area.describe, ref.path, name=name)
     except (NotFoundError, UsageError) as exc:
         raise _invalid("file_id names no file of the chat") from exc
     if ref.modified_ns not in (None, found.modified_ns):
         raise _invalid("the file of file_id was replaced by another")
     if not ref.path.startswith("/app/uploads/"):
         # Sandboxed code can change its own files at any time.
-        with area.open(ref.path) as file:
-            return area.add(found.name, file)
+        with ExitStack() as opened:
+            file = await asyncio.to_thread(opened.enter_context, area.open(ref.path))
+            return await uploads.add(found.name, file)
     return found
 
 
@@ -150,7 +160,8 @@ def _decoded(url: str, name: str | None, kind: str) -> tuple[str, bytes]:
     if decoded is None:
         raise _invalid("data_url is not a valid data URL (data:image/png;base64,…)")
     media_type, content = decoded
-    return name or f"{kind}{mimetypes.guess_extension(media_type) or ''}", content
+    suffix = suffix_of(content[:HEAD_BYTES]) or mimetypes.guess_extension(media_type) or ""
+    return name or f"{kind}{suffix}", content
 
 
 def _invalid(detail: str) -> ProblemError:

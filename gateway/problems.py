@@ -1,7 +1,8 @@
 """Errors as problem documents (RFC 9457).
 
-Every error of the API has this form, with the stable code of its error class. Unexpected errors are answered
-by ``gateway.web.middleware.RequestContext``.
+Every error of the API has this form, with the stable code of its error class; below ``/v1`` it has that of
+OpenAI's API, because its clients read no other. Unexpected errors are answered by
+``gateway.web.middleware.RequestContext``.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from nekro_agent.errors import (
     OverloadedError,
     PluginError,
     SandboxError,
+    StorageQuotaError,
     StorageUnavailableError,
     UploadQuotaError,
     UsageError,
@@ -48,6 +50,7 @@ __all__ = [
     "PROBLEM_TYPE",
     "ProblemError",
     "install",
+    "openai_error",
     "problem_of",
     "problem_response",
     "shown_text",
@@ -57,6 +60,14 @@ __all__ = [
 PROBLEM_TYPE: Final = "application/problem+json"
 #: Most characters of a detail, which may quote the request.
 _MOST_CHARS: Final = 4000
+#: Where OpenAI's API is served.
+_OPENAI: Final = "/v1/"
+_OPENAI_TYPES: Final = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+}
 
 #: The first match wins, so subclasses come before their parents.
 _STATUS: Final[tuple[tuple[type[NekroError], HTTPStatus], ...]] = (
@@ -70,7 +81,8 @@ _STATUS: Final[tuple[tuple[type[NekroError], HTTPStatus], ...]] = (
     (CallCancelledError, HTTPStatus.CONFLICT),
     (OutcomeUnknownError, HTTPStatus.BAD_GATEWAY),
     (NotApprovedError, HTTPStatus.FORBIDDEN),
-    (PluginError, HTTPStatus.BAD_GATEWAY),
+    # The plugin's own failure, which no other gateway or worker would avoid: no outage.
+    (PluginError, HTTPStatus.UNPROCESSABLE_ENTITY),
     (OverloadedError, HTTPStatus.SERVICE_UNAVAILABLE),
     (BrokerUnavailableError, HTTPStatus.SERVICE_UNAVAILABLE),
     (MessageRefusedError, HTTPStatus.CONFLICT),
@@ -78,6 +90,7 @@ _STATUS: Final[tuple[tuple[type[NekroError], HTTPStatus], ...]] = (
     (ConflictError, HTTPStatus.CONFLICT),
     (AlreadyDecidedError, HTTPStatus.CONFLICT),
     (FencedError, HTTPStatus.CONFLICT),
+    (StorageQuotaError, HTTPStatus.INSUFFICIENT_STORAGE),
     (StorageUnavailableError, HTTPStatus.SERVICE_UNAVAILABLE),
     (SandboxError, HTTPStatus.SERVICE_UNAVAILABLE),
     (BudgetExceededError, HTTPStatus.TOO_MANY_REQUESTS),
@@ -120,8 +133,14 @@ def problem_of(request: Request, error: NekroError | ProblemError) -> Problem:
 def problem_response(
     request: Request, status: HTTPStatus, code: str, detail: str, *, headers: dict[str, str] | None = None
 ) -> JSONResponse:
-    """Return a problem document as a response."""
-    return _response(_problem(request, status, code, detail), headers)
+    """Return an error as a response."""
+    return _response(request, _problem(request, status, code, detail), headers)
+
+
+def openai_error(status: int, code: str, message: str, *, param: str | None = None) -> dict[str, Any]:
+    """Return an error as OpenAI's API words it; ``param`` names the wrong field, None for none."""
+    kind = _OPENAI_TYPES.get(HTTPStatus(status), "server_error" if status >= 500 else "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def _problem(request: Request, status: HTTPStatus, code: str, detail: str) -> Problem:
@@ -134,7 +153,10 @@ def _problem(request: Request, status: HTTPStatus, code: str, detail: str) -> Pr
     )
 
 
-def _response(problem: Problem, headers: dict[str, str] | None) -> JSONResponse:
+def _response(request: Request, problem: Problem, headers: dict[str, str] | None) -> JSONResponse:
+    if request.url.path.startswith(_OPENAI):
+        error = openai_error(problem.status, problem.code, problem.detail)
+        return JsonAnswer(error, status_code=problem.status, headers=headers)
     return JsonAnswer(
         problem.model_dump(mode="json"), status_code=problem.status, headers=headers, media_type=PROBLEM_TYPE
     )
@@ -164,7 +186,7 @@ def install(app: FastAPI) -> None:
     async def on_error(request: Request, error: NekroError) -> JSONResponse:
         problem = problem_of(request, error)
         waits = {"Retry-After": "1"} if problem.status == HTTPStatus.SERVICE_UNAVAILABLE else None
-        return _response(problem, waits)
+        return _response(request, problem, waits)
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> JSONResponse:
@@ -173,7 +195,7 @@ def install(app: FastAPI) -> None:
         detail = str(error.detail)
         if detail == status.phrase:  # of the router, which says no more
             asked = f"{request.method} {request.url.path}"
-            detail = f"{asked}: nothing is served there; docs/openapi.json lists what is"
+            detail = f"{asked}: nothing is served there; /openapi.json lists what is"
             if status is HTTPStatus.METHOD_NOT_ALLOWED:
                 detail = f"{asked}: this path has other methods: {(error.headers or {}).get('Allow', '')}"
         return problem_response(request, status, code, detail, headers=dict(error.headers or {}))

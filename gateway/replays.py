@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from http import HTTPStatus
 from typing import Any, Final
 
+from gateway.access.stored_bytes import KeyFiles
 from gateway.identity import Identity
 from gateway.messages import post_message, sender_of
 from gateway.problems import ProblemError
@@ -17,10 +19,11 @@ from nekro_agent.ports import ChatInfo, IncomingMessage, MessageKind
 from nekro_client.models import ReplayedTurn
 from storage.repositories.messages import COPY_PREFIX, Message
 from storage.repositories.rounds import Round
-from storage.states import TriggerKind
+from storage.states import StoredKind, TriggerKind
 from storage.transaction import Transaction
 from workers.chats.attachments import Attachment, attachments_of
 from workers.chats.files import ChatFiles
+from workers.chats.writer import message_bytes
 from workers.composition import Services
 
 __all__ = ["replay_turn"]
@@ -46,7 +49,7 @@ async def replay_turn(
     Raises:
         ProblemError: 409, no person's message caused the turn, or the chat exists; others as for
             ``post_message``.
-        UploadQuotaError: the files do not fit.
+        UploadQuotaError, StorageQuotaError: the files or messages do not fit.
     """
     async with services.database.read() as transaction:
         cause = await _cause(transaction, first)
@@ -60,12 +63,13 @@ async def replay_turn(
             HTTPStatus.CONFLICT, "chat_exists", f"there is a chat {chat_key!r} already; name a new one"
         )
     new = await _made(services, old, chat_key)
-    files = await asyncio.to_thread(
-        _copy_files, services.files_of(old), services.files_of(new), [*history, cause]
-    )
+    uploads = KeyFiles(services, identity, new.chat_key)
+    files = await _copied_files(services.files_of(old), uploads, [*history, cause])
     copies = [dataclasses.replace(one, chat_key=chat_key, data=_data(one.data, files)) for one in history]
     async with services.database.begin() as transaction:
         await transaction.messages.copy(copies)
+        size = sum(message_bytes(one) for one in copies)
+        transaction.stored_bytes.add(identity.account_id, StoredKind.MESSAGES, size)
     data = _data(cause.data, files) or {}
     message = IncomingMessage(
         chat_key=chat_key,
@@ -105,7 +109,7 @@ async def _made(services: Services, old: ChatInfo, chat_key: str) -> ChatInfo:
         return new
 
 
-def _copy_files(old: ChatFiles, new: ChatFiles, messages: Sequence[Message]) -> dict[str, Attachment]:
+async def _copied_files(old: ChatFiles, new: KeyFiles, messages: Sequence[Message]) -> dict[str, Attachment]:
     """Copy the uploads of messages under their names, except missing ones; returns the copies by path."""
     copied: dict[str, Attachment] = {}
     for path in {one.path for message in messages for one in attachments_of(message.data)}:
@@ -113,8 +117,9 @@ def _copy_files(old: ChatFiles, new: ChatFiles, messages: Sequence[Message]) -> 
         if directory != layout.SANDBOX_UPLOADS:
             continue
         try:
-            with old.open(path) as file:
-                copied[path] = new.add(name, file)
+            with ExitStack() as opened:
+                file = await asyncio.to_thread(opened.enter_context, old.open(path))
+                copied[path] = await new.add(name, file)
         except (UsageError, NotFoundError):
             continue
     return copied

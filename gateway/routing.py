@@ -33,7 +33,9 @@ class KeyedRoute(APIRoute):
 
         async def identified(request: Request) -> Response:
             await identity_of(request)
-            return await handle(_LimitedRequest(request.scope, request.receive))
+            response = await handle(_LimitedRequest(request.scope, request.receive))
+            response.headers.update(getattr(request.state, "rate_headers", {}))
+            return response
 
         return identified
 

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
-from workers.chats.attachments import IMAGE_TYPES
+from nekro_agent.files.media_types import IMAGE_TYPES
 
 __all__ = ["etag_of", "file_response", "has_etag"]
 

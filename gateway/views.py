@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from storage.access.spending_reports import CostSum
     from storage.caller_reads import LaneOverride
     from storage.repositories.calls import Call
+    from storage.repositories.job_log import JobLogEntry
     from storage.repositories.jobs import Job
     from storage.repositories.messages import Message
     from storage.repositories.rounds import Round
-    from storage.repositories.timers import RecordedTimer
+    from storage.repositories.timers import RecordedTimer, WorkerTimer
     from workers.budgets.limits import Budget
     from workers.catalogue.entries import MethodEntry, PluginEntry
     from workers.catalogue.fleet import ServedVersion
@@ -38,6 +39,7 @@ __all__ = [
     "dead_letter_answer",
     "finished_call",
     "job_answer",
+    "job_log_answer",
     "key_answer",
     "message_answer",
     "method_answer",
@@ -49,7 +51,7 @@ __all__ = [
 
 
 #: States whose names the API has in common with those of calls.
-_JOB_STATES: Final = {JobState.SUCCEEDED: "done"}
+_JOB_STATES: Final[dict[str, str]] = {JobState.SUCCEEDED: "done"}
 
 
 def message_answer(row: Message, ids: FileIds, *, turn_id: str | None = None) -> models.Message:
@@ -78,6 +80,8 @@ def message_answer(row: Message, ids: FileIds, *, turn_id: str | None = None) ->
 
 def job_answer(row: Job) -> models.Job:
     """Return a background job."""
+    from workers.jobs.retry import can_retry
+
     return models.Job(
         id=row.id,
         type=row.type,
@@ -90,10 +94,31 @@ def job_answer(row: Job) -> models.Job:
         attempt=row.attempt,
         worker=row.worker,
         data=row.data,
+        turn_id=row.turn_id,
+        call_id=row.call_id,
+        retry_of=row.retry_of,
+        can_retry=can_retry(row),
+        cancel_requested_at=row.cancel_requested_at,
         created_at=row.created_at,
         started_at=row.started_at,
         updated_at=row.updated_at,
         finished_at=row.finished_at,
+    )
+
+
+def job_log_answer(entries: Sequence[JobLogEntry]) -> models.JobLog:
+    """Return the log of a job, with its attempts."""
+    from workers.jobs.attempts import attempts_of
+
+    return models.JobLog(
+        attempts=[
+            models.JobAttempt(**vars(one) | {"outcome": _JOB_STATES.get(one.outcome, one.outcome)})
+            for one in attempts_of(entries)
+        ],
+        entries=[
+            models.JobLogEntry(**vars(one) | {"kind": _JOB_STATES.get(one.kind.value, one.kind.value)})
+            for one in entries
+        ],
     )
 
 
@@ -112,16 +137,31 @@ def budget_answer(budget: Budget, *, warn_at: float) -> models.BudgetUse:
         scope=budget.scope,
         id=budget.id,
         measure=budget.measure,
-        period=budget.period or "turn",
+        period=budget.period or ("turn" if budget.scope == "turn" else ""),
         limit=budget.limit,
         used=budget.used,
+        estimated_requests=budget.estimated_requests,
         renews_at=budget.renews_at,
         state=budget.state(warn_at),
     )
 
 
-def timer_answer(timer: RecordedTimer | CronJob) -> models.Timer:
-    """Return a timer of either kind."""
+def timer_answer(timer: RecordedTimer | CronJob | WorkerTimer) -> models.Timer:
+    """Return a timer of any kind."""
+    from storage.repositories.timers import WorkerTimer
+
+    if isinstance(timer, WorkerTimer):
+        return models.Timer(
+            id=timer.id,
+            kind="once",
+            chat_key=timer.chat_key,
+            state="waiting",
+            fires_at=timer.fire_at,
+            description=timer.description,
+            temporary=timer.temporary,
+            owner=timer.worker,
+            plugin=timer.plugin_key,
+        )
     if isinstance(timer, CronJob):
         return models.Timer(
             id=timer.job_id,
@@ -223,6 +263,8 @@ def key_answer(key: Key) -> models.ApiKey:
         requests_per_minute=key.requests_per_minute,
         cost_per_day=key.cost_per_day,
         tokens_per_day=key.tokens_per_day,
+        stored_bytes_limit=key.stored_bytes_limit,
+        stored_bytes=key.stored_bytes,
         created_at=key.created_at,
         expires_at=key.expires_at,
         revoked_at=key.revoked_at,
@@ -290,16 +332,20 @@ def approval_answer(row: Approval, call: Call | None = None, *, in_full: bool = 
 
     Args:
         call: its call; None: unknown.
-        in_full: False leaves out the arguments, for lists.
+        in_full: False leaves out the exact arguments, for lists.
     """
+    from workers.approvals.shown import call_line, difference, plain_arguments, shown_call
+
     answer = models.Approval(
         id=row.id,
+        number=row.number,
         call_id=row.call_id,
         chat_key=row.chat_key,
         turn_id=row.turn_id,
         round_id=row.round_id,
         user_id=row.user_id,
         method=row.method,
+        summary=call_line(row.method, row.running_arguments),
         digest=row.digest,
         requested_at=row.requested_at,
         expires_at=row.expires_at,
@@ -314,8 +360,6 @@ def approval_answer(row: Approval, call: Call | None = None, *, in_full: bool = 
     )
     if not in_full:
         return answer
-    from workers.approvals.shown import difference, plain_arguments, shown_call
-
     return answer.model_copy(
         update={
             "call": shown_call(row.method, row.running_arguments),

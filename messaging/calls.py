@@ -64,6 +64,9 @@ REREAD_KEYS: Final = 100
 #: Time that a message takes on a worker's loop before its arguments are decoded, per character.
 SECONDS_PER_CHAR: Final = 1e-8
 
+#: How long after its deadline a call's row is asked for its outcome.
+LAST_LOOK_SECONDS: Final = 2.0
+
 _LANES: Final = frozenset(lane.value for lane in Lane)
 #: Celery's states of a task that has ended.
 _SUCCESS: Final = "SUCCESS"
@@ -189,6 +192,7 @@ class MethodCaller:
         self._tasks: list[asyncio.Task[None]] = []
         self._reads: set[asyncio.Task[None]] = set()
         self._revocations: set[asyncio.Task[None]] = set()
+        self._leaves_calls = False
 
     async def start(self) -> None:
         """Start listening for results. Redis need not be reachable yet; the tasks retry."""
@@ -205,6 +209,10 @@ class MethodCaller:
             asyncio.create_task(self._recover_forever(), name="nekro-recovery"),
             asyncio.create_task(self._subscription.listen(), name="nekro-answers"),
         ]
+
+    def leave_calls(self) -> None:
+        """From now on, let calls run whose wait is cancelled: the same call, made again, finds the effect."""
+        self._leaves_calls = True
 
     async def close(self) -> None:
         """Stop listening, and cancel every waiting call."""
@@ -302,15 +310,19 @@ class MethodCaller:
         except TimeoutError as exc:
             if not limit.is_over:
                 raise
-            self._revoke_soon(call_id)
-            if pending.is_in_doubt:
-                raise _in_doubt(invocation) from exc
-            raise CallTimeoutError(
-                f"{invocation.method}: no answer to call {call_id} before its deadline"
-            ) from exc
+            outcome = await self._outcome_at_deadline(pending)
+            if outcome is None:
+                self._revoke_soon(call_id)
+                if pending.is_in_doubt:
+                    raise _in_doubt(invocation) from exc
+                raise CallTimeoutError(
+                    f"{invocation.method}: no answer to call {call_id} before its deadline"
+                ) from exc
+            answer = _returned(outcome)
         except asyncio.CancelledError:
-            # ``wait`` leaves the revocation running when this task is cancelled again.
-            await asyncio.wait({self._revoke_soon(call_id)})
+            if not self._leaves_calls:
+                # ``wait`` leaves the revocation running when this task is cancelled again.
+                await asyncio.wait({self._revoke_soon(call_id)})
             raise
         finally:
             if self._pending.get(call_id) is pending:  # no answer came
@@ -475,6 +487,31 @@ class MethodCaller:
         if fate is None or (fate.is_running and not isinstance(error, OutcomeUnknownError)):
             await self._withdraw(invocation.call_id)
         return answer
+
+    async def _outcome_at_deadline(self, pending: _Pending) -> dict[str, Any] | None:
+        """End a recorded call whose deadline has passed; returns its outcome if it returned before.
+
+        Its worker may have died, or its answer may have been lost, after the outcome was recorded.
+
+        Raises:
+            NekroError: how the call ended before.
+        """
+        if self._ledger is None or not pending.is_recorded:
+            return None
+        invocation = pending.message.invocation
+        try:
+            with self._limits.of(LAST_LOOK_SECONDS):
+                # Then it cannot be recorded as done after its caller was told otherwise.
+                await self._ledger.withdraw(invocation.call_id)
+                fate = await self._ledger.settle(pending.message)
+        except (StorageError, TimeoutError) as exc:
+            logger.bind(call_id=invocation.call_id, error=str(exc)).warning("call_in_doubt")
+            # A worker that reports a timeout did not start the call, and no other worker starts it any more.
+            pending.is_in_doubt = pending.is_in_doubt or pending.record is None
+            return None
+        if fate.error is not None:
+            raise fate.error
+        return fate.outcome
 
     async def _withdraw(self, call_id: str) -> None:
         if self._ledger is None:

@@ -23,7 +23,7 @@ from nekro_agent.errors import (
 )
 from nekro_agent.execution.author_frames import attach, frames_from
 
-__all__ = ["failure_from_record"]
+__all__ = ["error_named", "failure_from_record"]
 
 #: Longer messages of plugins are truncated.
 MAX_MESSAGE_CHARS: Final = 8000
@@ -59,6 +59,12 @@ def failure_from_record(record: Mapping[str, Any]) -> NekroError:
     error = _error(record)
     attach(error, frames_from(record.get("frames")))
     return error
+
+
+def error_named(name: str, message: str) -> NekroError:
+    """Return the error of our tree with that name, or a ``MethodFailedError`` if there is none."""
+    cls = _OURS.get(name)
+    return MethodFailedError(name, message) if cls is None else _ours(cls, name, message)
 
 
 def _error(record: Mapping[str, Any]) -> NekroError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -68,6 +69,14 @@ return {{word, number}}
 
 #: Unique ids; generating each randomly would cost a system call.
 _unique = map(f"{uuid4()}.{{}}".format, count())
+
+
+def _begin_ids() -> None:
+    global _unique
+    _unique = map(f"{uuid4()}.{{}}".format, count())
+
+
+os.register_at_fork(after_in_child=_begin_ids)
 
 
 class PublishUnknownError(BrokerUnavailableError):
@@ -151,7 +160,7 @@ class PipelinePublisher:
         assert settings.url is not None  # noqa: S101 - checked when the app was built
         self._url, self._prefix, self._longest = settings.url, settings.key_prefix, settings.max_queued
         self._keys = Keys(prefix=settings.key_prefix)
-        self._link = RedisLink(settings, settings.url, asks_run_id=True)
+        self._link = RedisLink(settings, settings.url)
         self._limits = Limits()
 
     async def send(self, message: Any, *, queue: str, may_repeat: bool) -> Place | None:

@@ -18,10 +18,12 @@ from messaging.celery.names import MAILBOX_STEP
 from messaging.celery.worker_state import add_revoked
 from nekro_agent.shared_clock import shared_now
 
-__all__ = ["RevocationStep", "revoke"]
+__all__ = ["RevocationStep", "name_request", "revoke", "revoke_request"]
 
 #: How long an id is kept: longer than any message exists.
 REVOKED_SECONDS: Final = 24 * 3600
+#: How long the call of a client's request is found.
+REQUEST_SECONDS: Final = 3600
 #: Maximum number of ids; as many as Celery itself keeps in a worker.
 MAX_REVOKED: Final = 50_000
 
@@ -43,6 +45,28 @@ def revoke(app: Celery, task_ids: Sequence[str]) -> None:
     app.control.revoke(list(task_ids), terminate=True)
 
 
+def name_request(app: Celery, digest: str, call_id: str) -> None:
+    """Keep which call a client's request causes, so that any gateway can revoke it; blocks.
+
+    The newest call counts: clients give several requests the same number.
+
+    Raises:
+        Exception: as from ``revoke``.
+    """
+    app.backend.client.set(_keys(app).request(digest), call_id, ex=REQUEST_SECONDS)
+
+
+def revoke_request(app: Celery, digest: str) -> None:
+    """Revoke the call that a request has caused; nothing if it caused none, or long ago; blocks.
+
+    Raises:
+        Exception: as from ``revoke``.
+    """
+    found = app.backend.client.get(_keys(app).request(digest))
+    if found is not None:
+        revoke(app, [found.decode(errors="replace")])
+
+
 class RevocationStep(bootsteps.StartStopStep):  # type: ignore[misc]
     """Reads the ids at each connect, after the mailbox has started listening, so that none is missed."""
 
@@ -62,5 +86,8 @@ class RevocationStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 def _key(app: Celery) -> str:
-    prefix = app.conf.result_backend_transport_options.get("global_keyprefix", "")
-    return Keys(prefix=prefix).revoked
+    return _keys(app).revoked
+
+
+def _keys(app: Celery) -> Keys:
+    return Keys(prefix=app.conf.result_backend_transport_options.get("global_keyprefix", ""))

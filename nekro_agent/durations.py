@@ -15,6 +15,7 @@ __all__ = [
     "GRACE_SECONDS",
     "POLL_SECONDS",
     "PROGRAM_SECONDS",
+    "PROGRESS_SECONDS",
     "REFRESH_SECONDS",
     "RETRY_SECONDS",
     "STALE_SECONDS",
@@ -31,6 +32,8 @@ POLL_SECONDS: Final = 0.05
 REFRESH_SECONDS: Final = 0.3
 #: How long an observation of another process or of a server is used before it is made again.
 FRESH_SECONDS: Final = 1.0
+#: Interval at which a process that starts reports what it does, and people are told what is waited for.
+PROGRESS_SECONDS: Final = 10.0
 #: Delay of work that no caller waits for, so that it does not take the interpreter from work that one does,
 #: and of the rest of a flood, so that others get the event loop.
 DEFER_SECONDS: Final = 0.02

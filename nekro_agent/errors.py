@@ -29,6 +29,7 @@
     │   ├── ConflictError
     │   ├── AlreadyDecidedError
     │   ├── FencedError
+    │   ├── StorageQuotaError
     │   └── StorageUnavailableError
     ├── SandboxError
     │   ├── SandboxUnavailableError
@@ -108,6 +109,7 @@ __all__ = [
     "ServiceError",
     "SettingsError",
     "StorageError",
+    "StorageQuotaError",
     "StorageUnavailableError",
     "UploadQuotaError",
     "UsageError",
@@ -122,7 +124,7 @@ class NekroError(Exception):
 
 
 class SettingsError(NekroError):
-    """A setting is unknown, out of its bounds or contradicts another; raised while settings load."""
+    """A setting is unknown, out of its bounds or contradicts another, or a plugin needs one that is unset."""
 
     code = "settings"
 
@@ -338,6 +340,28 @@ class FencedError(StorageError):
     """A write was refused because the lease of its holder has passed to another holder."""
 
     code = "fenced"
+
+
+class StorageQuotaError(StorageError):
+    """A key of the HTTP API would keep more stored than it may; nothing was stored. Sizes are in bytes."""
+
+    code = "storage_quota"
+
+    def __init__(self, *, key_id: str, wanted_bytes: int, used_bytes: int, limit_bytes: int) -> None:
+        self.key_id = key_id
+        self.wanted_bytes = wanted_bytes
+        self.used_bytes = used_bytes
+        self.limit_bytes = limit_bytes
+        super().__init__(
+            f"the key {key_id} keeps {used_bytes} of {limit_bytes} bytes stored, and {wanted_bytes} more do "
+            "not fit; delete files that it uploaded, keep messages for a shorter time "
+            "(NEKRO_RETENTION__MESSAGES_DAYS), or raise the limit (`nekro keys create "
+            "--stored-bytes-limit`, or NEKRO_DATABASE__KEY_BYTES for keys without one)"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle by the data; see ``UploadQuotaError.__reduce__``."""
+        return functools.partial(StorageQuotaError, **vars(self)), ()
 
 
 class StorageUnavailableError(StorageError):

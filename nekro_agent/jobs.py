@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from nekro_agent import runtime
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import ConflictError, InvalidValueError
+from nekro_agent.execution.failures import log_failure
 from nekro_agent.files import staging
 from nekro_agent.mounts import task_owner_keys, task_owners
 from nekro_agent.ports import JobInfo, JobRequest, JobState
@@ -19,7 +20,17 @@ from nekro_agent.ports import JobInfo, JobRequest, JobState
 if TYPE_CHECKING:
     from nekro_agent.plugin import NekroPlugin
 
-__all__ = ["AsyncTaskHandle", "TaskCtl", "TaskRunner", "TaskSignal", "drive", "runner", "task"]
+__all__ = [
+    "AsyncTaskFunc",
+    "AsyncTaskHandle",
+    "TaskAPI",
+    "TaskCtl",
+    "TaskRunner",
+    "TaskSignal",
+    "drive",
+    "runner",
+    "task",
+]
 
 _log = get_sub_logger("jobs")
 
@@ -91,13 +102,27 @@ class AsyncTaskHandle:
     """One job, for its function (as first argument) or for the code that started it."""
 
     def __init__(
-        self, task_id: str, chat_key: str, plugin: NekroPlugin, *, job_id: str = "", task_type: str = ""
+        self,
+        task_id: str,
+        chat_key: str,
+        plugin: NekroPlugin,
+        *,
+        job_id: str = "",
+        task_type: str = "",
+        stop_requested: Callable[[], bool] | None = None,
     ) -> None:
+        """Create it.
+
+        Args:
+            stop_requested: whether the job that runs in this process was asked to end, without I/O; None:
+                the job's row says it.
+        """
         self.task_id = task_id
         self.chat_key = chat_key
         self.plugin = plugin
         self.job_id = job_id
         self.task_type = task_type
+        self._stop_requested = stop_requested
         #: Whether the job's code has sent the agent a message.
         self.has_notified_agent = False
 
@@ -134,7 +159,12 @@ class AsyncTaskHandle:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the job was asked to end; a long loop should check it regularly."""
+        """Whether the job was asked to end; a long loop should check it regularly.
+
+        In the job itself this takes no time and needs no database: its worker follows requests to stop.
+        """
+        if self._stop_requested is not None:
+            return self._stop_requested()
         job = runtime.current().service("jobs").peek(self.plugin.key, self.task_type, self.task_id)
         return job is not None and (job.cancel_requested or job.state is JobState.CANCELLED)
 
@@ -142,8 +172,9 @@ class AsyncTaskHandle:
 class TaskRunner:
     """``task``: starts and queries jobs."""
 
+    @classmethod
     async def start(
-        self,
+        cls,
         task_type: str,
         task_id: str,
         chat_key: str,
@@ -185,39 +216,46 @@ class TaskRunner:
             raise InvalidValueError(f"task {task_type} {task_id!r} is running already") from exc
         return _handle(job, plugin)
 
-    def get_handle(self, task_type: str, task_id: str) -> AsyncTaskHandle | None:
+    @classmethod
+    def get_handle(cls, task_type: str, task_id: str) -> AsyncTaskHandle | None:
         """Return the open job of that type and name, or None."""
-        found = self._find(task_type, task_id)
+        found = cls._find(task_type, task_id)
         return None if found is None or found[0].state.is_final else _handle(*found)
 
-    def get_state(self, task_type: str, task_id: str) -> TaskCtl | None:
+    @classmethod
+    def get_state(cls, task_type: str, task_id: str) -> TaskCtl | None:
         """Return the newest job's latest report, or None if there was no job."""
-        found = self._find(task_type, task_id)
+        found = cls._find(task_type, task_id)
         return None if found is None else TaskCtl.of_job(found[0])
 
-    def is_running(self, task_type: str, task_id: str) -> bool:
+    @classmethod
+    def is_running(cls, task_type: str, task_id: str) -> bool:
         """Whether a job of that type and name is open."""
-        return self.get_handle(task_type, task_id) is not None
+        return cls.get_handle(task_type, task_id) is not None
 
-    async def cancel(self, task_type: str, task_id: str) -> bool:
+    @classmethod
+    async def cancel(cls, task_type: str, task_id: str) -> bool:
         """Ask a job to end; False if none is open."""
-        found = self._find(task_type, task_id)
+        found = cls._find(task_type, task_id)
         if found is None or found[0].state.is_final:
             return False
         return await runtime.current().service("jobs").cancel(found[0].id)
 
-    def get_running_tasks(self) -> list[str]:
+    @classmethod
+    def get_running_tasks(cls) -> list[str]:
         """Return every open job of the plugins of this process as ``<task type>:<task id>``."""
-        return [f"{job.task_type}:{job.task_id}" for job in self._running()]
+        return [f"{job.task_type}:{job.task_id}" for job in cls._running()]
 
-    async def stop_all(self) -> int:
+    @classmethod
+    async def stop_all(cls) -> int:
         """Ask every job of the plugins of this process to end; returns their number."""
         jobs = runtime.current().service("jobs")
-        return sum([await jobs.cancel(job.id) for job in self._running()])
+        return sum([await jobs.cancel(job.id) for job in cls._running()])
 
-    def runner(self) -> TaskRunner:
-        """Return itself; plugins of the reference access the runner this way."""
-        return self
+    @staticmethod
+    def runner() -> TaskRunner:
+        """Return the only runner; plugins of the reference access it this way."""
+        return task
 
     @staticmethod
     def _running() -> list[JobInfo]:
@@ -238,6 +276,10 @@ class TaskRunner:
 
 #: The only runner, under the name that plugins import.
 task = TaskRunner()
+#: Its class; the methods need no object.
+TaskAPI = TaskRunner
+#: What ``mount_async_task`` registers.
+AsyncTaskFunc: TypeAlias = Callable[..., AsyncGenerator[TaskCtl, None] | Coroutine[Any, Any, Any]]
 
 
 def runner() -> TaskRunner:
@@ -277,7 +319,7 @@ async def drive(
         return result if isinstance(result, TaskCtl) and result.is_terminal else TaskCtl.success(data=result)
     except (Exception, SystemExit) as exc:  # plugin code: any exception is the job's failure
         log = _log.bind(plugin=handle.plugin.key, task_type=handle.task_type)
-        log.opt(exception=exc).error("plugin_task_failed")
+        log_failure(log, "plugin_task_failed", exc, plugin_key=handle.plugin.key)
         return TaskCtl.fail(f"{type(exc).__name__}: {exc}".rstrip(": "), exc)
 
 

@@ -2,6 +2,7 @@
 
 <data root>/
 ├── plugins/<plugin key>/        a plugin's own files
+├── plugin_database/             the database for tables of plugins (``resolve_db_url``)
 ├── configs/<plugin key>.yaml    a plugin's configuration
 ├── uploads/<id>/                /app/uploads in the chat's sandboxes, read-only there
 ├── sandboxes/<container key>/   /app/shared in the sandbox
@@ -36,6 +37,7 @@ __all__ = [
     "encode_key",
     "locks_dir",
     "packages_dir",
+    "plugin_database",
     "plugin_dir",
     "shared_dir",
     "shared_root",
@@ -118,6 +120,11 @@ def default_container_key(chat_key: str) -> str:
 def plugin_dir(root: Path, plugin_key: str) -> Path:
     """Directory of a plugin's own files."""
     return root / "plugins" / encode_key(plugin_key)
+
+
+def plugin_database(root: Path) -> Path:
+    """SQLite file for tables that plugins bring; all plugins share it."""
+    return root / "plugin_database" / "plugins.sqlite3"
 
 
 def config_file(root: Path, plugin_key: str) -> Path:

@@ -13,8 +13,10 @@ __all__ = [
     "OWN_NAMES",
     "BuiltInMethod",
     "Lane",
+    "PromptInjectMethod",
     "SandboxMethod",
     "SandboxMethodType",
+    "WebhookMethod",
 ]
 
 #: Names that the sandbox gives the code itself; a method of such a name has no bare name in the code.
@@ -62,6 +64,24 @@ class SandboxMethod:
     requires_approval: bool = False
     #: Whether a call of a TOOL method runs at most once, like those of the other types.
     once: bool = False
+
+
+@dataclass
+class PromptInjectMethod:
+    """The function that adds a text to the prompt, as ``mount_prompt_inject_method`` stores it."""
+
+    name: str
+    description: str
+    func: Callable[..., Any]
+
+
+@dataclass
+class WebhookMethod:
+    """One registered webhook, as ``mount_webhook_method`` stores it."""
+
+    name: str
+    description: str
+    func: Callable[..., Any]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from nekro_agent.commands.registration import Command, CommandGroup
+from nekro_agent.commands.registration import Command, CommandGroup, kept
 from nekro_agent.commands.schemas import CommandPermission
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.execution.signatures import describe
-from nekro_agent.methods import Lane, SandboxMethod, SandboxMethodType
+from nekro_agent.methods import Lane, PromptInjectMethod, SandboxMethod, SandboxMethodType, WebhookMethod
 
 if TYPE_CHECKING:
     from nekro_agent.schemas.agent_ctx import AgentCtx
@@ -75,6 +75,11 @@ class PluginMounts:
     @property
     def key(self) -> str:
         """``<author>.<module_name>``."""
+        raise NotImplementedError
+
+    @property
+    def package(self) -> str:
+        """Import name of the package or module that holds all code of the plugin."""
         raise NotImplementedError
 
     def mount_sandbox_method(
@@ -202,8 +207,14 @@ class PluginMounts:
         return CommandGroup(self, name, description, permission=level, category=category, tags=tags)
 
     def add_command(self, command: Command) -> None:
-        """Register a command."""
+        """Register a command, instead of an earlier one of the plugin that has its name."""
+        self.commands[:] = [one for one in self.commands if one.name != command.name]
         self.commands.append(command)
+
+    def adopt_commands(self) -> None:
+        """Register the commands that modules of this plugin registered without naming it."""
+        for command in kept(self.package):
+            self.add_command(command)
 
     def mount_async_task(self, task_type: str, *, restarts: bool = True) -> Callable[[F], F]:
         """Register a background job: ``async (handle, …)``, or an async generator of ``TaskCtl``.
@@ -258,7 +269,19 @@ class PluginMounts:
 
     def mount_prompt_inject_method(self, name: str, description: str = "") -> Callable[[F], F]:
         """Register ``async (ctx) -> str`` whose text is added to the prompt of every round."""
-        return self._slot("prompt_inject")
+        mount = self._slot("prompt_inject")
+
+        def decorate(func: F) -> F:
+            self._inject_labels = (name, description)
+            return mount(func)
+
+        return decorate
+
+    @property
+    def prompt_inject_method(self) -> PromptInjectMethod | None:
+        """The registered function that adds to the prompt, with its name and description."""
+        func = self.hook("prompt_inject")
+        return None if func is None else PromptInjectMethod(*self._inject_labels, func)
 
     def mount_router(self) -> Callable[[F], F]:
         """Register a function that returns a FastAPI ``APIRouter``, served by an HTTP process."""
@@ -268,15 +291,17 @@ class PluginMounts:
         """Register ``async (ctx)`` that serves a webhook; ``ctx.webhook_request`` is the request."""
 
         def decorate(func: F) -> F:
-            self.webhook_methods[endpoint] = SandboxMethod(
-                method_type=SandboxMethodType.TOOL, name=name, description=description, func=func
-            )
+            self.webhook_methods[endpoint] = WebhookMethod(name=name, description=description, func=func)
             return func
 
         return decorate
 
     def on_enabled(self) -> Callable[[F], F]:
-        """Register ``async () -> None`` that runs when an operator enables the plugin."""
+        """Register ``async () -> None`` that runs after init, and when an operator enables the plugin.
+
+        It pins the plugin to one process of the fleet. When another process takes the plugin over, it runs
+        there again.
+        """
         return self._listener(self.enabled_callbacks)
 
     def on_disabled(self) -> Callable[[F], F]:
@@ -291,7 +316,8 @@ class PluginMounts:
         self.task_types: dict[str, Callable[..., Any]] = {}
         #: Task types whose jobs fail when their worker dies.
         self.once_only_tasks: set[str] = set()
-        self.webhook_methods: dict[str, SandboxMethod] = {}
+        self.webhook_methods: dict[str, WebhookMethod] = {}
+        self._inject_labels = ("", "")
         self.enabled_callbacks: list[Callable[[], Any]] = []
         self.disabled_callbacks: list[Callable[[], Any]] = []
 

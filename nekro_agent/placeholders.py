@@ -11,10 +11,12 @@ placeholder returns another one, and as a decorator it returns the function unch
 too; after that every use raises.
 
 A name of a module ``exceptions``, or one that ends in ``Error``, ``Exception``, ``Failed`` or ``Finished``,
-is a class of exceptions instead: it can be caught and raised, and nothing here raises it.
+is a class of exceptions instead: it can be caught and raised, and nothing here raises it. A plugin loses
+nothing by it, so it is not listed.
 
 An import that the plugin itself guards with ``try … except ImportError`` fails as usual, so
-that the plugin's own fallback runs. Our own code never gets placeholders.
+that the plugin's own fallback runs; :func:`record_lost` lists what the plugin does without. Our own code
+never gets placeholders.
 """
 
 from __future__ import annotations
@@ -47,9 +49,12 @@ __all__ = [
     "exception_class",
     "forget",
     "install",
+    "is_replaced",
     "loading",
     "provide",
     "record_decorated",
+    "record_lost",
+    "record_missing",
     "used_by",
 ]
 
@@ -79,6 +84,7 @@ _EXCEPTION_SUFFIXES: Final = ("Error", "Exception", "Failed", "Finished")
 _CATCHERS: Final = frozenset(
     {"ImportError", "ModuleNotFoundError", "Exception", "BaseException", "AttributeError"}
 )
+_IMPORT_FUNCTIONS: Final = frozenset({"__import__", "dynamic_import_pkg", "import_module"})
 _IMPORT_OPCODES: Final = frozenset({dis.opmap["IMPORT_NAME"], dis.opmap["IMPORT_FROM"]})
 
 #: Modules whose frames carry out an import of other code.
@@ -93,8 +99,10 @@ _modules: dict[str, ModuleType] = {}
 _used: defaultdict[str, set[str]] = defaultdict(set)
 #: Names of the reference and its framework that work here, although their modules are placeholders.
 _provided: dict[str, Any] = {"tortoise.exceptions.DoesNotExist": NotFoundError}
-#: Importing module → those of them that it received.
+#: Importing module → those of them, and the classes of exceptions, that it received.
 _received: defaultdict[str, set[str]] = defaultdict(set)
+#: Module → what it does without, and why, by the name of what is missing.
+_lost: defaultdict[str, dict[str, str]] = defaultdict(dict)
 
 
 class Placeholder:
@@ -163,9 +171,12 @@ def _replacement(full_name: str) -> Any:
     """Return what code gets for a name that does not exist here."""
     if full_name in _provided:
         return _provided[full_name]
+    return exception_class(full_name) if _is_exception(full_name) else Placeholder(full_name)
+
+
+def _is_exception(full_name: str) -> bool:
     module, _, name = full_name.rpartition(".")
-    is_exception = name.endswith(_EXCEPTION_SUFFIXES) or module.endswith(f".{_EXCEPTIONS}")
-    return exception_class(full_name) if is_exception else Placeholder(full_name)
+    return name.endswith(_EXCEPTION_SUFFIXES) or module.endswith(f".{_EXCEPTIONS}")
 
 
 class _PlaceholderModule(ModuleType):
@@ -226,21 +237,26 @@ def loading() -> Iterator[None]:
 
 
 def used_by(module_prefix: str) -> list[str]:
-    """Return the placeholders that a module and its submodules have imported."""
+    """Return the placeholders that a module and its submodules have imported, and what they do without."""
     names, received = (
         {name for module, found in record.items() if _is_in(module, module_prefix) for name in found}
         for record in (_used, _received)
     )
     # "nekro_agent.x" is implied by "nekro_agent.x.y", also if that works.
     deeper = names | received
-    return sorted(name for name in names if not any(other.startswith(name + ".") for other in deeper))
+    placeholders = (name for name in names if not any(other.startswith(name + ".") for other in deeper))
+    lost = {
+        text for module, found in _lost.items() if _is_in(module, module_prefix) for text in found.values()
+    }
+    return sorted({*placeholders, *lost})
 
 
 def forget(module_prefix: str) -> None:
     """Drop the records of a module and its submodules, for a reload."""
-    for record in (_used, _received):
+    for record in (_used, _received, _lost):
         for module in [module for module in record if _is_in(module, module_prefix)]:
             del record[module]
+    _guarded_lines.cache_clear()  # its files may have changed
 
 
 def _is_in(module: str, prefix: str) -> bool:
@@ -251,6 +267,24 @@ def record_decorated(decorator: str, function: FunctionType) -> None:
     """Record that a function was to be registered with something that does not exist here."""
     line = function.__code__.co_firstlineno
     _used[function.__module__].add(f"{decorator} has no effect on {function.__name__} (line {line})")
+
+
+def record_missing(module: str, what: str) -> None:
+    """Record that a plugin's module uses something that exists here, but not without a setting."""
+    _used[module].add(what)
+
+
+def record_lost(module: str, name: str, reason: str | None) -> None:
+    """Record that a module does without something that it can use; None as the reason: it has it now."""
+    if reason is not None:
+        _lost[module][name] = f"without {name} ({reason})"
+    elif module in _lost:
+        _lost[module].pop(name, None)
+
+
+def is_replaced(filename: str, line: int) -> bool:
+    """Whether a failed import is no loss: the plugin does not guard it, or has something in its place."""
+    return line not in _guarded_lines(filename, only_lost=True)
 
 
 def _forget_modules() -> None:
@@ -294,7 +328,8 @@ def _grant(full_name: str) -> bool:
 
 
 def _record(importer: str, full_name: str) -> None:
-    (_received if full_name in _provided else _used)[importer].add(full_name)
+    works = full_name in _provided or _is_exception(full_name)
+    (_received if works else _used)[importer].add(full_name)
 
 
 def _asking_frame() -> FrameType | None:
@@ -309,20 +344,44 @@ def _asking_frame() -> FrameType | None:
 
 
 @functools.lru_cache(maxsize=256)
-def _guarded_lines(filename: str) -> frozenset[int]:
-    """Return the lines of imports inside a ``try`` whose handlers catch an ImportError."""
+def _guarded_lines(filename: str, *, only_lost: bool = False) -> frozenset[int]:
+    """Return the lines of imports inside a ``try`` whose handlers catch an ImportError.
+
+    Args:
+        only_lost: leave out those that such a handler replaces.
+    """
     try:
         tree = ast.parse(Path(filename).read_bytes())
-    except (OSError, SyntaxError, ValueError):
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return frozenset()
     lines: set[int] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Try) and any(_catches_import_error(handler) for handler in node.handlers):
-            for statement in node.body:
-                for inner in ast.walk(statement):
-                    if isinstance(inner, ast.Import | ast.ImportFrom):
-                        lines.update(range(inner.lineno, (inner.end_lineno or inner.lineno) + 1))
+        if not isinstance(node, ast.Try):
+            continue
+        inside = [inner for statement in node.body for inner in ast.walk(statement)]
+        imports = [inner for inner in inside if isinstance(inner, ast.Import | ast.ImportFrom)]
+        names = {(alias.asname or alias.name).partition(".")[0] for one in imports for alias in one.names}
+        catching = [handler for handler in node.handlers if _catches_import_error(handler)]
+        if catching and not (only_lost and any(_replaces(handler, names) for handler in catching)):
+            for one in imports:
+                lines.update(range(one.lineno, (one.end_lineno or one.lineno) + 1))
     return frozenset(lines)
+
+
+def _replaces(handler: ast.ExceptHandler, names: set[str]) -> bool:
+    """Whether a handler imports something, or binds one of the names to another value than None and False."""
+    for node in ast.walk(handler):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            return True
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in _IMPORT_FUNCTIONS:
+            return True
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name in names:
+            return True
+        if isinstance(node, ast.Assign) and ast.unparse(node.value) not in ("None", "False"):
+            targets = {ast.unparse(target) for target in node.targets}
+            if targets & names:
+                return True
+    return False
 
 
 def _catches_import_error(handler: ast.ExceptHandler) -> bool:

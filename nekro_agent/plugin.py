@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, overload
+from typing import TYPE_CHECKING, Final, TypeVar, overload
 
 from nekro_agent import layout, runtime
 from nekro_agent.config import ConfigBase, ConfigFile
@@ -25,6 +25,8 @@ C = TypeVar("C", bound=ConfigBase)
 Config = TypeVar("Config", bound=type[ConfigBase])
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+#: Packages that hold each plugin as a package or module of its own.
+_CONTAINERS: Final = ("nekro_plugins.", "plugin_pkgs.")
 _log = get_sub_logger("plugin")
 
 
@@ -75,9 +77,7 @@ class NekroPlugin(PluginMounts):
         self.allow_sleep = allow_sleep
         self.sleep_brief = sleep_brief
         self.webui_path = webui_path
-        #: Whether the plugin runs in only one process of the fleet: for background loops that ``init``
-        #: starts, and for state in memory. Set it after the constructor; other hosts ignore it.
-        self.pinned = False
+        self._is_pinned = False
         self._is_enabled = True
         self._config: ConfigFile | None = None
         self._module_name = _caller_module()
@@ -93,6 +93,26 @@ class NekroPlugin(PluginMounts):
     def key(self) -> str:
         """``<author>.<module_name>``, unique in an installation."""
         return f"{self.author}.{self.module_name}"
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the plugin runs in only one process of the fleet.
+
+        For background loops that ``init`` starts, and for state in memory. Set it after the constructor;
+        other hosts ignore it. A plugin with ``on_enabled`` hooks is pinned in any case: what they set up
+        exists in the process that runs them.
+        """
+        return self._is_pinned or bool(self.enabled_callbacks)
+
+    @pinned.setter
+    def pinned(self, pinned: bool) -> None:
+        self._is_pinned = bool(pinned)
+
+    @property
+    def package(self) -> str:
+        """Import name of the package or module that holds all code of the plugin; for the host."""
+        depth = 2 if self._module_name.startswith(_CONTAINERS) else 1
+        return ".".join(self._module_name.split(".")[:depth])
 
     @property
     def is_enabled(self) -> bool:

@@ -19,6 +19,7 @@ from nekro_agent.errors import InvalidValueError
 
 __all__ = [
     "MOST_TEXT_CHARS",
+    "CallbackTimer",
     "ChatInfo",
     "CronJob",
     "CronJobs",
@@ -99,6 +100,8 @@ class OutgoingMessage:
     file_path: str | None = None
     file_name: str | None = None
     file_kind: str | None = None
+    #: By its content.
+    file_media_type: str | None = None
     #: Size of the file in bytes, and the last change of its content in nanoseconds since the epoch.
     file_size: int | None = None
     file_modified_ns: int | None = None
@@ -106,6 +109,8 @@ class OutgoingMessage:
     reply_to: str | None = None
     call_id: str | None = None
     plugin_key: str | None = None
+    #: Id of its row; a message whose id exists is not sent again. None: a new one.
+    id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +123,8 @@ class ChatInfo:
     channel_id: str | None = None
     channel_name: str | None = None
     channel_type: str | None = None
+    #: The title that was given to the chat; None: it has none of its own.
+    title: str | None = None
     created_at: datetime | None = None
     #: When the present conversation began; None until the first reset.
     reset_at: datetime | None = None
@@ -218,8 +225,20 @@ class Messages(Protocol):
         """Record and deliver a message of the agent; returns its id."""
         ...
 
-    async def push_system(self, chat_key: str, text: str, *, trigger_agent: bool, call_id: str | None) -> str:
-        """Record a system message and optionally request a round in the same transaction; returns its id."""
+    async def push_system(
+        self,
+        chat_key: str,
+        text: str,
+        *,
+        trigger_agent: bool,
+        call_id: str | None,
+        message_id: str | None = None,
+    ) -> str:
+        """Record a system message and optionally request a round in the same transaction; returns its id.
+
+        Args:
+            message_id: a message whose id exists is not recorded again; None: a new one.
+        """
         ...
 
     async def wake(self, chat_key: str) -> None:
@@ -255,10 +274,13 @@ class ModelRequest:
 class ModelCharge(Protocol):
     """What was counted for a request; without ``settle`` the estimate stays."""
 
-    async def settle(self, *, prompt_tokens: int, answer_tokens: int, cached_tokens: int = 0) -> None:
+    async def settle(
+        self, *, prompt_tokens: int, answer_tokens: int, cached_tokens: int = 0, is_estimated: bool = False
+    ) -> None:
         """Count what was used instead of the estimate; 0 if the model did not answer.
 
-        ``cached_tokens`` are those of the prompt that the endpoint had in its cache.
+        ``cached_tokens`` are those of the prompt that the endpoint had in its cache; ``is_estimated`` says
+        that the endpoint reported no possible number of tokens.
         """
         ...
 
@@ -303,6 +325,14 @@ class TimerInfo:
     description: str
     #: A chat has at most one temporary timer; a new one replaces it.
     temporary: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallbackTimer(TimerInfo):
+    """A timer that calls a function of the process that set it, instead of triggering the agent."""
+
+    #: The plugin whose code set it; "" for other code.
+    plugin_key: str
 
 
 class Timers(Protocol):
@@ -496,6 +526,8 @@ class DownloadReport:
     content_type: str | None = None
     #: URL of the content, after redirects.
     final_url: str = ""
+    #: Name that the server states for the file, without directories; None if it states none.
+    file_name: str | None = None
     #: None when it succeeded.
     error: str | None = None
     #: Whether the same request may succeed later.

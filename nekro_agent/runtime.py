@@ -98,6 +98,7 @@ class Runtime:
 _current: Runtime | None = None
 _data_root: Path | None = None
 _packages = PackagePolicy()
+_core = CoreConfig()
 
 
 def bind(runtime: Runtime) -> None:
@@ -143,16 +144,25 @@ def current() -> Runtime:
     return _current
 
 
-def prepare(*, data_dir: Path | None, packages: PackagePolicy | None = None) -> None:
+def prepare(
+    *, data_dir: Path | None, packages: PackagePolicy | None = None, core: CoreConfig | None = None
+) -> None:
     """Set what plugins may need during their import, before a runtime is bound.
 
     Args:
         data_dir: None restores the environment's.
         packages: None allows installing.
+        core: None has defaults only.
     """
-    global _data_root, _packages
+    global _data_root, _packages, _core
     _data_root = None if data_dir is None else data_dir.expanduser().absolute()
     _packages = packages or PackagePolicy()
+    _core = core or CoreConfig()
+
+
+def core_config() -> CoreConfig:
+    """Return the values of ``core.config``; works before a runtime is bound."""
+    return _core if _current is None else _current.core
 
 
 def package_policy() -> PackagePolicy:

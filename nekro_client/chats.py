@@ -15,8 +15,11 @@ from nekro_client.downloads import Download
 from nekro_client.errors import ClientError, ConflictError, InvalidAnswerError
 from nekro_client.methods import Blocking, request, whole_list
 from nekro_client.models import (
+    ChatBody,
+    ChatSummary,
     Event,
     FileInfo,
+    GivenTitle,
     Message,
     MessageBody,
     NewFilePart,
@@ -29,6 +32,7 @@ from nekro_client.models import (
     Round,
     StreamTicket,
     StreamTicketBody,
+    TurnState,
     TurnSummary,
 )
 from nekro_client.operations import API, Backoff, Operation, operation, segment
@@ -44,6 +48,16 @@ class ChatRequests:
     key: str
 
     @request
+    def summary(self) -> Operation[ChatSummary]:
+        """Return the chat as lists show it, with its title."""
+        return operation("GET", f"/chats/{segment(self.key)}", ChatSummary)
+
+    @request
+    def give_title(self, title: str | None) -> Operation[GivenTitle]:
+        """Give the chat a title; None takes it away. Returns it as it is stored."""
+        return operation("PATCH", f"/chats/{segment(self.key)}", GivenTitle, body=ChatBody(title=title))
+
+    @request
     def messages(
         self, *, cursor: str | None = None, limit: int | None = None, with_past: bool = False
     ) -> Operation[Page[Message]]:
@@ -56,9 +70,15 @@ class ChatRequests:
         return operation("GET", f"/chats/{segment(self.key)}/messages", Page[Message], params=params)
 
     @request
-    def turns(self, *, cursor: str | None = None, limit: int | None = None) -> Operation[Page[TurnSummary]]:
-        """Return a page of turns, the newest first."""
-        params = {"cursor": cursor, "limit": limit}
+    def turns(
+        self, *, state: TurnState | None = None, cursor: str | None = None, limit: int | None = None
+    ) -> Operation[Page[TurnSummary]]:
+        """Return a page of turns, the newest first.
+
+        Args:
+            state: only turns in this state; then a page may be short, or empty, and have a next one.
+        """
+        params = {"state": state, "cursor": cursor, "limit": limit}
         return operation("GET", f"/chats/{segment(self.key)}/turns", Page[TurnSummary], params=params)
 
     @request

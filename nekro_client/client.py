@@ -35,6 +35,7 @@ from nekro_client.models import (
     Queues,
     Run,
     RunBody,
+    Series,
     Worker,
 )
 from nekro_client.operations import RETRY_SECONDS, Operation, operation, segment
@@ -65,17 +66,24 @@ class _Requests:
         text: str = "",
         *,
         failures_since: datetime | None = None,
+        transient: bool = False,
         cursor: str | None = None,
         limit: int | None = None,
     ) -> Operation[Page[ChatSummary]]:
         """Return a page of chats, the one with the newest activity first.
 
         Args:
-            text: only chats whose key or name contains it; "" means all.
+            text: only chats whose key, name or given title contains it; "" means all.
             failures_since: also count the turns that have failed since then.
+            transient: also chats that one request of the OpenAI API has made for itself.
         """
-        since = None if failures_since is None else failures_since.isoformat()
-        params = {"q": text or None, "failures_since": since, "cursor": cursor, "limit": limit}
+        params = {
+            "q": text or None,
+            "failures_since": None if failures_since is None else failures_since.isoformat(),
+            "transient": "true" if transient else None,
+            "cursor": cursor,
+            "limit": limit,
+        }
         return operation("GET", "/chats", Page[ChatSummary], params=params)
 
     @request
@@ -273,6 +281,17 @@ class _Requests:
         return operation("GET", "/costs", Costs, params=params)
 
     @request
+    def series(self, *, since: datetime | None = None, until: datetime | None = None) -> Operation[Series]:
+        """Return figures over time: turns, how long they took, requests to models, tokens and cost.
+
+        Args:
+            since, until: with a time zone, at most 92 days apart; None means a day before the end, and now.
+        """
+        times = {"since": since, "until": until}
+        params = {name: None if at is None else at.isoformat() for name, at in times.items()}
+        return operation("GET", "/series", Series, params=params)
+
+    @request
     def queues(self) -> Operation[Queues]:
         """Return what waits and runs in the queues, as rounds and as jobs."""
         return operation("GET", "/queues", Queues)
@@ -314,7 +333,8 @@ class Client(_Requests, Blocking):
 
         Args:
             url: of the gateway, as ``https://agent.example.org``; None reads ``NEKRO_URL``.
-            key: ``nk_…``; None reads ``NEKRO_KEY``; "" sends none, which a gateway on this host permits.
+            key: ``nk_…``; None reads ``NEKRO_KEY``, else, for a gateway on this host, the file of `nekro up`
+                (``nekro_client.local_key``); "" sends none.
             retry_seconds: how long a request that fails in passing is repeated; 0: not at all.
             transport: for tests and special networks; None is httpx's.
 
@@ -392,7 +412,8 @@ class AsyncClient(_Requests, Asynchronous):
 
         Args:
             url: of the gateway, as ``https://agent.example.org``; None reads ``NEKRO_URL``.
-            key: ``nk_…``; None reads ``NEKRO_KEY``; "" sends none, which a gateway on this host permits.
+            key: ``nk_…``; None reads ``NEKRO_KEY``, else, for a gateway on this host, the file of `nekro up`
+                (``nekro_client.local_key``); "" sends none.
             retry_seconds: how long a request that fails in passing is repeated; 0: not at all.
             transport: for tests and special networks; None is httpx's.
 

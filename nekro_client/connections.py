@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import httpx
 
+from nekro_client.answer_limits import limited, limited_blocking
 from nekro_client.errors import ClientError
 from nekro_client.models import Page
 from nekro_client.operations import Backoff, Operation, connection_options, failure_of, unreachable
@@ -32,8 +33,16 @@ class Connection:
     ) -> None:
         """Connect on first use; for the arguments see ``Client``."""
         self.retry_seconds = retry_seconds
-        base, headers = connection_options(url, key)
-        self.http = httpx.Client(base_url=base, headers=headers, transport=transport)
+        base, headers, auth = connection_options(url, key)
+        # No proxy of the environment gets the key of this host.
+        self.http = httpx.Client(
+            base_url=base,
+            headers=headers,
+            auth=auth,
+            transport=transport,
+            trust_env=auth is None,
+            event_hooks=limited_blocking(None),
+        )
 
     def close(self) -> None:
         """Close the connections."""
@@ -96,8 +105,15 @@ class AsyncConnection:
     ) -> None:
         """Connect on first use; for the arguments see ``AsyncClient``."""
         self.retry_seconds = retry_seconds
-        base, headers = connection_options(url, key)
-        self.http = httpx.AsyncClient(base_url=base, headers=headers, transport=transport)
+        base, headers, auth = connection_options(url, key)
+        self.http = httpx.AsyncClient(
+            base_url=base,
+            headers=headers,
+            auth=auth,
+            transport=transport,
+            trust_env=auth is None,
+            event_hooks=limited(None),
+        )
 
     async def close(self) -> None:
         """Close the connections."""

@@ -9,6 +9,7 @@
     │   ├── NotFoundError         404
     │   ├── ConflictError         409
     │   ├── InvalidRequestError   400, 413, 415, 422
+    │   ├── MethodFailedError     422 with a code of its own: the request was valid, the method failed
     │   ├── RateLimitedError      429
     │   └── UnavailableError      502, 503, 504
     ├── UnreachableError      no answer came
@@ -28,6 +29,7 @@ __all__ = [
     "ForbiddenError",
     "InvalidAnswerError",
     "InvalidRequestError",
+    "MethodFailedError",
     "NotFoundError",
     "RateLimitedError",
     "UnavailableError",
@@ -92,12 +94,16 @@ class InvalidRequestError(ApiError):
     """400, 413, 415 or 422: the request is not valid, or too large."""
 
 
+class MethodFailedError(ApiError):
+    """422 ``method_failed``, ``method_aborted`` or ``result``: the method of a plugin failed."""
+
+
 class RateLimitedError(ApiError):
     """429: the key made too many requests, or its budget is spent."""
 
 
 class UnavailableError(ApiError):
-    """502, 503 or 504: the gateway, its database or its workers did not answer, or a method failed."""
+    """502, 503 or 504: the gateway, its database or its workers did not answer."""
 
 
 class UnreachableError(ClientError):
@@ -126,8 +132,12 @@ _BY_STATUS: dict[int, type[ApiError]] = {
     503: UnavailableError,
     504: UnavailableError,
 }
+_BY_CODE: dict[str, type[ApiError]] = dict.fromkeys(
+    ("method_failed", "method_aborted", "result"), MethodFailedError
+)
 
 
 def api_error(problem: Problem, *, retry_after_seconds: float | None) -> ApiError:
     """Return the error of a problem document, by its status."""
-    return _BY_STATUS.get(problem.status, ApiError)(problem, retry_after_seconds=retry_after_seconds)
+    kind = _BY_CODE.get(problem.code) or _BY_STATUS.get(problem.status, ApiError)
+    return kind(problem, retry_after_seconds=retry_after_seconds)

@@ -35,6 +35,7 @@ __all__ = [
     "Body",
     "Call",
     "CallBody",
+    "ChatBody",
     "ChatKey",
     "ChatSummary",
     "ConsoleLogin",
@@ -46,8 +47,12 @@ __all__ = [
     "EventType",
     "FileInfo",
     "FilePart",
+    "GivenTitle",
     "ImagePart",
     "Job",
+    "JobAttempt",
+    "JobLog",
+    "JobLogEntry",
     "KeyBody",
     "KeyScope",
     "McpServer",
@@ -85,6 +90,8 @@ __all__ = [
     "Run",
     "RunBody",
     "RunEventType",
+    "Series",
+    "SeriesPoint",
     "SignalBody",
     "StoppedRound",
     "StreamTicket",
@@ -320,6 +327,10 @@ class ChatSummary(Answer):
     chat_key: str
     #: The adapter of the chat's platform; None for a chat without one.
     adapter: str | None = None
+    #: How people know it: the title that was given to it, else the platform's name, else the first words of
+    #: its oldest message of a person; None without all of them.
+    title: str | None = None
+    #: The platform's name of it.
     name: str | None = None
     #: ``group`` or ``private``; None if it is not known.
     type: str | None = None
@@ -342,7 +353,7 @@ class ChatSummary(Answer):
 class TurnState(StrEnum):
     """State of a turn."""
 
-    #: Its first round has not started.
+    #: Its first round has not started, or it waits for the decisions of people that `waits_for` names.
     WAITING = "waiting"
     RUNNING = "running"
     #: The agent has answered.
@@ -415,6 +426,16 @@ class RoundAttempt(Answer):
     outcome: str
 
 
+class PromptMessage(Answer):
+    """One message of what was sent to the model."""
+
+    #: ``system``, ``user`` or ``assistant``.
+    role: str
+    #: Texts, ``{"type": "text", "content": …}``, and images without their data: ``image`` with ``mime_type``,
+    #: ``bytes`` and ``sha256``, or ``uri`` with ``uri``.
+    parts: list[dict[str, JsonValue]]
+
+
 class Round(Answer):
     """One round of the language model in a turn."""
 
@@ -443,6 +464,10 @@ class Round(Answer):
     cancel_requested_at: datetime | None = None
     #: Characters of the prompt; None before it was sent.
     prompt_chars: int | None = None
+    #: Whether what was sent to the model is kept (`NEKRO_AGENT__KEEP_PROMPTS`); in a turn's tree only.
+    prompt_kept: bool = False
+    #: What its newest request sent, without secrets, long texts cut; only with `prompts=true`, if it is kept.
+    prompt: list[PromptMessage] | None = None
     #: The part of the result that caused it which the model sees.
     observation: str | None = None
     model: str | None = None
@@ -454,6 +479,8 @@ class Round(Answer):
     tool_calls_kept: bool = True
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    #: Whether tokens and cost are an estimate, because the endpoint reported no possible number of tokens.
+    tokens_estimated: bool = False
     #: In the currency of the settings; None if prices are not set.
     cost: float | None = None
     answer: str | None = None
@@ -484,10 +511,61 @@ class Job(Answer):
     worker: str | None = None
     #: What it reported last besides its message.
     data: JsonValue = None
+    #: The turn whose call started it, and the call; None for a job that no call started.
+    turn_id: str | None = None
+    call_id: str | None = None
+    #: The job that it repeats, which had failed or was cancelled.
+    retry_of: str | None = None
+    #: Whether ``POST /jobs/{id}/retry`` starts it again, unless a job of its name is open.
+    can_retry: bool = False
+    cancel_requested_at: datetime | None = None
     created_at: datetime | None = None
     started_at: datetime | None = None
     updated_at: datetime | None = None
     finished_at: datetime | None = None
+
+
+class JobAttempt(Answer):
+    """One attempt at a job, by one worker."""
+
+    #: From 1.
+    number: int
+    worker: str | None = None
+    started_at: datetime
+    #: None while it runs, and if its worker died: no row records when.
+    ended_at: datetime | None = None
+    #: ``running``, ``done``, ``failed``, ``cancelled``, ``released`` (its worker stopped), ``restarted``
+    #: (after an outage) or ``lost`` (its worker died).
+    outcome: str
+    #: Why it ended.
+    message: str = ""
+    #: When it was last heard of.
+    last_at: datetime
+
+
+class JobLogEntry(Answer):
+    """An entry of a job's log."""
+
+    at: datetime
+    #: ``started``, ``report`` (of progress), ``line`` (logged by the job's code), ``cancel_requested``, or
+    #: how the attempt ended.
+    kind: str
+    attempt: int
+    #: Of a start.
+    worker: str | None = None
+    #: Of a report.
+    percent: int | None = None
+    #: Of a line: ``INFO``, ``WARNING``, …
+    level: str | None = None
+    text: str = ""
+
+
+class JobLog(Answer):
+    """What happened to a job, the oldest first."""
+
+    attempts: list[JobAttempt]
+    #: Of reports and lines those among the newest 300 entries.
+    entries: list[JobLogEntry]
 
 
 class Turn(Answer):
@@ -496,6 +574,8 @@ class Turn(Answer):
     id: str
     chat_key: str
     state: TurnState
+    #: The requests for approval that people have not decided, after its rounds have ended.
+    waits_for: list[str] = []
     cause: TurnCause
     #: The turn that answered it, if its first round was merged into a round of another turn.
     merged_into: str | None = None
@@ -521,6 +601,8 @@ class TurnSummary(Answer):
     id: str
     chat_key: str
     state: TurnState
+    #: The requests for approval that people have not decided, after its rounds have ended.
+    waits_for: list[str] = []
     cause: TurnCause
     #: The turn that answered it, if its first round was merged into a round of another turn.
     merged_into: str | None = None
@@ -540,6 +622,8 @@ class TurnSummary(Answer):
     models: list[str] = []
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    #: Whether tokens and cost of a round are an estimate, because the endpoint reported no possible number.
+    tokens_estimated: bool = False
     #: In the currency of the settings; None if prices are not set.
     cost: float | None = None
 
@@ -582,6 +666,10 @@ class EventType(StrEnum):
 
     MESSAGE_RECEIVED = "message.received"
     MESSAGE_SENT = "message.sent"
+    #: Live: a piece of words that the model writes and that will be a message.
+    MESSAGE_DELTA = "message.delta"
+    #: Words that were shown while they were written became no message, or another one.
+    MESSAGE_WITHDRAWN = "message.withdrawn"
     FILE_SENT = "file.sent"
     #: A system message, which the agent sees and people do not.
     MESSAGE_NOTED = "message.noted"
@@ -776,6 +864,8 @@ class Approval(Answer):
     """A call that a person must approve before it runs, and the decision on it."""
 
     id: str
+    #: By which people name it, in chats and on the command line; None from an earlier gateway.
+    number: int | None = None
     call_id: str
     chat_key: str
     turn_id: str | None = None
@@ -783,6 +873,8 @@ class Approval(Answer):
     #: The user on whose behalf the call is made.
     user_id: str | None = None
     method: str
+    #: The call on one line: long arguments are cut, and end with `…`. None from an earlier gateway.
+    summary: str | None = None
     #: What runs, exactly: the call as Python source. None in lists, like the next two.
     call: str | None = None
     #: ``{"args", "kwargs"}`` as JSON; what JSON lacks is in the nearest form.
@@ -800,7 +892,7 @@ class Approval(Answer):
     #: Until when it permits further calls of the method.
     grant_until: datetime | None = None
     revoked_at: datetime | None = None
-    #: ``shell:NAME``, ``key:ID``, ``gateway`` (without keys) or ``chat:ADAPTER:USER``.
+    #: ``shell:NAME``, ``key:ID``, ``gateway`` (the local key) or ``chat:ADAPTER:USER``.
     decided_by: str | None = None
     decided_at: datetime | None = None
     reason: str | None = None
@@ -842,7 +934,7 @@ class PluginVersion(Answer):
     """What some workers serve of a plugin."""
 
     version: str = ""
-    #: ``ok``, ``degraded``, ``failed`` or ``disabled``.
+    #: ``ok``, ``degraded``, ``starting``, ``failed`` or ``disabled``.
     status: str
     error: str | None = None
     #: Identifies its files; "" if that is not known.
@@ -859,7 +951,7 @@ class Plugin(Answer):
     """A plugin of the catalogue."""
 
     key: str
-    #: ``ok``, ``degraded``, ``failed`` or ``disabled``.
+    #: ``ok``, ``degraded``, ``starting``, ``failed`` or ``disabled``.
     status: str
     name: str = ""
     description: str = ""
@@ -902,6 +994,16 @@ class PluginState(Answer):
 # MCP
 
 
+class McpNote(Answer):
+    """What is wrong with a tool that an MCP server lists, or with its listing."""
+
+    #: Name of the tool, or its place; None for the whole listing.
+    tool: str | None = None
+    reason: str
+    #: Whether the tool cannot be called; else the rest of it is used.
+    is_left_out: bool = False
+
+
 class McpServer(Answer):
     """A declared server of the Model Context Protocol; it is the plugin ``plugin``."""
 
@@ -919,6 +1021,8 @@ class McpServer(Answer):
     declaration: dict[str, JsonValue] = {}
     #: Names of the tools as they were listed last.
     tools: list[str] = []
+    #: On tools that the server describes wrongly.
+    notes: list[McpNote] = []
     #: Name and version that it states.
     server: str = ""
     protocol: str = ""
@@ -955,6 +1059,8 @@ class McpTrial(Answer):
     #: How its process is confined; None for a server with a URL.
     confinement: dict[str, JsonValue] | None
     tools: list[McpTool]
+    #: On tools that the server describes wrongly.
+    notes: list[McpNote] = []
 
 
 # Operation
@@ -996,7 +1102,7 @@ class StreamTicket(Answer):
 
 
 class ConsoleLogin(Body):
-    """The key with which a browser logs in to the console."""
+    """The key with which a browser logs in to the console, or the code of a link of `nekro up`."""
 
     key: str = Field(min_length=1, max_length=200, repr=False)
 
@@ -1004,7 +1110,7 @@ class ConsoleLogin(Body):
 class ConsoleSession(Answer):
     """Who uses the console, and what it may do."""
 
-    #: None on a gateway without keys.
+    #: None: the local key.
     key_id: str | None
     name: str | None
     scopes: list[str]
@@ -1012,9 +1118,9 @@ class ConsoleSession(Answer):
     chats: str
     #: The only user for whom the key acts; None: each request names one.
     user_id: str | None
-    #: What the header `X-Nekro-CSRF` of each POST, PUT, PATCH and DELETE has; None on a gateway without keys.
+    #: What the header `X-Nekro-CSRF` of each POST, PUT, PATCH and DELETE has; None without a session.
     csrf_token: str | None
-    #: When the browser has to log in again; None on a gateway without keys.
+    #: When the browser has to log in again; None without a session.
     expires_at: AwareDatetime | None
 
 
@@ -1043,6 +1149,10 @@ class Timer(Answer):
     workday_mode: str | None = None
     title: str | None = None
     last_fired_at: datetime | None = None
+    #: Worker in whose memory a timer with a callback is; such a timer cannot be changed. None for others.
+    owner: str | None = None
+    #: The plugin of the callback.
+    plugin: str | None = None
 
 
 #: What ``GET /costs`` can group by.
@@ -1057,6 +1167,9 @@ class Cost(Answer):
     rounds: int
     #: Requests that were sent to models, also failed ones.
     requests: int
+    #: Requests whose tokens and cost are an estimate: the endpoint reported no possible number of tokens, or
+    #: they are running, or their worker died. The last two are not among ``requests``.
+    estimated_requests: int = 0
     prompt_tokens: int
     completion_tokens: int
     #: By the prices in the settings.
@@ -1071,13 +1184,15 @@ class BudgetUse(Answer):
     scope: str
     #: "" for the whole system.
     id: str
-    #: ``tokens``, ``cost``, ``rounds`` or ``sandbox_seconds``.
+    #: ``tokens``, ``cost``, ``rounds``, ``sandbox_seconds``, or ``stored_bytes`` of a key.
     measure: str
-    #: ``turn``, or the day (UTC).
+    #: ``turn``, or the day (UTC); "" for ``stored_bytes``.
     period: str
     limit: float
     used: float
-    #: When it begins anew; None for a turn.
+    #: As in ``Cost``; 0 where ``used`` is neither tokens nor cost.
+    estimated_requests: int = 0
+    #: When it begins anew; None for a turn, and for ``stored_bytes``.
     renews_at: datetime | None
     #: ``ok``, ``warned`` or ``exhausted``.
     state: str
@@ -1088,6 +1203,54 @@ class Costs(Page[Cost]):
 
     #: On the first page only.
     budgets: list[BudgetUse] = []
+
+
+class SeriesPoint(Answer):
+    """Figures of one interval."""
+
+    begins_at: datetime
+    #: Turns that ended, whatever their state; one that another turn answers is not counted.
+    turns: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    #: How long half of these turns, and 95 % of them, took at most, from the request to the end; None: none
+    #: ended.
+    turn_p50_ms: int | None = None
+    turn_p95_ms: int | None = None
+    #: Requests that were sent to models, also failed ones.
+    requests: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    #: By the prices in the settings.
+    cost: float = 0.0
+
+
+class Series(Answer):
+    """Figures over time, in intervals of one length without gaps."""
+
+    #: An hour for a range of up to three days, else a day (UTC).
+    interval: Literal["hour", "day"]
+    #: Begin of the first interval, and end of the range.
+    since: datetime
+    until: datetime
+    #: From when the figures are complete, if the range has too many rows to count all; None: from the begin.
+    complete_since: datetime | None = None
+    points: list[SeriesPoint]
+
+
+class ChatBody(Body):
+    """A change of a chat."""
+
+    #: Shown on one line, without invisible characters; None or an empty text takes the given title away.
+    title: str | None = Field(max_length=200)
+
+
+class GivenTitle(Answer):
+    """The title that was given to a chat."""
+
+    chat_key: str
+    #: As it is stored; None: the chat has the platform's name or its first words.
+    title: str | None = None
 
 
 class TimerBody(Body):
@@ -1188,6 +1351,8 @@ class KeyBody(Body):
     #: Limits per day (UTC) of the turns that it starts; None: no limit.
     cost_per_day: float | None = Field(None, ge=0, allow_inf_nan=False)
     tokens_per_day: int | None = Field(None, ge=0, le=10**15)
+    #: Most bytes that it may keep stored; None: as the settings say; 0: no limit.
+    stored_bytes_limit: int | None = Field(None, ge=0, le=10**15)
     #: RFC 3339 with an offset; None: never.
     expires_at: AwareDatetime | None = None
 
@@ -1203,6 +1368,9 @@ class ApiKey(Answer):
     requests_per_minute: int | None = None
     cost_per_day: float | None = None
     tokens_per_day: int | None = None
+    stored_bytes_limit: int | None = None
+    #: What it keeps stored now.
+    stored_bytes: int = 0
     created_at: datetime
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
@@ -1220,7 +1388,7 @@ class Act(Answer):
 
     id: str
     at: datetime
-    #: The key; None: a gateway without keys, or a command.
+    #: The key; None: the local key, or a command.
     key_id: str | None = None
     action: str
     subject: str

@@ -17,6 +17,7 @@ import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from nekro_client.errors import ApiError, ClientError, InvalidAnswerError, UnreachableError, api_error
+from nekro_client.local_key import LocalKeyAuth, is_on_this_host
 from nekro_client.models import Problem
 from nekro_client.uploads import Upload
 
@@ -39,6 +40,8 @@ __all__ = [
 T = TypeVar("T")
 
 API: Final = "/api/v1"
+#: 2: the client knows that a turn may wait for a person after its rounds. Without a number: it does not.
+_AGENT: Final = "nekro-client/2"
 #: Time limit of connecting, also for streams.
 CONNECT_SECONDS: Final = 10.0
 #: A method's call may answer nothing for this long; the time of ``wait`` comes on top.
@@ -160,8 +163,11 @@ def segment(text: str) -> str:
     return quote(text, safe="")
 
 
-def connection_options(url: str | None, key: str | None) -> tuple[str, dict[str, str]]:
-    """Return base URL and headers; what is None comes from ``NEKRO_URL`` and ``NEKRO_KEY``.
+def connection_options(url: str | None, key: str | None) -> tuple[str, dict[str, str], httpx.Auth | None]:
+    """Return base URL, headers and what adds the key of a gateway on this host.
+
+    What is None comes from ``NEKRO_URL`` and ``NEKRO_KEY``. If neither states a key, a request to this host
+    has that of `nekro up`.
 
     Raises:
         ClientError: there is no URL, or it is not one of HTTP.
@@ -170,11 +176,12 @@ def connection_options(url: str | None, key: str | None) -> tuple[str, dict[str,
     parsed = httpx.URL(url)
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise ClientError(f"the URL of the gateway is {url!r}; pass url= or set NEKRO_URL=https://host")
-    key = key if key is not None else os.environ.get("NEKRO_KEY")
-    headers = {"user-agent": "nekro-client"}
+    key = key if key is not None else os.environ.get("NEKRO_KEY") or None
+    headers = {"user-agent": _AGENT}
     if key:
         headers["authorization"] = f"Bearer {key.strip()}"
-    return url.rstrip("/").removesuffix(API), headers
+    auth = LocalKeyAuth() if key is None and is_on_this_host(parsed) else None
+    return url.rstrip("/").removesuffix(API), headers, auth
 
 
 def failure_of(response: httpx.Response) -> ApiError | None:

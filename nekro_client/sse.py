@@ -1,15 +1,18 @@
-"""Parser of server-sent events.
+"""Parser of server-sent events, and of the words that come in pieces by them.
 
-Source: the section "Server-sent events" of the HTML standard (WHATWG).
+Source of the parser: the section "Server-sent events" of the HTML standard (WHATWG).
 """
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["EventParser", "EventTooLargeError", "ServerEvent"]
+from nekro_client.models import Event, EventType
+
+__all__ = ["EventParser", "EventTooLargeError", "LiveMessage", "ServerEvent", "is_restart"]
 
 #: Largest event in characters; a stream that exceeds it is not one of a gateway.
 MAX_CHARACTERS = 64 * 1024 * 1024
@@ -102,3 +105,60 @@ class EventParser:
     def _require(size: int) -> None:
         if size > MAX_CHARACTERS:
             raise EventTooLargeError(f"an event of the stream has more than {MAX_CHARACTERS} characters")
+
+
+def is_restart(event: Event) -> bool:
+    """Whether a round begins again, because its worker died: it writes its message anew.
+
+    Its first beginning may be heard after its first words: live events are faster than kept ones.
+    """
+    attempt = event.data.get("attempt")
+    return event.type == EventType.ROUND_STARTED and isinstance(attempt, int) and attempt > 1
+
+
+class LiveMessage:
+    """The words of a message that a model still writes, put together from the events of its round.
+
+    Live events are not kept and may be missing, late, or of an attempt at a round that is over. What is taken
+    from them only grows until a kept event says what became of it. Rounds of a chat run one at a time.
+    """
+
+    def __init__(self) -> None:
+        #: The round that writes it; None: none does.
+        self.round_id: str | None = None
+        self.text = ""
+        #: Rounds whose late events count no more.
+        self._settled: set[str] = set()
+
+    def add(self, round_id: str | None, data: Mapping[str, Any]) -> str:
+        """Take a piece; return the words that the message gains, none if earlier ones are missing."""
+        offset, text = data.get("offset"), data.get("text")
+        is_other = self.round_id is not None and round_id != self.round_id
+        if round_id is None or round_id in self._settled or is_other:
+            return ""
+        if not (isinstance(offset, int) and isinstance(text, str) and 0 <= offset <= len(self.text)):
+            return ""
+        known = self.text[offset : offset + len(text)]
+        if not text.startswith(known):  # of another attempt
+            return ""
+        new = text[len(known) :]
+        if new:
+            self.round_id, self.text = round_id, self.text + new
+        return new
+
+    def settle(self, round_id: str | None, *, goes_on: bool = False) -> str:
+        """Return the words that a round has written, and forget them: something else says what they became.
+
+        Args:
+            goes_on: whether the round may write others.
+        """
+        if round_id is not None and not goes_on:
+            self._settled.add(round_id)
+        if round_id != self.round_id or round_id is None:
+            return ""
+        return self.interrupt()
+
+    def interrupt(self) -> str:
+        """Return the words that were written so far, and forget them: the rest is none of them."""
+        text, self.round_id, self.text = self.text, None, ""
+        return text

@@ -405,12 +405,12 @@ class TurnWait:
         self.position: int | None = None
 
     def is_over(self, turn: Turn) -> bool:
-        """Whether the turn has ended.
+        """Whether the turn has ended, or waits for the decision of a person.
 
         Raises:
             WaitTimeoutError: it has not, and the time is over.
         """
-        if turn.state in _ENDED:
+        if turn.state in _ENDED or turn.waits_for:
             return True
         left = self._left()
         if left is not None and left <= 0:

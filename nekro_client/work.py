@@ -19,6 +19,7 @@ from nekro_client.models import (
     DeadLetter,
     DecisionBody,
     Job,
+    JobLog,
     KeyBody,
     KeyScope,
     Page,
@@ -29,6 +30,8 @@ from nekro_client.models import (
     Timer,
     TimerBody,
     Turn,
+    TurnState,
+    TurnSummary,
 )
 from nekro_client.operations import Operation, operation, segment
 from nekro_client.streams import TurnWait
@@ -51,13 +54,42 @@ __all__ = [
 
 class _TurnRequests:
     @request
-    def get(self, turn_id: str, *, with_values: bool = True) -> Operation[Turn]:
+    def list(
+        self,
+        *,
+        state: TurnState | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        model: str | None = None,
+        plugin: str | None = None,
+        min_cost: float | None = None,
+        cursor: str | None = None,
+        limit: int | None = None,
+    ) -> Operation[Page[TurnSummary]]:
+        """Return a page of the turns of all chats that the key has, the newest first.
+
+        A page may be short, or empty, and have a next one.
+
+        Args:
+            since, until: only turns that were requested then or later, and before.
+            model: only turns in which this model answered.
+            plugin: only turns in which methods of this plugin were called.
+            min_cost: only ended turns whose rounds cost at least that.
+        """
+        wanted = {"state": state, "model": model, "plugin": plugin, "min_cost": min_cost}
+        times = {"since": since and since.isoformat(), "until": until and until.isoformat()}
+        params = {**wanted, **times, "cursor": cursor, "limit": limit}
+        return operation("GET", "/turns", Page[TurnSummary], params=params)
+
+    @request
+    def get(self, turn_id: str, *, with_values: bool = True, with_prompts: bool = False) -> Operation[Turn]:
         """Return a turn with its rounds, calls, messages and jobs.
 
         Args:
             with_values: False leaves out arguments and results of calls; ``call`` returns them for one.
+            with_prompts: also what was sent to the model, where that is kept; needs the scope ``admin``.
         """
-        params = {"values": None if with_values else False}
+        params = {"values": None if with_values else False, "prompts": with_prompts or None}
         return operation("GET", f"/turns/{segment(turn_id)}", Turn, params=params)
 
     @request
@@ -91,7 +123,9 @@ class Turns(_TurnRequests, Blocking):
     """What messages, calls, timers and jobs caused."""
 
     def wait(self, turn_id: str, *, timeout_seconds: float | None = None) -> Turn:
-        """Return a turn when it has ended, as the chat's event stream shows.
+        """Return a turn when it has ended or waits for a person, as the chat's event stream shows.
+
+        It waits if ``waits_for`` names requests for approval; what a decision starts is a turn of its own.
 
         Raises:
             WaitTimeoutError: it has not after ``timeout_seconds``; None waits without end.
@@ -117,7 +151,9 @@ class AsyncTurns(_TurnRequests, Asynchronous):
     """What messages, calls, timers and jobs caused."""
 
     async def wait(self, turn_id: str, *, timeout_seconds: float | None = None) -> Turn:
-        """Return a turn when it has ended, as the chat's event stream shows.
+        """Return a turn when it has ended or waits for a person, as the chat's event stream shows.
+
+        It waits if ``waits_for`` names requests for approval; what a decision starts is a turn of its own.
 
         Raises:
             WaitTimeoutError: it has not after ``timeout_seconds``; None waits without end.
@@ -164,6 +200,21 @@ class _JobRequests:
         return operation("POST", f"/jobs/{segment(job_id)}/cancel", Job)
 
     @request
+    def log(self, job_id: str) -> Operation[JobLog]:
+        """Return the attempts at a job, its reports, and what its code logged."""
+        return operation("GET", f"/jobs/{segment(job_id)}/log", JobLog)
+
+    @request
+    def retry(self, job_id: str, *, idempotency_key: str | None = None) -> Operation[Job]:
+        """Start a job that failed or was cancelled again; returns the new job.
+
+        Raises:
+            ConflictError: it cannot be started again, or a job of its name is open.
+        """
+        path = f"/jobs/{segment(job_id)}/retry"
+        return operation("POST", path, Job, idempotency_key=idempotency_key)
+
+    @request
     def signal(self, job_id: str, key: str, data: JsonValue = None) -> Operation[Job]:
         """Pass data to the job's ``wait(key)``, now or when it waits; what a key means is up to the plugin.
 
@@ -191,7 +242,7 @@ class _ApprovalRequests:
         cursor: str | None = None,
         limit: int | None = None,
     ) -> Operation[Page[Approval]]:
-        """Return a page of requests, the newest first, without their arguments.
+        """Return a page of requests, the newest first, each call on one line (``summary``).
 
         Args:
             state: ``pending``, ``approved``, ``denied``, ``expired`` or ``cancelled``; None means all.
@@ -339,6 +390,7 @@ class _KeyRequests:
         requests_per_minute: int | None = None,
         cost_per_day: float | None = None,
         tokens_per_day: int | None = None,
+        stored_bytes_limit: int | None = None,
         expires_at: datetime | None = None,
     ) -> Operation[CreatedKey]:
         """Create a key; its text is in the answer only."""
@@ -350,6 +402,7 @@ class _KeyRequests:
             requests_per_minute=requests_per_minute,
             cost_per_day=cost_per_day,
             tokens_per_day=tokens_per_day,
+            stored_bytes_limit=stored_bytes_limit,
             expires_at=expires_at,
         )
         return operation("POST", "/keys", CreatedKey, body=body)

@@ -39,10 +39,10 @@ async def send_msg_file(_ctx: AgentCtx, chat_key: str, file_path: str) -> None:
 
     Args:
         chat_key (str): Key of the chat; use `_ck` for the current one.
-        file_path (str): A file in `/app/shared` or `/app/uploads`, or a URL.
+        file_path (str): A file in the working directory or in `/app/uploads`, or a URL.
 
     Example:
-        send_msg_file(_ck, "/app/shared/plot.png")
+        send_msg_file(_ck, "plot.png")
     """
     send = _ctx.ms.send_image if _is_image(file_path) else _ctx.ms.send_file
     await send(_current(_ctx, chat_key), file_path, _ctx)

@@ -78,7 +78,7 @@ class Metrics:
         self.leases_lost = counter(
             "nekro_leases_lost_total",
             "Leases that passed to another process while this one was using them: delivery, call, chat, job, "
-            "download, init, pinned, sweep, request, serving, summary, worker.",
+            "download, init, pinned, sweep, request, summary, worker.",
             ["lease"],
         )
         self.clock_offset_seconds = gauge(

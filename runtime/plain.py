@@ -11,7 +11,12 @@ from datetime import datetime
 from enum import Enum
 from typing import Any
 
-__all__ = ["encodable", "to_json_value", "to_plain"]
+__all__ = ["encodable", "known_fields", "to_json_value", "to_plain"]
+
+
+def known_fields(kind: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop what a dataclass has no field for: another release may have stored more."""
+    return {one.name: stored[one.name] for one in dataclasses.fields(kind) if one.name in stored}
 
 
 def to_plain(value: object) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
 from runtime.error_logging import log_errors
 
-__all__ = ["OwnedTasks", "end_tasks", "repeat"]
+__all__ = ["OwnedTasks", "clean_up_timeout", "end_tasks", "repeat"]
 
 
 class OwnedTasks:
@@ -36,6 +37,26 @@ async def end_tasks(*tasks: asyncio.Future[Any] | None) -> None:
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
+
+
+@asynccontextmanager
+async def clean_up_timeout(seconds: float) -> AsyncGenerator[asyncio.Timeout]:
+    """Limit a step of clean-up: ``asyncio.timeout`` that also works in a task that is being cancelled.
+
+    Before CPython 3.11.4, ``asyncio.timeout`` raises CancelledError there instead of TimeoutError, which ends
+    the clean-up. Another cancellation within the step is raised on every version.
+    """
+    task = asyncio.current_task()
+    assert task is not None  # noqa: S101 - this is a coroutine
+    cancelled = task.cancelling()
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            yield limit
+    except asyncio.CancelledError as exc:
+        if limit.expired() and task.cancelling() <= cancelled:
+            raise TimeoutError from exc
+        raise
 
 
 async def repeat(step: Callable[[], Awaitable[object]], *, seconds: float, on_error: str) -> NoReturn:

@@ -13,7 +13,7 @@ import importlib.util
 import json
 import marshal
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -31,6 +31,7 @@ _MODULES: Final = (
     "sandbox/guest/display.py",
     "sandbox/guest/tables.py",
     "sandbox/guest/kept.py",
+    "sandbox/guest/working_directory.py",
     "sandbox/guest/runner.py",
 )
 _PACKAGES: Final = ("sandbox.guest", "codec")
@@ -43,12 +44,12 @@ def guest_program(version: tuple[int, int] | None) -> bytes:
     Args:
         version: version of the interpreter inside; None when it is not known.
     """
-    tree = _merged()
+    text = _merged()
     if version != sys.version_info[:2] or sys.implementation.name != "cpython":
-        return f"from __future__ import annotations\n{ast.unparse(tree)}".encode()
+        return f"from __future__ import annotations\n{text}".encode()
     # As a flag: the statement would import the module `__future__` at each start.
     flags = __future__.annotations.compiler_flag
-    code = compile(tree, PROGRAM_INSIDE, "exec", flags=flags, dont_inherit=True, optimize=0)
+    code = compile(text, PROGRAM_INSIDE, "exec", flags=flags, dont_inherit=True, optimize=0)
     # The layout of a .pyc (PEP 552): magic number, then no flags, no time, no size.
     return importlib.util.MAGIC_NUMBER + bytes(12) + marshal.dumps(code)
 
@@ -58,18 +59,23 @@ def encode_config(config: Mapping[str, object]) -> str:
     return json.dumps(dict(config), default=bytes.hex)
 
 
-def _merged() -> ast.Module:
-    """Return all modules as one, without module docstrings and imports of each other."""
+def _merged() -> str:
+    """Return all modules as one, without module docstrings and imports of each other.
+
+    The text of the statements is kept: ``ast.unparse`` of CPython 3.12 and newer writes f-strings that older
+    interpreters cannot parse.
+    """
     directory = Path(__file__).parent.parent
-    body: list[ast.stmt] = []
+    kept: list[str] = []
     for name in _MODULES:
-        tree = ast.parse((directory / name).read_text("utf-8"))
-        body += _without_own_imports(tree.body)
-    return ast.fix_missing_locations(ast.Module(body=body, type_ignores=[]))
-
-
-def _without_own_imports(body: Iterable[ast.stmt]) -> list[ast.stmt]:
-    return [statement for statement in body if not _is_dropped(statement)]
+        text = (directory / name).read_text("utf-8")
+        lines = text.split("\n")
+        for statement in ast.parse(text).body:
+            if not _is_dropped(statement):
+                decorators = getattr(statement, "decorator_list", ())
+                first = min(node.lineno for node in (statement, *decorators))
+                kept += lines[first - 1 : statement.end_lineno]
+    return "\n".join(kept) + "\n"
 
 
 def _is_dropped(statement: ast.stmt) -> bool:

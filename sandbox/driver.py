@@ -148,6 +148,8 @@ class Sandbox(Protocol):
     on_close: list[Callable[[], object]]
     #: Host directory that is the code's ``/tmp``; None where ``/tmp`` has a size limit of its own.
     scratch_dir: Path | None
+    #: Whether the kernel counts its processes together with others of this service's user.
+    shares_user: bool
 
     @property
     def output(self) -> asyncio.StreamReader:

@@ -22,6 +22,7 @@ from nekro_agent.durations import DEFER_SECONDS, FRESH_SECONDS
 from nekro_agent.errors import SandboxError
 from nekro_agent.ports import FileAreas
 from runtime.metrics import metrics
+from runtime.tasks import clean_up_timeout
 from sandbox.areas.homes import sweep_homes
 from sandbox.areas.images import drop_idle, is_bounded, mount_and_hold
 from sandbox.areas.ownership import prepare_directories
@@ -111,7 +112,7 @@ class SandboxManager:
         for run in list(self._running.values()):
             run.stop()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(GONE_SECONDS):
+            async with clean_up_timeout(GONE_SECONDS):
                 for _ in range(self._settings.max_concurrent):
                     await self._slots.acquire()
         await self._cleaner.close()

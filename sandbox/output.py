@@ -18,22 +18,22 @@ from typing import Self
 
 from loguru import logger
 
+from nekro_agent.tools.visible_text import without_invisible
 from sandbox.limits.guards import Guard
 
 __all__ = ["OutputCollector", "OutputPipe", "clean_text"]
 
 _CHUNK_BYTES = 64 << 10
 
-#: CSI and OSC sequences, other escapes; then control and bidirectional override characters.
+#: CSI and OSC sequences, other escapes.
 _TERMINAL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
-_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def clean_text(text: str) -> str:
-    """Remove terminal sequences and control characters; every kind of line end becomes ``\\n``."""
+    """Remove terminal sequences and invisible characters; every kind of line end becomes ``\\n``."""
     text = _TERMINAL.sub("", text)
     text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return _CONTROL.sub("", text)
+    return without_invisible(text)
 
 
 class OutputPipe(asyncio.StreamReader):

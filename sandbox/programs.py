@@ -28,8 +28,10 @@ from loguru import logger
 from broker_config.settings import SandboxSettings
 from nekro_agent.durations import PROGRAM_SECONDS
 from nekro_agent.errors import SandboxUnavailableError
+from nekro_agent.execution.tied_process import tied_to_this_process
 from nekro_agent.files import safe_files
 from nekro_agent.files.secret_paths import refuse_secret_path
+from runtime.tasks import clean_up_timeout
 from sandbox.drivers.bwrap import StartSockets, become, memory_file, verify_isolation
 from sandbox.drivers.bwrap_tools import Tools, find_tools
 from sandbox.drivers.hints import explain_denied_call, explain_start_failure
@@ -126,7 +128,7 @@ class Program:
         ]
         try:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_END_SECONDS):
+                async with clean_up_timeout(_END_SECONDS):
                     await self.process.wait()
         finally:
             # Also after a regular end: processes that it started may be left.
@@ -136,7 +138,7 @@ class Program:
 
     async def _release(self, rest: list[asyncio.Task[None]]) -> None:
         try:
-            async with asyncio.timeout(PROGRAM_SECONDS):
+            async with clean_up_timeout(PROGRAM_SECONDS):
                 await self.process.wait()
                 await asyncio.gather(*rest)
         except TimeoutError:
@@ -209,7 +211,8 @@ class ProgramStarter:
         variables = environment_inside(spec, executable) | {"HOME": str(spec.home)}
         del variables["TMPDIR"]
         try:
-            process = await self._run([str(executable), *spec.command[1:]], env=variables, cwd=str(spec.home))
+            command = tied_to_this_process(str(executable), *spec.command[1:])
+            process = await self._run(command, env=variables, cwd=str(spec.home))
         except OSError as exc:
             raise SandboxUnavailableError(f"{executable} cannot be started: {exc.strerror}") from exc
         return Program(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -15,6 +16,7 @@ from sandbox.bridge import Bridge, BridgeOutcome
 from sandbox.driver import ExitStatus, Sandbox
 from sandbox.kept import MOST_VARIABLES, read_kept, reserved_names
 from sandbox.limits.guards import GUARD_SECONDS, Guards
+from sandbox.limits.processes import threads_of_user
 from sandbox.limits.quota import Quota
 from sandbox.limits.run_limits import bridge_limits, process_limits
 from sandbox.limits.watchdog import watch
@@ -185,13 +187,15 @@ class SandboxRun:
         wall_seconds = self._request.wall_seconds or self._settings.wall_seconds
         # In case the event loop is too busy for its own timer.
         self._guards.add("wall", allowed_seconds=wall_seconds).begin()
+        # Of an ordinary user without namespaces, the kernel counts everything that it runs.
+        others = await asyncio.to_thread(threads_of_user, os.geteuid()) if self._sandbox.shares_user else 0
         try:
             async with asyncio.timeout(wall_seconds):
-                return await bridge.run(self._payload())
+                return await bridge.run(self._payload(others))
         except TimeoutError:
             return BridgeOutcome(limit=Limit.WALL)
 
-    def _payload(self) -> bytes:
+    def _payload(self, others: int) -> bytes:
         stubs = [
             {
                 "token": method.token,
@@ -206,7 +210,7 @@ class SandboxRun:
             "code": self._request.code,
             "chat_key": self._request.chat_key,
             "stubs": stubs,
-            "limits": process_limits(self._settings),
+            "limits": process_limits(self._settings, others=others),
             "argument_bytes": self._settings.argument_bytes,
             "figures": self._settings.figures,
             "keep": {"bytes": self._request.keep_bytes, "most": MOST_VARIABLES},

@@ -89,7 +89,7 @@ async def read_workers(connection: Connection) -> list[PublishedWorker]:
     """List the workers, the one that started last at the end."""
     rows = await connection.exec_driver_sql(
         "SELECT id, name, lane, host, pid, started_at,"  # noqa: S608 - constants
-        f" COALESCE(lease_until >= {_NOW[connection.is_sqlite]}, false)"
+        f" COALESCE(lease_until > {_NOW[connection.is_sqlite]}, false)"
         " FROM workers ORDER BY started_at, id"
     )
     return [

@@ -104,7 +104,7 @@ class Database:
         """
         async with self._writer() as connection:
             await connection.begin()
-            transaction = Transaction(Connection(connection, self._backend))
+            transaction = self._transaction(connection)
             try:
                 async with limited(self.settings.transaction_timeout_seconds):
                     yield transaction
@@ -117,6 +117,9 @@ class Database:
                 raise
         await transaction.run_callbacks()
 
+    def _transaction(self, connection: DriverConnection) -> Transaction:
+        return Transaction(Connection(connection, self._backend), key_bytes=self.settings.key_bytes)
+
     @asynccontextmanager
     async def autocommit(self) -> AsyncIterator[Transaction]:
         """Open a connection on which each statement is committed separately.
@@ -124,7 +127,7 @@ class Database:
         For writes of one statement: it saves the round trips of BEGIN and COMMIT.
         """
         async with self._writer() as connection, limited(self.settings.transaction_timeout_seconds):
-            yield Transaction(Connection(connection, self._backend))
+            yield self._transaction(connection)
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[Transaction]:
@@ -134,7 +137,7 @@ class Database:
         """
         reader = self._pool().reader()
         async with reader as connection, limited(self.settings.transaction_timeout_seconds):
-            yield Transaction(Connection(connection, self._backend))
+            yield self._transaction(connection)
 
     async def run(self, statement: SingleStatement, values: Mapping[str, Any]) -> Any:
         """Run one statement as a transaction of its own.

@@ -10,6 +10,7 @@ from broker_config.settings import StoreSettings
 from nekro_agent.errors import InvalidValueError
 from storage.access.value_digest import SCOPE, value_digest
 from storage.clock import now
+from storage.driver.outages import outlasting
 from storage.driver.statements import SingleStatement
 from storage.engine import Database
 from storage.models import PluginValueRow
@@ -29,6 +30,7 @@ class SqlKeyValueStore:
         self._database = database
         self._limits = limits
 
+    @outlasting
     async def get(self, plugin_key: str, *, chat_key: str, user_key: str, store_key: str) -> str | None:
         """Return the value, or None when there is none.
 
@@ -39,6 +41,7 @@ class SqlKeyValueStore:
         value: str | None = await self._database.run(GET, {"of_digest": digest})
         return value
 
+    @outlasting
     async def set(self, plugin_key: str, *, chat_key: str, user_key: str, store_key: str, value: str) -> bool:
         """Store a value durably; True when the key is new, False when a value was replaced.
 
@@ -60,6 +63,7 @@ class SqlKeyValueStore:
         revision: int = await self._database.run(SET, values)
         return revision == 1
 
+    @outlasting
     async def delete(self, plugin_key: str, *, chat_key: str, user_key: str, store_key: str) -> bool:
         """Delete a value; True when there was one.
 

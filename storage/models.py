@@ -31,10 +31,12 @@ from storage.states import (
     CallState,
     CrashPolicy,
     DeliveryState,
+    JobLogKind,
     JobState,
     OverrideSource,
     RoundState,
     SendState,
+    StoredKind,
     TimerState,
     TriggerKind,
 )
@@ -54,8 +56,10 @@ __all__ = [
     "ChatSummaryRow",
     "CronJobRow",
     "DownloadRow",
+    "JobLogRow",
     "JobRow",
     "JobSignalRow",
+    "KeyStorageRow",
     "KeyTurnRow",
     "LaneOverrideRow",
     "LeaseColumns",
@@ -68,10 +72,12 @@ __all__ = [
     "PluginValueRow",
     "PresetRow",
     "RequestRow",
+    "RoundPromptRow",
     "RoundRow",
     "SpendingRow",
     "SpendingTotalRow",
     "TimerRow",
+    "TurnTermRow",
     "TurnVariablesRow",
     "UploadAreaRow",
     "UserRow",
@@ -81,6 +87,7 @@ __all__ = [
     "WorkerPluginRow",
     "WorkerRow",
     "WorkerSiteRow",
+    "WorkerTimerRow",
 ]
 
 _Sequence = BigInteger().with_variant(Integer, "sqlite")
@@ -106,9 +113,9 @@ class Base(DeclarativeBase):
         **{
             states: StateText(states)
             for states in (
-                ApprovalScope, ApprovalState, CallState, CrashPolicy, DeliveryState, JobState, Lane,
-                MessageKind, OverrideSource, RoundState, SandboxMethodType, SendState, TimerState,
-                TriggerKind, WorkdayMode,
+                ApprovalScope, ApprovalState, CallState, CrashPolicy, DeliveryState, JobLogKind,
+                JobState, Lane, MessageKind, OverrideSource, RoundState, SandboxMethodType, SendState,
+                StoredKind, TimerState, TriggerKind, WorkdayMode,
             )
         },
     }  # fmt: skip
@@ -159,6 +166,8 @@ class ChatRow(LeaseColumns, Base):
     channel_id: Mapped[str | None]
     channel_name: Mapped[str | None]
     channel_type: Mapped[str | None]
+    #: The title that was given over the API; None: it follows from the channel's name or the first message.
+    title: Mapped[str | None]
     created_at: Mapped[datetime]
     #: The last message before a reset; the LLM sees newer ones only.
     history_after: Mapped[int] = mapped_column(BigInteger(), default=0)
@@ -266,6 +275,8 @@ class ChatSummaryRow(Base):
     model: Mapped[str]
     prompt_tokens: Mapped[int | None]
     answer_tokens: Mapped[int | None]
+    #: Whether the endpoint reported no possible number of tokens.
+    tokens_estimated: Mapped[bool] = mapped_column(server_default=false(), default=False)
     cost: Mapped[float]
     created_at: Mapped[datetime]
 
@@ -304,10 +315,12 @@ class PresetRow(Base):
     remote_id: Mapped[str | None]
     on_shared: Mapped[bool] = mapped_column(default=False)
     ext_data: Mapped[Any | None] = mapped_column(JsonText())
+    #: Identifies the effect of a call (``nekro_agent.execution.effects``), which may be repeated.
+    once_key: Mapped[str | None] = mapped_column(KeyText())
     created_at: Mapped[datetime]
     updated_at: Mapped[datetime]
 
-    __table_args__ = (_ORDERED,)
+    __table_args__ = (Index("uq_presets_once_key", "once_key", unique=True), _ORDERED)
 
 
 class CallRow(Base):
@@ -449,11 +462,35 @@ class RoundRow(Base):
     output: Mapped[str | None]
     prompt_tokens: Mapped[int | None]
     completion_tokens: Mapped[int | None]
+    #: Whether the endpoint reported no possible number of tokens; None before the model answers.
+    tokens_estimated: Mapped[bool | None]
     cost: Mapped[float | None]
     calls: Mapped[list[dict[str, Any]] | None] = mapped_column(JsonText())
     error: Mapped[str | None]
+    #: Of a turn's first round, when the turn has ended: the state of its event ``turn.ended``.
+    turn_state: Mapped[str | None]
+    #: Of a turn's first round, when the turn has ended: the sum of its rounds.
+    turn_cost: Mapped[float | None]
 
     __table_args__ = (
+        # Lists of turns: first rounds, the newest first, with what filters read.
+        Index(
+            "ix_rounds_turns",
+            "requested_at",
+            "sequence",
+            "chat_key",
+            "turn_cost",
+            postgresql_where=text("id = turn_id"),
+            sqlite_where=text("id = turn_id"),
+        ),
+        Index(
+            "ix_rounds_turn_state",
+            "turn_state",
+            "requested_at",
+            "sequence",
+            postgresql_where=text("id = turn_id"),
+            sqlite_where=text("id = turn_id"),
+        ),
         Index("uq_rounds_trigger_kind_trigger_id", "trigger_kind", "trigger_id", unique=True),
         Index("ix_rounds_chat_key_sequence", "chat_key", "sequence"),
         # The database itself enforces at most one running round per chat.
@@ -473,6 +510,36 @@ class RoundRow(Base):
         ),
         _ORDERED,
     )
+
+
+class RoundPromptRow(Base):
+    """What the newest request of a round sent to the model (``NEKRO_AGENT__KEEP_PROMPTS``)."""
+
+    __tablename__ = "round_prompts"
+
+    round_id: Mapped[str] = mapped_column(
+        KeyText(), ForeignKey("rounds.id", ondelete="CASCADE"), primary_key=True
+    )
+    #: Messages as JSON, without secrets and without the data of images; long texts are cut.
+    prompt: Mapped[str]
+    sent_at: Mapped[datetime] = mapped_column(index=True)
+
+
+class TurnTermRow(Base):
+    """A word by which turns are found: a model that answered, or a plugin that was called."""
+
+    __tablename__ = "turn_terms"
+
+    #: Of the turn's first round.
+    sequence: Mapped[int] = mapped_column(
+        _Sequence, ForeignKey("rounds.sequence", ondelete="CASCADE"), primary_key=True, autoincrement=False
+    )
+    #: As of ``storage.listings.turn_search``.
+    term: Mapped[str] = mapped_column(KeyText(), primary_key=True)
+    #: When the turn was requested.
+    requested_at: Mapped[datetime]
+
+    __table_args__ = (Index("ix_turn_terms_term", "term", "requested_at", "sequence"),)
 
 
 class TimerRow(Base):
@@ -525,6 +592,8 @@ class JobRow(Base):
     call_id: Mapped[str | None]
     round_id: Mapped[str | None]
     turn_id: Mapped[str | None] = mapped_column(KeyText(), index=True)
+    #: The job that it repeats; None: it repeats none.
+    retry_of: Mapped[str | None]
     state: Mapped[JobState]
     on_crash: Mapped[CrashPolicy]
     percent: Mapped[int] = mapped_column(default=0)
@@ -553,6 +622,29 @@ class JobRow(Base):
             sqlite_where=text("state IN ('queued', 'running')"),
         ),
     )
+
+
+class JobLogRow(Base):
+    """An entry of a background job's log; ``storage.repositories.job_log`` limits their number."""
+
+    __tablename__ = "job_log"
+
+    job_id: Mapped[str] = mapped_column(
+        KeyText(), ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True
+    )
+    #: Grows within a job.
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    kind: Mapped[JobLogKind]
+    #: The attempt during which it was added; 0: before the first.
+    attempt: Mapped[int]
+    #: Of a start.
+    worker: Mapped[str | None]
+    #: Of a report.
+    percent: Mapped[int | None]
+    #: Of a log record.
+    level: Mapped[str | None]
+    text: Mapped[str]
+    at: Mapped[datetime]
 
 
 class JobSignalRow(Base):
@@ -842,6 +934,22 @@ class WorkerSiteRow(Base):
     address: Mapped[str]
 
 
+class WorkerTimerRow(Base):
+    """A timer with a callback, which exists in the memory of a worker; deleted with its worker."""
+
+    __tablename__ = "worker_timers"
+
+    id: Mapped[str] = mapped_column(KeyText(), primary_key=True)
+    worker_id: Mapped[str] = mapped_column(KeyText(), index=True)
+    #: The plugin whose code set it; "" for other code.
+    plugin_key: Mapped[str]
+    #: No foreign key: plugins name chats here that do not exist.
+    chat_key: Mapped[str]
+    fire_at: Mapped[datetime]
+    description: Mapped[str]
+    temporary: Mapped[bool]
+
+
 class PluginSnapshotRow(Base):
     """What workers serve of one version of a plugin; a row never changes."""
 
@@ -886,13 +994,17 @@ class ApiKeyRow(Base):
     #: Limits per day (UTC) of the turns that it starts; None: no limit.
     cost_per_day: Mapped[float | None]
     tokens_per_day: Mapped[int | None] = mapped_column(BigInteger())
+    #: What it keeps stored; ``KeyStorageRow`` says of what that consists.
+    stored_bytes: Mapped[int] = mapped_column(BigInteger(), server_default=text("0"), default=0)
+    #: Limit of that; None: as the settings say; 0: no limit.
+    stored_bytes_limit: Mapped[int | None] = mapped_column(BigInteger())
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
 
 
 class KeyTurnRow(Base):
-    """A turn that a key started, for its budget."""
+    """A turn, run, call, timer or job for which a key pays."""
 
     __tablename__ = "key_turns"
 
@@ -901,6 +1013,21 @@ class KeyTurnRow(Base):
     created_at: Mapped[datetime] = mapped_column(index=True)
 
     __table_args__ = (Index("ix_key_turns_key_id_created_at", "key_id", "created_at"),)
+
+
+class KeyStorageRow(Base):
+    """What a key keeps stored: of one kind and day, or one file or declaration."""
+
+    __tablename__ = "key_storage"
+
+    #: ``kind:key:date`` (UTC), ``kind:…`` of a file or declaration, or of a reservation.
+    id: Mapped[str] = mapped_column(KeyText(), primary_key=True)
+    key_id: Mapped[str]
+    kind: Mapped[StoredKind]
+    bytes: Mapped[int] = mapped_column(BigInteger())
+    created_at: Mapped[datetime]
+
+    __table_args__ = (Index("ix_key_storage_kind", "kind", "created_at"),)
 
 
 class SpendingRow(Base):
@@ -928,6 +1055,9 @@ class SpendingRow(Base):
     rounds: Mapped[int]
     #: Requests that were sent to the model; 0 while it is an estimate.
     requests: Mapped[int]
+    #: Requests whose tokens and cost are an estimate, because the endpoint reported no possible number of
+    #: tokens; 1 while the whole entry is an estimate.
+    estimated_requests: Mapped[int] = mapped_column(server_default=text("0"), default=0)
     prompt_tokens: Mapped[int] = mapped_column(BigInteger())
     completion_tokens: Mapped[int] = mapped_column(BigInteger())
     cost: Mapped[float]
@@ -952,6 +1082,8 @@ class SpendingTotalRow(Base):
     cost: Mapped[float]
     rounds: Mapped[int] = mapped_column(BigInteger())
     sandbox_seconds: Mapped[float]
+    #: As in ``spendings``.
+    estimated_requests: Mapped[int] = mapped_column(BigInteger(), server_default=text("0"), default=0)
     #: Measures of which a chat was warned, comma-separated.
     warned: Mapped[str]
     updated_at: Mapped[datetime] = mapped_column(index=True)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Final
 
 from sqlalchemy import delete, select, update
 
+from nekro_agent.ports import CallbackTimer
 from storage.caller_reads import Snapshot
 from storage.clock import now, seconds_from_now
-from storage.models import PluginSnapshotRow, WorkerPluginRow, WorkerRow, WorkerSiteRow
+from storage.models import PluginSnapshotRow, WorkerPluginRow, WorkerRow, WorkerSiteRow, WorkerTimerRow
 from storage.repositories.base import Repository
 from storage.repositories.leases import LeaseTable, is_free
 from storage.upsert import insert
@@ -104,12 +105,26 @@ class CatalogueRepository(Repository):
             ]
             await self._rows(insert(self._dialect, WorkerSiteRow).values(rows))
 
+    async def serve_timers(self, worker_id: str, timers: Sequence[CallbackTimer]) -> None:
+        """Replace the timers with callbacks that exist in a worker."""
+        await self._count(delete(WorkerTimerRow).where(WorkerTimerRow.worker_id == worker_id))
+        if timers:
+            rows = [{"worker_id": worker_id, **asdict(timer)} for timer in timers]
+            await self._rows(insert(self._dialect, WorkerTimerRow).values(rows))
+
+    async def forget_timers(self) -> list[CallbackTimer]:
+        """Delete the timers with callbacks of workers that have gone; returns them."""
+        there = select(WorkerRow.id).where(~is_free(WorkerRow.lease_until))
+        gone = delete(WorkerTimerRow).where(WorkerTimerRow.worker_id.not_in(there))
+        columns = [getattr(WorkerTimerRow, item.name) for item in fields(CallbackTimer)]
+        return await self._all(CallbackTimer, gone.returning(*columns))
+
     async def sites_of(self, plugin_key: str) -> list[Site]:
         """List where live workers serve the routes of a plugin."""
         statement = (
             select(WorkerSiteRow.worker_id, WorkerSiteRow.address, WorkerRow.host)
             .join(WorkerRow, WorkerRow.id == WorkerSiteRow.worker_id)
-            .where(WorkerSiteRow.plugin_key == plugin_key, ~is_free(WorkerRow))
+            .where(WorkerSiteRow.plugin_key == plugin_key, ~is_free(WorkerRow.lease_until))
             .order_by(WorkerSiteRow.worker_id)
         )
         return await self._all(Site, statement)
@@ -119,12 +134,12 @@ class CatalogueRepository(Repository):
 
         Call it only while a worker is live: the rows of the last workers are the last published catalogue.
         """
-        gone = select(WorkerRow.id).where(is_free(WorkerRow))
+        gone = select(WorkerRow.id).where(is_free(WorkerRow.lease_until))
         await self._count(delete(WorkerPluginRow).where(WorkerPluginRow.worker_id.in_(gone)))
         # Also those of workers that an older release deleted.
-        there = select(WorkerRow.id).where(~is_free(WorkerRow))
+        there = select(WorkerRow.id).where(~is_free(WorkerRow.lease_until))
         await self._count(delete(WorkerSiteRow).where(WorkerSiteRow.worker_id.not_in(there)))
-        count = await self._count(delete(WorkerRow).where(is_free(WorkerRow)))
+        count = await self._count(delete(WorkerRow).where(is_free(WorkerRow.lease_until)))
         served = select(WorkerPluginRow.digest)
         await self._count(delete(PluginSnapshotRow).where(PluginSnapshotRow.digest.not_in(served)))
         return count

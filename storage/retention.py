@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, delete, select, tuple_
+from sqlalchemy import ColumnElement, delete, exists, literal, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute
 
 from broker_config.settings import RetentionSettings
+from storage.access.keys import RECURRING
 from storage.clock import now, seconds_from_now
 from storage.engine import Database
 from storage.models import (
@@ -21,11 +22,14 @@ from storage.models import (
     CallRow,
     ChatEventRow,
     ChatSummaryRow,
+    CronJobRow,
     JobRow,
+    KeyStorageRow,
     KeyTurnRow,
     MessageRow,
     OpenAIResponseRow,
     RequestRow,
+    RoundPromptRow,
     RoundRow,
     SpendingRow,
     SpendingTotalRow,
@@ -34,7 +38,13 @@ from storage.models import (
     WebhookDeliveryRow,
 )
 from storage.repositories.leases import is_free
-from storage.states import FINAL_CALL_STATES, FINAL_JOB_STATES, FINAL_ROUND_STATES, OPEN_TIMER_STATES
+from storage.states import (
+    FINAL_CALL_STATES,
+    FINAL_JOB_STATES,
+    FINAL_ROUND_STATES,
+    OPEN_TIMER_STATES,
+    StoredKind,
+)
 
 __all__ = ["delete_expired"]
 
@@ -69,7 +79,30 @@ async def delete_expired(
                 count = (await tx.connection.execute(statement)).rowcount
             name = rule.table.__tablename__
             deleted[name] = deleted.get(name, 0) + count
+    for kind, days in _given_back(retention).items():
+        given_back, count = 0, 1
+        while count:
+            async with database.begin() as tx:
+                # A row is of a day, so its last bytes are a day younger than it.
+                seconds = timedelta(days=days + 1).total_seconds()
+                count = await tx.stored_bytes.give_back_expired(kind, seconds=seconds, limit=batch)
+            given_back += count
+        name = KeyStorageRow.__tablename__
+        deleted[name] = deleted.get(name, 0) + given_back
     return deleted
+
+
+def _given_back(retention: RetentionSettings) -> dict[StoredKind, float]:
+    """Return after how many days keys get back what they stored; what is kept forever is missing."""
+    days = {
+        StoredKind.MESSAGES: retention.messages_days,
+        StoredKind.ROUNDS: max(retention.rounds_days, retention.events_days),
+        StoredKind.PROMPTS: retention.prompts_days,
+        StoredKind.CALLS: retention.calls_days,
+        StoredKind.REQUESTS: _REQUESTS_KEPT / timedelta(days=1),
+        StoredKind.FILES: retention.uploads_days,
+    }
+    return {kind: kept for kind, kept in days.items() if kept}
 
 
 def _rules(retention: RetentionSettings) -> list[_Rule]:
@@ -77,6 +110,7 @@ def _rules(retention: RetentionSettings) -> list[_Rule]:
     rounds = seconds_from_now(-timedelta(days=retention.rounds_days).total_seconds())
     events = seconds_from_now(-timedelta(days=retention.events_days).total_seconds())
     messages = seconds_from_now(-timedelta(days=retention.messages_days).total_seconds())
+    prompts = seconds_from_now(-timedelta(days=retention.prompts_days).total_seconds())
     requests = seconds_from_now(-_REQUESTS_KEPT.total_seconds())
     audit = seconds_from_now(-timedelta(days=retention.audit_days).total_seconds())
     approvals = seconds_from_now(-timedelta(days=retention.approvals_days).total_seconds())
@@ -93,6 +127,8 @@ def _rules(retention: RetentionSettings) -> list[_Rule]:
             key=(CallRow.id,),
             expired=(CallRow.finished_at < calls) & CallRow.state.in_(FINAL_CALL_STATES),
         ),
+        # Also with their round.
+        _Rule(table=RoundPromptRow, key=(RoundPromptRow.round_id,), expired=RoundPromptRow.sent_at < prompts),
         _Rule(
             table=RoundRow,
             key=(RoundRow.id,),
@@ -128,13 +164,21 @@ def _rules(retention: RetentionSettings) -> list[_Rule]:
         _Rule(
             table=AdapterClientRow,
             key=(AdapterClientRow.id,),
-            expired=(AdapterClientRow.seen_at < rounds) & is_free(AdapterClientRow),
+            expired=(AdapterClientRow.seen_at < rounds) & is_free(AdapterClientRow.lease_until),
         ),
     ]
     rules += [
         # Also one that still runs: a gateway that loses its row stores no answer.
         _Rule(table=RequestRow, key=(RequestRow.digest,), expired=RequestRow.created_at < requests),
-        _Rule(table=KeyTurnRow, key=(KeyTurnRow.turn_id,), expired=KeyTurnRow.created_at < rounds),
+        _Rule(
+            table=KeyTurnRow,
+            key=(KeyTurnRow.turn_id,),
+            # A timer that has not ended, and a job that runs, may wait for longer.
+            expired=(KeyTurnRow.created_at < rounds)
+            & ~exists().where(TimerRow.id == KeyTurnRow.turn_id, TimerRow.state.in_(OPEN_TIMER_STATES))
+            & ~exists().where(literal(RECURRING) + CronJobRow.job_id == KeyTurnRow.turn_id)
+            & ~exists().where(JobRow.id == KeyTurnRow.turn_id, JobRow.state.not_in(FINAL_JOB_STATES)),
+        ),
         # The end of a turn deletes them; rounds that a person deleted by hand have none.
         _Rule(
             table=TurnVariablesRow,

@@ -19,6 +19,7 @@ __all__ = [
     "CrashPolicy",
     "DeliveryState",
     "EventType",
+    "JobLogKind",
     "JobState",
     "OverrideSource",
     "RoundState",
@@ -44,6 +45,26 @@ class CallState(StrEnum):
     #: The worker died while running the method, whose effect may or may not have happened.
     UNKNOWN = "unknown"
     #: Cancelled on request before it ended.
+    CANCELLED = "cancelled"
+
+
+class JobLogKind(StrEnum):
+    """What an entry of a background job's log records."""
+
+    #: A worker began an attempt.
+    STARTED = "started"
+    #: The job reported its progress.
+    REPORT = "report"
+    #: The job's code wrote a log record.
+    LINE = "line"
+    #: The worker stopped, and gave the job back to be continued by another one.
+    RELEASED = "released"
+    #: The attempt met an outage; the job starts again.
+    RESTARTED = "restarted"
+    #: The job was asked to end.
+    CANCEL_REQUESTED = "cancel_requested"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
     CANCELLED = "cancelled"
 
 
@@ -73,6 +94,27 @@ class ApprovalScope(StrEnum):
     CHAT = "chat"
 
 
+class StoredKind(StrEnum):
+    """What a key of the HTTP API keeps stored, by when that is deleted."""
+
+    #: Messages (``NEKRO_RETENTION__MESSAGES_DAYS``).
+    MESSAGES = "messages"
+    #: Rounds, events, timers, jobs and responses (``NEKRO_RETENTION__ROUNDS_DAYS``, ``…EVENTS_DAYS``).
+    ROUNDS = "rounds"
+    #: What rounds sent to the model (``NEKRO_RETENTION__PROMPTS_DAYS``).
+    PROMPTS = "prompts"
+    #: Calls and runs (``NEKRO_RETENTION__CALLS_DAYS``).
+    CALLS = "calls"
+    #: Answers to requests with an idempotency key, and reservations of files that are being stored.
+    REQUESTS = "requests"
+    #: Files in the uploads of chats (``NEKRO_RETENTION__UPLOADS_DAYS``).
+    FILES = "files"
+    #: Chats; they stay.
+    CHATS = "chats"
+    #: Webhooks and MCP servers, until they are removed.
+    DECLARATIONS = "declarations"
+
+
 class BudgetScope(StrEnum):
     """Whose spending a budget limits."""
 
@@ -100,6 +142,10 @@ class EventType(StrEnum):
     MESSAGE_RECEIVED = "message.received"
     #: The agent wrote.
     MESSAGE_SENT = "message.sent"
+    #: Live: a piece of words that the model writes and that will be a message.
+    MESSAGE_DELTA = "message.delta"
+    #: Words that were shown while they were written became no message, or another one.
+    MESSAGE_WITHDRAWN = "message.withdrawn"
     #: The agent sent a file or picture.
     FILE_SENT = "file.sent"
     #: A system message was added, which the agent sees and people do not.

@@ -19,21 +19,26 @@ if TYPE_CHECKING:
     from storage.access.requests import RequestRepository
     from storage.access.spending_reports import SpendingReportRepository
     from storage.access.spendings import SpendingRepository
+    from storage.access.stored_bytes import StoredByteRepository
     from storage.listings.changes import ChangeListing
     from storage.listings.chats import ChatListing
+    from storage.listings.series import SeriesRepository
+    from storage.listings.turn_search import TurnSearch
     from storage.listings.turns import TurnListing
     from storage.listings.workers import WorkerListing
+    from storage.memory.prompts import PromptRepository
     from storage.memory.summaries import SummaryRepository
     from storage.memory.variables import VariableRepository
     from storage.outbound.adapters import AdapterRepository
+    from storage.outbound.downloads import DownloadRepository
     from storage.outbound.mcp_servers import McpServerRepository
     from storage.outbound.webhooks import WebhookRepository
     from storage.publications import CatalogueRepository
     from storage.repositories.call_progress import CallProgressRepository, DetachedCallRepository
     from storage.repositories.calls import CallRepository
     from storage.repositories.chats import ChatRepository
-    from storage.repositories.downloads import DownloadRepository
     from storage.repositories.events import EventRepository
+    from storage.repositories.job_log import JobLogRepository
     from storage.repositories.job_signals import JobSignalRepository
     from storage.repositories.jobs import JobRepository
     from storage.repositories.lane_overrides import LaneOverrideRepository, PluginStateRepository
@@ -49,8 +54,13 @@ __all__ = ["Repositories", "Transaction"]
 class Repositories:
     """All repositories on one connection; each is imported at its first use, with SQLAlchemy."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, *, key_bytes: int = 0) -> None:
+        """
+        Args:
+            key_bytes: as of ``StoredByteRepository``.
+        """
         self._runner = connection
+        self._key_bytes = key_bytes
 
     @cached_property
     def activations(self) -> ActivationRepository:
@@ -146,7 +156,7 @@ class Repositories:
     @cached_property
     def downloads(self) -> DownloadRepository:
         """Downloads by target."""
-        from storage.repositories.downloads import DownloadRepository
+        from storage.outbound.downloads import DownloadRepository
 
         return DownloadRepository(self._runner)
 
@@ -163,6 +173,13 @@ class Repositories:
         from storage.repositories.jobs import JobRepository
 
         return JobRepository(self._runner)
+
+    @cached_property
+    def job_log(self) -> JobLogRepository:
+        """Entries of the logs of background jobs."""
+        from storage.repositories.job_log import JobLogRepository
+
+        return JobLogRepository(self._runner)
 
     @cached_property
     def job_signals(self) -> JobSignalRepository:
@@ -221,6 +238,13 @@ class Repositories:
         return PluginStateRepository(self._runner)
 
     @cached_property
+    def prompts(self) -> PromptRepository:
+        """What rounds sent to the model."""
+        from storage.memory.prompts import PromptRepository
+
+        return PromptRepository(self._runner)
+
+    @cached_property
     def records(self) -> RecordRepository:
         """Queries across chats and plugins."""
         from storage.repositories.records import RecordRepository
@@ -249,6 +273,13 @@ class Repositories:
         return SummaryRepository(self._runner)
 
     @cached_property
+    def series(self) -> SeriesRepository:
+        """Figures over time."""
+        from storage.listings.series import SeriesRepository
+
+        return SeriesRepository(self._runner)
+
+    @cached_property
     def spending_reports(self) -> SpendingReportRepository:
         """Sums of what was spent."""
         from storage.access.spending_reports import SpendingReportRepository
@@ -263,11 +294,25 @@ class Repositories:
         return SpendingRepository(self._runner)
 
     @cached_property
+    def stored_bytes(self) -> StoredByteRepository:
+        """What keys of the HTTP API keep stored."""
+        from storage.access.stored_bytes import StoredByteRepository
+
+        return StoredByteRepository(self._runner, key_bytes=self._key_bytes)
+
+    @cached_property
     def turn_listing(self) -> TurnListing:
         """Turns for lists."""
         from storage.listings.turns import TurnListing
 
         return TurnListing(self._runner)
+
+    @cached_property
+    def turn_search(self) -> TurnSearch:
+        """Turns by what people look for."""
+        from storage.listings.turn_search import TurnSearch
+
+        return TurnSearch(self._runner)
 
     @cached_property
     def timers(self) -> TimerRepository:
@@ -301,8 +346,8 @@ class Repositories:
 class Transaction(Repositories):
     """Yielded by ``Database.begin()``, ``autocommit()`` and ``read()``; do not construct it directly."""
 
-    def __init__(self, connection: Connection) -> None:
-        super().__init__(connection)
+    def __init__(self, connection: Connection, *, key_bytes: int = 0) -> None:
+        super().__init__(connection, key_bytes=key_bytes)
         self.connection = connection
         self._callbacks: list[Callable[[], Awaitable[object]]] = []
 
@@ -315,9 +360,11 @@ class Transaction(Repositories):
         self._callbacks.append(callback)
 
     async def flush(self) -> None:
-        """Write the events that were added; ``Database.begin`` calls this before the commit."""
+        """Write the events that were added, then charge keys; ``Database.begin`` calls this at the end."""
         if "events" in self.__dict__:
             await self.events.flush()
+        if "stored_bytes" in self.__dict__:
+            await self.stored_bytes.flush()
 
     async def run_callbacks(self) -> None:
         """Run the callbacks; ``Database.begin`` calls this after the commit."""

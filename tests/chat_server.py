@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from stream_server import StreamServer
 from waiting import WAIT_SECONDS
 
 
@@ -32,29 +34,22 @@ class ChatServer:
 
     behaviours: list[Behaviour]
     seen: list[SeenRequest] = field(default_factory=list)
-    _server: asyncio.Server | None = None
-    _held: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._server = StreamServer(self._serve)
 
     async def __aenter__(self) -> ChatServer:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        await self._server.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        for task in list(self._held):
-            task.cancel()
-        await asyncio.gather(*self._held, return_exceptions=True)
+        await self._server.__aexit__()
 
     @property
     def base_url(self) -> str:
-        assert self._server is not None
-        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
+        return f"http://127.0.0.1:{self._server.port}/v1"
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._held.add(task)
         try:
             request = await _read(reader)
             self.seen.append(request)
@@ -62,15 +57,17 @@ class ChatServer:
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
-            self._held.discard(task)
             writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
 
 
 async def _read(reader: asyncio.StreamReader) -> SeenRequest:
     head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
-    body = await reader.readexactly(int(headers["content-length"]))
-    return SeenRequest(path=head[0].split(" ")[1], headers=headers, body=json.loads(body), reader=reader)
+    body = await reader.readexactly(int(headers.get("content-length", 0)))
+    path = head[0].split(" ")[1]
+    return SeenRequest(path=path, headers=headers, body=json.loads(body) if body else {}, reader=reader)
 
 
 @dataclass
@@ -156,9 +153,17 @@ def complete(
 
 
 def stream(
-    *pieces: str | dict[str, Any], finish_reason: str | None = "stop", cut: bool = False, usage: bool = True
+    *pieces: str | dict[str, Any],
+    finish_reason: str | None = "stop",
+    cut: bool = False,
+    usage: bool = True,
+    ends: bool = True,
 ) -> Behaviour:
-    """Answer in chunks of text, or of a delta; ``cut`` drops the connection in the middle of a chunk."""
+    """Answer in chunks of text, or of a delta.
+
+    ``cut`` drops the connection in the middle of a chunk; without ``ends`` nothing says that the stream is
+    over.
+    """
 
     async def behave(writer: asyncio.StreamWriter, request: SeenRequest) -> None:
         await start_stream(writer)
@@ -173,8 +178,21 @@ def stream(
         if usage and request.body.get("stream_options"):
             figures = {"prompt_tokens": 1000, "completion_tokens": 200, "total_tokens": 1200}
             await send_chunk(writer, request, None, usage=figures)
-        await send_event(writer, "[DONE]")
+        if ends:
+            await send_event(writer, "[DONE]")
         writer.write(b"0\r\n\r\n")
+        await writer.drain()
+
+    return behave
+
+
+def send_raw(body: str, *, status: int = 200, kind: str = "text/event-stream", **headers: str) -> Behaviour:
+    """Answer with exactly these characters; the end of the connection ends the answer."""
+
+    async def behave(writer: asyncio.StreamWriter, _: SeenRequest) -> None:
+        lines = [f"HTTP/1.1 {status} X", f"content-type: {kind}", "connection: close"]
+        lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+        writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body.encode())
         await writer.drain()
 
     return behave

@@ -9,6 +9,7 @@ import gc
 import os
 import shutil
 import signal
+import tempfile
 import uuid
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ import redis
 from left_out import pytest_terminal_summary as pytest_terminal_summary
 from loguru import logger
 from postgres_process import PostgresServer
-from redis_process import RedisServer, use_server
+from redis_process import RedisServer
 from sentinel_group import SentinelGroup
 from sqlalchemy.engine import make_url
 from waiting import WAIT_SECONDS
@@ -39,11 +40,6 @@ if TYPE_CHECKING:
     from worker_fleet import Fleet
 
     from workers.composition import Services
-
-# This variable chooses the redis-server of the whole suite by its path, instead of the one on PATH or in
-# the wheel. The commands under test find it on PATH.
-if os.environ.get("NEKRO_TEST_REDIS_SERVER"):
-    use_server(Path(os.environ["NEKRO_TEST_REDIS_SERVER"]))
 
 # A shell that runs the tests in the background makes them ignore SIGINT, which child processes inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -117,6 +113,12 @@ LONG_FIRST = [
 ]
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Keep binary values out of the names of tests: archives contain the time at which they were made."""
+    is_binary = isinstance(val, bytes) and not val.decode("latin-1").isprintable()
+    return argname if is_binary else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order files and directories by `LONG_FIRST`; the order within them is kept."""
     here = Path(__file__).parent
@@ -155,6 +157,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture
+def passable_dir() -> Iterator[Path]:
+    """A directory whose parents any user may enter, for code that sees host paths and has another user."""
+    path = Path(tempfile.mkdtemp(prefix="nekro-", dir="/tmp"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 
 import psycopg
+from stream_server import StreamServer
 
 from broker_config.settings import DatabaseSettings
 
@@ -24,14 +24,13 @@ class CutProxy:
         self.is_deaf = False
         self._is_away = False
         self.writers: set[asyncio.StreamWriter] = set()
-        self.server: asyncio.Server | None = None
+        self._server = StreamServer(self._serve)
 
     async def start(self) -> DatabaseSettings:
         """Listen; returns settings that lead through the proxy."""
-        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        sock: socket.socket = self.server.sockets[0]
+        await self._server.__aenter__()
         user, name = self._names
-        url = f"postgresql://{user}:{sock.getsockname()[1]}/{name}?sslmode=disable"
+        url = f"postgresql://{user}:{self._server.port}/{name}?sslmode=disable"
         return self._settings.model_copy(update={"url": url})
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -77,7 +76,5 @@ class CutProxy:
 
     async def stop(self) -> None:
         """Stop listening and cut the open connections."""
-        assert self.server is not None
-        self.server.close()
+        await self._server.__aexit__()
         self.cut()
-        await self.server.wait_closed()

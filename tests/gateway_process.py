@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from forked_process import ForkedCommand
+from local_key import local_headers
 from redis_process import free_port
 from waiting import WAIT_SECONDS
 from worker_fleet import Fleet
@@ -53,6 +54,11 @@ class GatewayProcess:
         ready = json.loads(line)
         assert ready["pid"] == self.process.pid
         self.url = ready["url"]
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The header with the local key."""
+        return local_headers(self._fleet.settings.data_dir)
 
     def kill(self) -> None:
         """SIGKILL and reap."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
+from typing import Any
 
 
 class LoopClock:
@@ -19,3 +21,10 @@ class LoopClock:
         timers_have_run = asyncio.Event()
         asyncio.get_running_loop().call_later(0, timers_have_run.set)
         await timers_have_run.wait()
+
+
+async def time_passes(clock: LoopClock, waiting: Collection[asyncio.Task[Any]]) -> None:
+    """Jump past the time limits of tasks until all have ended."""
+    while not all(task.done() for task in waiting):
+        await clock.forward(1)
+        await asyncio.wait(waiting, timeout=0.02)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import subprocess
 import tempfile
@@ -14,7 +15,7 @@ from urllib.parse import urlencode
 import psycopg
 import pytest
 from postgres_group import SERVER_USER
-from redis_process import free_port
+from redis_process import dying_with_parent, free_port
 from waiting import WAIT_SECONDS, wait_until
 
 PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
@@ -71,10 +72,15 @@ class PgBouncer:
         config = self._directory / "pgbouncer.ini"
         config.write_text("\n".join(lines))
         self._directory.chmod(0o755)
-        command = [PGBOUNCER, str(config)]
+        command = [*dying_with_parent(), PGBOUNCER, str(config)]
         if os.geteuid() == 0:  # it refuses to run as root
             socket = Path(host, f".s.PGSQL.{port}")
-            command += ["--user", socket.owner() if socket.exists() else SERVER_USER]
+            user = socket.owner() if socket.exists() else SERVER_USER
+            if command[0] == PGBOUNCER:
+                command += ["--user", user]
+            else:  # a process that changes its user does not die with its parent any more
+                group = str(pwd.getpwnam(user).pw_gid)
+                command[1:1] = ["--reuid", user, "--regid", group, "--init-groups"]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(command, stderr=log)
         wait_until(self._answers, what=lambda: f"pgbouncer to answer\n{self._log.read_text()}")

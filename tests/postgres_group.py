@@ -14,7 +14,7 @@ import uuid
 from pathlib import Path
 
 import psycopg
-from redis_process import free_port
+from redis_process import dying_with_parent, free_port
 from waiting import WAIT_SECONDS, wait_until
 
 #: Root cannot run PostgreSQL; the wheel creates this user for it.
@@ -63,7 +63,10 @@ class PostgresProcess:
         settings = [f"-c{name}={value}" for name, value in self._options.items()]
         with (self.directory.parent / f"{self.directory.name}.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [_binary("postgres"), "-D", str(self.directory), "-p", str(self.port), *settings],
+                [
+                    *dying_with_parent(), _binary("postgres"),
+                    "-D", str(self.directory), "-p", str(self.port), *settings,
+                ],
                 stdout=log, stderr=log, user=_user(), cwd="/",
             )  # fmt: skip
         wait_until(self.answers, what="PostgreSQL to answer")

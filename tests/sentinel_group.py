@@ -12,10 +12,8 @@ from urllib.parse import quote
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from redis_process import RedisServer, free_port
+from redis_process import RedisServer, dying_with_parent, free_port, server_binary
 from waiting import WAIT_SECONDS, wait_until
-
-from broker_config.embedded import redis_binary
 
 MASTER = "calls"
 #: Seconds of silence after which the Sentinels replace a primary.
@@ -34,6 +32,7 @@ class SentinelGroup:
         password: str | None = None,
         sentinel_password: str | None = None,
         tls_options: Sequence[str] = (),
+        binary: str | None = None,
     ) -> None:
         """Start nothing yet.
 
@@ -41,6 +40,7 @@ class SentinelGroup:
             tls_options: options with which every server and Sentinel also listens with TLS, on a second port.
         """
         self._tls_options = tls_options
+        self._binary = binary or server_binary()
         #: TLS ports of the servers and of the Sentinels; empty without TLS.
         self.tls_ports = [free_port() for _ in range(3)] if tls_options else []
         self.sentinel_tls_ports = [free_port() for _ in range(3)] if tls_options else []
@@ -135,6 +135,19 @@ class SentinelGroup:
         server: RedisServer = wait_until(promoted, seconds=seconds, what="a replica to be promoted")
         return server
 
+    def wait_for_demotion(self, server: RedisServer) -> None:
+        """Wait until a replaced primary follows the new one, with its data."""
+
+        def follows() -> bool:
+            with self._client(server.port, self._password) as client:
+                try:
+                    role: Any = client.role()  # type: ignore[no-untyped-call]
+                except redis.RedisError:  # the Sentinels close its connections when they demote it
+                    return False
+                return bool(role[0] == b"slave" and role[3] == b"connected")
+
+        wait_until(follows, what="the replaced primary to be demoted")
+
     def freeze(self, server: RedisServer) -> None:
         """SIGSTOP a server: its host is unreachable, its connections stay open."""
         assert server.process is not None
@@ -160,7 +173,7 @@ class SentinelGroup:
             options += ["--replicaof", "127.0.0.1", str(self._port_of(0))]
         if self._password is not None:
             options += ["--requirepass", self._password, "--masterauth", self._password]
-        server = RedisServer(directory, options=options, password=self._password)
+        server = RedisServer(directory, options=options, password=self._password, binary=self._binary)
         self.servers.append(server)
         server.start()
 
@@ -187,7 +200,9 @@ class SentinelGroup:
         configuration.write_text("\n".join(lines) + "\n")
         with (directory / "log").open("wb") as log:
             self._sentinels.append(
-                subprocess.Popen([redis_binary(), str(configuration), "--sentinel"], stdout=log)
+                subprocess.Popen(
+                    [*dying_with_parent(), self._binary, str(configuration), "--sentinel"], stdout=log
+                )
             )
 
     @staticmethod

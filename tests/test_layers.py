@@ -70,7 +70,12 @@ PARTS = {
         "packages": ("*", "areas"),
         "drivers": ("*", "areas", "filter", "guest", "limits"),
     },
-    "agent": {"llm": ("*", "tokens"), "pictures": ("*",), "tokens": ("*", "pictures")},
+    "agent": {
+        "answers": ("*", "llm"),
+        "llm": ("*", "tokens"),
+        "pictures": ("*",),
+        "tokens": ("*", "pictures"),
+    },
     "connectors": {"mcp": ()},
     "workers": {
         "pools": (),
@@ -100,6 +105,7 @@ PARTS = {
         "adapters": ("*", "web"),
         "webhooks": ("*", "web", "access"),
         "console": ("*", "web", "access"),
+        "document": ("*", "web", "console"),
     },
     "cli": {
         "services": ("*",),
@@ -110,16 +116,17 @@ PARTS = {
         "remote": ("*", "commands", "doctor", "services", "views"),
     },
     "nekro_agent": {
-        "tools": ("*", "downloads", "files"),
-        "core": ("*", "tools"),
+        "tools": ("*", "downloads", "files", "schemas"),
+        "adapters": ("*", "api", "tools"),
+        "core": ("*", "files", "tools"),
         "downloads": ("*", "files", "tools"),
         "files": ("*", "core", "downloads", "tools"),
         "models": ("*", "core", "schemas"),
         # `AgentCtx.db_user` is synchronous and reads a row, so it waits as `execution.greenlets` allows.
-        "schemas": ("*", "api", "core", "execution", "files", "models"),
+        "schemas": ("*", "api", "core", "execution", "files", "models", "tools"),
         "execution": ("*", "core", "files", "schemas"),
         "packages": ("*", "core", "execution", "files"),
-        "commands": ("*", "core", "execution", "schemas"),
+        "commands": ("*", "core", "execution", "models", "schemas"),
         "api": ("*", "commands", "core", "execution", "files", "models", "packages", "schemas"),
         "services": ("*", "api", "commands", "core", "execution", "files", "models", "schemas"),
         "testing": ("*", "commands", "execution", "files", "schemas"),

@@ -113,7 +113,8 @@ class Worker:
     def wait_ready(self) -> str:
         """Wait until it consumes; returns its Celery node name."""
         self._ours.settimeout(WAIT_SECONDS)
-        line = self._ours.recv(4096)
+        with self._ours.makefile("rb") as lines:
+            line = next((line for line in lines if b'"node"' in line), b"")
         if not line:
             ended = self.process.wait(WAIT_SECONDS)
             pytest.fail(f"{self.log.stem} ended with {ended} before it was ready:\n{self.log.read_text()}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from loguru import logger
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from workers.catalogue.entries import MethodEntry, PluginEntry
     from workers.chats.attachments import Attachment
     from workers.chats.files import ChatFiles
+    from workers.plugins.loader import PreparedPlugins
     from workers.rounds.runs import CodeReport
     from workers.rounds.stop import StoppedRounds
 
@@ -50,11 +51,20 @@ class Services(Parts):
     _read_at: float = 0.0
 
     @classmethod
-    def load(cls, settings: Settings, *, role: str) -> Services:
+    def load(
+        cls,
+        settings: Settings,
+        *,
+        role: str,
+        on_progress: Callable[[str], None] = lambda _: None,
+        prepared: PreparedPlugins | None = None,
+    ) -> Services:
         """Build what needs no event loop; opens no connection. A worker imports its plugins here.
 
         Args:
             role: the lane of a worker, ``CALLER`` or ``GATEWAY``.
+            on_progress: called by a worker with what it does next, until ``start`` has ended.
+            prepared: the plugins that a worker has when it is forked.
 
         Raises:
             SettingsError: a setting is wrong or the signing key cannot be read.
@@ -67,7 +77,7 @@ class Services(Parts):
             services.registry = Registry(collect=services._collected)
             return services
         from workers.plugins.loader import load_plugins
-        from workers.plugins.policies import package_policy
+        from workers.plugins.policies import core_config, package_policy
         from workers.plugins.registry import LoadedRegistry
 
         loaded = load_plugins(
@@ -76,6 +86,10 @@ class Services(Parts):
             shipped=settings.plugins.load_shipped,
             data_dir=settings.data_dir,
             packages=package_policy(settings.plugins),
+            core=core_config(settings),
+            patience_seconds=settings.plugins.start_seconds,
+            on_progress=on_progress,
+            prepared=prepared,
         )
         return cls(
             settings=settings,
@@ -85,6 +99,7 @@ class Services(Parts):
             ),
             database=database,
             _loaded=loaded,
+            on_progress=on_progress,
         )
 
     async def start(self) -> None:
@@ -128,6 +143,7 @@ class Services(Parts):
         from workers.plugins.initialisation import start_plugins
         from workers.sdk_runtime import runtime_of
 
+        self.on_progress("connecting to the database")
         await require_schema(self.database)
         await self.clocks.compare()
         self.clocks.start()
@@ -145,11 +161,14 @@ class Services(Parts):
             lanes=self.lanes,
             overrides=self.lane_overrides,
             states=self.states,
+            patience_seconds=self.settings.plugins.start_seconds,
+            on_progress=self.on_progress,
         )
+        self.plugins_changed()  # inits may have registered methods and commands
+        self.on_progress("connecting to the broker")
         self.states.start()
         self.mcp.start()
-        if self.settings.plugins.reload:
-            self.reloader.start()
+        self.reloader.start(watches=self.settings.plugins.reload)
         await self.plugin_hosts.start()
         await self.publisher_of_catalogue.start()
 
@@ -241,8 +260,7 @@ class Services(Parts):
         if self.is_worker:
             await self.states.close()
             await self.mcp.close()
-            if self.settings.plugins.reload:
-                await self.reloader.close()
+            await self.reloader.close()
 
     async def _stop_plugins(self) -> None:
         if self.is_worker:
@@ -286,8 +304,10 @@ class Services(Parts):
             known = await find_chat(transaction.connection, chat_key)
         if known is not None:
             return known
+        from workers.chats.writer import ensure_chat
+
         async with self.database.begin() as transaction:
-            return await transaction.chats.ensure(chat_key)
+            return await ensure_chat(transaction, chat_key)
 
     async def invoke(
         self,
@@ -439,8 +459,13 @@ class Services(Parts):
         return await self.fleet_hooks.config(plugin_key, changes)
 
     async def try_mcp_server(self, plugin_key: str) -> dict[str, Any]:
-        """Connect with an MCP server on a worker; see ``workers.mcp.trial``."""
-        seconds = self.settings.mcp.start_seconds + CLOSE_STEP_SECONDS
+        """Connect with an MCP server on a worker, as it is declared now; see ``workers.mcp.trial``."""
+        from workers.mcp.trial import untried
+
+        if (answer := await untried(self.settings, self.database, plugin_key)) is not None:
+            return answer
+        # The start and the listing, each with its limit.
+        seconds = 2 * self.settings.mcp.start_seconds + CLOSE_STEP_SECONDS
         return await self.fleet_hooks.try_mcp_server(plugin_key, seconds=seconds)
 
     async def reset_chat(self, chat_key: str) -> StoppedRounds:

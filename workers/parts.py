@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from codec.wire import Signer
     from messaging.calls import MethodCaller
     from nekro_agent.commands.table import CommandTable
-    from nekro_agent.execution.hooks import PluginHost
+    from nekro_agent.execution.hooks import HookFailure, PluginHost
     from runtime.redaction import Redactor
     from sandbox.manager import SandboxManager
     from storage.engine import Database
@@ -104,6 +104,8 @@ class Parts(ABC):
     _pinned_owner: PinnedOwner | None = None
     #: Called when methods may have been added; a worker lets Celery know them.
     on_new_methods: Callable[[], None] = lambda: None
+    #: Called with what a worker that starts does next.
+    on_progress: Callable[[str], None] = lambda _: None
 
     @shared_property
     def app(self) -> NekroApp:
@@ -156,6 +158,7 @@ class Parts(ABC):
     @shared_property
     def publisher_of_catalogue(self) -> CataloguePublisher:
         """Publishes what this worker serves."""
+        from nekro_agent.execution import callback_timers
         from workers.plugins.publication import CataloguePublisher
 
         return CataloguePublisher(
@@ -168,6 +171,7 @@ class Parts(ABC):
             lane=self.role,
             lease_seconds=self.settings.agent.lease_seconds,
             sites=lambda: self.plugin_hosts.addresses,
+            timers=callback_timers.listed,
         )
 
     @shared_property
@@ -408,13 +412,11 @@ class Parts(ABC):
         return PluginStates(
             self.host,
             self.leases,
-            self.lanes,
             owner=self.node,
-            lease_seconds=self.settings.agent.lease_seconds,
             disabled=self.settings.plugins.disabled,
             may_run_here=self.may_run_here,
             on_change=self.plugins_changed,
-            on_failure=lambda failure: self.loaded.add_error(failure.plugin_key, failure.text),
+            on_failure=self._record_failure,
         )
 
     @shared_property
@@ -470,8 +472,12 @@ class Parts(ABC):
             refresh=self.lane_overrides.refresh,
             consume=consume,
             run_start_hooks=self.states.run_start_hooks,
+            on_failure=self._record_failure,
         )
         return self._pinned_owner
+
+    def _record_failure(self, failure: HookFailure) -> None:
+        self.loaded.add_error(failure.plugin_key, failure.text)
 
     def may_run_here(self, key: str) -> bool:
         """Whether this process may run a plugin: it owns the plugin, or the plugin is not pinned."""

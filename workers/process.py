@@ -6,7 +6,7 @@ import asyncio
 import gc
 import os
 import socket
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from typing import Any, Final
@@ -29,6 +29,7 @@ from workers.ops.monitor import monitored
 from workers.ops.printed import printed_to_log
 from workers.ops.shutdown_limit import ShutdownLimit
 from workers.ops.sockets import broker_id, data_dir_id
+from workers.plugins.loader import PreparedPlugins
 from workers.pools.jobs import LoopThread
 from workers.pools.observation import observe_tasks
 from workers.tasks import register_tasks
@@ -40,7 +41,14 @@ THREAD_POOL: Final = "workers.pools.thread_pool:ThreadPool"
 
 
 def run_worker(
-    settings: Settings, *, lane: str, concurrency: int | None, name: str | None, needs_model: bool = True
+    settings: Settings,
+    *,
+    lane: str,
+    concurrency: int | None,
+    name: str | None,
+    needs_model: bool = True,
+    on_progress: Callable[[str], None] = lambda _: None,
+    prepared: PreparedPlugins | None = None,
 ) -> int:
     """Serve one lane in the foreground until stopped; returns the exit code.
 
@@ -48,6 +56,8 @@ def run_worker(
         concurrency: None means the lane's setting.
         name: None means lane and process id.
         needs_model: as in ``RoundsService.start``, for lane ``rounds``.
+        on_progress: called with what the worker does next, until it is ready.
+        prepared: the plugins that this process has imported already.
 
     Raises:
         NekroError: the services could not start; nothing was consumed.
@@ -56,11 +66,12 @@ def run_worker(
     configure_logs(settings, lane=lane, worker=node)
     if settings.metrics.port:
         start_metrics().worker.labels(lane, node).set(1)
-    services = Services.load(settings, role=lane)
+    services = Services.load(settings, role=lane, on_progress=on_progress, prepared=prepared)
     ids = {"data_dir_id": data_dir_id(services.settings), "broker_id": broker_id(services.settings)}
     health = Health(lane=lane, worker=node, database=services.database, ids=ids)
     home = _Home(services, health, needs_model=needs_model)
-    register_methods = register_tasks(services, drain=home.drain)
+    services.app.awaits_plugins = lambda: not services.loaded.is_complete
+    register_methods = home.register_methods = register_tasks(services, drain=home.drain)
     services.app.steps["worker"].add(_step(home))
     worker = services.app.Worker(
         hostname=node,
@@ -86,7 +97,7 @@ def run_worker(
     )
     with (
         traced(settings.tracing, role=lane, node=node, redact=services.redactor),
-        monitored(settings.metrics, health, lane=lane),
+        monitored(settings, health, lane=lane),
         observe_tasks(),
         printed_to_log(),
     ):
@@ -125,6 +136,7 @@ class _Home:
         self.logs_json = services.settings.log.json_lines
         self._own_thread: LoopThread | None = None
         self._drain: Any = None
+        self.register_methods: Callable[[], bool] = lambda: False
         #: Why the services did not start; the worker then stops.
         self.failure: NekroError | None = None
 
@@ -160,6 +172,7 @@ class _Home:
         for step in reversed(self._services.closings()):
             at_loop_close(step.cleanup, seconds=step.seconds, what=step.what)
         await self._services.start()
+        self.register_methods()
         sweeper = self._services.sweeper()
         sweeper.start()
         at_loop_close(sweeper.close)

@@ -16,11 +16,13 @@ from broker_config.topology import COMMAND_TASK, DRAIN_TASK, HOOK_TASK, JOB_TASK
 from messaging.celery.worker_state import is_revoked
 from messaging.tracing import trace_headers
 from nekro_agent.durations import GRACE_SECONDS
+from nekro_agent.errors import NekroError
 from nekro_agent.execution.author_frames import attached
 from nekro_agent.methods import Lane
 from runtime.greenlet_bridge import at_loop_close
 from workers.calls.claims import DuplicateDelivery
 from workers.calls.handler import FindTarget, MisplacedCall
+from workers.calls.records import CallRecords
 from workers.catalogue.built_in import BUILT_IN_TASKS
 from workers.jobs.runner import Interruption
 from workers.pools.asyncio_pool import FAST_BODY
@@ -43,12 +45,25 @@ def register_tasks(services: Services, *, drain: Callable[[], RoundDrain]) -> Ca
     ``author.module.webhook:<endpoint>``. Disabled methods are registered too,
     so that this worker answers their callers with an error.
 
-    Returns a function that registers methods which a reload added; it returns whether there are any.
+    Returns a function that registers the methods which are offered now; it returns whether there are new
+    ones. Call it when the plugins have started, and after each change.
 
     Args:
         drain: returns the drain of lane ``rounds``; not called on other lanes.
     """
     cleanups, handle = _LoopCleanups(services), services.call_handler.handle
+    records = CallRecords(services.database, services.registry)
+
+    async def end_of(task: str, task_id: str, argument: Any) -> dict[str, Any] | NekroError | None:
+        if task not in (DRAIN_TASK, JOB_TASK):
+            return await records.end_of(task_id)
+        async with services.database.read() as transaction:
+            if task == DRAIN_TASK:
+                return None if await transaction.rounds.has_open(argument) else {}
+            job = await transaction.jobs.find(argument)
+        return {} if job is None or job.state.is_final else None
+
+    services.app.recorded_end = lambda *task: services.background.answer(end_of(*task), seconds=GRACE_SECONDS)
 
     def register(name: str, execute: Execute, **options: Any) -> None:
         run = task_body(execute, before=cleanups.ensure)
@@ -73,7 +88,6 @@ def register_tasks(services: Services, *, drain: Callable[[], RoundDrain]) -> Ca
             register_calls(name, finders[name])
         return bool(new)
 
-    register_methods()
     register_calls(COMMAND_TASK, lambda _: command_lines)
     register_calls(HOOK_TASK, lambda _: hooks)
     for task in BUILT_IN_TASKS:

@@ -1,6 +1,6 @@
 """The port to a language model, and the client that replays a script.
 
-The client for endpoints is in ``agent.llm.openai_client``; ``create_client`` imports it when
+The client for endpoints is in ``agent.llm.endpoint_client``; ``create_client`` imports it when
 needed.
 """
 

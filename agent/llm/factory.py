@@ -29,9 +29,9 @@ def create_client(settings: LLMSettings) -> LLMClient:
         )
     if settings.base_url and settings.model:
         # Imported here because the package takes 0.3 s to import and a script does not need it.
-        from agent.llm.openai_client import OpenAIClient
+        from agent.llm.endpoint_client import EndpointClient
 
-        return OpenAIClient(settings)
+        return EndpointClient(settings)
     if settings.base_url:
         raise LLMError(f"NEKRO_LLM__BASE_URL is {settings.base_url}, but NEKRO_LLM__MODEL names no model")
     raise LLMError(
@@ -56,9 +56,9 @@ def _group_client(llm: LLMSettings, group: ModelGroup) -> LLMClient:
     if group.name == DEFAULT_GROUP:
         return create_client(llm)
     # Imported here as above.
-    from agent.llm.openai_client import OpenAIClient
+    from agent.llm.endpoint_client import EndpointClient
 
-    return OpenAIClient(endpoint_of(llm, group), group=group.name)
+    return EndpointClient(endpoint_of(llm, group), group=group.name)
 
 
 def endpoint_of(llm: LLMSettings, group: ModelGroup) -> LLMSettings:
@@ -66,6 +66,7 @@ def endpoint_of(llm: LLMSettings, group: ModelGroup) -> LLMSettings:
     return llm.model_copy(
         update={
             "base_url": group.base_url,
+            "protocol": group.protocol,
             "api_key": group.api_key,
             "model": group.model,
             "temperature": None,

@@ -10,17 +10,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from agent.extraction import hide_check_words
+from agent.check_words import hide_check_words
 from agent.llm.port import LLMRequest
 from agent.model import ImagePart, Part, PromptMessage, TextPart
 from agent.multimodal import image_data
 from messaging.tracing import Span, genai, span
 from runtime.metrics import metrics
 
-__all__ = ["Endpoint", "Inference", "inference", "provider_of"]
+__all__ = ["Endpoint", "Inference", "inference", "message_json", "provider_of"]
 
-#: Providers that the conventions name, by the end of their host's name; others have the name of the
-#: protocol, ``openai``.
+#: Providers that the conventions name, by the end of their host's name; others have that of the protocol.
 _PROVIDERS: Final = {
     "openai.azure.com": "azure.ai.openai",
     "services.ai.azure.com": "azure.ai.inference",
@@ -55,17 +54,19 @@ class Endpoint:
     max_tokens: int | None = None
 
     @classmethod
-    def of(cls, base_url: str, **how: Any) -> Endpoint:
-        """Return the endpoint of a base URL."""
+    def of(cls, base_url: str, *, protocol: str = "openai", **how: Any) -> Endpoint:
+        """Return the endpoint of a base URL; ``protocol`` names the provider of an unknown host."""
         parts = urlsplit(base_url)
         port = parts.port or _PORTS.get(parts.scheme)
-        return cls(provider=provider_of(parts.hostname or ""), host=parts.hostname, port=port, **how)
+        return cls(
+            provider=provider_of(parts.hostname or "", protocol), host=parts.hostname, port=port, **how
+        )
 
 
-def provider_of(host: str) -> str:
-    """Return the convention's name for the provider that serves a host."""
+def provider_of(host: str, protocol: str = "openai") -> str:
+    """Return the convention's name for the provider that serves a host, or that of the protocol."""
     found = (name for end, name in _PROVIDERS.items() if host == end or host.endswith(f".{end}"))
-    return next(found, "openai")
+    return next(found, protocol)
 
 
 @dataclass
@@ -124,7 +125,7 @@ def inference(
     error = ""
     with span(f"{genai.CHAT} {model}", ids, kind="client", standard=standard) as part:
         running = Inference(model=model, _begin=time.monotonic())
-        part.content(genai.INPUT_MESSAGES, lambda: [_message(item) for item in request.messages])
+        part.content(genai.INPUT_MESSAGES, lambda: [message_json(item) for item in request.messages])
         try:
             yield running
         except BaseException as exc:
@@ -170,7 +171,8 @@ def _count(running: Inference, endpoint: Endpoint, model: str, error: str) -> No
         figures.gen_ai_first_chunk_seconds.labels(*labels).observe(running.first_chunk_seconds)
 
 
-def _message(message: PromptMessage) -> dict[str, Any]:
+def message_json(message: PromptMessage) -> dict[str, Any]:
+    """Return a message for people who look at prompts, without check words and the data of images."""
     return {"role": message.role.value, "parts": [_part(part) for part in message.parts]}
 
 

@@ -4,18 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from agent.model import PromptMessage
 
-__all__ = ["FailedGroup", "LLMAnswer", "LLMClient", "LLMRequest", "ModelSpent"]
+__all__ = ["FailedGroup", "LLMAnswer", "LLMClient", "LLMRequest", "ModelSpent", "was_withheld"]
+
+
+#: Reasons to finish that mean that the model ended its answer, of the protocol and in the words of endpoints
+#: that pass on those of Anthropic, Gemini, Cohere, TGI and others. Each other one is a cut.
+_ENDS: Final = frozenset([
+    "", "stop", "end_turn", "stop_sequence", "eos", "eos_token", "end", "complete", "completed", "finished",
+    "tool_calls", "tool_call", "tool_use", "function_call",
+])  # fmt: skip
+#: Reasons to finish that mean that a filter withheld the answer or the rest of it, in the same words.
+_WITHHELD: Final = frozenset([
+    "content_filter", "refusal", "safety", "recitation", "blocklist", "prohibited_content", "spii",
+])  # fmt: skip
+
+
+def was_withheld(finish_reason: str) -> bool:
+    """Whether a filter ended the answer."""
+    return finish_reason.lower() in _WITHHELD
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpent:
     """What one request to an endpoint used, also one that failed.
 
-    ``model`` is the one that was asked for. Tokens are estimated where the endpoint reports none.
+    ``model`` is the one that was asked for. Tokens are estimated where the endpoint reports none, or no
+    possible number.
     """
 
     group: str
@@ -23,6 +41,8 @@ class ModelSpent:
     prompt_tokens: int
     answer_tokens: int
     cost: float
+    #: Whether some of the tokens are an estimate.
+    is_estimated: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +80,10 @@ class FailedGroup:
 class LLMAnswer:
     """One complete answer.
 
-    ``model`` is the model that answered, as the endpoint names it; token counts are None if the
-    endpoint does not report them; ``tries`` is the number of requests sent, including failed
-    ones; ``cost`` is in the currency of the prices in the settings. ``text`` may be empty.
+    ``model`` is the model that answered, as the endpoint names it; token counts are estimates if the
+    endpoint does not report them, and ``is_estimated`` says so; ``tries`` is the number of requests
+    sent, including failed ones; ``cost`` is in the currency of the prices in the settings. ``text`` may be
+    empty.
     """
 
     text: str
@@ -72,6 +93,7 @@ class LLMAnswer:
     finish_reason: str
     tries: int
     cost: float
+    is_estimated: bool = False
     #: Whether ``text`` is the model's refusal to answer, which the protocol has a field for.
     is_refusal: bool = False
     #: Names of the tools that the answer calls in the protocol's own way; no request offers any.
@@ -83,8 +105,8 @@ class LLMAnswer:
 
     @property
     def was_cut(self) -> bool:
-        """Whether the answer reached its length limit, in the middle of reasoning or of code."""
-        return self.finish_reason == "length"
+        """Whether the endpoint ended the answer early: at a limit, by an abort, or for an unknown reason."""
+        return self.finish_reason.lower() not in _ENDS
 
 
 class LLMClient(Protocol):

@@ -10,7 +10,7 @@ from typing import Final
 
 from nekro_agent.errors import LLMAccessError, LLMContextError, LLMError, LLMFilterError, LLMUnavailableError
 
-__all__ = ["BACKOFF_SECONDS", "NOT_CONNECTED", "Fault", "RetryPolicy", "parse_retry_after"]
+__all__ = ["BACKOFF_SECONDS", "NOT_CONNECTED", "Fault", "RetryPolicy", "TryFailed", "parse_retry_after"]
 
 #: Pause before the second attempt: endpoints recover from an overload in seconds.
 BACKOFF_SECONDS: Final = 1.0
@@ -50,6 +50,15 @@ class Fault:
         if self.status is not None and self.status != 200:
             return True
         return self.what.startswith(NOT_CONNECTED) and self.error is LLMUnavailableError
+
+
+class TryFailed(Exception):
+    """Ends one attempt; caught by the retry loop of a client and never leaves it."""
+
+    def __init__(self, fault: Fault) -> None:
+        """Keep why there is no answer."""
+        super().__init__(fault.what)
+        self.fault = fault
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,9 +17,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from agent.multimodal import picture_type
 from agent.text import attribute
 from nekro_agent.errors import SandboxUnavailableError
+from nekro_agent.files.media_types import picture_type
 
 __all__ = ["DecodeLimits", "PictureDecoder", "ShownPicture", "UnshownPicture"]
 

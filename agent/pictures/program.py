@@ -15,6 +15,7 @@ import ctypes
 import io
 import json
 import resource
+import signal
 import struct
 import sys
 import warnings
@@ -27,6 +28,7 @@ _FORMATS = ("GIF", "JPEG", "PNG", "WEBP")
 _QUALITIES = (85, 70, 50)
 #: Longest side in pixels below which a picture is not made smaller.
 _SMALLEST_SIDE = 16
+PR_SET_PDEATHSIG = 1
 PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 22, 38, 2
 
 
@@ -44,6 +46,7 @@ def confine(given: dict[str, int], program: bytes) -> None:
     ):
         resource.setrlimit(name, (value, value))
     libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     buffer = ctypes.create_string_buffer(program, len(program))
     loaded = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))
     if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(

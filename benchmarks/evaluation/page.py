@@ -39,7 +39,7 @@ def _origin(taken: Taken) -> Iterator[str]:
     yield (
         f"Taken on {taken.date} by `{taken.command}` with the model `{taken.model}` and {taken.methods} "
         f"methods, on {machine.cores} cores ({machine.cpu}), {machine.kernel}, {machine.python}, "
-        f"Redis {machine.redis}; load {machine.load_1m:.1f} at the start.{busy}"
+        f"{machine.redis}; load {machine.load_1m:.1f} at the start.{busy}"
     )
 
 

@@ -23,6 +23,7 @@ __all__ = ["ProgramPlayer", "effects_of", "failures_of", "scripted", "seen_in_ch
 _WAIT_SECONDS: Final = 25.0
 _PAGE: Final = 100
 _FINAL_CALLS: Final = frozenset({"done", "failed", "unknown", "cancelled"})
+_OPEN_TURNS: Final = frozenset({TurnState.WAITING, TurnState.RUNNING})
 _RUNNING: Final = frozenset({"requested", "running"})
 
 
@@ -93,7 +94,7 @@ class ProgramPlayer:
                 said.text, stored=stored, user_id=chat.key, user_name="Ada", wait=_WAIT_SECONDS
             )
             turn = posted.turn
-            while turn is not None and turn.state in (TurnState.WAITING, TurnState.RUNNING):
+            while turn is not None and turn.state in _OPEN_TURNS and not turn.waits_for:
                 turn = await self._client.turns.wait(turn.id)
             await self._settle(chat, decisions, jobs_go_on=said.jobs_go_on)
 

@@ -16,6 +16,7 @@ from benchmarks.evaluation.script import ScriptedModel
 from benchmarks.evaluation.system import Endpoint, running_system, settings_for
 from benchmarks.evaluation.task import Task
 from benchmarks.evaluation.tool_playing import ToolPlayer
+from broker_config.secret_files import secret_path
 from nekro_client import AsyncClient
 
 if TYPE_CHECKING:
@@ -59,7 +60,10 @@ async def opened(
     try:
         with tempfile.TemporaryDirectory(prefix="nekro-eval-") as name:
             settings = settings_for(base, Path(name) / "data", scripted_url=url)
-            async with running_system(settings) as gateway, AsyncClient(gateway, key="") as client:
+            async with (
+                running_system(settings) as gateway,
+                AsyncClient(gateway, key=secret_path(settings.data_dir, "api.key").read_text()) as client,
+            ):
                 methods = await client.methods()
                 tools = ToolPlayer(
                     client,

@@ -109,9 +109,9 @@ async def running_system(settings: Settings) -> AsyncIterator[str]:
 
 
 def redis_version() -> str:
-    """Return the version of the Redis that the embedded system runs."""
-    from benchmarks.harness.redis_server import redis_binary
+    """Return name and version of the server that the embedded system runs."""
+    from broker_config.embedded import redis_binary
 
     said = subprocess.run([redis_binary(), "--version"], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"v=(\S+)", said)
-    return found[1] if found else "unknown"
+    found = re.match(r"(\w+) server v=(\S+)", said)
+    return " ".join(found.groups()) if found else "unknown"

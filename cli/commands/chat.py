@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cli.command import Deps, add_chat_key
 from cli.commands.files import save
 from cli.commands.send import DEFAULT_USER
+from cli.commands.tail import chat_events
 from cli.services.beside import BackgroundContext, opened_in_background
 from cli.services.system import ROUND_LANES, System, open_services
 from cli.views.conversation import Conversation
 from cli.views.line_reader import LineReader
 from cli.views.turns import is_quiet, last_sequence, messages_after, require_model, require_success
 from nekro_agent.durations import POLL_SECONDS
-from nekro_agent.errors import UsageError
+from nekro_agent.errors import BrokerUnavailableError, UsageError
 from nekro_agent.ports import MessageKind
+from nekro_client.models import EventType
+from runtime.tasks import end_tasks
 
 if TYPE_CHECKING:
     from storage.repositories.messages import Message
@@ -39,7 +42,7 @@ examples:
   /file PATH [TEXT]    send a file of this host, with a text (quote a path with spaces)
   /save PATH [FILE]    copy a file of the chat, such as one that the agent sent, to this host
   /help                list these commands
-  /quit                end; Ctrl-D does the same
+  /quit                end; exit, quit and Ctrl-D do the same
 
 Lines can be edited and recalled; they are kept in <data dir>/chat_history. A line that begins with // is sent
 without its first /. An empty line does nothing. Ctrl-C stops the running turn; a second one ends the command,
@@ -105,6 +108,8 @@ class _Local(Conversation["Attachment"]):
         self._services = beside.value[1]
         self._files = files
         self._user_id = args.user_id
+        #: Held by what writes to the terminal: messages and live words.
+        self._showing = asyncio.Lock()
         self._seen = beside.run(last_sequence(self._services.database, args.chat_key))
 
     def _put(self, path: Path) -> tuple[Attachment, str]:
@@ -143,13 +148,21 @@ class _Local(Conversation["Attachment"]):
         await stopper.stop(self._chat_key, reason="stopped by Ctrl-C", wait_seconds=seconds)
 
     async def _show_turn(self) -> None:
-        """Print messages until no round waits or runs."""
+        """Print messages until no round waits or runs; at a terminal also what the model writes."""
+        live = asyncio.create_task(self._show_live()) if self._output.is_terminal else None
+        try:
+            await self._show_messages()
+        finally:
+            await end_tasks(live)
+
+    async def _show_messages(self) -> None:
         database, chat_key, quiet = self._services.database, self._chat_key, False
         while True:
             news = await messages_after(database, chat_key, sequence=self._seen)
             for message in news:
                 self._seen = message.sequence
-                await asyncio.to_thread(self._show, message)
+                async with self._showing:
+                    await asyncio.to_thread(self._show, message)
             # Read once more after the end: a message may have arrived between the two queries.
             if quiet and not news:
                 return
@@ -163,4 +176,22 @@ class _Local(Conversation["Attachment"]):
         elif message.kind is MessageKind.ASSISTANT:
             path = (message.data or {}).get("file_path")
             text = message.text or ("" if path else str(message.data))
-            self._show_answer(text, None if path is None else str(path))
+            self._show_answer(text, None if path is None else str(path), message.round_id)
+
+    async def _show_live(self) -> None:
+        """Show what the model writes, until it is cancelled."""
+        services = self._services
+        with suppress(BrokerUnavailableError):  # the messages follow
+            async with aclosing(chat_events(services.settings, services.database, self._chat_key)) as batches:
+                async for batch in batches:
+                    async with self._showing:
+                        await asyncio.to_thread(self._show_batch, batch)
+
+    def _show_batch(self, batch: Sequence[Mapping[str, Any]]) -> None:
+        for event in batch:
+            if event["type"] == EventType.MESSAGE_DELTA:
+                self._show_words(event.get("round_id"), event["data"])
+            elif event["type"] == EventType.MESSAGE_WITHDRAWN:
+                self._end_words(event.get("round_id"), begins=False)
+            elif event["type"] == EventType.ROUND_STARTED and event["data"].get("attempt", 1) > 1:
+                self._end_words(event.get("round_id"), begins=True)

@@ -26,10 +26,12 @@ examples:
 What rounds, runs of code, summaries and plugins' requests to models used, as long as the rows are kept
 (NEKRO_RETENTION__ROUNDS_DAYS), and how much of today's budgets (NEKRO_BUDGETS__…) is used; both with the
 estimates of what is running. `--by plugin` names the plugins that asked models themselves, or whose results
-woke the agent. A day is one of UTC. `--json` prints {items, budgets}: items is a list of {key, rounds,
-requests, prompt_tokens, completion_tokens, cost, sandbox_seconds}, budgets one of {scope, id, measure,
-period, limit, used, renews_at, state}; scope is turn, chat, user, key or day (the whole system), state ok,
-warned or exhausted, and renews_at is null for a turn.
+woke the agent. A day is one of UTC. ESTIMATED counts the requests whose tokens and cost are estimated: the
+endpoint reported none, or the request is running, or its worker died (the last two are not in REQUESTS).
+`--json` prints {items, budgets}: items is a list of {key, rounds, requests, estimated_requests,
+prompt_tokens, completion_tokens, cost, sandbox_seconds}, budgets one of {scope, id, measure, period, limit,
+used, estimated_requests, renews_at, state}; scope is turn, chat, user, key or day (the whole system), state
+ok, warned or exhausted, and renews_at is null for a turn and for `stored_bytes`, what a key keeps stored.
 """
 _GROUPS: Final = get_args(CostGroup)
 #: Sums that are read at once.
@@ -128,7 +130,7 @@ def show(
     if not items:
         deps.output.words("nothing was spent in this time")
     else:
-        figures = ("ROUNDS", "REQUESTS", "PROMPT TOKENS", "ANSWER TOKENS", "COST", "SANDBOX")
+        figures = ("ROUNDS", "REQUESTS", "ESTIMATED", "PROMPT TOKENS", "ANSWER TOKENS", "COST", "SANDBOX")
         deps.output.table((args.by.upper(), *figures), [_row(item) for item in items])
     if budgets:
         columns = ("BUDGET", "OF", "MEASURE", "USED", "LIMIT", "SHARE", "STATE", "RENEWS")
@@ -140,6 +142,7 @@ def _row(item: Mapping[str, Any]) -> tuple[str, ...]:
         one_line(item["key"] or "-", limit=_TEXT_COLUMNS),
         str(item["rounds"]),
         str(item["requests"]),
+        str(item["estimated_requests"] or "-"),
         _number(item["prompt_tokens"]),
         _number(item["completion_tokens"]),
         _number(item["cost"]),
@@ -153,12 +156,18 @@ def _budget_row(budget: Mapping[str, Any]) -> tuple[str, ...]:
         budget["scope"],
         one_line(budget["id"] or "-", limit=_TEXT_COLUMNS),
         budget["measure"],
-        _number(budget["used"]),
+        _number(budget["used"]) + (" (estimated)" if budget["estimated_requests"] else ""),
         _number(budget["limit"]),
         f"{share:.0%}",
         budget["state"],
-        f"{budget['renews_at']:%Y-%m-%d %H:%M} UTC" if budget["renews_at"] else "with the next turn",
+        _renewal(budget),
     )
+
+
+def _renewal(budget: Mapping[str, Any]) -> str:
+    if budget["renews_at"]:
+        return f"{budget['renews_at']:%Y-%m-%d %H:%M} UTC"
+    return "with the next turn" if budget["scope"] == "turn" else "as it is deleted"
 
 
 def _number(value: float) -> str:

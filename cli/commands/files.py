@@ -16,7 +16,7 @@ from cli.command import Deps, add_json, chat_key
 from cli.running import run_async
 from cli.services.database import open_database
 from nekro_agent import layout
-from nekro_agent.errors import NotFoundError, UsageError
+from nekro_agent.errors import InvalidValueError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
     from nekro_agent.ports import ChatInfo
@@ -28,13 +28,14 @@ _EPILOG = """\
 examples:
   nekro files list group_1
   nekro files list group_1 /app/shared --json
-  nekro files get group_1 /app/shared/chart.png
+  nekro files get group_1 chart.png
   nekro files get group_1 /app/shared/notes.txt -
   nekro files put group_1 report.pdf
   nekro files put group_1 data.csv /app/shared/input/data.csv
 
 Code in a chat's sandbox sees two areas: /app/uploads (files of messages, read-only there) and /app/shared
-(its own files). Paths are those that the code uses; relative ones begin at /app. `get` writes to FILE
+(its own files, and its working directory). Paths are those that the code uses: chart.png and
+shared/chart.png are /app/shared/chart.png, uploads/a.csv is /app/uploads/a.csv. `get` writes to FILE
 (default: the file's name, here; - is stdout) and overwrites nothing; `put` replaces a file of its name
 (default: in /app/uploads), within the limits of the area. Links are refused. The files are those of the
 data directory: with workers on other hosts, NEKRO_DATA_DIR names the one that they share.
@@ -42,7 +43,6 @@ data directory: with workers on other hosts, NEKRO_DATA_DIR names the one that t
 {path, size_bytes}.
 """
 _ACTIONS: Final = ("list", "get", "put")
-_AREAS: Final = (layout.SANDBOX_UPLOADS, layout.SANDBOX_SHARED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,15 +114,27 @@ def _list(files: ChatFiles, args: Args, deps: Deps) -> None:
 
 def show_list(files: Iterable[tuple[str, int, datetime | None]], args: Args, deps: Deps) -> None:
     """Print files by path, size in bytes and time of the last change: those below the stated path."""
-    below = None if args.source is None else PurePosixPath("/app") / args.source
-    if below not in (None, PurePosixPath("/app")) and not any(map(below.is_relative_to, _AREAS)):
-        raise UsageError(f"{args.source} lies in neither /app/uploads nor /app/shared")
+    below = _directory(args.source)
     found = sorted(file for file in files if below is None or PurePosixPath(file[0]).is_relative_to(below))
     if args.json:
         deps.output.json([{"path": path, "size_bytes": size, "modified_at": at} for path, size, at in found])
         return
     rows = [(size, f"{at:%Y-%m-%d %H:%M:%S}" if at else "", path) for path, size, at in found]
     deps.output.table(("BYTES", "CHANGED (UTC)", "PATH"), rows)
+
+
+def _directory(source: str | None) -> PurePosixPath | None:
+    """Return the path in the sandbox that a user wrote; None for both areas."""
+    if source is None or PurePosixPath(source) in (PurePosixPath(), PurePosixPath(layout.SANDBOX_ROOT)):
+        return None
+    from nekro_agent.tools.path_convertor import absolute_sandbox_path
+
+    try:
+        return absolute_sandbox_path(source)
+    except InvalidValueError as exc:
+        raise UsageError(
+            f"{source} lies in neither {layout.SANDBOX_UPLOADS} nor {layout.SANDBOX_SHARED}"
+        ) from exc
 
 
 def _get(files: ChatFiles, args: Args, deps: Deps) -> None:

@@ -6,8 +6,7 @@ import argparse
 import asyncio
 import importlib.util
 import os
-import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,8 @@ __all__ = ["Args", "flower_arguments", "follow_methods", "register", "run"]
 
 #: How often Flower looks for methods that workers have published since.
 _METHODS_SECONDS: Final = 1.0
+#: The user of the password that Flower gets where the environment states none.
+_USER: Final = "nekro"
 
 _EPILOG = """\
 examples:
@@ -34,8 +35,8 @@ examples:
 
 Flower lets its users revoke tasks and read tracebacks; it shows no arguments, and at most 64 characters of a
 result. It listens on loopback by default; any other address requires FLOWER_BASIC_AUTH=user:password in the
-environment, or FLOWER_BASIC_AUTH_FILE with the name of a file that holds it. Without a password it answers
-requests for localhost, 127.0.0.1, [::1] and each --allow-host only, which prevents DNS rebinding.
+environment, or FLOWER_BASIC_AUTH_FILE with the name of a file that holds it. Without one on loopback, the
+user is nekro and the password is in secrets/monitoring.key of the data directory.
 """
 
 
@@ -45,7 +46,6 @@ class Args:
 
     address: str
     port: int
-    allow_host: Sequence[str]
     check: bool
     supervisor_fd: int | None
 
@@ -56,13 +56,6 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--address", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument(
         "--port", type=port_number, default=5555, help="port to listen on (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--allow-host",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="without a password: also answer requests for this host, as a proxy sends them (repeatable)",
     )
     parser.add_argument(
         "--check",
@@ -95,25 +88,26 @@ def run(args: Args, deps: Deps) -> int:
     _take_password_from_file()
     settings = deps.load_settings()
     arguments = flower_arguments(address=args.address, port=args.port)
+    hint = _require_password(settings)
     from broker_config.app import create_app
     from broker_config.embedded import resolve_settings
     from cli.doctor.clocks import follow_shared_time
-    from cli.services.guarded_flower import guard_hosts
+    from cli.services.guarded_flower import guard_requests
     from cli.services.ownership import require_running
     from cli.services.presence import require_broker
-    from cli.services.process import attach_to_supervisor
+    from cli.services.process import attach_to_supervisor, stop_without_parent
 
     if settings.broker.url is None and args.supervisor_fd is None:
         require_running(settings.data_dir)
     if settings.broker.url is not None:
         require_broker(settings)
     if args.supervisor_fd is not None:
-        attach_to_supervisor(args.supervisor_fd, lambda: os.kill(os.getpid(), signal.SIGTERM))("")
-    deps.output.words(f"Flower listens on http://{args.address}:{args.port}")
+        attach_to_supervisor(args.supervisor_fd, stop_without_parent).ready("")
+    deps.output.words(f"Flower listens on http://{args.address}:{args.port}{hint}")
     settings = resolve_settings(settings)
     follow_shared_time(settings)  # workers refuse commands whose time is far from theirs
     app = create_app(settings)
-    guard_hosts((args.address, *args.allow_host))
+    guard_requests()
     with follow_methods(app, settings):
         app.start(argv=arguments)
     return 0
@@ -168,6 +162,20 @@ def _check(port: int) -> int:
     finally:
         connection.close()
     return ExitCode.OK if status == http.client.OK else ExitCode.FAILED
+
+
+def _require_password(settings: Settings) -> str:
+    """Make sure that Flower has a password; returns where it is, "" if the environment states one.
+
+    Every user of this machine reaches a loopback port.
+    """
+    from broker_config.secret_files import monitoring_key
+
+    if os.environ.get("FLOWER_BASIC_AUTH"):
+        return ""
+    path, key = monitoring_key(settings.data_dir)
+    os.environ["FLOWER_BASIC_AUTH"] = f"{_USER}:{key}"
+    return f"; user {_USER}, password in {path}"
 
 
 def _take_password_from_file() -> None:

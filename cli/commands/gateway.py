@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,9 +31,10 @@ examples:
   nekro gateway --host 0.0.0.0 --port 8700
   nekro gateway --check --port 8700
 
-Without any key it serves this machine only, with full rights, and refuses any other address and every Unix
-socket. From the first key on (`nekro keys`) every request needs one. Any number of gateways may run
-beside each other. `--json` prints {url, pid} in one line when it is ready.
+Every request needs a key. On a loopback address the gateway also accepts the local key, which it creates in
+secrets/api.key of the data directory, and prints a link that opens the console once. On other addresses and
+Unix sockets it starts when there is a key of `nekro keys`. Any number of gateways may run beside each other.
+`--json` prints {url, pid} in one line when it is ready.
 SIGTERM or Ctrl-C stops gracefully: streams end, running requests end first. A second one stops at once.
 """
 
@@ -112,7 +113,7 @@ def _with_address(settings: Settings, args: Args) -> Settings:
 def _serve(settings: Settings, args: Args, deps: Deps) -> None:
     import uvloop
 
-    from broker_config.embedded import resolve_settings
+    from broker_config.embedded import hold_redis, resolve_settings
     from gateway.app import create_app
     from gateway.web.listener import listen
     from gateway.web.server import serve
@@ -120,36 +121,47 @@ def _serve(settings: Settings, args: Args, deps: Deps) -> None:
     from runtime.metrics import start_metrics
     from workers.ops.logs import configure_logs
 
+    if args.supervisor_fd is not None:
+        hold_redis(settings)
     settings = resolve_settings(settings)
     node = f"gateway-{os.getpid()}"
     configure_logs(settings, lane="gateway", worker=node)
     start_metrics()
     passed = args.listen_fd is not None
     opened = socket.socket(fileno=args.listen_fd) if passed else listen(settings.gateway)
+    on_ready = _on_ready(settings, args, deps)
     with traced(settings.tracing, role="gateway", node=node), opened as listener:
-        serving = serve(
-            create_app(settings), listener, on_ready=lambda url: _show_address(url, settings, args, deps)
-        )
+        serving = serve(create_app(settings), listener, on_ready=on_ready)
         run_async(serving, loop_factory=uvloop.new_event_loop)
 
 
-def _show_address(url: str, settings: Settings, args: Args, deps: Deps) -> None:
+def _on_ready(settings: Settings, args: Args, deps: Deps) -> Callable[[str], None]:
+    """Return what shows the address, or reports it to the parent."""
     if args.supervisor_fd is not None:
-        from cli.services.process import attach_to_supervisor
+        from cli.services.process import attach_to_supervisor, stop_without_parent
 
-        attach_to_supervisor(args.supervisor_fd, lambda: os.kill(os.getpid(), signal.SIGTERM))(url)
-    elif args.json:
-        deps.output.json_line({"url": url, "pid": os.getpid()})
-    else:
-        deps.output.words(f"{addresses(url, settings.gateway)}; Ctrl-C stops")
+        return attach_to_supervisor(args.supervisor_fd, stop_without_parent).ready
+
+    def show(url: str) -> None:
+        if args.json:
+            deps.output.json_line({"url": url, "pid": os.getpid()})
+        else:
+            deps.output.words(f"{addresses(url, settings)}; Ctrl-C stops")
+
+    return show
 
 
 def _check(probe: Probe, gateway: GatewaySettings, args: Args, deps: Deps) -> int:
     import httpx
 
+    from nekro_client.answer_limits import limited_blocking
+
     path = {Probe.READY: "/readyz", Probe.LIVE: "/healthz"}[probe]
     with httpx.Client(
-        transport=_transport(gateway), base_url=_url(gateway), timeout=PROGRAM_SECONDS
+        transport=_transport(gateway),
+        base_url=_url(gateway),
+        timeout=PROGRAM_SECONDS,
+        event_hooks=limited_blocking(),
     ) as client:
         try:
             answer = client.get(path)

@@ -38,7 +38,7 @@ object {messages, rounds}, each round with its trigger, prompt size, model, toke
 output and stop type. Messages from before a reset are shown with --all only.
 --summary prints what prompts show in the place of older messages; with --json all kept versions, the newest
 first: {chat_key, version, up_to, oldest_at, newest_at, text, group, model, prompt_tokens, answer_tokens,
-cost, created_at}. `nekro models summarise` writes it again.
+tokens_estimated, cost, created_at}. `nekro models summarise` writes it again.
 """
 
 
@@ -94,9 +94,11 @@ def _show_summary(args: Args, deps: Deps) -> int:
         deps.output.report(f"chat {args.chat_key} has no summary")
         return 0
     newest = versions[0]
+    estimated = " (estimated)" if newest.tokens_estimated else ""
     deps.output.report(
         f"version {newest.version}, {newest.created_at:%Y-%m-%d %H:%M:%S}, of messages up to "
-        f"{newest.newest_at:%Y-%m-%d %H:%M:%S}, by {one_line(newest.model)} (group {newest.group_name})"
+        f"{newest.newest_at:%Y-%m-%d %H:%M:%S}, by {one_line(newest.model)} (group {newest.group_name}), "
+        f"{newest.prompt_tokens or 0} + {newest.answer_tokens or 0} tokens{estimated}, cost {newest.cost:.6g}"
     )
     deps.output.report("\n    ".join(["", *visible_lines(newest.text)]).lstrip("\n"))
     return 0

@@ -1,4 +1,4 @@
-"""`nekro jobs`: list, show, watch and cancel jobs."""
+"""`nekro jobs`: list, show, watch, cancel and retry jobs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,22 @@ from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import MethodFailedError, UsageError
 
 if TYPE_CHECKING:
+    from nekro_client.models import JobLog, JobLogEntry
     from storage.engine import Database
     from storage.repositories.jobs import Job
 
-__all__ = ["Args", "check", "register", "run", "show_cancelled", "show_list", "show_one", "watch"]
+__all__ = [
+    "Args",
+    "check",
+    "register",
+    "run",
+    "show_cancelled",
+    "show_list",
+    "show_log",
+    "show_one",
+    "show_retried",
+    "watch",
+]
 
 _EPILOG = """\
 examples:
@@ -29,16 +41,21 @@ examples:
   nekro jobs watch
   nekro jobs watch 6f1c9a0e5d0b4b6f9a7c2f4f7f3b8a11
   nekro jobs show 6f1c9a0e5d0b4b6f9a7c2f4f7f3b8a11 --json
+  nekro jobs log 6f1c9a0e5d0b4b6f9a7c2f4f7f3b8a11
   nekro jobs cancel 6f1c9a0e5d0b4b6f9a7c2f4f7f3b8a11
+  nekro jobs retry 6f1c9a0e5d0b4b6f9a7c2f4f7f3b8a11
 
 Background jobs of plugins, calls that report their progress, and calls that outlived the code that made
 them. `watch` draws bars with rate and time left until the job has ended (without an id: all open jobs).
 `--json` prints a list of {id, type, plugin, chat_key, state, percent, message, started_at, updated_at};
 `show --json` one such object with {task_id, attempt, worker, created_at, finished_at, data} added.
+`log` prints the attempts at a job, its reports and what its code logged; `--json` as {attempts, entries}.
+`retry` starts a job that failed or was cancelled again, as a new job with the same arguments.
 `watch` ends with exit code 6 when a job that it watched has failed; `--json` then prints {jobs, error}.
 """
-_ACTIONS: Final = ("list", "show", "watch", "cancel")
+_ACTIONS: Final = ("list", "show", "watch", "log", "cancel", "retry")
 _MESSAGE_COLUMNS: Final = 60
+_LOG_COLUMNS: Final = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +79,7 @@ def register(parser: argparse.ArgumentParser) -> None:
         default="list",
         choices=_ACTIONS,
         metavar="ACTION",
-        help="list, show, watch or cancel (default: list)",
+        help="list, show, watch, log, cancel or retry (default: list)",
     )
     parser.add_argument(
         "job_id",
@@ -70,7 +87,7 @@ def register(parser: argparse.ArgumentParser) -> None:
         default=None,
         metavar="ID",
         type=not_blank,
-        help="job, for show, watch and cancel",
+        help="job, for all actions but list",
     )
     parser.add_argument("--chat-key", metavar="K", type=chat_key, default=None, help="only jobs of this chat")
     parser.add_argument("--open", action="store_true", help="only jobs that have not ended")
@@ -88,7 +105,9 @@ def run(args: Args, deps: Deps) -> int:
     """Run the action."""
     check(args)
     settings = deps.load_settings()
-    actions = {"list": _list, "show": _show, "watch": _watch, "cancel": _cancel}
+    actions = {
+        "list": _list, "show": _show, "watch": _watch, "log": _log, "cancel": _cancel, "retry": _retry,
+    }  # fmt: skip
     run_async(actions[args.action](args, deps, settings))
     return 0
 
@@ -99,7 +118,7 @@ def check(args: Args) -> None:
     Raises:
         UsageError: they do not.
     """
-    if args.action in ("show", "cancel") and args.job_id is None:
+    if args.action in ("show", "log", "cancel", "retry") and args.job_id is None:
         raise UsageError(f"name the job, as in `nekro jobs {args.action} ID`; `nekro jobs` lists them")
     if args.action == "list" and args.job_id is not None:
         raise UsageError("`nekro jobs list` takes no id; `nekro jobs show ID` shows one job")
@@ -207,6 +226,57 @@ def show_cancelled(job: Job, args: Args, deps: Deps) -> None:
         deps.output.words(f"job {job.id} is {job.state.value}")
     else:
         deps.output.words(f"requested to cancel job {job.id}; `nekro jobs watch {job.id}` shows its end")
+
+
+async def _log(args: Args, deps: Deps, settings: Settings) -> None:
+    from gateway.views import job_log_answer
+
+    async with open_database(settings) as database:
+        job = await _get(database, args.job_id)
+        async with database.read() as transaction:
+            found = await transaction.job_log.of_job(job.id)
+    show_log(job_log_answer(found), args, deps)
+
+
+def show_log(found: JobLog, args: Args, deps: Deps) -> None:
+    """Print what happened to a job."""
+    if args.json:
+        deps.output.json(found.model_dump(mode="json"))
+        return
+    rows = [
+        (
+            f"{entry.at:%Y-%m-%d %H:%M:%S}",
+            entry.attempt,
+            entry.level or entry.kind,
+            one_line(_words(entry), limit=_LOG_COLUMNS),
+        )
+        for entry in found.entries
+    ]
+    deps.output.table(("TIME (UTC)", "ATTEMPT", "WHAT", "TEXT"), rows)
+
+
+def _words(entry: JobLogEntry) -> str:
+    if entry.percent is not None:
+        return f"{entry.percent}% {entry.text}"
+    return entry.worker or entry.text
+
+
+async def _retry(args: Args, deps: Deps, settings: Settings) -> None:
+    from codec.wire import new_id
+    from workers.jobs.retry import retry_job
+
+    assert args.job_id is not None  # noqa: S101 - checked by run
+    async with open_writers(settings) as services:
+        job = await retry_job(services.database, services.publisher, args.job_id, new_id=new_id())
+    show_retried(job, args, deps)
+
+
+def show_retried(job: Job, args: Args, deps: Deps) -> None:
+    """Print the job that repeats another one."""
+    if args.json:
+        deps.output.json(describe(job))
+    else:
+        deps.output.words(f"started job {job.id}; `nekro jobs watch {job.id}` shows its end")
 
 
 def describe(job: Job) -> dict[str, Any]:

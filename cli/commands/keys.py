@@ -27,11 +27,12 @@ examples:
 
 `create` prints the key, which is not stored and cannot be shown again. Scopes: read (messages, events, turns,
 files), post (messages, files, cancelling turns), call (methods), run (code in sandboxes), approve (decisions
-on calls that wait for approval; the key's own calls count as approved), admin (everything else). From the
-first key on every request to a gateway needs one, also after all of them were revoked.
+on calls that wait for approval; the key's own calls count as approved), admin (everything else). A gateway
+on a loopback address also accepts the local key, secrets/api.key of the data directory: to replace that one,
+delete the file and restart the gateway.
 `revoke` is effective for the next request. `--json` prints a list of {id, name, scopes, chats, user_id,
-requests_per_minute, cost_per_day, tokens_per_day, created_at, expires_at, revoked_at}, else one such object,
-with `key` for `create`.
+requests_per_minute, cost_per_day, tokens_per_day, stored_bytes_limit, stored_bytes, created_at, expires_at,
+revoked_at}, else one such object, with `key` for `create`.
 """
 
 
@@ -47,6 +48,7 @@ class Args:
     rate: int | None
     cost_per_day: float | None
     tokens_per_day: int | None
+    stored_bytes_limit: int | None
     days: float | None
     json: bool
 
@@ -95,6 +97,13 @@ def register(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=None,
         help="the same in tokens (default: no limit)",
+    )
+    parser.add_argument(
+        "--stored-bytes-limit",
+        metavar="BYTES",
+        type=count,
+        default=None,
+        help="most that it may keep stored; 0 does not limit it (default: NEKRO_DATABASE__KEY_BYTES)",
     )
     parser.add_argument(
         "--days",
@@ -147,10 +156,18 @@ def show_list(keys: Sequence[Mapping[str, Any]], args: Args, deps: Deps) -> None
         deps.output.json(keys)
         return
     rows = [
-        (key["id"], key["name"], " ".join(key["scopes"]), key["chats"], key["user_id"] or "any", _state(key))
+        (
+            key["id"],
+            key["name"],
+            " ".join(key["scopes"]),
+            key["chats"],
+            key["user_id"] or "any",
+            _stored(key),
+            _state(key),
+        )
         for key in keys
     ]
-    deps.output.table(("ID", "NAME", "SCOPES", "CHATS", "USER", "STATE"), rows)
+    deps.output.table(("ID", "NAME", "SCOPES", "CHATS", "USER", "STORED", "STATE"), rows)
 
 
 async def _create(args: Args, deps: Deps, settings: Settings) -> None:
@@ -170,6 +187,7 @@ async def _create(args: Args, deps: Deps, settings: Settings) -> None:
             requests_per_minute=args.rate,
             cost_per_day=args.cost_per_day,
             tokens_per_day=args.tokens_per_day,
+            stored_bytes_limit=args.stored_bytes_limit,
             expires_at=None if args.days is None else shared_time() + timedelta(days=args.days),
         )
         stored = await create_key(database, new, by=None, request_id=None)
@@ -200,6 +218,11 @@ def show_revoked(key: Mapping[str, Any], args: Args, deps: Deps) -> None:
         deps.output.json(key)
     else:
         deps.output.words(f"revoked key {key['id']} ({key['name']})")
+
+
+def _stored(key: Mapping[str, Any]) -> str:
+    limit = key["stored_bytes_limit"]
+    return f"{key['stored_bytes']:,}" + (f" of {limit:,}" if limit else "")
 
 
 def _state(key: Mapping[str, Any]) -> str:

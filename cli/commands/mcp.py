@@ -249,12 +249,19 @@ def show_list(listed: Sequence[Mapping[str, Any]], args: Args, deps: Deps) -> in
                 one["transport"] or "",
                 str(len(one["tools"])),
                 f"{one['source']}{' (also in the database)' if one['is_in_both'] else ''}",
-                one["error"] or one["server"],
+                one["error"] or _shown(one),
             )
             for one in listed
         ]
         deps.output.table(("NAME", "STATUS", "TRANSPORT", "TOOLS", "DECLARED IN", "SERVER OR ERROR"), rows)
     return ExitCode.PLUGIN if any(one["status"] == "failed" for one in listed) else ExitCode.OK
+
+
+def _shown(one: Mapping[str, Any]) -> str:
+    """Return what a server says about itself, with the number of notes on its tools."""
+    notes = len(one["notes"])
+    more = f"{notes} note{'s' if notes > 1 else ''} on its tools, see `nekro mcp test {one['name']}`"
+    return "; ".join([*([one["server"]] if one["server"] else []), *([more] if notes else [])])
 
 
 def show_test(answer: Mapping[str, Any], args: Args, deps: Deps) -> int:
@@ -275,6 +282,10 @@ def show_test(answer: Mapping[str, Any], args: Args, deps: Deps) -> int:
             "runs at most once" if tool["runs_once"] else "may run again",
         ]
         deps.output.data(f"{tool['method']}{tool['signature']}  # {', '.join(notes)}")
+    for note in answer["notes"]:
+        label = "left out" if note["is_left_out"] else "note"
+        where = f" {note['tool']}" if note["tool"] else ""
+        deps.output.words(f"{label}{where}: {note['reason']}")
     return code
 
 

@@ -7,6 +7,7 @@ import queue
 import signal
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cli.command import Deps, port_number
@@ -23,7 +24,8 @@ examples:
   nekro metrics --address 0.0.0.0 --port 9463
 
 Queues, waiting rounds and jobs, workers per lane: metrics that no single worker has. One such process is
-enough for a fleet. Each worker serves its own metrics when NEKRO_METRICS__PORT is set.
+enough for a fleet. Each worker serves its own metrics when NEKRO_METRICS__PORT is set. On a loopback address
+/metrics needs `Authorization: Bearer` with the text of secrets/monitoring.key of the data directory.
 """
 
 
@@ -61,13 +63,13 @@ def run(args: Args, deps: Deps) -> int:
         if args.port is None:
             deps.output.data(figures.text().decode().rstrip("\n"))
         else:
-            _serve(figures, args.address, args.port, deps)
+            _serve(figures, args.address, args.port, settings.data_dir, deps)
     finally:
         figures.close()
     return 0
 
 
-def _serve(figures: FleetFigures, address: str, port: int, deps: Deps) -> None:
+def _serve(figures: FleetFigures, address: str, port: int, data_dir: Path, deps: Deps) -> None:
     from workers.ops.http_server import Page, PageServer
 
     reading = threading.Lock()
@@ -77,7 +79,7 @@ def _serve(figures: FleetFigures, address: str, port: int, deps: Deps) -> None:
             return Page(body=figures.text())
 
     pages = {"/metrics": metrics, "/livez": lambda: Page(body=b"ok\n")}
-    server = PageServer.on_port(address, port, pages, tries=1)
+    server = PageServer.on_port(address, port, pages, data_dir=data_dir, tries=1)
     deps.output.words(f"metrics of the fleet on http://{address}:{server.port}/metrics; Ctrl-C stops")
     # A handler may interrupt `get` or another handler: the lock of an Event would block both.
     stops: queue.SimpleQueue[int] = queue.SimpleQueue()

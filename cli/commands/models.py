@@ -78,11 +78,11 @@ def _list(args: Args, deps: Deps, settings: Settings) -> int:
         deps.output.json(groups)
         return ExitCode.OK
     rows = [
-        (group["group"], group["model"], group["kind"], "yes" if group["vision"] else "no",
+        (group["group"], group["model"], group["protocol"], group["kind"], "yes" if group["vision"] else "no",
          ", ".join(group["fallbacks"]))
         for group in groups
     ]  # fmt: skip
-    deps.output.table(("GROUP", "MODEL", "KIND", "VISION", "FALLBACKS"), rows)
+    deps.output.table(("GROUP", "MODEL", "PROTOCOL", "KIND", "VISION", "FALLBACKS"), rows)
     return ExitCode.OK
 
 
@@ -90,6 +90,7 @@ def _shown(group: ModelGroup) -> dict[str, Any]:
     return {
         "group": group.name,
         "model": group.model,
+        "protocol": group.protocol,
         "kind": "embedding" if group.embedding else "draw" if group.draw else "chat",
         "vision": group.vision,
         "context_tokens": group.context_tokens,
@@ -119,7 +120,7 @@ async def _test(args: Args, deps: Deps, settings: Settings) -> int:
         deps.output.json(results)
     else:
         deps.output.table(
-            ("GROUP", "MODEL", "KIND", "FIRST TOKEN", "SECONDS", "TOKENS", "RESULT"),
+            ("GROUP", "MODEL", "PROTOCOL", "KIND", "FIRST TOKEN", "SECONDS", "TOKENS", "RESULT"),
             [_row(result) for result in results],
         )
     return ExitCode.OK if all(result["ok"] for result in results) else ExitCode.LLM
@@ -130,12 +131,21 @@ def _row(result: dict[str, object]) -> tuple[object, ...]:
     return (
         result["group"],
         result["model"],
+        result["protocol"],
         result["kind"],
         "" if result["first_token_seconds"] is None else result["first_token_seconds"],
         result["seconds"],
-        " + ".join(str(count) for count in tokens if count is not None),
-        "ok" if result["ok"] else f"{result['code']}: {result['error']}",
+        " + ".join(str(count) for count in tokens if count is not None)
+        + (" (estimated)" if result["tokens_estimated"] else ""),
+        _outcome(result),
     )
+
+
+def _outcome(result: dict[str, object]) -> str:
+    if not result["ok"]:
+        return f"{result['code']}: {result['error']}"
+    quirks = result["quirks"]
+    return f"ok; refuses {', '.join(quirks)}" if isinstance(quirks, list) and quirks else "ok"
 
 
 async def _use(args: Args, deps: Deps, settings: Settings) -> int:

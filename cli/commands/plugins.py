@@ -16,7 +16,7 @@ from cli.plugin_template import write_plugin
 from cli.purge import find_data, purge
 from cli.running import run_async
 from cli.services.database import open_database
-from cli.views.catalogue import load_catalogue, say_what_is_listed
+from cli.views.catalogue import load_catalogue, say_what_is_listed, say_which_names_clash
 from nekro_agent.errors import StorageError, UsageError
 from storage.driver.urls import exists
 
@@ -50,8 +50,10 @@ wakes it in the chat, for the next --turns turns or until `sleep`. `list --chat`
 `list` shows what the workers serve, and which of them run other files than the others. Without a worker it
 shows what the last ones served, or, if no broker is set, imports the plugins of this host as `--load` does.
 It ends with exit code 5 when a plugin failed to load; the other plugins still work.
+Names of methods and commands that two plugins have are reported here only.
 `--json` prints a list of {key, status, path, version, error, placeholders}; status is ok, degraded (it uses
-names that do not exist here: `placeholders`), failed or disabled. With --chat it prints a list of
+names that do not exist here, needs a setting that is unset, or does without a package: `placeholders`),
+starting (its import or init takes long), failed or disabled. With --chat it prints a list of
 {key, name, is_awake, turns_left, brief}; turns_left is null without a limit.
 """
 
@@ -139,6 +141,7 @@ def _list(args: Args, deps: Deps) -> int:
         listed = [p | ({"status": "disabled"} if p["key"] in disabled else {}) for p in listed]
     code = show_list(listed, args, deps)
     say_what_is_listed(catalogue, deps.output)
+    say_which_names_clash(catalogue, deps.output)
     return code
 
 

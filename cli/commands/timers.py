@@ -29,9 +29,11 @@ examples:
 
 One-time and recurring timers that have not ended. A paused timer does not fire; `resume` schedules a
 recurring one for its next due time, and a one-time timer whose time has passed fires at once. An id may be
-shortened to its beginning. `--json` prints a list of {id, kind, chat_key, state, fires_at, description,
-temporary, schedule, timezone, workday_mode, title, last_fired_at}, else one such object; kind is once or
-recurring, state waiting or paused, and fires_at is null while a recurring timer is paused.
+shortened to its beginning. A timer that calls a function of a plugin is in the memory of a worker, its OWNER:
+only the plugin can change it. `--json` prints a list of {id, kind, chat_key, state, fires_at, description,
+temporary, schedule, timezone, workday_mode, title, last_fired_at, owner, plugin}, else one such object; kind
+is once or recurring, state waiting or paused, fires_at is null while a recurring timer is paused, and owner
+and plugin are null for all timers but those with a function.
 """
 _ACTIONS: Final = ("list", "pause", "resume", "delete")
 _TEXT_COLUMNS: Final = 60
@@ -156,8 +158,9 @@ def show_list(listed: Sequence[Mapping[str, Any]], args: Args, deps: Deps) -> No
             timer["state"],
             f"{timer['fires_at']:%Y-%m-%d %H:%M:%S} UTC" if timer["fires_at"] else "",
             f"{timer['schedule']} {timer['timezone']}" if timer["schedule"] else "once",
+            f"{timer['owner']} ({timer['plugin']})" if timer["owner"] else "",
             one_line(timer["title"] or timer["description"], limit=_TEXT_COLUMNS),
         )
         for timer in listed
     ]
-    deps.output.table(("ID", "CHAT", "STATE", "FIRES", "SCHEDULE", "WHAT"), rows)
+    deps.output.table(("ID", "CHAT", "STATE", "FIRES", "SCHEDULE", "OWNER", "WHAT"), rows)

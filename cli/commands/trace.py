@@ -32,6 +32,7 @@ _EPILOG = """\
 examples:
   nekro trace 4f1c2a
   nekro trace 4f1c2a --follow
+  nekro trace 4f1c2a --prompts
   nekro trace 4f1c2a --json
 
 Shows what the console shows of a turn: the message, the rounds with their attempts, the requests to the
@@ -50,6 +51,7 @@ class Args:
 
     turn_id: str
     follow: bool
+    prompts: bool
     json: bool
 
 
@@ -59,6 +61,11 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("turn_id", metavar="TURN", type=not_blank, help="id of the turn")
     parser.add_argument(
         "--follow", action="store_true", help="go on until the turn has ended; Ctrl-C ends it"
+    )
+    parser.add_argument(
+        "--prompts",
+        action="store_true",
+        help="also what each round sent to the model, if NEKRO_AGENT__KEEP_PROMPTS keeps it",
     )
     parser.add_argument("--json", action="store_true", help="print the turn as JSON")
 
@@ -166,7 +173,7 @@ async def _trace(args: Args, settings: Settings, deps: Deps) -> None:
         printer = TurnPrinter(args, deps)
 
         async def read() -> Turn:
-            return await read_turn(source, args.turn_id)
+            return await read_turn(source, args.turn_id, with_prompts=args.prompts)
 
         turn = await read()
         if args.follow and not is_ended(turn):

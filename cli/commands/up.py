@@ -28,7 +28,8 @@ examples:
   NEKRO_DATA_DIR=/srv/nekro NEKRO_PLUGINS__DIRS=/srv/plugins nekro up
 
 Without NEKRO_BROKER__URL it runs an embedded Redis, without NEKRO_DATABASE__URL it uses SQLite, both in the
-data directory; the database is migrated. The HTTP API is served on NEKRO_GATEWAY__HOST; its URL is printed.
+data directory; the database is migrated. The HTTP API is served on NEKRO_GATEWAY__HOST; its
+URL is printed, the file with a key for it, and a link that opens the console once.
 Other `nekro` commands on that data directory then use this system.
 Ctrl-C stops gracefully: rounds and calls end first. A second Ctrl-C stops at once.
 """
@@ -98,7 +99,7 @@ def run(args: Args, deps: Deps) -> int:
 
     async def work() -> int:
         ownership = Ownership(settings.data_dir)
-        await _claim(ownership, settings)
+        await _claim(ownership, settings, deps)
         warn_of_root(deps.output)
         listener = None
         try:
@@ -191,14 +192,14 @@ def _listener(args: Args, settings: Settings) -> socket.socket | None:
     return listen(gateway) if gateway.socket is not None else listen_on_free_port(gateway)
 
 
-async def _claim(ownership: Ownership, settings: Settings) -> None:
+async def _claim(ownership: Ownership, settings: Settings, deps: Deps) -> None:
     """Own the data directory.
 
     Raises:
         ServiceError: another `nekro up` or a command that runs services for itself owns it.
     """
     while not ownership.claim():
-        running = await ownership.wait_for_owner(seconds=START_SECONDS)
+        running = await ownership.wait_for_owner(seconds=START_SECONDS, on_wait=deps.output.words)
         if running is not None:
             raise ServiceError(
                 f"`nekro {running.command}` (process {running.pid}) already runs on {settings.data_dir};"

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import os
-import signal
+import dataclasses
+import socket
+import sys
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from broker_config.settings import Settings
 from broker_config.urls import without_password
-from cli.command import Deps, add_json, add_supervisor_fd, positive_int, warn_of_root
+from cli.command import Deps, add_json, add_supervisor_fd, args_from, positive_int, warn_of_root
 from cli.exit_codes import ExitCode
 from cli.output import one_line
 from cli.services.probes import Probe, ask_workers, wanted_of
 from nekro_agent.errors import ServiceError, UsageError
 from nekro_agent.methods import Lane
+from runtime.forks import show_command_line
+
+if TYPE_CHECKING:
+    from cli.services.process import Supervised
+    from workers.plugins.loader import PreparedPlugins
 
 __all__ = ["Args", "register", "run"]
 
@@ -45,6 +52,8 @@ class Args:
     name: str | None
     without_model: bool
     supervisor_fd: int | None
+    #: Only in the template of workers.
+    template_fd: int | None
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -80,17 +89,24 @@ def register(parser: argparse.ArgumentParser) -> None:
     )
     add_json(parser)
     add_supervisor_fd(parser)
+    parser.add_argument("--template-fd", type=int, default=None, help=argparse.SUPPRESS)
 
 
 def run(args: Args, deps: Deps) -> int:
     """Serve one lane until a signal, or probe running workers."""
     if args.check is not None:
         return _check(args.check, args, deps)
-    if args.lane is None:
+    if args.template_fd is None and args.lane is None:
         raise UsageError("no lane was given; name one with --lane, or probe running workers with --check")
-    settings = deps.load_settings()
+    settings, supervised = deps.load_settings(), None
+    prepared: PreparedPlugins | None = None
+    if args.template_fd is not None and args.supervisor_fd is not None:
+        args, prepared = _forked(args.supervisor_fd, args.template_fd, settings)
     if args.supervisor_fd is not None:
-        _report_to(args.supervisor_fd)
+        from broker_config.embedded import hold_redis
+
+        supervised = _report_to(args.supervisor_fd)
+        hold_redis(settings)
     elif settings.broker.url is None:
         from cli.services.ownership import require_running
 
@@ -106,10 +122,12 @@ def run(args: Args, deps: Deps) -> int:
     code = int(
         run_worker(
             settings,
-            lane=args.lane,
+            lane=args.lane or "",
             concurrency=args.concurrency,
             name=args.name,
             needs_model=not args.without_model,
+            on_progress=_log_progress if supervised is None else supervised.does,
+            prepared=prepared,
         )
     )
     return ExitCode.OK if was_interrupted() else code
@@ -134,18 +152,43 @@ def _check(probe: Probe, args: Args, deps: Deps) -> int:
     return ExitCode.OK if all(answer.ok for answer in answers) else ExitCode.FAILED
 
 
-def _report_to(descriptor: int) -> None:
+def _report_to(descriptor: int) -> Supervised:
     from celery.signals import worker_ready
 
-    from cli.services.process import attach_to_supervisor
+    from cli.services.process import attach_to_supervisor, stop_without_parent
     from messaging.delivery.transport import holder
 
-    def stop() -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    say_ready = attach_to_supervisor(descriptor, stop, holder=holder())
+    supervised = attach_to_supervisor(descriptor, stop_without_parent, holder=holder())
 
     def ready(sender: Any, **_: Any) -> None:
-        say_ready(str(sender.hostname))
+        supervised.ready(str(sender.hostname))
 
     worker_ready.connect(ready, weak=False)
+    return supervised
+
+
+def _forked(supervisor_fd: int, template_fd: int, settings: Settings) -> tuple[Args, PreparedPlugins]:
+    """Be the template of workers; returns in its forks, each with its own arguments."""
+    from cli.services.process import Supervised
+    from workers.template import run_template
+
+    with socket.socket(fileno=supervisor_fd) as channel, socket.socket(fileno=template_fd) as requests:
+        for one in (channel, requests):
+            one.setblocking(True)
+            one.set_inheritable(False)
+        supervised = Supervised(channel, holder="")
+        order = run_template(
+            settings, requests, on_progress=supervised.does, on_ready=lambda: supervised.ready("template")
+        )
+    show_command_line([*sys.orig_argv[: -len(sys.argv[1:])], *order.arguments])
+    sys.argv[1:] = order.arguments
+    parser = argparse.ArgumentParser()
+    register(parser)
+    args = args_from(Args, parser.parse_args(order.arguments[1:]))
+    return dataclasses.replace(args, supervisor_fd=order.supervisor_fd), order.plugins
+
+
+def _log_progress(step: str) -> None:
+    from loguru import logger
+
+    logger.bind(step=step).debug("worker_starts")

@@ -23,7 +23,7 @@ async def approval_checks(settings: Settings) -> list[Check]:
 
 async def _pending(settings: Settings) -> Check:
     from storage.engine import Database
-    from storage.repositories.overview import OverviewRepository
+    from storage.listings.overview import OverviewRepository
 
     async with Database(settings.database, settings.data_dir) as database, database.read() as transaction:
         work = await OverviewRepository(transaction.connection).approvals()

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from broker_config.embedded import EmbeddedRedis, redis_binary, resolve_settings
-from broker_config.redis_endpoint import RedisEndpoint
-from broker_config.settings import Settings
+from broker_config.redis_endpoint import RedisEndpoint, server_version
+from broker_config.redis_errors import NotPrimaryError
+from broker_config.settings import LLMSettings, Settings
 from broker_config.urls import is_redis, without_password
 from cli.doctor.check import Check, Verdict
 from cli.exit_codes import ExitCode
@@ -22,10 +23,12 @@ from nekro_agent.methods import Lane
 if TYPE_CHECKING:
     from sandbox.driver import Enforcement
 
-__all__ = ["run_checks"]
+__all__ = ["language_model_check", "run_checks"]
 
 _MIN_REDIS: Final = (6, 2)
 _LOW_DISK_BYTES: Final = 1 << 30
+#: How long an endpoint may take to answer that it is there.
+_ENDPOINT_SECONDS: Final = 5.0
 
 
 async def run_checks(settings: Settings) -> list[Check]:
@@ -34,12 +37,11 @@ async def run_checks(settings: Settings) -> list[Check]:
     from cli.doctor.clocks import clock_checks
     from cli.doctor.gateway import gateway_checks
 
-    checks = [
-        Check(
-            name="settings", verdict=Verdict.OK, detail="read; every name known, every value in its bounds"
-        ),
-        _data_dir(settings),
-    ]
+    detail = "read; every name known, every value in its bounds"
+    if settings.agent.keep_prompts:
+        days = f"{settings.retention.prompts_days:g} days"
+        detail += f"; what rounds send to the model is stored for {days} (NEKRO_AGENT__KEEP_PROMPTS)"
+    checks = [Check(name="settings", verdict=Verdict.OK, detail=detail), _data_dir(settings)]
     checks += await asyncio.to_thread(_redis_checks, settings)
     checks.append(await _database(settings))
     checks += await clock_checks(settings)
@@ -48,7 +50,7 @@ async def run_checks(settings: Settings) -> list[Check]:
     checks.append(await asyncio.to_thread(_plugins, settings))
     checks.append(await asyncio.to_thread(_workers, settings, broken=_is_broken(checks, ExitCode.BROKER)))
     checks += await asyncio.to_thread(_local_workers, settings)
-    checks.append(_language_model(settings))
+    checks.append(await language_model_check(settings))
     checks += await gateway_checks(settings)
     checks += await approval_checks(settings)
     return checks
@@ -110,11 +112,22 @@ def _embedded_redis(settings: Settings) -> Check:
 def _redis_server(settings: Settings, url: str, *, name: str, variable: str) -> Check:
     import redis
 
+    def unsuitable(kind: str) -> Check:
+        return Check(
+            name=name,
+            verdict=Verdict.FAILED,
+            detail=f"{without_password(url)} is {kind}",
+            fix=f"name a primary outside of a cluster in {variable}, or Sentinels (sentinel://)",
+            code=ExitCode.BROKER,
+        )
+
     try:
         with RedisEndpoint(settings.broker, url).client() as client:
             server = client.info()
     except SettingsError as exc:
         return Check(name=name, verdict=Verdict.FAILED, detail=str(exc), code=ExitCode.USAGE)
+    except NotPrimaryError:
+        return unsuitable("a replica")
     except (redis.RedisError, OSError, ValueError) as exc:
         return Check(
             name=name,
@@ -123,29 +136,22 @@ def _redis_server(settings: Settings, url: str, *, name: str, variable: str) -> 
             fix=f"start Redis there, or correct {variable}",
             code=ExitCode.BROKER,
         )
-    version = str(server["redis_version"])
-    if tuple(int(part) for part in version.split(".")[:2]) < _MIN_REDIS:
+    version = server_version(server)
+    if tuple(int(part) for part in str(server["redis_version"]).split(".")[:2]) < _MIN_REDIS:
         return Check(
             name=name,
             verdict=Verdict.FAILED,
-            detail=f"{without_password(url)} is Redis {version}",
+            detail=f"{without_password(url)} is {version}",
             fix="use 6.2 or newer",
             code=ExitCode.BROKER,
         )
-    if server.get("redis_mode") == "cluster" or server.get("role") == "slave":
-        kind = "part of a Redis Cluster" if server.get("redis_mode") == "cluster" else "a replica"
-        return Check(
-            name=name,
-            verdict=Verdict.FAILED,
-            detail=f"{without_password(url)} is {kind}",
-            fix=f"name a primary outside of a cluster in {variable}, or Sentinels (sentinel://)",
-            code=ExitCode.BROKER,
-        )
+    if server.get("redis_mode") == "cluster":
+        return unsuitable("part of a Redis Cluster")
     faults = _redis_faults(server)
     return Check(
         name=name,
         verdict=Verdict.WARNING if faults else Verdict.OK,
-        detail=f"{without_password(url)}, Redis {version}, key prefix {settings.broker.key_prefix!r}"
+        detail=f"{without_password(url)}, {version}, key prefix {settings.broker.key_prefix!r}"
         + "".join(f"; {fault}" for fault, _ in faults),
         fix="; ".join(fix for _, fix in faults),
     )
@@ -368,7 +374,8 @@ def _ask_broker(settings: Settings) -> set[str]:
         app.close()
 
 
-def _language_model(settings: Settings) -> Check:
+async def language_model_check(settings: Settings) -> Check:
+    """Check that the configured model is set up, and that its endpoint answers."""
     llm = settings.llm
     if llm.script is not None:
         found = llm.script.is_file()
@@ -394,4 +401,39 @@ def _language_model(settings: Settings) -> Check:
             fix="set NEKRO_LLM__MODEL",
             code=ExitCode.USAGE,
         )
-    return Check(name="language model", verdict=Verdict.OK, detail=f"{llm.model} at {llm.base_url}")
+    return await _endpoint(settings.llm)
+
+
+async def _endpoint(llm: LLMSettings) -> Check:
+    """Ask for the list of models: any response shows that something serves HTTP there."""
+    import httpx
+
+    from agent.llm.protocols import PROTOCOLS
+    from nekro_client.answer_limits import limited
+
+    protocol = PROTOCOLS[llm.protocol]
+    where = f"{llm.model} at {without_password(llm.base_url or '')}, protocol {protocol.name}"
+    key = llm.api_key.get_secret_value() if llm.api_key else ""
+    try:
+        async with httpx.AsyncClient(
+            timeout=_ENDPOINT_SECONDS, proxy=llm.proxy, event_hooks=limited()
+        ) as client:
+            url = protocol.models_url(llm.base_url or "")
+            status = (await client.get(url, headers=protocol.headers(key))).status_code
+    except (httpx.HTTPError, httpx.InvalidURL) as exc:
+        return Check(
+            name="language model",
+            verdict=Verdict.FAILED,
+            detail=f"{where} is unreachable: {type(exc).__name__} {exc}".replace(key or "\0", "***").rstrip(),
+            fix="start the endpoint, or correct NEKRO_LLM__BASE_URL; `nekro models test` asks it a question",
+            code=ExitCode.LLM,
+        )
+    if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        return Check(
+            name="language model",
+            verdict=Verdict.WARNING,
+            detail=f"{where} refuses the key (status {status})",
+            fix="set NEKRO_LLM__API_KEY",
+        )
+    detail = f"{where}; `nekro models test` shows the parameters that it refuses"
+    return Check(name="language model", verdict=Verdict.OK, detail=detail)

@@ -48,6 +48,8 @@ async def _keys(settings: Settings) -> Check:
 async def _gateway(settings: Settings) -> Check:
     import httpx
 
+    from nekro_client.answer_limits import limited
+
     gateway = settings.gateway
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(gateway.host, gateway.host)  # noqa: S104 - compared
     where = str(gateway.socket) if gateway.socket else f"{host}:{gateway.port}"
@@ -58,7 +60,12 @@ async def _gateway(settings: Settings) -> Check:
     )
     transport = httpx.AsyncHTTPTransport(uds=str(gateway.socket)) if gateway.socket else None
     try:
-        async with httpx.AsyncClient(transport=transport, timeout=_PROBE_SECONDS, trust_env=False) as client:
+        async with httpx.AsyncClient(
+            transport=transport,
+            timeout=_PROBE_SECONDS,
+            trust_env=False,
+            event_hooks=limited(),
+        ) as client:
             answer = await client.get(f"{url}/readyz")
     except httpx.TransportError:
         return Check(

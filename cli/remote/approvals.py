@@ -20,7 +20,7 @@ from nekro_client import Client, models
 
 __all__ = ["run"]
 
-#: Approvals among which the beginning of an id is looked for.
+#: Approvals among which a number or the beginning of an id is looked for.
 _MOST_LISTED = 1000
 #: Characters of a whole id.
 _ID_CHARS = 32
@@ -68,7 +68,8 @@ def _newest(client: Client, args: Args, *, limit: int, state: str | None) -> lis
 
 
 def _id(client: Client, args: Args) -> str:
-    prefix = str(args.approval_id)
-    if len(prefix) >= _ID_CHARS:
-        return prefix
-    return chosen([item.id for item in _newest(client, args, limit=_MOST_LISTED, state=None)], prefix)
+    name = str(args.approval_id)
+    if len(name) >= _ID_CHARS:
+        return name
+    listed = _newest(client, args, limit=_MOST_LISTED, state=None)
+    return chosen({item.id: item.number for item in listed}, name)

@@ -16,6 +16,7 @@ from cli.views.line_reader import LineReader
 from nekro_agent.errors import UsageError
 from nekro_client import Chat, Client
 from nekro_client.models import Event, EventType, FileInfo
+from nekro_client.sse import is_restart
 
 __all__ = ["run"]
 
@@ -76,6 +77,8 @@ class _Remote(Conversation[FileInfo]):
         with self._chat.events(after=self._seen) as events:
             for event in events:
                 if event.number is None:
+                    if event.type == EventType.MESSAGE_DELTA:
+                        self._show_words(event.round_id, event.data)
                     continue
                 self._seen = event.number
                 self._show(event)
@@ -88,4 +91,7 @@ class _Remote(Conversation[FileInfo]):
             self._show_notice(text)
         elif event.type in (EventType.MESSAGE_SENT, EventType.FILE_SENT):
             path = event.data.get("file_path")
-            self._show_answer(text, None if path is None else str(PurePosixPath(str(path))))
+            path = None if path is None else str(PurePosixPath(str(path)))
+            self._show_answer(text, path, event.round_id)
+        elif event.type in (EventType.MESSAGE_WITHDRAWN, EventType.ROUND_ENDED) or is_restart(event):
+            self._end_words(event.round_id, begins=is_restart(event))

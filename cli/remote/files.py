@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from cli.command import Deps
 from cli.commands.files import Args, check, show_got, show_list, show_put
 from cli.remote.target import open_client
-from nekro_agent.errors import NotFoundError, UsageError
+from nekro_agent.errors import InvalidValueError, NotFoundError, UsageError
 from nekro_client.chats import Files
 from nekro_client.models import FileInfo
 
@@ -25,12 +25,12 @@ def run(args: Args, deps: Deps) -> int:
 
 
 def find(files: Files, path: str) -> FileInfo:
-    """Return the file of a path in the sandbox; relative ones begin at /app.
+    """Return the file of a path in the sandbox, as sandboxed code writes it.
 
     Raises:
         NotFoundError: the chat has no such file.
     """
-    wanted = PurePosixPath("/app") / path
+    wanted = _absolute(path)
     for file in files.list():
         if PurePosixPath(file.path) == wanted:
             return file
@@ -47,6 +47,16 @@ def save(files: Files, file: FileInfo, target: Path) -> tuple[Path, int]:
         raise UsageError(f"{target} exists; name another file") from exc
     except OSError as exc:
         raise UsageError(f"cannot write {target}: {exc.strerror}") from exc
+
+
+def _absolute(path: str) -> PurePosixPath:
+    """Return the absolute form of a path as sandboxed code writes it; a path of no area as it is."""
+    from nekro_agent.tools.path_convertor import absolute_sandbox_path
+
+    try:
+        return absolute_sandbox_path(path)
+    except InvalidValueError:
+        return PurePosixPath(path)
 
 
 def _list(files: Files, args: Args, deps: Deps) -> None:
@@ -69,7 +79,7 @@ def _put(files: Files, args: Args, deps: Deps) -> None:
     source = Path(str(args.source))
     name = source.name
     if args.target is not None:
-        target = PurePosixPath("/app") / args.target
+        target = _absolute(args.target)
         if target.parts[:3] != ("/", "app", "uploads") or len(target.parts) > 4:
             raise UsageError(f"{args.target}: files are put into /app/uploads over a gateway")
         name = source.name if len(target.parts) == 3 else target.name

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 
 from cli.command import Deps
-from cli.commands.jobs import Args, check, show_cancelled, show_list, show_one, watch
+from cli.commands.jobs import Args, check, show_cancelled, show_list, show_log, show_one, show_retried, watch
 from cli.remote.target import newest, open_client
 from cli.running import run_async
 from nekro_client import Client, models
@@ -24,6 +24,10 @@ def run(args: Args, deps: Deps) -> int:
             show_list(_newest(client, args, open_only=args.open), args, deps)
         elif args.action == "show":
             show_one(_job(client.jobs.get(str(args.job_id))), args, deps)
+        elif args.action == "log":
+            show_log(client.jobs.log(str(args.job_id)), args, deps)
+        elif args.action == "retry":
+            show_retried(_job(client.jobs.retry(str(args.job_id))), args, deps)
         elif args.action == "cancel":
             show_cancelled(_job(client.jobs.cancel(str(args.job_id))), args, deps)
         else:

@@ -28,6 +28,7 @@ def run(args: Args, deps: Deps) -> int:
                 requests_per_minute=args.rate,
                 cost_per_day=args.cost_per_day,
                 tokens_per_day=args.tokens_per_day,
+                stored_bytes_limit=args.stored_bytes_limit,
                 expires_at=None if args.days is None else datetime.now(UTC) + timedelta(days=args.days),
             )
             show_created(created.model_dump(), args, deps)

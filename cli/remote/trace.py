@@ -24,21 +24,21 @@ def run(args: Args, deps: Deps) -> int:
     """Print the turn."""
     printer = TurnPrinter(args, deps)
     with open_client() as client, contextlib.suppress(KeyboardInterrupt):  # the way to end --follow
-        turn = client.turns.get(args.turn_id)
+        turn = client.turns.get(args.turn_id, with_prompts=args.prompts)
         if args.follow and not is_ended(turn):
             last = client.chat(turn.chat_key).last_event_number()
             # With the newest event, which comes when the gateway has begun to send also live ones.
-            run_async(_follow(printer, turn, after=max(0, last - 1)))
+            run_async(_follow(printer, turn, args, after=max(0, last - 1)))
         else:
             printer.show(turn)
     return 0
 
 
-async def _follow(printer: TurnPrinter, turn: Turn, *, after: int) -> None:
+async def _follow(printer: TurnPrinter, turn: Turn, args: Args, *, after: int) -> None:
     async with AsyncClient() as client:
 
         async def read() -> Turn:
-            return await client.turns.get(turn.id)
+            return await client.turns.get(turn.id, with_prompts=args.prompts)
 
         async with aclosing(_batches(client, turn.chat_key, after=after)) as batches:
             await printer.follow(batches, read)

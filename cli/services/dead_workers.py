@@ -17,7 +17,7 @@ from messaging.delivery.orphans import Orphan, Orphans
 from nekro_agent.errors import OutcomeUnknownError
 from storage.engine import Database
 
-__all__ = ["ReleasedCalls", "release_calls"]
+__all__ = ["ReleasedCalls", "is_crash", "release_calls"]
 
 #: Signals that another process sends; the others come from what the process itself did.
 _FROM_OUTSIDE: Final = frozenset(
@@ -52,9 +52,14 @@ async def release_calls(settings: Settings, child: ChildProcess, code: int) -> R
     if not child.holder or url is None or not is_redis(url):
         return ReleasedCalls()  # not ready yet; RabbitMQ delivers again when a connection is lost
     await _end_claims(settings, f"{child.spec.lane}@{socket.gethostname()}:{child.pid}")
-    is_own_end = code > 0 or (code < 0 and -code not in _FROM_OUTSIDE)
+    is_own_end = code > 0 or is_crash(code)
     calls = await asyncio.to_thread(_take, settings, child, _reason(code) if is_own_end else None)
     return ReleasedCalls(calls=calls, is_answered=is_own_end and len(calls) == 1)
+
+
+def is_crash(code: int) -> bool:
+    """Whether a process with this exit code ended by a signal that it caused itself."""
+    return code < 0 and -code not in _FROM_OUTSIDE
 
 
 def _take(settings: Settings, child: ChildProcess, reason: str | None) -> Sequence[Orphan]:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import httpx
 
 from cli.services.mcp_stdio import HostStreams, host_streams
+from nekro_client.answer_limits import limited
 from nekro_client.operations import connection_options
 from nekro_client.sse import EventParser, EventTooLargeError
 from nekro_client.streams import STREAM_TIMEOUT
@@ -46,7 +47,7 @@ async def relay(*, chat_key: str | None, user_id: str | None) -> None:
         ClientError: ``NEKRO_URL`` is no URL.
         UsageError: as from ``host_streams``.
     """
-    url, headers = connection_options(None, None)
+    url, headers, auth = connection_options(None, None)
     stated = {"x-nekro-chat": chat_key, "x-nekro-user": user_id}
     headers |= {
         "accept": "application/json, text/event-stream",
@@ -56,7 +57,14 @@ async def relay(*, chat_key: str | None, user_id: str | None) -> None:
     transport = httpx.AsyncHTTPTransport(retries=_CONNECTS)
     async with (
         host_streams() as host,
-        httpx.AsyncClient(headers=headers, timeout=STREAM_TIMEOUT, transport=transport) as http,
+        httpx.AsyncClient(
+            headers=headers,
+            auth=auth,
+            timeout=STREAM_TIMEOUT,
+            transport=transport,
+            trust_env=auth is None,
+            event_hooks=limited(),
+        ) as http,
     ):
         await _Relay(host, http, f"{url}/mcp").run()
 

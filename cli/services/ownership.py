@@ -8,6 +8,7 @@ releases when the process ends, so there are no stale pid files.
     users.lock   shared, held by each borrower; the owner of a command's own system takes it
                  exclusively before it stops, so it never stops services that a borrower uses
     up.json      the workers of the owner; present only while the system is ready
+    starting     what an owner whose system starts waits for; written as long as that goes on
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +28,7 @@ from typing import IO
 from nekro_agent.durations import POLL_SECONDS
 from nekro_agent.errors import ServiceError, SettingsError, UsageError
 from nekro_agent.files.private_files import make_directory, open_private, write_private
+from runtime.plain import known_fields
 
 __all__ = ["Ownership", "RunningSystem", "WorkerEntry", "read_running", "require_running"]
 
@@ -95,6 +97,10 @@ class Ownership:
         )
         write_private(self._record_path, json.dumps(asdict(running), indent=2) + "\n")
 
+    def progress(self, text: str) -> None:
+        """Tell waiting commands that the start of the system goes on, and what it waits for."""
+        write_private(self._progress_path, text)
+
     def withdraw(self) -> None:
         """Undo ``publish``: new commands wait for the next owner instead of borrowing."""
         self._record_path.unlink(missing_ok=True)
@@ -126,14 +132,24 @@ class Ownership:
         """Return what the present owner has published; None when there is no owner or it is not ready."""
         return read_running(self._run_dir.parent)
 
-    async def wait_for_owner(self, *, seconds: float) -> RunningSystem | None:
+    async def wait_for_owner(
+        self, *, seconds: float, on_wait: Callable[[str], None] = lambda _: None
+    ) -> RunningSystem | None:
         """Wait for another process's system to be ready; None when that process ended meanwhile.
 
+        Args:
+            seconds: how long it may report no progress.
+            on_wait: called with each report of its progress.
+
         Raises:
-            ServiceError: it is neither ready nor gone after ``seconds``.
+            ServiceError: it is neither ready nor gone, and has not reported progress for ``seconds``.
         """
-        deadline = time.monotonic() + seconds
+        deadline, seen = time.monotonic() + seconds, self._read_progress()
         while time.monotonic() < deadline:
+            reported = self._read_progress()
+            if reported != seen:
+                deadline, seen = time.monotonic() + seconds, reported
+                on_wait(f"another command starts the services: {reported[1]}")
             running = self.owner()
             if running is not None:
                 return running
@@ -149,6 +165,16 @@ class Ownership:
         """Whether any process owns the services."""
         with self._open("owner.lock") as file:
             return not _try_lock(file, fcntl.LOCK_SH)
+
+    def _read_progress(self) -> tuple[int, str]:
+        try:
+            return self._progress_path.stat().st_mtime_ns, self._progress_path.read_text("utf-8")
+        except OSError:
+            return 0, ""
+
+    @property
+    def _progress_path(self) -> Path:
+        return self._run_dir / "starting"
 
     @property
     def _record_path(self) -> Path:
@@ -168,8 +194,8 @@ def read_running(data_dir: Path) -> RunningSystem | None:
                 return None
     except (OSError, ValueError):
         return None
-    workers = tuple(WorkerEntry(**entry) for entry in values.pop("workers"))
-    return RunningSystem(**values, workers=workers)
+    workers = tuple(WorkerEntry(**known_fields(WorkerEntry, entry)) for entry in values["workers"])
+    return RunningSystem(**known_fields(RunningSystem, values) | {"workers": workers})
 
 
 def require_running(data_dir: Path) -> RunningSystem:

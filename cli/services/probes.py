@@ -9,13 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from broker_config.settings import Settings
 from nekro_agent.durations import PROGRAM_SECONDS
 from workers.ops.sockets import broker_id, data_dir_id, monitor_sockets
 
 __all__ = ["Answer", "Probe", "Wanted", "ask_workers", "wanted_of"]
+
+#: Most of a worker's answer that is read.
+_ANSWER_BYTES: Final = 1 << 20
 
 
 class Probe(StrEnum):
@@ -89,7 +92,7 @@ def _ask(path: Path, probe: Probe) -> Answer | None:
     connection = _Connection(path)
     try:
         connection.request("GET", f"/{probe}z")
-        body: dict[str, Any] = json.loads(connection.getresponse().read())
+        body: dict[str, Any] = json.loads(connection.getresponse().read(_ANSWER_BYTES))
     except (ConnectionRefusedError, FileNotFoundError):
         path.unlink(missing_ok=True)  # left behind by a worker that was killed
         return None

@@ -14,10 +14,11 @@ from broker_config.embedded import EmbeddedRedis
 from broker_config.settings import Settings
 from cli.environment import environment_of
 from cli.output import Output
-from cli.services.dead_workers import release_calls
+from cli.services.dead_workers import is_crash, release_calls
 from cli.services.ownership import Ownership
 from cli.services.process import GATEWAY, ChildProcess, ChildSpec, addresses, describe_exit
 from cli.services.system import entries, stop_seconds
+from cli.services.template import WorkerTemplate
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.errors import BrokerError, NekroError, ServiceError
 from nekro_agent.methods import Lane
@@ -79,6 +80,8 @@ class Supervisor:
         self._stop = asyncio.Event()
         self._interrupts = 0
         self._api_url = ""
+        self._is_ready = False
+        self._template: WorkerTemplate | None = None
         self._width = max((len(spec.name) for spec in specs), default=0)
 
     async def run(self, *, embedded: bool) -> None:
@@ -97,6 +100,7 @@ class Supervisor:
             await self._until_stopped(self._start_all())
             if self._stop.is_set():
                 return
+            self._is_ready = True
             self._publish()
             self._output.words(f"ready: {self._ready()}; Ctrl-C stops")
             await self._watch(embedded=embedded)
@@ -108,7 +112,7 @@ class Supervisor:
 
     def _ready(self) -> str:
         names = ", ".join(spec.name for spec in self._specs if spec.name != GATEWAY)
-        served = self._api_url and addresses(self._api_url, self._settings.gateway)
+        served = self._api_url and addresses(self._api_url, self._settings)
         return "; ".join(part for part in (names, served) if part)
 
     async def _until_stopped(self, work: Coroutine[Any, Any, None]) -> None:
@@ -123,17 +127,75 @@ class Supervisor:
         await end_tasks(task)
 
     async def _start_all(self) -> None:
+        """Start everything; the workers as forks of a template, which starts beside the gateway."""
+        workers = [spec for spec in self._specs if spec.lane]
         for spec in self._specs:
+            if not spec.lane:
+                await self._start(spec)
+        if len(workers) > 1:
+            await self._start_template()
+        for spec in workers:
             await self._start(spec)
-        nodes = await asyncio.gather(*(child.ready() for child in self._children.values()))
-        self._api_url = dict(zip(self._children, nodes, strict=True)).get(GATEWAY, "")
+        await asyncio.gather(*(self._become_ready(spec) for spec in self._specs))
+
+    async def _start_template(self) -> None:
+        try:
+            self._template = await WorkerTemplate.start(
+                environment=self._environment, sink=self._sink("template"), on_wait=self._say_wait
+            )
+        except (ServiceError, OSError) as exc:
+            self._output.words(f"the workers do not share their imports: {exc}")
+
+    async def _end_template(self, reason: str) -> None:
+        """Start workers without the template from now on."""
+        template, self._template = self._template, None
+        if template is not None:
+            self._output.words(f"workers that are restarted import for themselves from now on: {reason}")
+            await template.close()
+
+    async def _become_ready(self, spec: ChildSpec) -> None:
+        """Wait until a child is ready; a fork that crashes or hangs is started again as a program.
+
+        Raises:
+            ServiceError: it did not become ready.
+        """
+        child = self._children[spec.name]
+        try:
+            node = await child.ready(on_wait=self._say_wait)
+        except ServiceError as exc:
+            if not spec.lane or self._template is None or (child.exit_code or -1) > 0:
+                raise
+            await self._end_template(str(exc))
+            await child.stop(warm_seconds=0)
+            node = await (await self._start(spec)).ready(on_wait=self._say_wait)
+        if spec.name == GATEWAY:
+            self._api_url = node
+
+    def _say_wait(self, text: str) -> None:
+        self._output.words(text)
+        if not self._is_ready:
+            self._ownership.progress(text)
 
     async def _start(self, spec: ChildSpec) -> ChildProcess:
-        prefix = "" if self._settings.log.json_lines else f"{spec.name:<{self._width}} | "
-        sink = _Prefixed(self._output, prefix)
-        child = await ChildProcess.start(spec, environment=self._environment, directory=None, sink=sink)
+        sink = self._sink(spec.name)
+        child = await self._forked(spec, sink) if spec.lane else None
+        if child is None:
+            child = await ChildProcess.start(spec, environment=self._environment, directory=None, sink=sink)
         self._children[spec.name] = child
         return child
+
+    async def _forked(self, spec: ChildSpec, sink: _Prefixed) -> ChildProcess | None:
+        if self._template is None:
+            return None
+        try:
+            return await self._template.fork(spec, sink=sink)
+        except (ServiceError, TimeoutError) as exc:
+            await self._end_template(str(exc) or "the template of workers does not answer")
+            return None
+
+    def _sink(self, name: str) -> _Prefixed:
+        prefix = "" if self._settings.log.json_lines else f"{name:<{self._width}} | "
+        return _Prefixed(self._output, prefix)
 
     async def _watch(self, *, embedded: bool) -> None:
         tasks = [asyncio.create_task(self._keep(spec)) for spec in self._specs]
@@ -150,19 +212,21 @@ class Supervisor:
             started = time.monotonic()
             code = await self._children[spec.name].wait()
             pause = backoff.after(time.monotonic() - started)
+            if spec.lane and is_crash(code):  # a library may not have survived the fork
+                await self._end_template(f"{spec.name} ended with {describe_exit(code)}")
             self._output.words(f"{spec.name} ended with {describe_exit(code)}; restarting in {pause:.1f} s")
             await self._release_calls(self._children[spec.name], code)
             await asyncio.sleep(pause)
-            child = await self._start(spec)
+            await self._start(spec)
             try:
-                await child.ready()
+                await self._become_ready(spec)
             except ServiceError as exc:
                 # The next iteration reports its end and doubles the pause.
                 self._output.words(str(exc))
-                await child.stop(warm_seconds=0)
+                await self._children[spec.name].stop(warm_seconds=0)
                 continue
             self._publish()
-            self._output.words(f"{spec.name} restarted (process {child.pid})")
+            self._output.words(f"{spec.name} restarted (process {self._children[spec.name].pid})")
 
     async def _release_calls(self, child: ChildProcess, code: int) -> None:
         try:
@@ -196,6 +260,8 @@ class Supervisor:
         callers = [child for child in children if _calls(child.spec)]
         others = [child for child in children if not _calls(child.spec)]
         seconds = stop_seconds(self._settings)
+        if self._template is not None:
+            await self._template.close()
         for group in (callers, others):
             if self._interrupts > 1:
                 seconds = 0

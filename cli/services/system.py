@@ -134,7 +134,7 @@ async def open_system(
         return
     ownership = Ownership(settings.data_dir)
     async with contextlib.AsyncExitStack() as stack:
-        running = await _join_or_claim(ownership, stack)
+        running = await _join_or_claim(ownership, stack, output)
         missing = [lane for lane in lanes if running is None or lane not in running.lanes]
         if missing and before_start is not None:
             before_start(settings)
@@ -147,7 +147,7 @@ async def open_system(
         if running is None:
             # Runs before the workers are stopped: borrowers may still use them.
             stack.push_async_callback(_end_ownership, ownership, output)
-        system._starting = asyncio.create_task(_become_ready(workers, ownership, command))
+        system._starting = asyncio.create_task(_become_ready(workers, ownership, command, output))
         stack.push_async_callback(end_tasks, system._starting)
         async with _watched(workers, system):
             yield system
@@ -228,13 +228,15 @@ def entries(workers: Iterable[ChildProcess]) -> tuple[WorkerEntry, ...]:
     )
 
 
-async def _join_or_claim(ownership: Ownership, stack: contextlib.AsyncExitStack) -> RunningSystem | None:
+async def _join_or_claim(
+    ownership: Ownership, stack: contextlib.AsyncExitStack, output: Output
+) -> RunningSystem | None:
     """Borrow the running system and return it, or own the data directory and return None."""
     for _ in range(_CLAIM_TRIES):
         if ownership.claim():
             stack.callback(ownership.release)
             return None
-        if await ownership.wait_for_owner(seconds=START_SECONDS) is None:
+        if await ownership.wait_for_owner(seconds=START_SECONDS, on_wait=output.words) is None:
             continue
         lease = contextlib.ExitStack()
         lease.enter_context(ownership.borrow())
@@ -258,8 +260,15 @@ async def _begin_workers(
     return workers
 
 
-async def _become_ready(workers: Sequence[ChildProcess], ownership: Ownership, command: str) -> None:
-    await asyncio.gather(*(worker.ready() for worker in workers))
+async def _become_ready(
+    workers: Sequence[ChildProcess], ownership: Ownership, command: str, output: Output
+) -> None:
+    def say_wait(text: str) -> None:
+        output.words(text)
+        if ownership.is_mine:
+            ownership.progress(text)
+
+    await asyncio.gather(*(worker.ready(on_wait=say_wait) for worker in workers))
     if ownership.is_mine:
         ownership.publish(command=command, workers=entries(workers))
 

@@ -20,14 +20,16 @@ from cli.environment import environment_of
 from cli.output import Output
 from nekro_agent.durations import PROGRAM_SECONDS
 from nekro_agent.errors import ServiceError, StorageError
+from nekro_agent.execution.tied_process import tied_to_this_process
 from storage.driver.urls import exists
+from workers.catalogue.commands import command_names
 from workers.catalogue.entries import PluginEntry
 from workers.catalogue.registry import Registry
 
 if TYPE_CHECKING:
     from workers.catalogue.fleet import FleetCatalogue
 
-__all__ = ["Catalogue", "load_catalogue", "published", "say_what_is_listed"]
+__all__ = ["Catalogue", "load_catalogue", "published", "say_what_is_listed", "say_which_names_clash"]
 
 _NONE_LIVE = "no worker is running; "
 
@@ -90,7 +92,7 @@ async def published(settings: Settings) -> FleetCatalogue | None:
 
 def _of_this_host(settings: Settings, *, note: str) -> Catalogue:
     # `-P`: a folder of our packages' names in the working directory must not be imported.
-    command = [sys.executable, "-P", "-m", "workers.plugins.description"]
+    command = tied_to_this_process(sys.executable, "-P", "-m", "workers.plugins.description")
     try:
         done = subprocess.run(  # noqa: S603 - our own module
             command,
@@ -99,6 +101,7 @@ def _of_this_host(settings: Settings, *, note: str) -> Catalogue:
             capture_output=True,
             check=True,
             timeout=10 * PROGRAM_SECONDS,
+            start_new_session=True,
         )
         answer = json.loads(done.stdout)
     except subprocess.CalledProcessError as exc:
@@ -114,5 +117,11 @@ def say_what_is_listed(catalogue: Catalogue, output: Output) -> None:
     """Print to stderr where the list comes from if no worker is live, and what is wrong with it."""
     if catalogue.note:
         output.words(catalogue.note)
-    for warning in (*catalogue.loading_warnings, *catalogue.differences, *catalogue.registry.warnings):
+    for warning in (*catalogue.loading_warnings, *catalogue.differences):
+        output.words(f"warning: {warning}")
+
+
+def say_which_names_clash(catalogue: Catalogue, output: Output) -> None:
+    """Print to stderr which names of methods and commands do not mean what their plugin intends."""
+    for warning in (*catalogue.registry.warnings, *command_names(catalogue.registry).warnings):
         output.words(f"warning: {warning}")

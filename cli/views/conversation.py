@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from cli.exit_codes import ExitCode
 from cli.output import Output, one_line
 from cli.views.line_reader import LineReader
 from nekro_agent.errors import LLMError, NekroError, UsageError
+from nekro_client.sse import LiveMessage
 
 __all__ = ["Conversation"]
 
 _NOTICE_COLUMNS: Final = 120
 _COMMANDS: Final = "/file PATH [TEXT], /save PATH [FILE], /help, /quit"
+_ENDS: Final = frozenset({"/quit", "exit", "quit"})
 File = TypeVar("File")
 
 
@@ -29,6 +31,8 @@ class Conversation(ABC, Generic[File]):
         self._output = output
         self._chat_key = chat_key
         self._folder = save
+        #: What the model writes, as far as it was shown; a pipe gets whole messages only.
+        self._live = LiveMessage()
         #: Exit code of the last turn.
         self._code: int = ExitCode.OK
 
@@ -70,7 +74,7 @@ class Conversation(ABC, Generic[File]):
                 self._output.words("\nCtrl-C again ends")
                 continue
             was_interrupted = False
-            if line is None or line.strip() == "/quit":
+            if line is None or line.strip().lower() in _ENDS:
                 return self._code
             if line.strip():
                 self._obey(line)
@@ -120,9 +124,32 @@ class Conversation(ABC, Generic[File]):
         """Show what a plugin or the system added to the history."""
         self._output.words(f"· {one_line(text, limit=_NOTICE_COLUMNS)}")
 
-    def _show_answer(self, text: str, path: str | None) -> None:
-        """Show what the agent sent: a text, a file, or both."""
-        if text:
+    def _show_words(self, round_id: str | None, piece: Mapping[str, Any]) -> None:
+        """Show words of a message that the model still writes."""
+        if self._output.is_terminal and (new := self._live.add(round_id, piece)):
+            self._output.piece(new)
+
+    def _end_words(self, round_id: str | None, *, begins: bool) -> None:
+        """End the words that a round has shown: no message follows them.
+
+        Args:
+            begins: whether the round begins, again if its worker died; it may write others.
+        """
+        if self._live.settle(round_id, goes_on=begins):
+            self._output.data("")
+
+    def _show_answer(self, text: str, path: str | None, round_id: str | None) -> None:
+        """Show what the agent sent: a text, a file, or both.
+
+        Args:
+            round_id: the round that sent it; what its model wrote was shown already.
+        """
+        shown = self._live.settle(round_id) or self._live.interrupt()
+        if shown and text.startswith(shown):
+            self._output.data(text[len(shown) :])
+        elif shown:
+            self._output.data("")
+        if text and not (shown and text.startswith(shown)):
             self._output.data(text)
         if path:
             self._show_file(path)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.extraction import text_beside_code
+from agent.answers.extraction import text_beside_code
 from cli.output import one_line
 from nekro_agent.tools.visible_text import visible_lines
 
@@ -21,7 +21,13 @@ _MOST_LINES: Final = 60
 
 _TIMES: Final = ("requested_at", "started_at", "finished_at")
 #: What only the tree of a turn has.
-_OF_TREE: Final = ("attempts", "prompted_at", "model_group", "model_tries", "tool_calls_kept")
+_OF_TREE: Final = (
+    "attempts",
+    "prompted_at",
+    "model_group",
+    "model_tries",
+    "tool_calls_kept",
+)
 _OF_TREE_CALLS: Final = {
     "error", "state", "attempts", "arguments", "value", "line", "round_attempt"
 }  # fmt: skip
@@ -115,7 +121,9 @@ def _prompt(entry: Mapping[str, Any]) -> str:
         f"to {entry['model']}" if entry["model"] else "",
     ]
     if entry["prompt_tokens"] is not None or entry["completion_tokens"] is not None:
-        parts.append(f"{_figure(entry['prompt_tokens'])} + {_figure(entry['completion_tokens'])} tokens")
+        estimated = " (estimated)" if entry["tokens_estimated"] else ""
+        tokens = f"{_figure(entry['prompt_tokens'])} + {_figure(entry['completion_tokens'])} tokens"
+        parts.append(tokens + estimated)
     if entry["cost"] is not None:
         parts.append(f"cost {entry['cost']:.6g}")
     return ", ".join(part for part in parts if part)

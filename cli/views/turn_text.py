@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterator
 from datetime import datetime
 from typing import Final, NamedTuple
 
-from agent.extraction import text_beside_code
+from agent.answers.extraction import text_beside_code
 from cli.output import one_line
 from nekro_agent.tools.visible_text import visible_lines
-from nekro_client.models import Call, Message, Round, Turn
+from nekro_client.models import Call, Message, PromptMessage, Round, Turn
 
 __all__ = ["Line", "is_over", "turn_lines"]
 
@@ -70,7 +70,9 @@ def _end(turn: Turn) -> str:
     costs = [one.cost for one in turn.rounds if one.cost is not None]
     parts = [
         f"{turn.state.value} after {_lasted(turn.requested_at, turn.finished_at)}",
-        f"{len(turn.rounds)} rounds, {sum(len(one.calls) for one in turn.rounds)} calls, {tokens} tokens",
+        f"for approval {', '.join(turn.waits_for)}" if turn.waits_for else "",
+        f"{len(turn.rounds)} rounds, {sum(len(one.calls) for one in turn.rounds)} calls, {tokens} tokens"
+        f"{' (estimated)' if any(one.tokens_estimated for one in turn.rounds) else ''}",
         f"cost {sum(costs):.6g}" if costs else "",
         one_line(f"{turn.error.code}: {turn.error.text}", limit=_COLUMNS) if turn.error else "",
     ]
@@ -92,6 +94,8 @@ def _round(entry: Round, *, has_output: bool) -> Iterator[Line]:
         yield Line(f"{prefix} attempt {one.number}", f"    {one_line(text)}")
         if lost:
             yield Line(f"{prefix} lost {one.number}", f"    attempt {one.number}  lost{lost}{last}")
+    for at, message in enumerate(entry.prompt or ()):
+        yield from _block(f"{prefix} prompt {at}", f"sent to the model: {message.role}", _text(message))
     if entry.answered_at is not None:
         yield Line(f"{prefix} model", f"    {one_line(_model(entry), limit=_COLUMNS)}")
     if entry.code is not None and entry.answer:
@@ -108,12 +112,21 @@ def _round(entry: Round, *, has_output: bool) -> Iterator[Line]:
         yield Line(f"{prefix} end", f"    ended  {one_line(text, limit=_COLUMNS)}")
 
 
+def _text(message: PromptMessage) -> str:
+    """Return the parts of a message of a prompt; of an image what is known of it."""
+    return "\n".join(
+        str(part["content"]) if part["type"] == "text" else json.dumps(part, ensure_ascii=False)
+        for part in message.parts
+    )
+
+
 def _model(entry: Round) -> str:
     parts = [
         f"model {entry.model}",
         _lasted(entry.prompted_at or entry.started_at, entry.answered_at),
         f"{entry.prompt_tokens if entry.prompt_tokens is not None else '?'} + "
-        f"{entry.completion_tokens if entry.completion_tokens is not None else '?'} tokens",
+        f"{entry.completion_tokens if entry.completion_tokens is not None else '?'} tokens"
+        f"{' (estimated)' if entry.tokens_estimated else ''}",
         f"cost {entry.cost:.6g}" if entry.cost is not None else "",
         f"{entry.model_tries} tries" if (entry.model_tries or 1) > 1 else "",
         "" if entry.code is not None else "answered in words",

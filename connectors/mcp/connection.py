@@ -14,9 +14,10 @@ from typing import Any, Final
 
 from loguru import logger
 
-from connectors.mcp.session import Exchange, McpSession, ServerFault
+from connectors.mcp.faults import ServerFault
+from connectors.mcp.session import Exchange, McpSession
 from connectors.mcp.texts import line
-from connectors.mcp.tools import ListedTool
+from connectors.mcp.tools import Listing
 from nekro_agent.durations import FRESH_SECONDS, POLL_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import NekroError
 from runtime.tasks import end_tasks
@@ -57,8 +58,8 @@ class Opened:
         self.confinement = confinement
 
 
-#: Opens a session; entered and left in one task.
-OpenSession = Callable[[], contextlib.AbstractAsyncContextManager[Opened]]
+#: Opens a session; entered and left in one task. The argument is whether ``initialize`` must come first.
+OpenSession = Callable[[bool], contextlib.AbstractAsyncContextManager[Opened]]
 
 
 class Connection:
@@ -72,14 +73,16 @@ class Connection:
         stays: bool,
         start_seconds: float,
         idle_seconds: float,
+        initialize_first: bool,
         hide: Callable[[str], str],
-        on_listed: Callable[[list[ListedTool], dict[str, Any]], Awaitable[None]],
+        on_listed: Callable[[Listing, dict[str, Any]], Awaitable[None]],
         on_failed: Callable[[str], Awaitable[None]],
     ) -> None:
         """Create it; nothing is opened yet.
 
         Args:
             stays: whether it is opened again when it ends, and never idle.
+            initialize_first: whether the server is known to need ``initialize`` as its first message.
             hide: removes secrets from texts.
             on_listed: called with each listing of tools.
             on_failed: called with each reason why it could not be opened.
@@ -87,8 +90,16 @@ class Connection:
         self._name, self._open, self._stays = name, open_session, stays
         self._start_seconds, self._idle_seconds = start_seconds, idle_seconds
         self._hide, self._on_listed, self._on_failed = hide, on_listed, on_failed
+        self._initialize_first = initialize_first
+        #: Whether the server is started once more at once, with `initialize` first.
+        self._starts_again = False
         self._task: asyncio.Task[None] | None = None
+        #: Tasks of lost sessions, in which calls are still open.
+        self._draining: set[asyncio.Task[None]] = set()
         self._opened: Opened | None = None
+        #: The session that was listed last, with its tools or why it could not list them.
+        self._listed: tuple[Opened, Listing | ServerFault] | None = None
+        self._listing = asyncio.Lock()
         self._changed = asyncio.Event()
         self._is_closing = asyncio.Event()
         #: Why the last attempt failed, and when the next one is.
@@ -151,6 +162,21 @@ class Connection:
             if self._error is None and self._opened is None:
                 self.start()  # it ended without an error: an idle session, or one of a former declaration
 
+    async def listing(self) -> tuple[Opened, Listing]:
+        """List the tools now; returns the session and what it listed.
+
+        Raises:
+            ServerFault: it cannot be opened, or failed.
+        """
+        opened = await self.opened()
+        listed = await self._list(opened)
+        if not isinstance(listed, Listing) and opened.session.is_broken.is_set():
+            opened = await self.opened()
+            listed = await self._list(opened)
+        if isinstance(listed, Listing):
+            return opened, listed
+        raise listed
+
     async def close(self, *, grace: bool = False) -> None:
         """End the session.
 
@@ -162,9 +188,10 @@ class Connection:
         while grace and self._opened and not self._opened.session.is_idle and time.monotonic() < give_up_at:  # noqa: ASYNC110
             await asyncio.sleep(POLL_SECONDS)
         self._is_closing.set()
-        if self._task is not None:
-            await asyncio.wait([self._task], timeout=2 * _GRACE_SECONDS)
-            await end_tasks(self._task)
+        tasks = [task for task in (self._task, *self._draining) if task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=2 * _GRACE_SECONDS)
+            await end_tasks(*tasks)
 
     async def _keep(self) -> None:
         try:
@@ -179,8 +206,11 @@ class Connection:
             try:
                 await self._serve()
             except Exception as exc:  # the server's fault, whatever it is; the worker must go on
+                if self._starts_again:
+                    self._starts_again = False
+                    continue
                 error = self._hide(_error_line(exc))
-            if self._is_closing.is_set() or (error is None and not self._stays):
+            if self._is_closing.is_set() or self._is_detached() or (error is None and not self._stays):
                 break
             if error is not None:
                 logger.bind(server=self._name, error=error).warning("mcp_server_failed")
@@ -203,25 +233,34 @@ class Connection:
         async with contextlib.AsyncExitStack() as stack:
             try:
                 async with asyncio.timeout(self._start_seconds):
-                    opened = await stack.enter_async_context(self._open())
+                    opened = await stack.enter_async_context(self._open(self._initialize_first))
                     await self._begin(opened)
             except TimeoutError:
+                self._initialize_first = True  # perhaps it waits for that
                 raise ServerFault(f"it did not answer within {self._start_seconds:g} s") from None
+            opened.session.is_stale.set()
             self._opened, self._error, self._reason = opened, None, None
             self._changed.set()
             try:
                 await self._until_it_ends(opened)
             finally:
-                self._opened = None  # before it is closed, which over HTTP takes a request
-            if opened.ended is not None and not self._is_closing.is_set():
+                if self._opened is opened:
+                    self._opened = None  # before it is closed, which over HTTP takes a request
+                self._changed.set()
+            if opened.session.is_broken.is_set() and opened.ended is None and not self._is_closing.is_set():
+                await self._drain(opened)
+            if opened.ended is not None and opened.ended.is_set() and not self._is_closing.is_set():
                 raise ServerFault(opened.why_it_ended())
 
     async def _begin(self, opened: Opened) -> None:
         try:
             await opened.session.greet()
+            self._initialize_first |= opened.session.has_ignored_first
             opened.verify()
-            await self._list(opened)
         except ServerFault as exc:
+            if opened.session.has_asked_first and not exc.is_unsent:
+                # It may not survive a first message other than `initialize`.
+                self._initialize_first = self._starts_again = True
             if exc.is_lost and opened.ended is not None:
                 # The reason arrives with the end of the process.
                 with contextlib.suppress(TimeoutError):
@@ -230,9 +269,58 @@ class Connection:
                 raise ServerFault(opened.why_it_ended()) from exc
             raise
 
-    async def _list(self, opened: Opened) -> None:
-        opened.session.is_stale.clear()
-        await self._on_listed(await opened.session.tools(), opened.session.about)
+    async def _list(self, opened: Opened) -> Listing | ServerFault:
+        """List the tools, unless another task begins to do so meanwhile.
+
+        What fails here does not end the session: calls may work.
+        """
+        before = self._listed
+        async with self._listing:
+            known = self._listed
+            if known is not None and known is not before and known[0] is opened:
+                return known[1]
+            opened.session.is_stale.clear()
+            found = await self._read_listing(opened.session)
+            if self._stays and not isinstance(found, Listing):
+                opened.session.is_stale.set()  # other servers are listed again by a worker
+            self._listed = opened, found
+            return found
+
+    async def _read_listing(self, session: McpSession) -> Listing | ServerFault:
+        try:
+            async with asyncio.timeout(self._start_seconds):
+                listing = await session.listing()
+        except TimeoutError:
+            fault = ServerFault(f"it did not list its tools within {self._start_seconds:g} s")
+        except ServerFault as exc:
+            fault = exc
+        else:
+            starts = {"starts_with": "initialize"} if self._initialize_first else {}
+            await self._on_listed(listing, {**session.about, **starts})
+            return listing
+        if not session.is_broken.is_set():
+            error = self._hide(_error_line(fault))
+            logger.bind(server=self._name, error=error).warning("mcp_server_not_listed")
+            await self._on_failed(error)
+        return fault
+
+    async def _drain(self, opened: Opened) -> None:
+        """Leave the connection to a new session, and keep the lost one until its calls have ended.
+
+        The server answers each of them, with a refusal or with a result that it had begun before.
+        """
+        task = asyncio.current_task()
+        if task is not None and task is self._task:
+            self._task = None
+            self._draining.add(task)
+            task.add_done_callback(self._draining.discard)
+            self._changed.set()
+        # Polls, as no event reports the end of the last call.
+        while not opened.session.is_idle and not self._is_closing.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(POLL_SECONDS)
+
+    def _is_detached(self) -> bool:
+        return asyncio.current_task() in self._draining
 
     async def _until_it_ends(self, opened: Opened) -> None:
         session = opened.session
@@ -248,11 +336,22 @@ class Connection:
                 # Every worker builds the methods again: a server that goes on changing is listed less often.
                 is_calm = time.monotonic() - listed_at > 2 * pause
                 pause = FRESH_SECONDS if is_calm else min(2 * pause, _LONGEST_PAUSE_SECONDS)
-                await self._list(opened)
+                listing = asyncio.ensure_future(self._list(opened))
+                try:
+                    await _first_of([*events[1:], _done(listing)], seconds=None)
+                finally:
+                    await end_tasks(listing)
                 listed_at = time.monotonic()
                 await _first_of(events[1:], seconds=pause)
             elif session.is_idle and time.monotonic() - session.used_at >= self._idle_seconds:
                 return
+
+
+def _done(task: asyncio.Future[Any]) -> asyncio.Event:
+    """Return an event that is set when a task has ended."""
+    event = asyncio.Event()
+    task.add_done_callback(lambda _: event.set())
+    return event
 
 
 async def _first_of(events: list[asyncio.Event], *, seconds: float | None) -> None:

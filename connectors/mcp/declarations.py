@@ -44,7 +44,8 @@ __all__ = [
 
 Access = Literal["ro", "rw"]
 
-_REFERENCE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+#: A default ends at the next reference at the latest, so that a text is read once.
+_REFERENCE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-((?:(?!\$\{)[^}])*))?\}")
 _NAME: Final = re.compile(r"[A-Za-z0-9@][A-Za-z0-9@._/ -]{0,63}")
 _MOST_BYTES: Final = 64 << 10
 _OF_FLEET: Final = "NEKRO_"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import importlib.util
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
     from broker_config.settings import Settings
     from connectors.mcp.client_requests import ClientRequests
     from connectors.mcp.connection import Connection, Opened
-    from connectors.mcp.session import Exchange, McpSession, ServerFault
+    from connectors.mcp.faults import ServerFault
+    from connectors.mcp.session import Exchange, McpSession
+    from connectors.mcp.tools import Listing
     from sandbox.programs import Program, ProgramStarter
 
 __all__ = ["SDK_MISSING", "SERVER_ERROR", "Listings", "ServerHub", "has_sdk"]
@@ -95,42 +98,42 @@ class ServerHub:
         holders.discard(holder)
         if not holders:
             async with own.lock(server.name):
-                await own.close(server.name)
+                # Not one of a later declaration, which may have no holders.
+                if own.connections.get(server.name, ("", None))[0] == _digest(server):
+                    await own.close(server.name)
 
     async def keep_only(self, servers: Collection[McpServer]) -> None:
         """Close the connections of this loop to servers that are not declared so any more."""
         own = self._own()
         digests = {server.name: _digest(server) for server in servers if server.is_enabled}
-        for name, (digest, _) in list(own.connections.items()):
-            if digests.get(name) != digest and not own.holders.get(name):
-                async with own.lock(name):
+
+        async def close(name: str) -> None:
+            async with own.lock(name):
+                digest, _ = own.connections.get(name, (None, None))
+                if digest is not None and digests.get(name) != digest and not own.holders.get(name):
                     await own.close(name)
 
-    async def listing(self, server: McpServer) -> Opened:
-        """Open a session with a server, which lists its tools; returns what is open.
+        # Together: closing a server that does not answer takes time.
+        await asyncio.gather(*map(close, list(own.connections)))
+
+    async def listing(self, server: McpServer) -> tuple[Opened, Listing]:
+        """List the tools of a server now; returns its session and what it listed.
 
         Raises:
-            ServerFault: it cannot be opened.
+            ServerFault: it cannot be opened, or failed.
         """
         own = self._own()
         async with own.lock(server.name):
             connection = await self._connection(own, server)
-        return await connection.opened()
-
-    async def relist(self, server: McpServer) -> None:
-        """List the tools of a server again.
-
-        Raises:
-            ServerFault: it cannot be opened.
-        """
-        (await self.listing(server)).session.is_stale.set()
+        return await connection.listing()
 
     async def call(
         self, server: McpServer, tool: ListedTool, arguments: dict[str, Any], ctx: AgentCtx
     ) -> Any:
         """Call a tool and return its value.
 
-        A tool that may run again is called once more if the server was lost meanwhile.
+        It is called once more if the server did not know the session, and therefore did not run it. A tool
+        that may run again is called once more if the server was lost meanwhile, too.
 
         Raises:
             MethodFailedError: the tool reports an error, or the server cannot be used.
@@ -138,8 +141,8 @@ class ServerHub:
             OutcomeUnknownError: the server was lost, or too slow, in a call that must not run twice.
         """
         from connectors.mcp.exchanges import exchange_of
+        from connectors.mcp.faults import ServerFault
         from connectors.mcp.results import value_of
-        from connectors.mcp.session import ServerFault
 
         declaration = _declared(server)
         hide = redactor_of(declaration)
@@ -155,15 +158,15 @@ class ServerHub:
                 result = await self._call_once(server, tool, arguments, exchange)
                 break
             except ServerFault as exc:
-                is_again = exc.is_lost and tool.may_repeat
-                is_again |= exc.is_unsent and not declaration.is_stdio
+                is_again = (exc.is_lost or exc.is_doubtful) and tool.may_repeat
+                is_again |= exc.is_refused or (exc.is_unsent and not declaration.is_stdio)
                 if not (is_again and may_try_again):
                     raise self._error(server, tool, exc) from None
                 may_try_again = False
             except (InvalidValueError, SandboxUnavailableError) as exc:
                 raise MethodFailedError(SERVER_ERROR, hide(str(exc))) from None
         name = f"{server.module}-{(ctx.call_id or 'call')[:8]}"
-        return await value_of(result, ctx, file_name=name, hide=hide)
+        return await value_of(result, ctx, tool=tool, file_name=name, hide=hide)
 
     async def _call_once(
         self, server: McpServer, tool: ListedTool, arguments: dict[str, Any], exchange: Exchange
@@ -209,6 +212,7 @@ class ServerHub:
         if known is not None and known[0] == digest:
             return known[1]
         await own.close(server.name, grace=True)
+        await asyncio.to_thread(_import_sdk)
         connection = self._new_connection(server)
         own.connections[server.name] = (digest, connection)
         return connection
@@ -219,11 +223,17 @@ class ServerHub:
         settings = self._settings.mcp
         hide = redactor_of(_declared(server))
         is_stdio = _declared(server).is_stdio
+        shown: list[dict[str, Any]] = []
 
-        async def on_listed(tools: list[ListedTool], about: dict[str, Any]) -> None:
+        async def on_listed(listing: Listing, about: dict[str, Any]) -> None:
+            nonlocal shown
+            notes = listing.described_notes()
+            for note in notes if notes != shown else ():
+                logger.bind(server=server.name, **note).warning("mcp_tool_is_faulty")
+            shown = notes
             if self._listings is not None:
                 try:
-                    await self._listings.listed(server, tools_text(tools), about)
+                    await self._listings.listed(server, tools_text(listing.tools), {**about, "notes": notes})
                 except StorageError as exc:  # the next listing records it
                     logger.bind(server=server.name, error=str(exc)).warning("mcp_listing_not_recorded")
 
@@ -236,25 +246,33 @@ class ServerHub:
 
         return Connection(
             server.name,
-            lambda: self._open_stdio(server, hide) if is_stdio else self._open_http(server, hide),
+            lambda first: (
+                self._open_stdio(server, hide, first) if is_stdio else self._open_http(server, hide, first)
+            ),
             stays=is_stdio,
             start_seconds=settings.start_seconds,
             idle_seconds=settings.idle_seconds,
+            initialize_first=server.is_current and (server.about or {}).get("starts_with") == "initialize",
             hide=hide,
             on_listed=on_listed,
             on_failed=on_failed,
         )
 
     @asynccontextmanager
-    async def _open_stdio(self, server: McpServer, hide: Callable[[str], str]) -> AsyncIterator[Opened]:
+    async def _open_stdio(
+        self, server: McpServer, hide: Callable[[str], str], initialize_first: bool
+    ) -> AsyncIterator[Opened]:
         from connectors.mcp.connection import Opened
-        from connectors.mcp.stdio import StdioTransport
+        from connectors.mcp.transport.stdio import StdioTransport
 
         program = await self._run(server)
         try:
             most_bytes = self._settings.mcp.message_bytes
             transport = StdioTransport(program, name=server.name, most_bytes=most_bytes, hide=hide)
-            async with transport as streams, self._session(server, streams, hide) as session:
+            async with (
+                transport as streams,
+                self._session(server, streams, hide, initialize_first) as session,
+            ):
                 yield Opened(
                     session,
                     ended=transport.ended,
@@ -297,11 +315,13 @@ class ServerHub:
         return make_directory(self._settings.data_dir / "mcp" / module)
 
     @asynccontextmanager
-    async def _open_http(self, server: McpServer, hide: Callable[[str], str]) -> AsyncIterator[Opened]:
+    async def _open_http(
+        self, server: McpServer, hide: Callable[[str], str], initialize_first: bool
+    ) -> AsyncIterator[Opened]:
         from mcp.client.streamable_http import streamable_http_client
 
         from connectors.mcp.connection import Opened
-        from connectors.mcp.http import NOT_SENT, OriginTransport, auth_of, http_client
+        from connectors.mcp.transport.http import OriginTransport, auth_of, certificates, http_client
         from nekro_agent.downloads.addresses import AddressPolicy
 
         declaration, most_bytes = _declared(server), self._settings.mcp.message_bytes
@@ -309,6 +329,7 @@ class ServerHub:
         headers = {key: resolve(value, name=server.name) for key, value in declaration.headers.items()}
         oauth = declaration.nekro.oauth
         auth = auth_of(oauth, url, name=server.name)
+        await asyncio.to_thread(certificates)
         issuers = () if oauth is None else (resolve(oauth.issuer, name=server.name),)
         client_of_session = http_client(
             headers,
@@ -322,7 +343,7 @@ class ServerHub:
             transport = streamable_http_client(url, http_client=client, max_sse_event_size=most_bytes)
             async with (
                 transport as streams,
-                self._session(server, streams, hide, not_sent=NOT_SENT) as session,
+                self._session(server, streams, hide, initialize_first) as session,
             ):
                 yield Opened(session)
 
@@ -331,7 +352,7 @@ class ServerHub:
         server: McpServer,
         streams: tuple[Any, Any],
         hide: Callable[[str], str],
-        not_sent: str | None = None,
+        initialize_first: bool,
     ) -> McpSession:
         from connectors.mcp.session import McpSession
 
@@ -340,7 +361,7 @@ class ServerHub:
             server.name,
             streams,
             hide=hide,
-            not_sent=not_sent,
+            initialize_first=initialize_first,
             samples=self._client_requests is not None and limits.sampling is not None,
             asks=self._client_requests is not None and limits.elicitation_seconds is not None,
         )
@@ -374,3 +395,15 @@ def _declared(server: McpServer) -> Declaration:
 
 def _digest(server: McpServer) -> str:
     return "" if server.declaration is None else server.declaration.digest
+
+
+def _import_sdk() -> None:
+    """Import what connections use, which takes seconds of processor time and must not block a loop."""
+    for name in (
+        "mcp.client.streamable_http",
+        "connectors.mcp.connection",
+        "connectors.mcp.transport.http",
+        "connectors.mcp.transport.stdio",
+        "sandbox.programs",
+    ):
+        importlib.import_module(name)

@@ -21,6 +21,8 @@ __all__ = ["CONTEXT", "Argument", "annotation", "arguments_of", "identifier", "s
 CONTEXT: Final = "_ctx"
 _MOST_ARGUMENTS: Final = 100
 _MOST_DEPTH: Final = 5
+#: Schemas that are combined at the top.
+_MOST_PARTS: Final = 100
 _MOST_CHARS: Final = 160
 #: Of a shape; documentation shows less.
 _MOST_SHAPE_CHARS: Final = 2_000
@@ -64,14 +66,15 @@ def identifier(name: str, taken: Container[str] = ()) -> str:
 
 
 def arguments_of(schema: Mapping[str, Any]) -> tuple[list[Argument], bool]:
-    """Return the arguments of an ``inputSchema``, required ones first, and whether others are accepted."""
-    properties = schema.get("properties")
-    is_open = bool(schema.get("additionalProperties")) or (
-        not isinstance(properties, Mapping) and schema.get("additionalProperties") is not False
-    )
-    if not isinstance(properties, Mapping):
-        return [], is_open
-    required, reader = _required(schema), _Reader(schema)
+    """Return the arguments of an ``inputSchema``, required ones first, and whether others are accepted.
+
+    Schemas that are combined at the top count together: each of their arguments may be passed, and those that
+    all alternatives require are required.
+    """
+    reader = _Reader(schema)
+    whole = _Arguments(reader)
+    whole.add(schema)
+    properties, required = whole.properties, whole.required
     found: list[Argument] = []
     for key, one in list(properties.items())[:_MOST_ARGUMENTS]:
         resolved = reader.resolved(one) if isinstance(one, Mapping) else _NOTHING
@@ -90,7 +93,58 @@ def arguments_of(schema: Mapping[str, Any]) -> tuple[list[Argument], bool]:
                 shape=reader.shape(one),
             )
         )
-    return sorted(found, key=lambda argument: not argument.is_required), is_open
+    return sorted(found, key=lambda argument: not argument.is_required), whole.is_open
+
+
+class _Arguments:
+    """The arguments of a schema together with those that it combines at the top."""
+
+    def __init__(self, reader: _Reader) -> None:
+        self._reader = reader
+        self.properties: dict[str, Any] = {}
+        self.required: set[str] = set()
+        self._is_open: bool | None = None
+        self._names_some = False
+        self._parts = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether further arguments are accepted: where a schema says so, names none, or names too many."""
+        if len(self.properties) > _MOST_ARGUMENTS:
+            return True
+        return not (self._names_some or self.properties) if self._is_open is None else self._is_open
+
+    def add(self, part: Any, depth: int = 0) -> set[str]:
+        """Add the arguments of a part; returns those that it requires by itself."""
+        self._parts += 1
+        if not isinstance(part, Mapping) or depth > _MOST_DEPTH or self._parts > _MOST_PARTS:
+            return set()
+        required = self._own(part)
+        if "$ref" in part and (target := self._reader.resolved(part)) is not part:
+            required |= self.add(target, depth + 1)
+        for key in ("allOf", "anyOf", "oneOf"):
+            listed = part.get(key)
+            options = [self.add(one, depth + 1) for one in listed] if isinstance(listed, list) else []
+            if options:
+                required |= set.union(*options) if key == "allOf" else set.intersection(*options)
+        if depth == 0:
+            self.required = required
+            for name in sorted(required):
+                self.properties.setdefault(name, _NOTHING)
+        return required
+
+    def _own(self, part: Mapping[str, Any]) -> set[str]:
+        properties = part.get("properties")
+        if isinstance(properties, Mapping):
+            self._names_some = True
+            for key, one in properties.items():
+                self.properties.setdefault(str(key), one)
+        others = part.get("additionalProperties")
+        if others is True or isinstance(others, Mapping):
+            self._is_open = True
+        elif others is False and self._is_open is None:
+            self._is_open = False
+        return _required(part)
 
 
 def signature_of(arguments: Iterable[Argument], *, is_open: bool, returns: str) -> inspect.Signature:

@@ -1,4 +1,7 @@
-"""One session with a server: handshake, listing of tools, calls; built on the protocol's SDK."""
+"""One session with a server: handshake, listing of tools, calls; built on the protocol's SDK.
+
+What the SDK validates does not come from the server: see ``dispatcher``.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,10 @@ from mcp.client.session import ClientSession
 from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost, listen
 from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
+from mcp.shared.inbound import find_invalid_x_mcp_header
 from mcp_types import (
-    CONNECTION_CLOSED,
     INVALID_REQUEST,
+    METHOD_NOT_FOUND,
     REQUEST_TIMEOUT,
     UNSUPPORTED_PROTOCOL_VERSION,
     CallToolRequest,
@@ -41,11 +45,15 @@ from mcp_types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import TypeAdapter, ValidationError
 
+from connectors.mcp.dispatcher import Dispatcher
+from connectors.mcp.faults import ServerFault, fault_of
 from connectors.mcp.texts import line
-from connectors.mcp.tools import MOST_TOOLS, ListedTool, bounded_listing, bounded_tool
+from connectors.mcp.tools import HEADER_FAULT, Listing
+from connectors.mcp.transport.bodies import Fate
+from connectors.mcp.transport.messages import VALUE
 from runtime.tasks import end_tasks
 
-__all__ = ["Exchange", "McpSession", "ServerFault"]
+__all__ = ["Exchange", "McpSession"]
 
 _MOST_PAGES: Final = 100
 _MOST_INPUT_ROUNDS: Final = 10
@@ -55,23 +63,12 @@ _MOST_INPUTS: Final = 8
 _STATE_ONLY_SECONDS: Final = 0.1
 _MOST_LOG_CHARS: Final = 1_000
 _LOGS_PER_MINUTE: Final = 60
-_MOST_ERROR_CHARS: Final = 4_000
-#: The SDK's words for requests that were open when the whole session ended.
-_ALL_CLOSED: Final = "Connection closed"
 _LEVELS: Final = {"debug": "DEBUG", "info": "INFO", "notice": "INFO", "warning": "WARNING"}
 _Result: Final[TypeAdapter[CallToolResult | InputRequiredResult]] = TypeAdapter(
     CallToolResult | InputRequiredResult
 )
-
-
-class ServerFault(Exception):
-    """A request failed: the server did not receive it (``is_unsent``), or that is unknown (``is_lost``)."""
-
-    def __init__(
-        self, text: str, *, is_unsent: bool = False, is_lost: bool = False, is_late: bool = False
-    ) -> None:
-        super().__init__(text)
-        self.is_unsent, self.is_lost, self.is_late = is_unsent, is_lost, is_late
+#: Longer cursors are refused, because each is sent back.
+_MOST_CURSOR_CHARS: Final = 64 << 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,11 +107,6 @@ class _OpenCall:
             task.cancel()
 
 
-class _ClientSession(ClientSession):
-    async def validate_tool_result(self, name: str, result: CallToolResult) -> None:
-        """Check nothing: a hostile schema could keep the event loop busy for ever."""
-
-
 class McpSession:
     """One open session; calls of several chats share it."""
 
@@ -124,7 +116,7 @@ class McpSession:
         streams: tuple[Any, Any],
         *,
         hide: Callable[[str], str],
-        not_sent: str | None = None,
+        initialize_first: bool = False,
         samples: bool = False,
         asks: bool = False,
     ) -> None:
@@ -132,13 +124,15 @@ class McpSession:
 
         Args:
             hide: removes secrets from texts.
+            initialize_first: whether the first message is ``initialize``, as older servers expect, and not
+                the question for the newest version.
             samples: whether the server learns that it may ask for answers of a model.
             asks: whether the server learns that it may ask a person.
-            not_sent: data of errors which say that the server did not receive a request; None for stdio.
         """
-        self._name, self._hide, self._not_sent = name, hide, not_sent
-        self._session: ClientSession = _ClientSession(
-            *streams,
+        self._name, self._hide, self._initialize_first = name, hide, initialize_first
+        self._dispatcher = Dispatcher(*streams)
+        self._session = ClientSession(
+            dispatcher=self._dispatcher,
             sampling_callback=self._on_sampling if samples else None,
             elicitation_callback=self._on_elicitation if asks else None,
             logging_callback=self._on_log,
@@ -146,6 +140,10 @@ class McpSession:
             message_handler=self._on_message,
             client_info=Implementation(name="nekro-workers", version="1"),
         )
+        #: Whether the first message was not ``initialize``, and the server did not understand it.
+        self.has_asked_first = False
+        #: Whether the server did not answer that message at all.
+        self.has_ignored_first = False
         #: Set when the tools may have changed.
         self.is_stale = asyncio.Event()
         #: Set when requests cannot be answered any more.
@@ -167,7 +165,7 @@ class McpSession:
         return {
             "name": line(info.name, 100) if info else "",
             "version": line(info.version, 100) if info else "",
-            "protocol": self._session.protocol_version or "",
+            "protocol": line(self._dispatcher.stated_version or self._session.protocol_version or "", 40),
             "instructions": line(self._session.instructions or "", 2_000),
         }
 
@@ -198,17 +196,21 @@ class McpSession:
         except (RuntimeError, ValidationError) as exc:
             raise ServerFault(f"its handshake is invalid: {line(exc, 300)}") from exc
         if self._session.protocol_version in MODERN_PROTOCOL_VERSIONS:
+            self._dispatcher.mirrors_arguments = True
             self._listener = asyncio.create_task(self._listen(), name="mcp-listen")
 
     async def _negotiate(self) -> None:
-        try:
-            await self._session.discover()
-            return
-        except MCPError as exc:
-            if exc.data == self._not_sent and self._not_sent is not None:
-                raise
-        except (RuntimeError, ValidationError):
-            pass  # it answers, and with no version of the newer kind
+        if not self._initialize_first:
+            try:
+                await self._session.discover()
+                return
+            except MCPError as exc:
+                if exc.data == Fate.NOT_SENT:
+                    raise
+                self.has_ignored_first = exc.code == REQUEST_TIMEOUT
+            except (RuntimeError, ValidationError):
+                pass  # it answers, and with no version of the newer kind
+            self.has_asked_first = True
         try:
             await self._session.initialize()
         except MCPError as exc:
@@ -217,41 +219,63 @@ class McpSession:
             # It speaks the newest version, and started so slowly that the first question timed out here.
             await self._session.discover()
 
-    async def tools(self) -> list[ListedTool]:
-        """List the tools.
+    async def listing(self) -> Listing:
+        """List the tools, with notes on what is wrong with the listing.
 
         Raises:
-            ServerFault: the server failed or sent a malformed listing.
+            ServerFault: the server failed before it listed a tool.
         """
+        listing = Listing()
         capabilities = self._session.server_capabilities
         if capabilities is None or capabilities.tools is None:
-            return []
-        used: list[ListedTool] = []
+            return listing
+        # An empty cursor is the end of a listing, except in the newest version.
+        is_modern = self._session.protocol_version in MODERN_PROTOCOL_VERSIONS
+        cursors: set[str] = set()
         cursor: str | None = None
-        left_out = 0
+        for number in range(1, _MOST_PAGES + 1):
+            try:
+                page = await self._page(cursor)
+            except ServerFault as exc:
+                if number == 1 or exc.is_refused or exc.is_unsent:
+                    raise
+                listing.note(None, f"page {number} of the listing failed: {exc}")
+                return listing
+            has_more = listing.add(page["tools"])
+            cursor = page.get("nextCursor")
+            if not isinstance(cursor, str) or (not cursor and not is_modern):
+                return listing
+            if cursor in cursors or not has_more or len(cursor) > _MOST_CURSOR_CHARS:
+                listing.note(None, f"page {number} of the listing names a next page that has nothing new")
+                return listing
+            cursors.add(cursor)
+            if listing.is_full:
+                listing.note(None, f"the listing goes on; only the first {len(listing.tools)} tools are used")
+                return listing
+        listing.note(None, f"the listing goes on after {_MOST_PAGES} pages; further tools are not used")
+        return listing
+
+    async def _page(self, cursor: str | None) -> dict[str, Any]:
+        params = None if cursor is None else PaginatedRequestParams(cursor=cursor)
         try:
-            for _ in range(_MOST_PAGES):
-                page = await self._session.list_tools(
-                    params=PaginatedRequestParams(cursor=cursor) if cursor is not None else None
-                )
-                # Bounded after each page: together they may be a hundred times as large as a message.
-                used, more = bounded_listing([*used, *map(_listed, page.tools)])
-                left_out += more
-                cursor = page.next_cursor
-                if cursor is None or len(used) == MOST_TOOLS:
-                    break
+            page = self._dispatcher.original(await self._session.list_tools(params=params))
         except MCPError as exc:
+            if exc.code == METHOD_NOT_FOUND and cursor is None:
+                return {"tools": []}  # it has none
             raise self._fault(exc) from exc
         except ValidationError as exc:
             raise ServerFault(f"its listing of tools is invalid: {line(exc, 500)}") from exc
-        if left_out or cursor is not None:
-            logger.bind(server=self._name, tools=len(used), left_out=left_out).warning("mcp_tools_left_out")
-        return used
+        tools = page.get("tools", page.get(VALUE))
+        if not isinstance(tools, list | None):
+            raise ServerFault("its listing of tools is not a list")
+        if self._session.protocol_version in MODERN_PROTOCOL_VERSIONS:
+            tools = [_with_checked_headers(tool) for tool in tools or ()]
+        return {**page, "tools": tools or []}
 
     async def call(
         self, tool: str, arguments: dict[str, Any], *, exchange: Exchange, seconds: float | None
-    ) -> CallToolResult:
-        """Call a tool; cancelling this cancels the request at the server.
+    ) -> dict[str, Any]:
+        """Call a tool and return its result as the server sent it; cancelling this cancels the request there.
 
         Args:
             seconds: how long the server may take; None leaves that to the caller.
@@ -265,7 +289,7 @@ class McpSession:
             for _ in range(_MOST_INPUT_ROUNDS):
                 result = await self._request(params, exchange, seconds)
                 if isinstance(result, CallToolResult):
-                    return result
+                    return self._dispatcher.original(result)
                 params = CallToolRequestParams(
                     name=tool,
                     arguments=arguments,
@@ -359,42 +383,25 @@ class McpSession:
             self.used_at = time.monotonic()
 
     def _fault(self, exc: MCPError) -> ServerFault:
-        text = self._hide(line(exc.message, _MOST_ERROR_CHARS))
-        if exc.code == CONNECTION_CLOSED:
-            if exc.message == _ALL_CLOSED:
-                self.is_broken.set()
-                return ServerFault("the connection to it was lost", is_lost=True)
-            return ServerFault(text, is_lost=True)  # over HTTP: the connection of this request only
-        if exc.code == REQUEST_TIMEOUT:
-            return ServerFault("it did not answer in time; the request was cancelled", is_late=True)
-        if exc.code == INVALID_REQUEST and "session" in exc.message.lower():
-            self.is_broken.set()  # an HTTP server that has forgotten the session
-            return ServerFault(text, is_unsent=True)
-        is_unsent = self._not_sent is not None and exc.data == self._not_sent
-        is_lost = (
-            not is_unsent and self._not_sent is not None and text.startswith("the server cannot be reached")
-        )
-        if is_unsent or is_lost:
+        fault = fault_of(exc, hide=self._hide)
+        if fault.breaks_session:
             self.is_broken.set()
-        return ServerFault(text, is_unsent=is_unsent, is_lost=is_lost)
+        return fault
 
 
 def _error(text: str) -> ErrorData:
     return ErrorData(code=INVALID_REQUEST, message=text)
 
 
-def _listed(tool: Any) -> ListedTool:
-    hints = tool.annotations
-    return bounded_tool(
-        name=tool.name,
-        title=tool.title or (hints.title if hints else None),
-        description=tool.description,
-        input_schema=tool.input_schema,
-        output_schema=tool.output_schema,
-        annotations={
-            "read_only": hints.read_only_hint if hints else None,
-            "destructive": hints.destructive_hint if hints else None,
-            "idempotent": hints.idempotent_hint if hints else None,
-            "open_world": hints.open_world_hint if hints else None,
-        },
-    )
+def _with_checked_headers(tool: Any) -> Any:
+    """Return a tool; without its schema, if the SDK does not send the headers that the schema asks for.
+
+    A server of the newest version refuses calls without them.
+    """
+    if not isinstance(tool, dict) or not isinstance(tool.get("inputSchema"), dict):
+        return tool
+    try:
+        fault = find_invalid_x_mcp_header(tool["inputSchema"])
+    except RecursionError:
+        fault = None
+    return tool if fault is None else {**tool, HEADER_FAULT: line(fault, 200)}

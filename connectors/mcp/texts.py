@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from typing import Final
-
 from agent.text import neutralise
+from nekro_agent.tools.visible_text import without_invisible
 
 __all__ = ["line", "plain", "quoted"]
-
-#: Characters that hide or reorder text: soft hyphen, zero-width ones, bidirectional controls, tags.
-_HIDDEN: Final = re.compile(
-    "[\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]"
-)
 
 
 def plain(text: object, limit: int) -> str:
@@ -23,7 +16,7 @@ def plain(text: object, limit: int) -> str:
     shown = str(text)
     is_cut = len(shown) > limit
     # Cut first: the rest of a huge text must cost nothing.
-    shown = _HIDDEN.sub("", neutralise(shown[:limit]))
+    shown = without_invisible(neutralise(shown[:limit]), joiners=False)
     return f"{shown.rstrip()}…" if is_cut else shown
 
 

@@ -8,7 +8,7 @@ from connectors.mcp.declarations import Declaration
 from connectors.mcp.masking import literal_secrets, shown
 from connectors.mcp.servers import McpServer
 
-__all__ = ["describe_server", "secret_warnings"]
+__all__ = ["describe_server", "secret_warnings", "unused_reason"]
 
 
 def describe_server(server: McpServer) -> dict[str, Any]:
@@ -27,11 +27,19 @@ def describe_server(server: McpServer) -> dict[str, Any]:
         "transport": None if declaration is None else "stdio" if declaration.is_stdio else "http",
         "declaration": {} if declaration is None else shown(declaration),
         "tools": [tool.name for tool in server.tools],
+        "notes": list(about.get("notes") or ()) if server.is_current else [],
         "server": " ".join(str(about[key]) for key in ("name", "version") if about.get(key)),
         "protocol": str(about.get("protocol") or ""),
         "error": server.error,
         "listed_at": None if server.listed_at is None else server.listed_at.isoformat(),
     }
+
+
+def unused_reason(server: McpServer) -> str | None:
+    """Return why no worker uses a server, so that none can test it; None if one may."""
+    if server.declaration is None:
+        return server.error
+    return None if server.is_enabled else "it is disabled; enable it, then test it"
 
 
 def secret_warnings(name: str, declaration: Declaration) -> list[str]:

@@ -1,7 +1,9 @@
 """A chat site in front of a gateway: a page, one route to post, one to follow the events.
 
     pip install nekro-client fastapi uvicorn
-    NEKRO_URL=http://127.0.0.1:8600 uvicorn app:app --port 8080
+    NEKRO_URL=http://127.0.0.1:8600 NEKRO_DATA_DIR=/srv/nekro uvicorn app:app --port 8080
+
+For a gateway on another host, set NEKRO_KEY instead of NEKRO_DATA_DIR.
 
 The browser talks to this application only, which holds the key and chooses the chat by a cookie.
 """

@@ -13,6 +13,8 @@ from gateway.identity import Identity
 from gateway.problems import ProblemError
 from nekro_agent.shared_clock import shared_time
 from storage.access.spendings import PayingKey
+from storage.access.stored_bytes import ROW_BYTES, size_of
+from storage.states import StoredKind
 from workers.budgets.limits import day_of
 from workers.composition import Services
 
@@ -41,16 +43,20 @@ async def require_budget(services: Services, identity: Identity) -> None:
             )
 
 
-async def begin_paying(services: Services, identity: Identity, account_id: str) -> None:
+async def begin_paying(services: Services, identity: Identity, account_id: str, *texts: str) -> None:
     """Let the key pay for a run or call, and for the turns that follow from it.
 
     Args:
         account_id: as ``Invocation.account_id``.
+        texts: code or arguments, which are stored with it.
 
     Raises:
         ProblemError: as from ``require_budget``.
+        StorageQuotaError: the key may not store more.
     """
     await require_budget(services, identity)
     if identity.key_id is not None:
         async with services.database.begin() as transaction:
             await transaction.keys.add_turn(identity.key_id, account_id)
+            size = ROW_BYTES + size_of(*texts)
+            transaction.stored_bytes.add(identity.account_id, StoredKind.CALLS, size)

@@ -1,8 +1,12 @@
-"""Keys of the API: their form, their creation, and the identity of a request.
+"""Keys of the API: their form, their creation, and the key of this machine's user.
 
 A key is ``nk_<id>_<secret>``. The secret has 256 random bits, so its plain SHA-256 is stored, and guessing it
 is hopeless. The id is not a secret: the row is looked up by it, then the digests are compared in constant
 time.
+
+Every user of a machine reaches its loopback addresses, so an address identifies nobody. A gateway on loopback
+accepts the local key instead: a file of the data directory that only the gateway's user can read. It is no
+row, and has all rights, like that user.
 """
 
 from __future__ import annotations
@@ -13,43 +17,69 @@ import re
 import secrets
 from base64 import urlsafe_b64encode
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, field
 from datetime import datetime
-from http import HTTPStatus
+from pathlib import Path
 from typing import Final
 
-from fastapi import Request
-
-from gateway.access.sessions import require_own_page, session_of, takes_session
-from gateway.access.tickets import opened_ticket
-from gateway.identity import LOCAL, Identity, Scope
-from gateway.problems import ProblemError
-from nekro_agent.errors import UsageError
+from broker_config.secret_files import secret_path, secret_text
+from broker_config.settings import Settings
+from gateway.identity import Scope
+from nekro_agent.errors import SettingsError, UsageError
 from nekro_agent.shared_clock import shared_time
 from storage.access.keys import Key, NewKey
 from storage.engine import Database
-from workers.composition import Services
 from workers.ops.host_header import is_loopback
 
 __all__ = [
+    "KEY",
+    "LocalKey",
     "create_key",
-    "identify",
-    "identity_of_key",
     "is_local",
     "is_secret_of",
     "key_text",
     "new_key",
-    "require_key",
     "revoke_key",
-    "valid_key",
 ]
 
-_KEY: Final = re.compile(r"nk_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
-#: Compared when there is no such key, so that both cases do the same work.
-_NO_DIGEST: Final = hashlib.sha256(b"").digest()
-#: Headers that proxies add: behind one, a request from this machine may come from anywhere.
-_PROXY_HEADERS: Final = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
-_CHALLENGE: Final = {"WWW-Authenticate": 'Bearer realm="nekro"'}
+#: The form of a key; groups: id, secret.
+KEY: Final = re.compile(r"nk_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
+#: The local key, below ``secrets``; ``nekro_client`` finds it there too.
+_FILE: Final = "api.key"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalKey:
+    """The key that ``secrets/api.key`` of the data directory holds."""
+
+    #: Sessions and tickets name it, so they end when the file has another key.
+    id: str
+    path: Path
+    _digest: bytes = field(repr=False)
+
+    @classmethod
+    def open(cls, settings: Settings) -> LocalKey:
+        """Read the key; at first use it is created.
+
+        Raises:
+            SettingsError: others can read or change the file, or it contains no key.
+        """
+        path = secret_path(settings.data_dir, _FILE)
+        text = secret_text(path, lambda: key_text(secrets.token_bytes(32)))
+        match = KEY.fullmatch(text)
+        if match is None:
+            raise SettingsError(f"{path} contains no key; delete it, and a new one is made")
+        return cls(id=match[1], path=path, _digest=hashlib.sha256(text.encode()).digest())
+
+    def is_text(self, text: str) -> bool:
+        """Whether a text that a client sent is this key."""
+        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+        return hmac.compare_digest(digest, self._digest)
+
+
+def is_local(settings: Settings) -> bool:
+    """Whether the gateway listens on a loopback address, where it accepts the local key."""
+    return settings.gateway.socket is None and is_loopback(settings.gateway.host)
 
 
 def new_key(
@@ -61,6 +91,7 @@ def new_key(
     requests_per_minute: int | None = None,
     cost_per_day: float | None = None,
     tokens_per_day: int | None = None,
+    stored_bytes_limit: int | None = None,
     expires_at: datetime | None = None,
     seed: bytes | None = None,
 ) -> tuple[NewKey, str]:
@@ -88,6 +119,7 @@ def new_key(
         requests_per_minute=requests_per_minute,
         cost_per_day=cost_per_day,
         tokens_per_day=tokens_per_day,
+        stored_bytes_limit=stored_bytes_limit,
         expires_at=expires_at,
     )
     return stored, text
@@ -132,132 +164,3 @@ async def revoke_key(database: Database, key_id: str, *, by: str | None, request
         key = await transaction.keys.revoke(key_id)
         await transaction.audit.add("key.revoke", key_id, key_id=by, request_id=request_id)
         return key
-
-
-def is_local(services: Services) -> bool:
-    """Whether the gateway listens on a loopback address only."""
-    gateway = services.settings.gateway
-    return gateway.socket is None and is_loopback(gateway.host)
-
-
-async def require_key(services: Services) -> None:
-    """Return if the gateway may listen where the settings say.
-
-    Raises:
-        UsageError: others than this machine can reach it, and there is no valid key.
-    """
-    if is_local(services):
-        return
-    async with services.database.read() as transaction:
-        if await transaction.keys.any_valid():
-            return
-    gateway = services.settings.gateway
-    where = f"socket {gateway.socket}" if gateway.socket is not None else gateway.host
-    raise UsageError(
-        f"the gateway has no valid key, so it does not listen on {where}; create one with `nekro keys"
-        " create`, or listen on 127.0.0.1"
-    )
-
-
-async def identify(request: Request) -> Identity:
-    """Return the identity of a request: its key's, or that of this machine while there are no keys.
-
-    Raises:
-        ProblemError: 401, the key, ticket or session is missing, malformed, unknown, revoked or expired; 403,
-            the session's request does not come from a page of the console.
-    """
-    services: Services = request.app.state.services
-    given = request.headers.getlist("authorization")
-    # Of ``gateway.web.tickets``; only requests for streams have one.
-    ticket: tuple[str, str] | None = getattr(request.state, "ticket", None)
-    if ticket is not None and not given:
-        return await _identify_ticket(request, services, *ticket)
-    if not given and await _may_be_local(request, services):
-        return LOCAL
-    if not given:
-        by_session = await _identify_session(request, services)
-        if by_session is None:
-            raise _refused("key_missing", "send a key: `Authorization: Bearer nk_…`")
-        return by_session
-    scheme, _, text = given[0].partition(" ")
-    text = text.strip(" ")
-    if len(given) > 1 or scheme.lower() != "bearer" or _KEY.fullmatch(text) is None:
-        raise _refused("key_invalid", "the Authorization header is not one `Bearer nk_…`")
-    return identity_of_key(await valid_key(services.database, text))
-
-
-async def valid_key(database: Database, text: str) -> Key:
-    """Return the key that a client sent.
-
-    Raises:
-        ProblemError: 401, it is malformed, unknown, revoked or expired.
-    """
-    match = _KEY.fullmatch(text)
-    key = None
-    if match is not None:
-        async with database.read() as transaction:
-            key = await transaction.keys.find_valid(match[1])
-    digest = hashlib.sha256(match[2].encode() if match is not None else b"").digest()
-    is_right = hmac.compare_digest(digest, _NO_DIGEST if key is None else key.digest)
-    if key is None or not is_right:
-        raise _refused("key_invalid", "the key is unknown, revoked or expired")
-    return key
-
-
-async def _identify_session(request: Request, services: Services) -> Identity | None:
-    """Return the identity of a request of the console; None if it has no session."""
-    if not takes_session(request):
-        return None
-    session = session_of(services.settings, request)
-    if session is None:
-        return None
-    require_own_page(request, session)
-    async with services.database.read() as transaction:
-        key = await transaction.keys.find_valid(session.key_id)
-    if key is None:
-        raise _refused("session_invalid", "the session's key is revoked or expired; log in again")
-    return identity_of_key(key)
-
-
-async def _identify_ticket(request: Request, services: Services, chat_key: str, ticket: str) -> Identity:
-    """Return what the key of a ticket may do, but only read: the request is for that chat's stream."""
-    opened = opened_ticket(services.settings, ticket, chat_key=chat_key)
-    owner: Identity | None = None
-    if opened == (None,):
-        owner = LOCAL if await _may_be_local(request, services) else None
-    elif opened is not None:
-        async with services.database.read() as transaction:
-            key = await transaction.keys.find_valid(str(opened[0]))
-        owner = None if key is None else identity_of_key(key)
-    if owner is None:
-        raise _refused("ticket_invalid", "the ticket is for another chat, expired, or its key is not valid")
-    return replace(owner, scopes=owner.scopes & {Scope.READ})
-
-
-async def _may_be_local(request: Request, services: Services) -> bool:
-    """Whether a request without a key has full rights: from this machine, to a gateway that has no keys."""
-    client = request.client
-    from_here = client is not None and is_loopback(client.host)
-    if not (is_local(services) and from_here) or any(name in request.headers for name in _PROXY_HEADERS):
-        return False
-    async with services.database.read() as transaction:
-        return not await transaction.keys.any()
-
-
-def identity_of_key(key: Key) -> Identity:
-    """Return what the holder of a valid key may do."""
-    return Identity(
-        key_id=key.id,
-        # A scope of a newer release means nothing here.
-        scopes=frozenset(Scope(scope) for scope in key.scopes if scope in list(Scope)),
-        chats=key.chats,
-        user_id=key.user_id,
-        requests_per_minute=key.requests_per_minute,
-        cost_per_day=key.cost_per_day,
-        tokens_per_day=key.tokens_per_day,
-        expires_at=key.expires_at,
-    )
-
-
-def _refused(code: str, detail: str) -> ProblemError:
-    return ProblemError(HTTPStatus.UNAUTHORIZED, code, detail, headers=_CHALLENGE)

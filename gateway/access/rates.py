@@ -2,6 +2,8 @@
 
 A key may use its minute at once; then requests come back one by one (the generic cell rate algorithm). While
 Redis does not answer, each gateway counts by itself, so N gateways admit at most N times the rate.
+
+Answers have the headers of the IETF's draft-ietf-httpapi-ratelimit-headers.
 """
 
 from __future__ import annotations
@@ -24,15 +26,16 @@ __all__ = ["Rates"]
 
 _MINUTE: Final = 60.0
 #: KEYS: time at which all requests so far have been paid for. ARGV: seconds per request. Returns the seconds
-#: to wait; "0" if the request is admitted.
+#: until this one is paid for too; above 60 it is not admitted.
 _TAKE: Final = Script(
     """
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
 local paid = math.max(tonumber(redis.call('GET', KEYS[1]) or '0'), now) + ARGV[1]
-if paid - now > 60 then return tostring(paid - now - 60) end
-redis.call('SET', KEYS[1], string.format('%.6f', paid), 'PX', math.ceil((paid - now) * 1000))
-return '0'
+if paid - now <= 60 then
+  redis.call('SET', KEYS[1], string.format('%.6f', paid), 'PX', math.ceil((paid - now) * 1000))
+end
+return tostring(paid - now)
 """
 )
 
@@ -49,8 +52,8 @@ class Rates:
         #: When Redis is asked again; 0: it answers.
         self._asks_again_at = 0.0
 
-    async def take(self, identity: Identity) -> None:
-        """Count a request.
+    async def take(self, identity: Identity) -> dict[str, str]:
+        """Count a request; returns headers that say how many more the key may make, none without a limit.
 
         Raises:
             ProblemError: 429, there were too many.
@@ -58,15 +61,17 @@ class Rates:
         rate = identity.requests_per_minute
         rate = self._default if rate is None else rate
         if identity.key_id is None or not rate:
-            return
-        wait = await self._take(identity.key_id, _MINUTE / rate)
-        if wait > 0:
+            return {}
+        owed = await self._take(identity.key_id, _MINUTE / rate)
+        headers = _headers(rate, owed)
+        if owed > _MINUTE:
             raise ProblemError(
                 HTTPStatus.TOO_MANY_REQUESTS,
                 "rate_exceeded",
                 f"the key may make {rate} requests per minute",
-                headers={"Retry-After": str(math.ceil(wait))},
+                headers={"Retry-After": str(math.ceil(owed - _MINUTE))} | headers,
             )
+        return headers
 
     async def close(self) -> None:
         """Close the connection."""
@@ -79,18 +84,31 @@ class Rates:
         if self._asks_again_at:  # one request asks whether Redis answers again, the others do not wait for it
             self._asks_again_at = now + FRESH_SECONDS
         try:
-            wait = float(await self._link.run(_TAKE, [f"{self._prefix}{key_id}"], repr(seconds)))
+            owed = float(await self._link.run(_TAKE, [f"{self._prefix}{key_id}"], repr(seconds)))
         except (redis.RedisError, OSError) as exc:
             logger.bind(error=str(exc)).warning("rate_counted_by_this_gateway_only")
             self._asks_again_at = time.monotonic() + FRESH_SECONDS
             return self._take_here(key_id, seconds)
         self._asks_again_at = 0.0
-        return wait
+        return owed
 
     def _take_here(self, key_id: str, seconds: float) -> float:
         now = time.monotonic()
         paid = max(self._own.get(key_id, 0.0), now) + seconds
-        if paid - now > _MINUTE:
-            return paid - now - _MINUTE
-        self._own[key_id] = paid
-        return 0.0
+        if paid - now <= _MINUTE:
+            self._own[key_id] = paid
+        return paid - now
+
+
+def _headers(rate: int, owed: float) -> dict[str, str]:
+    """Return the policy, and what is left of it: requests, and seconds until all of them are there again.
+
+    Args:
+        owed: seconds until all requests so far have been paid for.
+    """
+    left = max(0, math.floor((_MINUTE - owed) * rate / _MINUTE + 1e-6))
+    seconds = math.ceil(min(owed, _MINUTE))
+    return {
+        "RateLimit-Policy": f'"key";q={rate};w={_MINUTE:.0f}',
+        "RateLimit": f'"key";r={left};t={seconds}',
+    }

@@ -21,34 +21,32 @@ __all__ = ["TICKET_SECONDS", "make_ticket", "opened_ticket"]
 
 #: How long a browser may connect with a ticket; a stream that is open stays open.
 TICKET_SECONDS: Final = 600
-_TICKET: Final = re.compile(r"nt_([0-9a-f]{16}|local)_([0-9]{10,12})_([0-9a-f]{64})", re.ASCII)
-#: In the place of a key's id, on a gateway that has no keys.
-_LOCAL: Final = "local"
+_TICKET: Final = re.compile(r"nt_([0-9a-f]{16})_([0-9]{10,12})_([0-9a-f]{64})", re.ASCII)
 
 
-def make_ticket(settings: Settings, *, key_id: str | None, chat_key: str) -> tuple[str, datetime]:
+def make_ticket(settings: Settings, *, key_id: str, chat_key: str) -> tuple[str, datetime]:
     """Return a ticket for the stream of a chat, and when it expires.
 
     Args:
-        key_id: the key that gives the right; None on a gateway without keys.
+        key_id: the key that gives the right.
         chat_key: "" for the stream of changes.
     """
     expires_at = (shared_time() + timedelta(seconds=TICKET_SECONDS)).replace(microsecond=0)
-    owner, end = key_id or _LOCAL, str(int(expires_at.timestamp()))
-    return f"nt_{owner}_{end}_{_seal(settings).sign([owner, end, chat_key])}", expires_at
+    end = str(int(expires_at.timestamp()))
+    return f"nt_{key_id}_{end}_{_seal(settings).sign([key_id, end, chat_key])}", expires_at
 
 
-def opened_ticket(settings: Settings, ticket: str, *, chat_key: str) -> tuple[str | None] | None:
-    """Return the id of a ticket's key in a tuple, as of ``make_ticket``.
+def opened_ticket(settings: Settings, ticket: str, *, chat_key: str) -> str | None:
+    """Return the id of a ticket's key, which may be revoked or expired.
 
-    None: the ticket is malformed, expired or for another chat. The key may be revoked or expired.
+    None: the ticket is malformed, expired or for another chat.
     """
     match = _TICKET.fullmatch(ticket)
     if match is None or not _seal(settings).fits([match[1], match[2], chat_key], match[3]):
         return None
     if datetime.fromtimestamp(int(match[2]), UTC) <= shared_time():
         return None
-    return (None if match[1] == _LOCAL else match[1],)
+    return match[1]
 
 
 def _seal(settings: Settings) -> Seal:

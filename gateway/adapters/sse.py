@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Header, Query, Request
 from loguru import logger
 from pydantic import ValidationError
+from sse_starlette import EventSourceResponse
 
 from codec.wire import new_id
 from gateway.adapters.sse_files import SseFiles
@@ -94,6 +95,12 @@ def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
+_COMMAND_BODY: Final = {
+    "required": True,
+    "content": {"application/json": {"schema": {"type": "object", "required": ["cmd"]}}},
+}
+
+
 def _adapter(request: Request) -> SseAdapter:
     adapter: SseAdapter = request.app.state.sse_adapter
     return adapter
@@ -102,8 +109,8 @@ def _adapter(request: Request) -> SseAdapter:
 AdapterDep = Annotated[SseAdapter, Depends(_adapter)]
 
 
-@router.get("/connect")
-async def connect(
+@router.get("/connect", response_class=EventSourceResponse)
+async def connect_adapter(
     request: Request,
     services: ServicesDep,
     adapter: AdapterDep,
@@ -127,8 +134,8 @@ async def connect(
     return EventStream(stream.events(), ping_seconds=3600)
 
 
-@router.post("/connect")
-async def command(
+@router.post("/connect", openapi_extra={"requestBody": _COMMAND_BODY})
+async def send_adapter_command(
     request: Request,
     services: ServicesDep,
     adapter: AdapterDep,

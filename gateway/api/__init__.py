@@ -6,8 +6,21 @@ from typing import Final
 
 from fastapi import APIRouter
 
-from gateway.api import approvals, calls, changes, chats, events, files, keys, messages, runs, tickets, turns
-from gateway.api.fleet import catalogue, costs, mcp, operations, work
+from gateway.api import (
+    approvals,
+    calls,
+    changes,
+    chats,
+    events,
+    files,
+    keys,
+    messages,
+    runs,
+    tickets,
+    turn_lists,
+    turns,
+)
+from gateway.api.fleet import catalogue, costs, mcp, operations, series, work
 
 __all__ = ["ROUTERS"]
 
@@ -21,6 +34,7 @@ ROUTERS: Final[tuple[APIRouter, ...]] = tuple(
         events,
         changes,
         tickets,
+        turn_lists,
         turns,
         runs,
         calls,
@@ -29,6 +43,7 @@ ROUTERS: Final[tuple[APIRouter, ...]] = tuple(
         work,
         operations,
         costs,
+        series,
         keys,
         mcp,
     )

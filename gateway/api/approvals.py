@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
@@ -30,7 +31,7 @@ OfState = Annotated[
 
 
 @router.get("/approvals")
-async def approvals(
+async def list_approvals(
     services: ServicesDep,
     identity: IdentityDep,
     chat_key: OfChat = None,
@@ -38,7 +39,7 @@ async def approvals(
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Page[Approval]:
-    """List requests for approval, the newest first, without their arguments."""
+    """List requests for approval, the newest first, each call on one line; one request has it exactly."""
     identity.require_list(_reading(identity), chat_key=chat_key)
     before = None if cursor is None else number_of(cursor)
     async with services.database.read() as transaction:
@@ -49,17 +50,19 @@ async def approvals(
             before=before,
         )
     more = cursor_of(str(rows[-1].sequence)) if len(rows) == limit else None
-    return Page(items=[approval_answer(row, in_full=False) for row in rows], next_cursor=more)
+    # On a thread: the arguments of each are text of others, and may be 64 KiB of it.
+    items = await asyncio.to_thread(lambda: [approval_answer(row, in_full=False) for row in rows])
+    return Page(items=items, next_cursor=more)
 
 
 @router.get("/approvals/{approval_id}")
-async def approval(approval_id: PathText, services: ServicesDep, identity: IdentityDep) -> Approval:
+async def get_approval(approval_id: PathText, services: ServicesDep, identity: IdentityDep) -> Approval:
     """Show a request for approval: the call exactly as it would run, and what became of it."""
     return await _answer(services, await _row(services, identity, approval_id, _reading(identity)))
 
 
 @router.post("/approvals/{approval_id}/decision", response_model=Approval)
-async def decide(
+async def decide_approval(
     approval_id: PathText,
     body: DecisionBody,
     request: Request,
@@ -100,7 +103,7 @@ async def decide(
 
 
 @router.post("/approvals/{approval_id}/revoke", response_model=Approval)
-async def revoke(
+async def revoke_approval(
     approval_id: PathText,
     request: Request,
     services: ServicesDep,
@@ -136,4 +139,5 @@ async def _row(services: Services, identity: Identity, approval_id: str, scope: 
 async def _answer(services: Services, row: ApprovalRow) -> Approval:
     async with services.database.read() as transaction:
         call = await transaction.calls.find(row.call_id)
-    return approval_answer(row, call)
+    # On a thread: the arguments are text of others, and may be 64 KiB of it, twice if they were edited.
+    return await asyncio.to_thread(approval_answer, row, call)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from http import HTTPStatus
 from typing import Final
 
@@ -37,7 +38,9 @@ _LEVELS_OF_ADMINS: Final = ("advanced", "super_user")
     response_model=Call,
     responses={HTTPStatus.ACCEPTED: {"model": Call, "description": "The call waits for approval."}},
 )
-async def call(body: CallBody, services: ServicesDep, identity: IdentityDep, once: OnceDep) -> Response:
+async def call_method(
+    body: CallBody, services: ServicesDep, identity: IdentityDep, once: OnceDep
+) -> Response:
     """Call a method and wait for its result; the result of an AGENT method starts no round.
 
     A call that requires approval waits for it, unless the key has the scope `approve`: the answer is 202 with
@@ -50,8 +53,10 @@ async def call(body: CallBody, services: ServicesDep, identity: IdentityDep, onc
     # A repetition after a crash is the same call, which has at most one effect.
     call_id = once.id
 
+    given = json.dumps([body.args, body.kwargs])
+
     async def ask() -> Call:
-        await begin_paying(services, identity, call_id)
+        await begin_paying(services, identity, call_id, given)
         row = await services.ask_approval(
             body.method,
             tuple(body.args),
@@ -63,7 +68,7 @@ async def call(body: CallBody, services: ServicesDep, identity: IdentityDep, onc
         return awaiting_call(row, type_=method.type.value)
 
     async def work() -> Call:
-        await begin_paying(services, identity, call_id)
+        await begin_paying(services, identity, call_id, given)
         envelope = await services.invoke(
             body.method,
             tuple(body.args),
@@ -83,7 +88,7 @@ async def call(body: CallBody, services: ServicesDep, identity: IdentityDep, onc
 
 
 @router.get("/commands")
-async def commands(services: ServicesDep, identity: IdentityDep) -> Page[Command]:
+async def list_commands(services: ServicesDep, identity: IdentityDep) -> Page[Command]:
     """List the commands of the plugins, all on one page."""
     identity.require(Scope.CALL)
     await services.refresh()
@@ -103,7 +108,9 @@ async def commands(services: ServicesDep, identity: IdentityDep) -> Page[Command
 
 
 @router.post("/commands", response_model=CommandResult)
-async def command(body: CommandBody, services: ServicesDep, identity: IdentityDep, once: OnceDep) -> Response:
+async def run_command(
+    body: CommandBody, services: ServicesDep, identity: IdentityDep, once: OnceDep
+) -> Response:
     """Run a plugin's command, or answer the last one that asked a question in the chat.
 
     The levels `advanced` and `super_user` need the scope `admin`. A command that fails is a result with the

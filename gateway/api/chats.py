@@ -1,22 +1,26 @@
-"""Lists of chats and of their turns."""
+"""Lists of chats, and their titles."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Query
-from pydantic import AfterValidator, AwareDatetime
 
+from gateway.api.titles import given_title, titles_of
 from gateway.dependencies import ChatKey, IdentityDep, ServicesDep
 from gateway.identity import Identity, Scope
 from gateway.routing import KeyedRoute
-from gateway.streams.turn_lists import read_turns
-from gateway.web.paging import Cursor, Limit, cursor_invalid, cursor_of, number_of, text_of
+from gateway.web.paging import Cursor, Limit, Moment, cursor_of, place_of, place_text
 from nekro_agent.errors import NotFoundError
-from nekro_client.models import ChatSummary, MessageSnippet, Page, TurnSummary
+from nekro_client.models import (
+    ChatBody,
+    ChatSummary,
+    GivenTitle,
+    MessageSnippet,
+    Page,
+)
 from storage.listings.chats import ChatListing, ListedChat
 from storage.repositories.messages import Message
 
@@ -31,23 +35,20 @@ _MOST_LOOKED_AT: Final = 5000
 _BATCH: Final = 500
 
 
-def _in_utc(moment: datetime) -> datetime:
-    """Refuse a time that UTC does not have: in the first or last hours of all that can be written."""
-    try:
-        return moment.astimezone(UTC)
-    except OverflowError:
-        raise ValueError("it is before the year 1 or after the year 9999") from None
-
-
 @router.get("/chats")
 async def list_chats(
     services: ServicesDep,
     identity: IdentityDep,
-    q: Annotated[str, Query(max_length=200, description="Only chats whose key or name contains it.")] = "",
+    q: Annotated[
+        str, Query(max_length=200, description="Only chats whose key, name or given title contains it.")
+    ] = "",
     failures_since: Annotated[
-        Annotated[AwareDatetime, AfterValidator(_in_utc)] | None,
+        Moment | None,
         Query(description="Count the turns that have failed since then: when its reader last looked."),
     ] = None,
+    transient: Annotated[
+        bool, Query(description="Also chats that one request of the OpenAI API has made for itself.")
+    ] = False,
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Page[ChatSummary]:
@@ -56,34 +57,47 @@ async def list_chats(
     A page may be shorter than `limit` although another one follows.
     """
     identity.require(Scope.READ)
-    after = None if cursor is None else _position(cursor)
+    after = None if cursor is None else place_of(cursor)
     async with services.database.read() as transaction:
         listing = transaction.chat_listing
-        chats, next_at = await _readable(listing, identity, text=q, after=after, limit=limit)
+        chats, next_at = await _readable(
+            listing, identity, text=q, with_transient=transient, after=after, limit=limit
+        )
         keys = [chat.chat_key for chat in chats]
         last, open_rounds = await listing.last_messages(keys), await listing.open_rounds(keys)
+        titles = await titles_of(listing, chats)
         failures = None if failures_since is None else await listing.failures(keys, since=failures_since)
-    items = [_summary(chat, last.get(chat.chat_key), open_rounds, failures) for chat in chats]
-    return Page(items=items, next_cursor=None if next_at is None else _cursor(next_at))
+    items = [
+        _summary(chat, titles[chat.chat_key], last.get(chat.chat_key), open_rounds, failures)
+        for chat in chats
+    ]
+    return Page(items=items, next_cursor=None if next_at is None else cursor_of(place_text(*next_at)))
 
 
-@router.get("/chats/{chat_key}/turns")
-async def list_turns(
-    chat_key: ChatKey,
-    services: ServicesDep,
-    identity: IdentityDep,
-    limit: Limit = 50,
-    cursor: Cursor = None,
-) -> Page[TurnSummary]:
-    """List the turns of a chat, the newest first; `GET /turns/{id}` has the whole of one."""
+@router.get("/chats/{chat_key}")
+async def get_chat(chat_key: ChatKey, services: ServicesDep, identity: IdentityDep) -> ChatSummary:
+    """Return a chat as lists show it."""
     identity.require(Scope.READ, chat_key=chat_key)
-    before = None if cursor is None else number_of(cursor)
     async with services.database.read() as transaction:
-        if await transaction.chats.find(chat_key) is None:
+        listing = transaction.chat_listing
+        chat = await listing.find(chat_key)
+        if chat is None:
             raise NotFoundError(f"there is no chat {chat_key!r}")
-        found = await read_turns(transaction, chat_key, limit=limit, before=before)
-    more = cursor_of(found[-1][0]) if len(found) == limit else None
-    return Page(items=[item for _, item in found], next_cursor=more)
+        titles = await titles_of(listing, [chat])
+        last, open_rounds = await listing.last_messages([chat_key]), await listing.open_rounds([chat_key])
+    return _summary(chat, titles[chat_key], last.get(chat_key), open_rounds, None)
+
+
+@router.patch("/chats/{chat_key}")
+async def change_chat(
+    chat_key: ChatKey, body: ChatBody, services: ServicesDep, identity: IdentityDep
+) -> GivenTitle:
+    """Give a chat a title, or take it away: then the platform's name or the first words are shown."""
+    identity.require(Scope.POST, chat_key=chat_key)
+    title = given_title(body.title)
+    async with services.database.begin() as transaction:
+        await transaction.chats.give_title(chat_key, title)
+    return GivenTitle(chat_key=chat_key, title=title)
 
 
 async def _readable(
@@ -91,18 +105,19 @@ async def _readable(
     identity: Identity,
     *,
     text: str,
+    with_transient: bool,
     after: tuple[datetime, str] | None,
     limit: int,
 ) -> tuple[list[ListedChat], tuple[datetime, str] | None]:
     """Return the next chats that the key has, and where the next page begins; None: it is the last one."""
-    # Before its first wildcard, a pattern is text that the key begins with.
-    prefix = re.split(r"[*?\[]", identity.chats, maxsplit=1)[0]
     batch = limit + 1 if identity.is_of_all_chats else _BATCH
     kept: list[ListedChat] = []
     looked_at = 0
     began_at: datetime | None = None
     while True:
-        rows = await listing.page(limit=batch, after=after, text=text, prefix=prefix)
+        rows = await listing.page(
+            limit=batch, after=after, text=text, prefix=identity.chat_prefix, with_transient=with_transient
+        )
         began_at = rows[0].active_at if began_at is None and rows else began_at
         for row in rows:
             if not identity.has_chat(row.chat_key):
@@ -123,6 +138,7 @@ async def _readable(
 
 def _summary(
     chat: ListedChat,
+    title: str | None,
     last: Message | None,
     open_rounds: Mapping[str, int],
     failures: Mapping[str, int] | None,
@@ -130,6 +146,7 @@ def _summary(
     return ChatSummary(
         chat_key=chat.chat_key,
         adapter=chat.adapter_key,
+        title=title,
         name=chat.channel_name,
         type=chat.channel_type,
         created_at=chat.created_at,
@@ -149,18 +166,3 @@ def _snippet(message: Message) -> MessageSnippet:
         text=message.text[:_SNIPPET_CHARS],
         created_at=message.created_at,
     )
-
-
-def _cursor(position: tuple[datetime, str]) -> str:
-    return cursor_of(f"{position[0].isoformat()} {position[1]}")
-
-
-def _position(cursor: str) -> tuple[datetime, str]:
-    moment, _, chat_key = text_of(cursor).partition(" ")
-    try:
-        at = datetime.fromisoformat(moment)
-        if at.tzinfo is None:
-            raise cursor_invalid()
-        return at.astimezone(UTC), chat_key
-    except (ValueError, OverflowError):
-        raise cursor_invalid() from None

@@ -16,8 +16,9 @@ from typing import Annotated, BinaryIO, Final, Literal, TypeVar
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import RootModel
 
+from gateway.access.stored_bytes import KeyFiles, file_removed
 from gateway.dependencies import ChatKey, IdentityDep, PathText, ServicesDep
-from gateway.forms import digest_of, open_body, open_form, store_files
+from gateway.forms import BYTES_BODY, FILES_BODY, digest_of, open_body, open_form, store_files
 from gateway.idempotency import once_of
 from gateway.identity import Scope
 from gateway.parts import file_info
@@ -26,12 +27,13 @@ from gateway.routing import KeyedRoute
 from gateway.served_files import etag_of, file_response
 from nekro_agent.errors import NotFoundError, UsageError
 from nekro_agent.files.area_access import safe_basename
+from nekro_agent.files.media_types import HEAD_BYTES, content_type
 from nekro_agent.ports import ChatInfo
 from nekro_agent.tools.path_convertor import PathLocation
 from nekro_client.models import FileInfo, Page
-from workers.chats.attachments import Attachment, media_type_of
+from workers.chats.attachments import Attachment
 from workers.chats.file_ids import FileRef
-from workers.chats.files import HEAD_BYTES, ChatFile, ChatFiles, content_type
+from workers.chats.files import ChatFile, ChatFiles
 from workers.composition import Services
 
 __all__ = ["router", "serve_file"]
@@ -58,16 +60,21 @@ async def list_files(
     locations = [PathLocation(area)] if area else []
     after = services.file_ids.read(chat_key, cursor).path if cursor else ""
 
-    def page() -> list[ChatFile]:
+    def page() -> tuple[list[Attachment], bool]:
         found = (file for file in files.list(*locations) if file.path > after)
-        return sorted(found, key=lambda file: file.path)[: limit + 1]
+        first = sorted(found, key=lambda file: file.path)[: limit + 1]
+        return [_listed(files, file) for file in first[:limit]], len(first) > limit
 
-    found = await asyncio.to_thread(page)
-    items = [file_info(services.file_ids, chat_key, _listed(file)) for file in found[:limit]]
-    return Page(items=items, next_cursor=items[-1].id if len(found) > limit else None)
+    found, has_more = await asyncio.to_thread(page)
+    items = [file_info(services.file_ids, chat_key, file) for file in found]
+    return Page(items=items, next_cursor=items[-1].id if has_more else None)
 
 
-@router.put("/chats/{chat_key}/files/{name}", status_code=HTTPStatus.CREATED)
+@router.put(
+    "/chats/{chat_key}/files/{name}",
+    status_code=HTTPStatus.CREATED,
+    openapi_extra={"requestBody": BYTES_BODY},
+)
 async def put_file(
     chat_key: ChatKey,
     name: PathText,
@@ -78,33 +85,37 @@ async def put_file(
 ) -> FileInfo:
     """Store the body as a file in the chat's uploads; the same content again has no effect.
 
-    409: another file has the name. 507: the chat's uploads have no space for it.
+    409: another file has the name. 507: the chat's uploads, or the quota of the key, have no space for it.
     """
     identity.require(Scope.POST, chat_key=chat_key)
     if safe_basename(name) != name or name.startswith("."):
         raise UsageError(f"{name!r} is not a plain file name")
-    files = services.files_of(await services.chat(chat_key))
     async with open_body(request, services) as body:
-        stored = await asyncio.to_thread(files.add, name, body, numbers=False)
+        stored = await KeyFiles(services, identity, chat_key).add(name, body, numbers=False)
     info = file_info(services.file_ids, chat_key, stored)
     response.headers["Location"] = info.url
     return info
 
 
-@router.post("/chats/{chat_key}/files", status_code=HTTPStatus.CREATED, response_model=list[FileInfo])
+@router.post(
+    "/chats/{chat_key}/files",
+    status_code=HTTPStatus.CREATED,
+    response_model=list[FileInfo],
+    openapi_extra={"requestBody": FILES_BODY},
+)
 async def post_files(
     chat_key: ChatKey, request: Request, services: ServicesDep, identity: IdentityDep
 ) -> Response:
     """Store the files of a ``multipart/form-data`` body; a name in use gets a number."""
     identity.require(Scope.POST, chat_key=chat_key)
 
-    async with open_form(request) as form:
+    async with open_form(request, services) as form:
         if not form.files:
             detail = "the body has no file; send files as multipart/form-data, or PUT one below its name"
             raise ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", detail)
 
         async def work() -> _Stored:
-            stored = await store_files(services, chat_key, form.files)
+            stored = await store_files(KeyFiles(services, identity, chat_key), form.files)
             return _Stored([file_info(services.file_ids, chat_key, file) for file in stored])
 
         once = await once_of(request, body=await digest_of(form.files))
@@ -140,6 +151,7 @@ async def delete_file(
         files.remove(ref.path)
 
     await _found(remove)
+    await file_removed(services, chat_key, ref.path)
 
 
 async def serve_file(services: Services, chat_key: str, ref: FileRef, request: Request) -> Response:
@@ -202,13 +214,13 @@ async def _found(work: Callable[[], T]) -> T:
         raise NotFoundError("the chat has no such file") from exc
 
 
-def _listed(file: ChatFile) -> Attachment:
+def _listed(files: ChatFiles, file: ChatFile) -> Attachment:
     name = file.path.rpartition("/")[2]
     return Attachment(
         kind="file",
         path=file.path,
         name=name,
-        media_type=media_type_of(name),
+        media_type=files.type_of(file.path),
         size_bytes=file.size_bytes,
         modified_ns=file.modified_ns,
     )

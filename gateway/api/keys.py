@@ -13,7 +13,9 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 
 from broker_config.embedded import resolve_signing_key
-from gateway.access.keys import create_key, is_secret_of, key_text, new_key, revoke_key
+from gateway.access.keys import create_key as create_stored_key
+from gateway.access.keys import is_secret_of, key_text, new_key
+from gateway.access.keys import revoke_key as revoke_stored_key
 from gateway.dependencies import IdentityDep, PathText, RequestId, ServicesDep
 from gateway.idempotency import Once, OnceDep, with_content
 from gateway.identity import Identity, Scope
@@ -30,7 +32,7 @@ router = APIRouter(route_class=KeyedRoute, tags=["keys"])
 
 
 @router.get("/keys")
-async def keys(services: ServicesDep, identity: IdentityDep) -> Page[ApiKey]:
+async def list_keys(services: ServicesDep, identity: IdentityDep) -> Page[ApiKey]:
     """List every key, the oldest first, also revoked and expired ones, without secrets."""
     identity.require_all(Scope.ADMIN)
     async with services.database.read() as transaction:
@@ -38,7 +40,7 @@ async def keys(services: ServicesDep, identity: IdentityDep) -> Page[ApiKey]:
 
 
 @router.post("/keys", status_code=HTTPStatus.CREATED, response_model=CreatedKey)
-async def create(
+async def create_key(
     body: KeyBody, services: ServicesDep, identity: IdentityDep, request_id: RequestId, once: OnceDep
 ) -> Response:
     """Create a key with at most the scopes and limits of the one that asks; its secret is shown only here.
@@ -70,10 +72,13 @@ async def create(
             requests_per_minute=body.requests_per_minute,
             cost_per_day=body.cost_per_day,
             tokens_per_day=body.tokens_per_day,
+            stored_bytes_limit=body.stored_bytes_limit,
             expires_at=body.expires_at,
             seed=seed,
         )
-        return key_answer(await create_key(services.database, new, by=identity.key_id, request_id=request_id))
+        return key_answer(
+            await create_stored_key(services.database, new, by=identity.key_id, request_id=request_id)
+        )
 
     answer = await once.run(work, status=HTTPStatus.CREATED)
     return await _with_secret(services, answer, key_text(seed))
@@ -89,8 +94,9 @@ def _require_within(body: KeyBody, creator: Identity) -> None:
         ("expires_at", body.expires_at, creator.expires_at),
         ("cost_per_day", body.cost_per_day, creator.cost_per_day),
         ("tokens_per_day", body.tokens_per_day, creator.tokens_per_day),
-        # 0 does not limit requests.
+        # 0 does not limit these two.
         ("requests_per_minute", body.requests_per_minute or None, creator.requests_per_minute or None),
+        ("stored_bytes_limit", body.stored_bytes_limit or None, creator.stored_bytes_limit or None),
     )
     for name, wanted, most in limits:
         if most is not None and (wanted is None or wanted > most):
@@ -125,16 +131,18 @@ async def _with_secret(services: Services, answer: JSONResponse, text: str) -> J
 
 
 @router.delete("/keys/{key_id}")
-async def revoke(
+async def revoke_key(
     key_id: PathText, services: ServicesDep, identity: IdentityDep, request_id: RequestId
 ) -> ApiKey:
     """Revoke a key, from the next request on; idempotent."""
     identity.require_all(Scope.ADMIN)
-    return key_answer(await revoke_key(services.database, key_id, by=identity.key_id, request_id=request_id))
+    return key_answer(
+        await revoke_stored_key(services.database, key_id, by=identity.key_id, request_id=request_id)
+    )
 
 
 @router.get("/audit")
-async def audit(
+async def list_acts(
     services: ServicesDep,
     identity: IdentityDep,
     action: Annotated[

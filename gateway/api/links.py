@@ -26,7 +26,7 @@ router = APIRouter(tags=["files"])
 
 @router.head(LINKS + "{token}/{name}", response_class=Response, include_in_schema=False)
 @router.get(LINKS + "{token}/{name}", response_class=Response)
-async def follow(token: str, name: str, request: Request, services: ServicesDep) -> Response:
+async def get_linked_file(token: str, name: str, request: Request, services: ServicesDep) -> Response:
     """Return the content of a file that a link names; the name is only shown."""
     ids = services.file_ids
     link = ids.followed(token)

@@ -9,11 +9,13 @@ from typing import Annotated, Final, Literal
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
+from gateway.access.stored_bytes import KeyFiles
 from gateway.dependencies import ChatKey, HubDep, IdentityDep, ServicesDep
 from gateway.forms import MESSAGE_BODY, open_message, store_files
 from gateway.idempotency import OnceDep, once_of
 from gateway.identity import Scope
-from gateway.messages import post_message, sender_of
+from gateway.messages import post_message as post_to_chat
+from gateway.messages import sender_of
 from gateway.parts import stored_content
 from gateway.routing import KeyedRoute
 from gateway.streams.hub import EventHub, SlowReaderError
@@ -42,7 +44,7 @@ router = APIRouter(route_class=KeyedRoute, tags=["messages"])
     response_model=PostedMessage,
     openapi_extra={"requestBody": MESSAGE_BODY},
 )
-async def post(
+async def post_message(
     chat_key: ChatKey,
     request: Request,
     services: ServicesDep,
@@ -61,13 +63,13 @@ async def post(
     identity.require(Scope.POST, chat_key=chat_key)
     if wait:
         identity.require(Scope.READ)
-    async with open_message(request) as posted:
+    async with open_message(request, services) as posted:
         user_id = sender_of(identity, posted.body.user_id)
         once = await once_of(request, body=posted.digest)
 
         async def work() -> PostedMessage:
-            files = await store_files(services, chat_key, posted.files)
-            content = await stored_content(services, chat_key, posted.parts, files=files)
+            files = await store_files(KeyFiles(services, identity, chat_key), posted.files)
+            content = await stored_content(services, identity, chat_key, posted.parts, files=files)
             message = IncomingMessage(
                 chat_key=chat_key,
                 text=content.text,
@@ -76,14 +78,14 @@ async def post(
                 is_tome=posted.body.to_agent,
                 content_data=content.segments,
             )
-            return await post_message(services, identity, message, once=once.name)
+            return await post_to_chat(services, identity, message, once=once.name)
 
         answer = await once.run(work, status=HTTPStatus.ACCEPTED)
     return await _with_turn(answer, services, hub, seconds=wait) if wait else answer
 
 
 @router.get("/chats/{chat_key}/messages")
-async def history(
+async def list_messages(
     chat_key: ChatKey,
     services: ServicesDep,
     identity: IdentityDep,
@@ -112,7 +114,9 @@ async def history(
 
 
 @router.post("/chats/{chat_key}/reset", response_model=Reset)
-async def reset(chat_key: ChatKey, services: ServicesDep, identity: IdentityDep, once: OnceDep) -> Response:
+async def reset_chat(
+    chat_key: ChatKey, services: ServicesDep, identity: IdentityDep, once: OnceDep
+) -> Response:
     """Stop the rounds of a chat, begin a new conversation, and run the plugins' reset hooks."""
     identity.require(Scope.POST, chat_key=chat_key)
 
@@ -123,7 +127,7 @@ async def reset(chat_key: ChatKey, services: ServicesDep, identity: IdentityDep,
 
 
 @router.post("/chats/{chat_key}/cancel", response_model=Reset)
-async def cancel(
+async def cancel_chat(
     chat_key: ChatKey,
     services: ServicesDep,
     identity: IdentityDep,

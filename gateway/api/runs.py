@@ -46,7 +46,7 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
 
 
 @router.post("/runs", response_model=Run, responses=_ANSWERS)
-async def run(
+async def run_code(
     body: RunBody,
     request: Request,
     services: ServicesDep,
@@ -130,7 +130,7 @@ class _Execution:
         body, services, identity = self._body, self.services, self._identity
         if body.follow_up:
             identity.require(Scope.POST, chat_key=body.chat_key)
-        await begin_paying(services, identity, self.id)
+        await begin_paying(services, identity, self.id, body.code)
         await require_rounds_worker(services)
         chat = await services.chat(body.chat_key)
         self.begun.set()

@@ -19,7 +19,9 @@ router = APIRouter(route_class=KeyedRoute, tags=["events"])
 
 
 @router.post("/stream-tickets", status_code=HTTPStatus.CREATED)
-async def create_ticket(body: StreamTicketBody, services: ServicesDep, identity: IdentityDep) -> StreamTicket:
+async def create_stream_ticket(
+    body: StreamTicketBody, services: ServicesDep, identity: IdentityDep
+) -> StreamTicket:
     """Return a ticket with which a browser reads an event stream, for 10 minutes.
 
     The stream is that of a chat's events, or that of changes. `EventSource` cannot send a key. `path` has the
@@ -31,5 +33,5 @@ async def create_ticket(body: StreamTicketBody, services: ServicesDep, identity:
     identity.require(Scope.READ, chat_key=body.chat_key)
     chat_key = body.chat_key or ""
     stream = f"chats/{quote(chat_key, safe='')}/events" if chat_key else "changes"
-    ticket, expires_at = make_ticket(services.settings, key_id=identity.key_id, chat_key=chat_key)
+    ticket, expires_at = make_ticket(services.settings, key_id=identity.credential_id, chat_key=chat_key)
     return StreamTicket(ticket=ticket, path=f"/api/v1/{stream}?ticket={ticket}", expires_at=expires_at)

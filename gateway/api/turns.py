@@ -5,18 +5,18 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from gateway.dependencies import ChatKey, IdentityDep, PathText, ServicesDep
 from gateway.idempotency import OnceDep
 from gateway.identity import Identity, Scope
-from gateway.replays import replay_turn
+from gateway.replays import replay_turn as replay_in_new_chat
 from gateway.routing import KeyedRoute
 from gateway.streams.turn_tree import read_call, read_rounds, read_turn
 from gateway.web.paging import Cursor, Limit, cursor_of, number_of
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import NotFoundError
-from nekro_client.models import Call, Page, ReplayedTurn, ReplayTurnBody, Round, Turn
+from nekro_client.models import Call, Page, ReplayedTurn, ReplayTurnBody, Round, Turn, TurnState
 from storage.repositories.rounds import Round as RoundRow
 from workers.composition import Services
 
@@ -24,6 +24,8 @@ __all__ = ["router"]
 
 router = APIRouter(route_class=KeyedRoute, tags=["turns"])
 
+#: The Python client up to release 0.2. Its `turns.wait` would not return while a person has to decide.
+_FORMER_CLIENT: Final = "nekro-client"
 #: Fields of a turn that only a key which may read the chat sees.
 _NO_CONTENT: Final[dict[str, Any]] = {
     "error": None,
@@ -37,15 +39,25 @@ _NO_CONTENT: Final[dict[str, Any]] = {
 @router.get("/turns/{turn_id}")
 async def get_turn(
     turn_id: PathText,
+    request: Request,
     services: ServicesDep,
     identity: IdentityDep,
     values: Annotated[
         bool, Query(description="Whether calls have their arguments and results; they may be large.")
     ] = True,
+    prompts: Annotated[
+        bool,
+        Query(description="Whether rounds have what was sent to the model, if it is kept; needs `admin`."),
+    ] = False,
 ) -> Turn:
     """Return a turn: rounds with requests, code, output and calls; messages; jobs."""
     await _first_round(services, identity, turn_id, Scope.READ)
-    return await read_turn(services, turn_id, with_values=values)
+    if prompts:
+        identity.require(Scope.ADMIN)
+    turn = await read_turn(services, turn_id, with_values=values, with_prompts=prompts)
+    if turn.waits_for and request.headers.get("user-agent") == _FORMER_CLIENT:
+        return turn.model_copy(update={"state": TurnState.DONE})
+    return turn
 
 
 @router.get("/turns/{turn_id}/calls/{call_id}")
@@ -82,7 +94,8 @@ async def cancel_turn(
 ) -> Response:
     """Cancel the waiting and running rounds of a turn, and only of that one; returns it as it is then.
 
-    Calls of the turn that wait for approval are withdrawn, also after its end. A running round whose worker
+    Calls of the turn that wait for approval are withdrawn, and a turn that waited for them is then cancelled,
+    although its rounds have ended. A running round whose worker
     does not answer within seconds ends later. A turn that has ended, or that a round of another turn answers,
     stays as it is. A key without the scope `read` gets its state and times only.
     """
@@ -102,7 +115,7 @@ async def cancel_turn(
 
 
 @router.post("/turns/{turn_id}/replay", status_code=HTTPStatus.CREATED, response_model=ReplayedTurn)
-async def replay(
+async def replay_turn(
     turn_id: PathText, body: ReplayTurnBody, services: ServicesDep, identity: IdentityDep, once: OnceDep
 ) -> Response:
     """Run a turn again in a new chat, which gets the history up to the message that caused the turn.
@@ -115,7 +128,7 @@ async def replay(
     identity.require(Scope.POST, chat_key=chat_key)
 
     async def work() -> ReplayedTurn:
-        return await replay_turn(
+        return await replay_in_new_chat(
             services,
             identity,
             first,

@@ -15,7 +15,7 @@ from gateway.served_files import has_etag
 from gateway.web.responses import accepts
 from workers.composition import Services
 
-__all__ = ["router"]
+__all__ = ["file_answer", "require_console", "router"]
 
 #: No script, style, picture or connection of another host, and none inside a page.
 _POLICY: Final = "; ".join(
@@ -53,7 +53,7 @@ router = APIRouter(tags=["console"])
 @router.get("/console", include_in_schema=False)
 async def enter(services: ServicesDep) -> Response:
     """Lead to the console's first page."""
-    _require_console(services)
+    require_console(services)
     # Not for ever: the console can be switched off.
     return RedirectResponse("/console/", status_code=HTTPStatus.TEMPORARY_REDIRECT, headers=_HEADERS)
 
@@ -62,16 +62,17 @@ async def enter(services: ServicesDep) -> Response:
 @router.get("/console/{path:path}", include_in_schema=False)
 async def serve(path: str, request: Request, services: ServicesDep) -> Response:
     """Serve a file, or the console's document for an address of one of its pages."""
-    _require_console(services)
+    require_console(services)
     found = find_file(path or INDEX)
     if found is None and accepts(request, "text/html"):
         found = find_file(INDEX)
     if found is None:
         raise ProblemError(HTTPStatus.NOT_FOUND, "not_found", "the console has no such file")
-    return _answer(request, found)
+    return file_answer(request, found)
 
 
-def _answer(request: Request, file: ConsoleFile) -> Response:
+def file_answer(request: Request, file: ConsoleFile) -> Response:
+    """Return a file under the policy of the console."""
     headers = {**_HEADERS, "ETag": file.etag}
     if has_etag(request.headers.get("if-none-match"), file.etag):
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
@@ -81,6 +82,7 @@ def _answer(request: Request, file: ConsoleFile) -> Response:
     return Response(file.content, media_type=file.media_type, headers=headers)
 
 
-def _require_console(services: Services) -> None:
+def require_console(services: Services) -> None:
+    """Refuse the request if the settings switch the console off."""
     if not services.settings.gateway.console:
         raise ProblemError(HTTPStatus.NOT_FOUND, "console_off", "NEKRO_GATEWAY__CONSOLE is off")

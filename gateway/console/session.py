@@ -1,4 +1,4 @@
-"""Log in to the console with a key, and out."""
+"""Log in to the console with a key or the code of a link, and out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from http import HTTPStatus
 from fastapi import APIRouter, Request, Response
 
 from gateway.access.audit import record_act
-from gateway.access.keys import identity_of_key, valid_key
+from gateway.access.identification import ValidKey, keys_of, refused
+from gateway.access.login_codes import LoginCodes
 from gateway.access.sessions import (
     BrowserSession,
     begin_session,
@@ -20,7 +21,6 @@ from gateway.dependencies import ServicesDep, identity_of
 from gateway.identity import Identity
 from gateway.problems import ProblemError
 from nekro_client.models import ConsoleLogin, ConsoleSession
-from workers.composition import Services
 
 __all__ = ["router"]
 
@@ -33,28 +33,27 @@ async def log_in(
 ) -> ConsoleSession:
     """Set the cookie of a session, which has the rights of a key for 12 hours.
 
+    In the place of the key, `key` may be the code of the link that `nekro up` prints, which is valid once.
     Only a page of this gateway may do so: `Origin` must name its `Host`. The cookie is accepted below
     `/api/v1` with the same `Host`. POST, PUT, PATCH and DELETE need the answer's `csrf_token` in the header
     `X-Nekro-CSRF`. The session ends with the key.
     """
     require_session_origin(services.settings.gateway, request)
-    key = await valid_key(services.database, body.key.strip())
+    key = await _key_of(request, body.key.strip())
     session = begin_session(services.settings, request, response, key_id=key.id)
-    identity = identity_of_key(key)
-    request.state.identity = identity
+    request.state.identity = key.identity
     async with services.database.begin() as transaction:
-        await record_act(transaction.audit, request, identity, "console.login", key.id)
-    return _answer(identity, name=key.name, session=session)
+        await record_act(transaction.audit, request, key.identity, "console.login", key.id)
+    return _answer(key.identity, name=key.name, session=session)
 
 
 @router.get("")
-async def who(request: Request, services: ServicesDep) -> ConsoleSession:
+async def get_session(request: Request, services: ServicesDep) -> ConsoleSession:
     """Show who is logged in; 401: no session."""
     identity = await identity_of(request)
-    session = None
-    if identity.key_id is not None and "authorization" not in request.headers:
-        session = session_of(services.settings, request)
-    return _answer(identity, name=await _name_of(services, identity), session=session)
+    session = session_of(services.settings, request) if "authorization" not in request.headers else None
+    key = await keys_of(request).of_id(identity.credential_id)
+    return _answer(identity, name=None if key is None else key.name, session=session)
 
 
 @router.delete("", status_code=HTTPStatus.NO_CONTENT)
@@ -69,12 +68,21 @@ async def log_out(request: Request, response: Response, services: ServicesDep) -
     end_session(request, response)
 
 
-async def _name_of(services: Services, identity: Identity) -> str | None:
-    if identity.key_id is None:
-        return None
-    async with services.database.read() as transaction:
-        key = await transaction.keys.find(identity.key_id)
-    return None if key is None else key.name
+async def _key_of(request: Request, text: str) -> ValidKey:
+    """Return the key that a text is, or that the code of a link stands for; the code is used up.
+
+    Raises:
+        ProblemError: 401, it is neither, or the key is not valid any more; 503, no code can be checked now.
+    """
+    keys = keys_of(request)
+    if not text.startswith("nl_"):
+        return await keys.of_text(text)
+    codes: LoginCodes = request.app.state.login_codes
+    key_id = await codes.take(text)
+    key = None if key_id is None else await keys.of_id(key_id)
+    if key is None:
+        raise refused("link_invalid", "the link was used before or has expired; log in with a key")
+    return key
 
 
 def _answer(identity: Identity, *, name: str | None, session: BrowserSession | None) -> ConsoleSession:

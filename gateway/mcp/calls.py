@@ -9,7 +9,6 @@ from typing import Any
 from mcp_types import CallToolResult
 
 from codec.values import encode_arguments
-from codec.wire import new_id
 from gateway.access.budgets import begin_paying
 from gateway.identity import Scope
 from gateway.mcp.callers import Caller
@@ -24,15 +23,19 @@ from workers.catalogue.arguments import refuse_unfit
 from workers.catalogue.entries import MethodEntry
 from workers.composition import Services
 
-__all__ = ["call_id_of", "call_method"]
+__all__ = ["call_method", "request_digest"]
 
 _ID_CHARS = 32
 
 
-def call_id_of(caller: Caller, request_id: str | int | None) -> str:
-    """Return the id of a request's call; in a session it is the same on every gateway."""
+def request_digest(caller: Caller, request_id: str | int | None) -> str | None:
+    """Return what names a request of a session on every gateway; None outside of sessions.
+
+    It is for cancelling only. Some clients number every request 1, so it identifies neither the call nor its
+    result: each request has a call of its own.
+    """
     if caller.session is None or request_id is None:
-        return new_id()
+        return None
     parts = (caller.identity.key_id or "", caller.session, type(request_id).__name__, str(request_id))
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:_ID_CHARS]
 
@@ -62,12 +65,13 @@ async def call_method(
     refuse_unfit(entry, len(args), kwargs)
     chat = await services.chat(caller.chat_key)
     scope = CallScope(chat=chat, user_id=caller.user_id, wakes_agent=False, account_id=call_id)
-    await begin_paying(services, caller.identity, call_id)
     arguments, lane = encode_arguments(args, kwargs), services.dispatcher.lane_of(entry)
+    await begin_paying(services, caller.identity, call_id, arguments)
     if entry.requires_approval:
         approval_id = await _admit(services, caller, entry, arguments, scope, call_id=call_id, lane=lane)
         if approval_id is not None:
-            return awaiting(approval_id, call_id, entry.name)
+            async with services.database.read() as transaction:
+                return awaiting(await transaction.approvals.get(approval_id))
     with tool_span(entry.task, kind=entry.type.value, call_id=call_id, lane=lane):
         async with reported(hub, caller.chat_key, call_id, report):
             envelope = await services.dispatcher.invoke_or_detach(

@@ -23,7 +23,8 @@ Write one Python program and run it with the tool `run_code`.
 - Every method below is a function; call it without an import and without `await`, with plain values.
 - A call that fails raises an exception. A method of type `agent` or `multimodal_agent` ends the program.
 - Print what you need to know: you see only what the program prints, and the report of its calls.
-- There is no network. Files are below /app/uploads (files of the chat) and /app/shared (kept between runs).
+- There is no network. Files are below /app/uploads (files of the chat) and in the working directory, which is
+  /app/shared (kept between runs).
 - Prefer one program with loops and conditions to many small ones.
 """
 

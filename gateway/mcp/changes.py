@@ -60,6 +60,7 @@ class Changes:
 
         Raises:
             MCPError: it asks for a resource that cannot be watched, or that its key does not have.
+            StorageUnavailableError: the database did not answer when it began.
             ProblemError, OverloadedError: it has too many streams.
         """
         caller = self._caller_of(ctx)
@@ -79,9 +80,11 @@ class Changes:
         ]
         if params.notifications.resources_list_changed and caller.may(Scope.READ):
             followed.append((caller.chat_key, _LISTS, ResourcesListChanged()))
+        # Before the client hears that it listens: what happens from then on must reach it.
+        begins = [(await self._hub.newest(chat)).number for chat, _, _ in followed]
         tasks = [
-            asyncio.create_task(self._follow(chat, types, bus, event), name="nekro-mcp-follow")
-            for chat, types, event in followed
+            asyncio.create_task(self._follow(chat, after, types, bus, event), name="nekro-mcp-follow")
+            for (chat, types, event), after in zip(followed, begins, strict=True)
         ]
         self._open[handler] = bus
         if self._watching is None:
@@ -119,19 +122,28 @@ class Changes:
     async def _follow(
         self,
         chat_key: str,
+        after: int,
         types: Collection[str],
         bus: InMemorySubscriptionBus,
         event: ResourceUpdated | ResourcesListChanged,
     ) -> None:
+        """Tell a client of each event after a number; after an interruption once, and it reads all again."""
+        position: int | None = after
         while True:
             try:
-                async with aclosing(self._hub.stream(chat_key, types=types, with_live=False)) as events:
+                if position is None:
+                    # In this order: the client reads what came before, and hears of what comes later.
+                    position = (await self._hub.newest(chat_key)).number
+                    await bus.publish(event)
+                stream = self._hub.stream(chat_key, after=position, types=types, with_live=False)
+                async with aclosing(stream) as events:
                     async for _ in events:
                         await bus.publish(event)
                 return  # the hub is closed
-            except (SlowReaderError, EventsLostError):  # the client reads everything again
-                await bus.publish(event)
+            except (SlowReaderError, EventsLostError):
+                position = None
             except NekroError as exc:
+                position = None
                 logger.bind(error=str(exc)).warning("mcp_subscription_interrupted")
                 await asyncio.sleep(FRESH_SECONDS)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from mcp_types import CallToolResult
@@ -18,6 +18,7 @@ from nekro_client.models import Run
 from workers.composition import Services
 
 if TYPE_CHECKING:
+    from storage.access.approvals import Approval
     from workers.rounds.runs import CodeReport
 
 __all__ = ["CodeRun", "on_workers", "run_code"]
@@ -28,7 +29,9 @@ CodeRun: TypeAlias = "Callable[[Caller, str, str], Awaitable[CodeReport]]"
 _ENDS = frozenset({"NORMAL", "AGENT", "MULTIMODAL_AGENT", "MANUAL", "APPROVAL"})
 
 
-async def run_code(run: CodeRun, caller: Caller, code: str, *, run_id: str) -> CallToolResult:
+async def run_code(
+    services: Services, run: CodeRun, caller: Caller, code: str, *, run_id: str
+) -> CallToolResult:
     """Run code; cancelling the wait stops it.
 
     Raises:
@@ -36,7 +39,10 @@ async def run_code(run: CodeRun, caller: Caller, code: str, *, run_id: str) -> C
         The errors of ``run``.
     """
     caller.identity.require(Scope.RUN, chat_key=caller.chat_key)
-    return _result(run_answer(run_id, await run(caller, code, run_id)))
+    ran = run_answer(run_id, await run(caller, code, run_id))
+    waiting = [call.approval_id for call in ran.calls if call.approval_id and call.state == "awaiting"]
+    async with services.database.read() as transaction:
+        return _result(ran, [await transaction.approvals.get(one) for one in waiting])
 
 
 def on_workers(services: Services) -> CodeRun:
@@ -46,7 +52,7 @@ def on_workers(services: Services) -> CodeRun:
     """
 
     async def run(caller: Caller, code: str, run_id: str) -> CodeReport:
-        await begin_paying(services, caller.identity, run_id)
+        await begin_paying(services, caller.identity, run_id, code)
         await require_rounds_worker(services)
         chat = await services.chat(caller.chat_key)
         return await services.remote_runs.run(
@@ -56,11 +62,10 @@ def on_workers(services: Services) -> CodeRun:
     return run
 
 
-def _result(run: Run) -> CallToolResult:
+def _result(run: Run, waiting: Sequence[Approval]) -> CallToolResult:
     text = run.output if run.error is None else f"{run.output}\n{run.error}".lstrip("\n")
-    for call in run.calls:
-        if call.approval_id is not None and call.state == "awaiting":
-            text = f"{text}\n[{awaiting_text(call.approval_id, call.id, call.method)}]".lstrip("\n")
+    for row in waiting:
+        text = f"{text}\n[{awaiting_text(row)}]".lstrip("\n")
     if run.stop_type != "NORMAL":
         text = f"{text}\n[the run ended with {run.stop_type}]".lstrip("\n")
     return data_result(run.model_dump(mode="json"), text, is_error=run.stop_type not in _ENDS)

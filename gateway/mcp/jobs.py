@@ -18,6 +18,7 @@ from nekro_client.models import Job
 from storage.access.approvals import Approval
 from storage.repositories.jobs import Job as JobRow
 from storage.states import ApprovalState
+from workers.approvals.shown import call_line
 from workers.composition import Services
 from workers.jobs.cancel import cancel_job
 
@@ -113,23 +114,32 @@ async def _seen(services: Services, caller: Caller, job_id: str) -> _Seen:
 
 def _result_of_approval(row: Approval) -> CallToolResult:
     if row.state is ApprovalState.PENDING:
-        return awaiting(row.id, row.call_id, row.method)
+        return awaiting(row)
     state = row.state.value
-    text = f"approval of {row.method} was {state}" + (f": {row.reason}" if row.reason else "")
+    text = f"approval of {call_line(row.method, row.arguments)} was {state}" + (
+        f": {row.reason}" if row.reason else ""
+    )
     return data_result({"job_id": row.call_id, "approval_id": row.id, "state": state}, text)
 
 
-def awaiting(approval_id: str, call_id: str, method: str) -> CallToolResult:
+def awaiting(row: Approval) -> CallToolResult:
     """Return the result of a call that did not run yet, because a person must permit it."""
-    data = {"job_id": call_id, "approval_id": approval_id, "state": "awaiting"}
-    return data_result(data, awaiting_text(approval_id, call_id, method))
+    data = {
+        "job_id": row.call_id,
+        "approval_id": row.id,
+        "number": row.number,
+        "call": call_line(row.method, row.arguments),
+        "state": "awaiting",
+    }
+    return data_result(data, awaiting_text(row))
 
 
-def awaiting_text(approval_id: str, call_id: str, method: str) -> str:
+def awaiting_text(row: Approval) -> str:
     """Say what a call waits for, and how to learn its outcome."""
     return (
-        f"{method} waits until a person approves it (approval {approval_id}); it did not run. wait_for_job "
-        f"with {call_id!r} waits for the decision and the result. Do not call it again."
+        f"{call_line(row.method, row.arguments)} waits until a person approves it (approval {row.number}); "
+        f"it did not run. wait_for_job with {row.call_id!r} waits for the decision and the result. Do not "
+        "call it again."
     )
 
 

@@ -28,9 +28,9 @@ from gateway.views import message_answer
 from gateway.web.paging import cursor_of
 from gateway.web.paging import text_of as position_of
 from nekro_agent.errors import InvalidValueError, NotFoundError, UsageError
+from nekro_agent.files.media_types import HEAD_BYTES, content_type
 from nekro_agent.ports import ChatInfo
 from runtime.plain import encodable
-from workers.chats.files import HEAD_BYTES, content_type
 from workers.composition import Services
 
 __all__ = ["chat_of", "list_resources", "list_templates", "messages_uri", "read_resource"]
@@ -146,7 +146,7 @@ def _history(chat: ChatInfo) -> Resource:
     return Resource(
         uri=messages_uri(chat.chat_key),
         name=str(encodable(chat.chat_key)),
-        title=None if chat.channel_name is None else str(encodable(chat.channel_name)),
+        title=str(encodable(chat.title or chat.channel_name or "")) or None,
         description="Messages of the chat",
         mime_type=_JSON,
     )
@@ -154,14 +154,15 @@ def _history(chat: ChatInfo) -> Resource:
 
 def _files(services: Services, chat: ChatInfo) -> list[Resource]:
     found = []
-    for file in islice(services.files_of(chat).list(), _MOST_FILES):
+    files = services.files_of(chat)
+    for file in islice(files.list(), _MOST_FILES):
         name = file.path.rpartition("/")[2]
         found.append(
             Resource(
                 uri=f"nekro://chats/{_quoted(chat.chat_key)}/files{_quoted(file.path, safe='/')}",
                 name=str(encodable(name)),
                 description=str(encodable(file.path)),
-                mime_type=content_type(name, b""),
+                mime_type=files.type_of(file.path),
                 size=file.size_bytes,
             )
         )

@@ -34,10 +34,11 @@ from mcp_types import (
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
+from codec.wire import new_id
 from gateway.identity import Scope
 from gateway.mcp import jobs, resources, tools
 from gateway.mcp.callers import Caller
-from gateway.mcp.calls import call_id_of, call_method
+from gateway.mcp.calls import call_method, request_digest
 from gateway.mcp.catalogue import code_guide, find_methods
 from gateway.mcp.changes import Changes
 from gateway.mcp.code import CodeRun, run_code
@@ -122,16 +123,19 @@ class McpServer:
     async def _call_tool(self, ctx: Context, params: CallToolRequestParams) -> CallToolResult:
         caller = self._caller_of(ctx)
         work = await self._answered(ctx, partial(self._work_of, ctx, caller, params))
-        call_id = call_id_of(caller, ctx.request_id)
+        call_id, digest = new_id(), request_digest(caller, ctx.request_id)
+        if digest is not None:
+            await self._services.publisher.name_request(digest, call_id)
+        name = digest or call_id
         with anyio.CancelScope() as scope:
-            self._running[call_id] = scope
+            self._running[name] = scope
             try:
                 return await work(call_id)
             except (NekroError, ProblemError) as exc:
                 return error_result(exc, self._services)
             finally:
-                if self._running.get(call_id) is scope:
-                    del self._running[call_id]
+                if self._running.get(name) is scope:
+                    del self._running[name]
         return data_result({"state": "cancelled"}, "the client cancelled the request", is_error=True)
 
     async def _work_of(
@@ -165,7 +169,7 @@ class McpServer:
 
     async def _run_code(self, ctx: Context, caller: Caller, code: str, run_id: str) -> CallToolResult:
         async with reported(self._hub, caller.chat_key, run_id, self._report(ctx)):
-            return await run_code(self._run, caller, code, run_id=run_id)
+            return await run_code(self._services, self._run, caller, code, run_id=run_id)
 
     async def _method(self, name: str) -> MethodEntry:
         await self._services.refresh()
@@ -264,21 +268,23 @@ class McpServer:
         if ctx.method == "notifications/cancelled" and ctx.request_id is None:
             request_id = (ctx.params or {}).get("requestId")
             caller = self._caller_of(ctx)
-            if caller.session is not None and isinstance(request_id, (str, int)):
-                await self._cancel(call_id_of(caller, request_id))
+            digest = request_digest(caller, request_id) if isinstance(request_id, (str, int)) else None
+            if digest is not None:
+                self._cancel(digest)
         return await call_next(ctx)
 
-    async def _cancel(self, call_id: str) -> None:
+    def _cancel(self, digest: str) -> None:
         """Cancel a request of a session, which this process or another gateway serves."""
-        scope = self._running.get(call_id)
+        scope = self._running.get(digest)
         if scope is not None:
             scope.cancel()
             return
-        await self._services.publisher.revoke(call_id)
+        self._services.publisher.revoke_request(digest)
 
 
 def _cursor(params: PaginatedRequestParams | None) -> str | None:
-    return None if params is None else params.cursor
+    # Some clients send an empty cursor for the first page.
+    return None if params is None else params.cursor or None
 
 
 def _text(given: dict[str, Any], name: str, default: str | None = None) -> str:

@@ -1,7 +1,8 @@
 """Bodies of requests, and what a person says in them.
 
-Fields that choose how a model samples are accepted and have no effect: the agent's settings decide. Fields
-that ask for another kind of answer are refused.
+Clients send what they have. Fields that choose how a model samples, and functions that the client offers,
+have no effect: the agent's settings decide, and it calls the methods of its plugins. A request that cannot
+be answered without them (`tool_choice` names a function, or requires one) is refused.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Annotated, Any, Final, Literal
 
+from loguru import logger
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from gateway.openai.errors import APIError
+from gateway.openai.tasks import is_note
 from gateway.parts import MOST_PARTS
 from nekro_client.models import Body, NewFilePart, NewImagePart, NewPart, NewTextPart
 
@@ -23,6 +26,9 @@ __all__ = ["CompletionBody", "ResponseBody", "newest_message", "newest_text_or_i
 _MOST_PAIRS: Final = 16
 _MOST_KEY_CHARS: Final = 64
 _MOST_VALUE_CHARS: Final = 512
+#: Most fields that a process names in its log; clients choose their names.
+_MOST_NOTED: Final = 100
+_noted: set[str] = set()
 
 
 def _short(text: str) -> str:
@@ -44,7 +50,7 @@ _Short = Annotated[str, AfterValidator(_short)]
 
 
 class _Body(Body):
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True)
 
     model: str
     stream: bool | None = None
@@ -53,16 +59,26 @@ class _Body(Body):
     safety_identifier: _Short | None = None
     prompt_cache_key: _Short | None = None
     tools: list[Any] | None = None
+    functions: list[Any] | None = None
+    tool_choice: Any = None
+    function_call: Any = None
 
     @property
     def person(self) -> str | None:
         """The person or conversation that the client states."""
         return self.user or self.safety_identifier or self.prompt_cache_key
 
-    def refuse_tools(self) -> None:
-        """Raise if the client wants to run functions of its own."""
-        if self.tools:
-            raise _bad("tools", "the agent calls its plugins' methods; it calls no functions of the client")
+    def refuse_demands(self) -> None:
+        """Name fields without effect in the log, once in each process; raise if a function must be called."""
+        for name in ("tool_choice", "function_call"):
+            if getattr(self, name) not in (None, "auto", "none"):
+                what = "the agent calls its plugins' methods; it calls no functions of the client"
+                raise _bad(name, f"{what}; leave it out, or set it to 'auto' or 'none'")
+        without_effect = [*(self.model_extra or ()), *(["tools"] if self.tools or self.functions else [])]
+        for name in without_effect[:_MOST_NOTED]:
+            if name not in _noted and len(_noted) < _MOST_NOTED:
+                _noted.add(name)
+                logger.bind(field=ascii(name[:_MOST_KEY_CHARS])).info("openai_field_ignored")
 
 
 class StreamOptions(BaseModel):
@@ -148,7 +164,8 @@ def _parts(content: object, *, param: str) -> list[NewPart]:
         raise _bad(param, "the content is neither a text nor a list of parts")
     if len(content) > MOST_PARTS:
         raise _bad(param, f"more than {MOST_PARTS} parts")
-    return [_part(part, param=f"{param}.{index}") for index, part in enumerate(content)]
+    parts = [_part(part, param=f"{param}.{index}") for index, part in enumerate(content)]
+    return [part for part in parts if not (isinstance(part, NewTextPart) and is_note(part.text))] or parts
 
 
 def _part(part: object, *, param: str) -> NewPart:

@@ -21,14 +21,31 @@ from gateway.problems import ProblemError
 from nekro_agent.ports import IncomingMessage
 from nekro_agent.shared_clock import shared_time
 from nekro_client.models import NewPart
+from storage.listings.chats import TRANSIENT
 from workers.composition import Services
 
-__all__ = ["MODEL", "Posted", "chosen_chat", "once_for", "post", "require_model", "run_once"]
+__all__ = [
+    "MODEL",
+    "Posted",
+    "chosen_chat",
+    "has_many_chats",
+    "once_for",
+    "post",
+    "require_model",
+    "run_once",
+    "stated_conversation",
+    "stated_person",
+    "transient_chat",
+]
 
 #: The one model: the agent, with the language model of its settings.
 MODEL: Final = "nekro"
+#: How the keys of chats begin that a key of all chats makes.
+_START: Final = "openai-"
 #: Person of a request that states none.
 _PERSON: Final = "openai-user"
+#: Longest id of a person or a conversation in a header.
+_MOST_HEADER_CHARS: Final = 512
 _WILDCARD: Final = re.compile(r"[*?\[]")
 
 
@@ -75,6 +92,47 @@ def chosen_chat(identity: Identity, header: str | None, *conversation: str | Non
     return key
 
 
+def has_many_chats(identity: Identity) -> bool:
+    """Whether a key has more than one chat."""
+    return _WILDCARD.search(identity.chats) is not None
+
+
+def transient_chat(identity: Identity, request_id: str) -> str:
+    """Return the key of a chat for one request alone, which lists leave out.
+
+    Raises:
+        APIError: the key has one chat only.
+        ProblemError: the key may not post.
+    """
+    wildcard = _WILDCARD.search(identity.chats)
+    if wildcard is None:
+        detail = "this request needs a chat of its own, and the key has one only"
+        raise APIError(HTTPStatus.BAD_REQUEST, "no_chat_for_request", detail)
+    digest = _digest(identity, (None, request_id))
+    key = f"{identity.chats[: wildcard.start()] or _START}{TRANSIENT}{digest}"
+    identity.require(Scope.POST, chat_key=key)
+    identity.require(Scope.READ)
+    return key
+
+
+def stated_person(request: Request, person: str | None) -> str | None:
+    """Return the person that a request states, in its body or as Open WebUI does."""
+    return person or _header(request, "x-openwebui-user-id")
+
+
+def stated_conversation(request: Request) -> str | None:
+    """Return the conversation that Open WebUI states."""
+    return _header(request, "x-openwebui-chat-id")
+
+
+def _header(request: Request, name: str) -> str | None:
+    value = request.headers.get(name, "").strip()
+    if len(value) > _MOST_HEADER_CHARS:
+        detail = f"the header {name} has more than {_MOST_HEADER_CHARS} characters"
+        raise APIError(HTTPStatus.BAD_REQUEST, "invalid_value", detail)
+    return value or None
+
+
 class Posted(BaseModel):
     """What a posted message has caused; repetitions of its request get the same."""
 
@@ -116,7 +174,7 @@ async def post(
         ProblemError: a part is not valid, or as from ``post_message``.
     """
     person = identity.user_id or user or _PERSON
-    content = await stored_content(services, chat_key, parts)
+    content = await stored_content(services, identity, chat_key, parts)
     message = IncomingMessage(
         chat_key=chat_key,
         text=content.text,
@@ -133,6 +191,10 @@ def _derived(identity: Identity, conversation: Sequence[str | None]) -> str:
     wildcard = _WILDCARD.search(identity.chats)
     if wildcard is None:
         return identity.chats
-    start = identity.chats[: wildcard.start()] or "openai-"
-    digest = hashlib.sha256(repr((identity.key_id, *conversation)).encode("utf-8", "surrogatepass"))
-    return f"{start}private_{digest.hexdigest()[:24]}"
+    start = identity.chats[: wildcard.start()] or _START
+    return f"{start}private_{_digest(identity, conversation)}"
+
+
+def _digest(identity: Identity, conversation: Sequence[str | None]) -> str:
+    text = repr((identity.key_id, *conversation))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:24]

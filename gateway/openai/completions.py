@@ -11,10 +11,32 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Header, Request, Response
 
 from gateway.dependencies import HubDep, IdentityDep, ServicesDep, take_stream
-from gateway.openai.answers import QUEUED_SECONDS, AnswerEnd, AnswerReader, Usage
+from gateway.openai.answers import (
+    QUEUED_SECONDS,
+    AnswerEnd,
+    AnswerReader,
+    Part,
+    Piece,
+    Program,
+    Usage,
+    Words,
+)
 from gateway.openai.bodies import CompletionBody, newest_message
-from gateway.openai.chats import MODEL, Posted, chosen_chat, once_for, post, require_model, run_once
-from gateway.openai.errors import NO_RETRY, APIError, OpenAIRoute, error_body
+from gateway.openai.chats import (
+    MODEL,
+    Posted,
+    chosen_chat,
+    once_for,
+    post,
+    require_model,
+    run_once,
+    stated_conversation,
+    stated_person,
+    transient_chat,
+)
+from gateway.openai.errors import NO_RETRY, APIError, OpenAIRoute
+from gateway.openai.tasks import is_task
+from gateway.problems import openai_error
 from gateway.streams.hub import SlowReaderError
 from gateway.web.responses import EventStream, JsonAnswer
 from nekro_agent.errors import BudgetExceededError, NekroError
@@ -55,20 +77,26 @@ async def complete_chat(
 ) -> Response:
     """Post the newest message of the user; the answer is what the agent sends to the chat in that turn.
 
+    What a front end asks for itself, such as a title of a conversation, gets a chat of its own.
+
     A repetition with the same `Idempotency-Key` posts nothing and has the same answer.
     """
     require_model(body.model)
-    body.refuse_tools()
+    body.refuse_demands()
     if body.n not in (None, 1):
         raise APIError(HTTPStatus.BAD_REQUEST, "invalid_value", "n: there is one answer", param="n")
     parts = newest_message(body.messages, param="messages")
-    chat_key = chosen_chat(identity, x_nekro_chat, body.person)
+    person, conversation = stated_person(request, body.person), stated_conversation(request)
     if body.stream:
         take_stream(request, identity)
-    once = await once_for(request, chat_key)
-    posted = await run_once(
-        once, lambda: post(services, identity, chat_key, parts, body.person, once=once.name)
-    )
+    if is_task(body.messages):
+        once = await once_for(request, "")
+        chat_key = transient_chat(identity, once.id)
+    else:
+        stated = (person,) if conversation is None else (person, conversation)
+        chat_key = chosen_chat(identity, x_nekro_chat, *stated)
+        once = await once_for(request, chat_key)
+    posted = await run_once(once, lambda: post(services, identity, chat_key, parts, person, once=once.name))
     completion = _Completion(posted, AnswerReader(request, services, hub))
     if body.stream:
         with_usage = bool(body.stream_options and body.stream_options.include_usage)
@@ -94,8 +122,8 @@ class _Completion:
                 async for part in self._parts():
                     if isinstance(part, AnswerEnd):
                         end = part
-                    else:
-                        texts.append(part)
+                    elif isinstance(part, Piece) and part.text and not part.is_preface:
+                        texts.append(part.text)
         except TimeoutError as exc:
             raise self._error("turn_timeout", f"the turn {self._turn_id} has not ended") from exc
         except SlowReaderError as exc:
@@ -104,7 +132,7 @@ class _Completion:
             raise self._error("stopping", _stopped(self._turn_id))
         if end.error is not None:
             raise self._error(*end.error)
-        message = {"role": "assistant", "content": "".join(texts), "refusal": None}
+        message = {"role": "assistant", "content": _BETWEEN.join(texts), "refusal": None}
         choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
         return JsonAnswer(
             {
@@ -118,12 +146,20 @@ class _Completion:
         )
 
     async def chunks(self, *, with_usage: bool) -> AsyncIterator[dict[str, str]]:
-        """Yield the answer in pieces, one or more for each message of the agent."""
+        """Yield the answer in pieces: words as they are written, each message, programs as reasoning.
+
+        Words that were withdrawn cannot be taken back; the messages follow them, as they follow each other.
+        """
         yield self._chunk({"role": "assistant", "content": ""})
+        content = _Content()
         try:
-            async for part in self._parts():
-                if isinstance(part, str):
-                    yield self._chunk({"content": part})
+            async for part in self._parts(with_live=True):
+                if isinstance(part, Program):
+                    yield self._chunk({"reasoning_content": _reasoning(part)})
+                    continue
+                if not isinstance(part, AnswerEnd):
+                    if text := content.grown_by(part):
+                        yield self._chunk({"content": text})
                     continue
                 if part.error is not None:
                     yield _failure(*part.error)
@@ -139,17 +175,12 @@ class _Completion:
         except NekroError as exc:
             yield _failure(exc.code, "the answer cannot be read at present; the turn goes on")
 
-    async def _parts(self) -> AsyncIterator[str | AnswerEnd]:
+    async def _parts(self, *, with_live: bool = False) -> AsyncIterator[Part]:
         if self._turn_id is None:  # blocked, or not addressed to the agent
             yield AnswerEnd(state="done", error=None, usage=Usage())
             return
-        is_first = True
-        async for part in self._reader.read(self._turn_id):
-            if isinstance(part, AnswerEnd):
-                yield part
-            elif part.text:
-                yield part.text if is_first else _BETWEEN + part.text
-                is_first = False
+        async for part in self._reader.read(self._turn_id, with_live=with_live):
+            yield part
 
     def _chunk(
         self,
@@ -173,8 +204,29 @@ class _Completion:
         return APIError(_status_of(code), code, message, headers=NO_RETRY)
 
 
+class _Content:
+    """The text of a streamed answer."""
+
+    def __init__(self) -> None:
+        self._has_text = False
+        #: Characters of the next piece that its words had.
+        self._shown = 0
+
+    def grown_by(self, part: Words | Piece) -> str:
+        """Return the text that a part of the answer adds to it."""
+        new = part.text if isinstance(part, Words) else part.text[self._shown :]
+        begins = new and not self._shown and self._has_text
+        self._shown = self._shown + len(new) if isinstance(part, Words) else 0
+        self._has_text |= bool(new)
+        return _BETWEEN + new if begins else new
+
+
+def _reasoning(part: Program) -> str:
+    return f"```python\n{part.code}\n```\n" if part.code else f"{part.method}\n"
+
+
 def _failure(code: str, message: str) -> dict[str, str]:
-    return {"data": json.dumps(error_body(_status_of(code), code, message))}
+    return {"data": json.dumps(openai_error(_status_of(code), code, message))}
 
 
 def _stopped(turn_id: str | None) -> str:
@@ -191,6 +243,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        **usage.mark,
     }
 
 

@@ -10,21 +10,15 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from gateway.problems import ProblemError, shown_text, status_of
+from gateway.problems import ProblemError, openai_error, shown_text, status_of
 from gateway.routing import KeyedRoute
 from gateway.web.responses import JsonAnswer
 from nekro_agent.errors import NekroError
 
-__all__ = ["NO_RETRY", "APIError", "OpenAIRoute", "error_body"]
+__all__ = ["NO_RETRY", "APIError", "OpenAIRoute"]
 
 #: OpenAI's client repeats requests that failed; one whose message is recorded must not be repeated.
 NO_RETRY: Final = {"x-should-retry": "false"}
-_TYPES: Final = {
-    HTTPStatus.UNAUTHORIZED: "authentication_error",
-    HTTPStatus.FORBIDDEN: "permission_error",
-    HTTPStatus.NOT_FOUND: "not_found_error",
-    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
-}
 
 
 class APIError(Exception):
@@ -61,12 +55,6 @@ class OpenAIRoute(KeyedRoute):
         return guarded
 
 
-def error_body(status: HTTPStatus, code: str, message: str, *, param: str | None = None) -> dict[str, Any]:
-    """Return the body of an error."""
-    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
 def _answer(request: Request, error: Exception) -> Response:
     headers: Mapping[str, str] | None = None
     param = None
@@ -85,7 +73,8 @@ def _answer(request: Request, error: Exception) -> Response:
         code = status.name.lower()
     elif isinstance(error, NekroError):
         status, code, message = status_of(error), error.code, shown_text(request, error)
+        headers = NO_RETRY if status is HTTPStatus.INSUFFICIENT_STORAGE else None
     else:
         raise error
     text = message.encode("utf-8", "backslashreplace").decode()
-    return JsonAnswer(error_body(status, code, text, param=param), status_code=status, headers=headers)
+    return JsonAnswer(openai_error(status, code, text, param=param), status_code=status, headers=headers)

@@ -17,14 +17,27 @@ from gateway.idempotency import OnceDep
 from gateway.identity import Identity, Scope
 from gateway.openai.answers import QUEUED_SECONDS, AnswerReader
 from gateway.openai.bodies import ResponseBody, newest_text_or_items
-from gateway.openai.chats import Posted, chosen_chat, once_for, post, require_model, run_once
+from gateway.openai.chats import (
+    Posted,
+    chosen_chat,
+    has_many_chats,
+    once_for,
+    post,
+    require_model,
+    run_once,
+    stated_conversation,
+    stated_person,
+    transient_chat,
+)
 from gateway.openai.errors import NO_RETRY, APIError, OpenAIRoute
-from gateway.openai.response_events import ResponseView, item_of
+from gateway.openai.response_events import ResponseView
 from gateway.streams.hub import SlowReaderError
 from gateway.web.responses import EventStream, JsonAnswer
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import NekroError
 from storage.access.openai_responses import OpenAIResponse
+from storage.access.stored_bytes import ROW_BYTES, size_of
+from storage.states import StoredKind
 from workers.composition import Services
 
 __all__ = ["router"]
@@ -51,7 +64,7 @@ async def create_response(
 ) -> Response:
     """Post the newest message of the user; the response is what the agent sends to the chat in that turn."""
     require_model(body.model)
-    body.refuse_tools()
+    body.refuse_demands()
     if body.background and body.store is False:
         raise _bad("store", "a background response is read later, so it must be stored")
     if body.previous_response_id and body.conversation_id:
@@ -62,7 +75,9 @@ async def create_response(
     once = await once_for(request, x_nekro_chat or "")
     # A repetition with the same Idempotency-Key is the same response.
     response_id = f"resp_{once.id}"
-    chat_key = await _chat_of(services, identity, body, x_nekro_chat, response_id)
+    person, conversation = stated_person(request, body.person), stated_conversation(request)
+    stated = (person, body.conversation_id or conversation)
+    chat_key = await _chat_of(services, identity, body, x_nekro_chat, stated, response_id)
 
     def row_of(posted: Posted) -> OpenAIResponse:
         return OpenAIResponse(
@@ -78,10 +93,12 @@ async def create_response(
         )
 
     async def work() -> Posted:
-        posted = await post(services, identity, chat_key, parts, body.person, once=once.name)
+        posted = await post(services, identity, chat_key, parts, person, once=once.name)
         if body.store is not False:
             async with services.database.begin() as transaction:
                 await transaction.openai_responses.add(row_of(posted))
+                size = ROW_BYTES + size_of(json.dumps(_stated(body)))
+                transaction.stored_bytes.add(identity.account_id, StoredKind.ROUNDS, size, refuses=False)
         return posted
 
     row = row_of(await run_once(once, work))
@@ -144,17 +161,25 @@ async def delete_response(response_id: str, services: ServicesDep, identity: Ide
 
 
 async def _chat_of(
-    services: Services, identity: Identity, body: ResponseBody, header: str | None, response_id: str
+    services: Services,
+    identity: Identity,
+    body: ResponseBody,
+    header: str | None,
+    stated: tuple[str | None, str | None],
+    response_id: str,
 ) -> str:
     """Return the chat of a new response: that of the previous one, or as ``chosen_chat`` chooses.
 
-    Without any statement the response begins a conversation of its own.
+    Without any statement the response begins a conversation of its own, which lists leave out.
+
+    Args:
+        stated: person and conversation, as the request states them.
     """
     if body.previous_response_id is not None:
         previous = await _found(services, identity, body.previous_response_id, Scope.POST)
         return previous.chat_key
-    stated = (body.person, body.conversation_id)
-    return chosen_chat(identity, header, *(stated if any(stated) else (None, response_id)))
+    is_new = header is None and not any(stated) and has_many_chats(identity)
+    return transient_chat(identity, response_id) if is_new else chosen_chat(identity, header, *stated)
 
 
 async def _whole(row: OpenAIResponse, reader: AnswerReader, *, seconds: float) -> Response:
@@ -180,7 +205,7 @@ async def _now(row: OpenAIResponse, reader: AnswerReader) -> ResponseView:
         await view.finish(reader)
     else:
         view.status = await reader.state(row.turn_id)
-        view.output = [item_of(piece) for piece in await reader.so_far(row.turn_id)]
+        view.add_pieces(await reader.so_far(row.turn_id))
     return view
 
 

@@ -37,6 +37,8 @@ _OPENS_CORS: Final = b"access-control-"
 #: Secrets of the gateway itself, which no plugin receives. A key also counts if its secret is cut.
 _OWN_KEY: Final = re.compile(rb"nk_[0-9a-f]{16}_")
 _OWN_COOKIES: Final = (b"nekro_", b"__Host-nekro_", b"__Secure-nekro_")
+#: In the answer, in the gateway's log and in the worker's.
+_REQUEST_ID: Final = b"x-request-id"
 #: A document with it has an origin of its own and runs no script.
 _INERT: Final = (b"content-security-policy", b"sandbox")
 
@@ -51,12 +53,14 @@ def request_headers(scope: Scope, access: PluginAccess, *, prefix: str) -> RawHe
     kept = [
         (name, value)
         for name, value in plugin_headers(scope["headers"], access)
-        if name not in gone and not name.startswith(b"x-forwarded-")
+        if name not in gone and name != _REQUEST_ID and not name.startswith(b"x-forwarded-")
     ]
+    request_id = scope["state"]["request_id"]
     client = scope.get("client")
     kept += [
         (b"x-forwarded-proto", str(scope.get("scheme", "http")).encode("latin-1")),
         (b"x-forwarded-prefix", prefix.encode("latin-1")),
+        (_REQUEST_ID, request_id.encode("latin-1")),
     ]
     if client:
         kept.append((b"x-forwarded-for", str(client[0]).encode("latin-1")))

@@ -236,7 +236,12 @@ class _PluginAnswer(Response):
 
 def _caller(identity: Identity) -> WebCaller:
     role = Role.Super if KeyScope.ADMIN in identity.scopes else Role.User
-    return WebCaller(name=identity.user_id or identity.name, user_id=identity.user_id, level=role)
+    return WebCaller(
+        name=identity.user_id or identity.name,
+        user_id=identity.user_id,
+        level=role,
+        account_id=identity.account_id,
+    )
 
 
 class _Incoming:

@@ -35,7 +35,7 @@ class WebhookAnswer(BaseModel):
     data: dict[str, list[dict[str, Any]]]
 
 
-@router.post("/api/webhook/{endpoint}")
+@router.post("/api/webhook/{endpoint}", openapi_extra={"requestBody": {"content": {"application/json": {}}}})
 async def receive_webhook(endpoint: str, request: Request, services: ServicesDep) -> WebhookAnswer:
     """Run the webhook of every plugin that serves the endpoint, each as a task of its own.
 

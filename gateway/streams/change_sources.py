@@ -12,7 +12,7 @@ from typing import Final
 
 from messaging.queue_figures import dead_mark, read_queues
 from nekro_client.models import ChangeKind
-from storage.repositories.overview import OverviewRepository
+from storage.listings.overview import OverviewRepository
 from workers.composition import Services
 
 __all__ = ["SOURCES", "Marks"]

@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import ExitStack
 from datetime import timedelta
+from itertools import chain
 from typing import Final
 
 from codec.wire import new_id
@@ -43,23 +44,24 @@ _LOST_EVERY: Final = 5
 #: How far back that looks: three such searches. An event that takes longer from its time to its commit is
 #: sent only with the chat's next one.
 _LOST_SECONDS: Final = 15.0
-_KINDS: Final[Mapping[str, ChangeKind]] = {
-    EventType.MESSAGE_RECEIVED: ChangeKind.CHATS,
-    EventType.MESSAGE_SENT: ChangeKind.CHATS,
-    EventType.MESSAGE_NOTED: ChangeKind.CHATS,
-    EventType.FILE_SENT: ChangeKind.CHATS,
-    EventType.TURN_STARTED: ChangeKind.TURNS,
-    EventType.TURN_ENDED: ChangeKind.TURNS,
-    EventType.ROUND_STARTED: ChangeKind.TURNS,
-    EventType.ROUND_ENDED: ChangeKind.TURNS,
-    EventType.JOB_STARTED: ChangeKind.JOBS,
-    EventType.JOB_PROGRESS: ChangeKind.JOBS,
-    EventType.JOB_ENDED: ChangeKind.JOBS,
-    EventType.APPROVAL_REQUESTED: ChangeKind.APPROVALS,
-    EventType.APPROVAL_DECIDED: ChangeKind.APPROVALS,
+_KINDS: Final[Mapping[str, tuple[ChangeKind, ...]]] = {
+    EventType.MESSAGE_RECEIVED: (ChangeKind.CHATS,),
+    EventType.MESSAGE_SENT: (ChangeKind.CHATS,),
+    EventType.MESSAGE_NOTED: (ChangeKind.CHATS,),
+    EventType.FILE_SENT: (ChangeKind.CHATS,),
+    EventType.TURN_STARTED: (ChangeKind.TURNS,),
+    EventType.TURN_ENDED: (ChangeKind.TURNS,),
+    EventType.ROUND_STARTED: (ChangeKind.TURNS,),
+    EventType.ROUND_ENDED: (ChangeKind.TURNS,),
+    EventType.JOB_STARTED: (ChangeKind.JOBS,),
+    EventType.JOB_PROGRESS: (ChangeKind.JOBS,),
+    EventType.JOB_ENDED: (ChangeKind.JOBS,),
+    EventType.APPROVAL_REQUESTED: (ChangeKind.APPROVALS,),
+    #: Also the turn that waited for it.
+    EventType.APPROVAL_DECIDED: (ChangeKind.APPROVALS, ChangeKind.TURNS),
 }
 #: Of events whose types are not known.
-_ALL_OF_CHAT: Final = tuple(dict.fromkeys(_KINDS.values()))
+_ALL_OF_CHAT: Final = tuple(dict.fromkeys(chain.from_iterable(_KINDS.values())))
 
 
 class Changes:
@@ -123,7 +125,9 @@ class Changes:
 
     def added(self, chat_key: str, number: int, types: frozenset[str]) -> None:
         """Process an announcement of events; see ``gateway.streams.hub.Observer``."""
-        kinds = {_KINDS[one] for one in types if one in _KINDS} if types else _ALL_OF_CHAT
+        kinds: Iterable[ChangeKind] = _ALL_OF_CHAT
+        if types:
+            kinds = set(chain.from_iterable(_KINDS.get(one, ()) for one in types))
         hints = [Hint(kind, chat_key) for kind in kinds]
         for hint in hints:
             self._announced[hint] = max(number, self._announced.get(hint, 0))
@@ -256,7 +260,7 @@ class Changes:
             rows = await transaction.change_listing.recent_events(since=since)
         newest: dict[Hint, int] = {}
         for chat_key, kind, number in rows:
-            if kind in _KINDS:
-                hint = Hint(_KINDS[kind], chat_key)
+            for changed in _KINDS.get(kind, ()):
+                hint = Hint(changed, chat_key)
                 newest[hint] = max(number, newest.get(hint, 0))
         return newest

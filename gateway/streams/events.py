@@ -16,7 +16,9 @@ from storage.repositories.events import ChatEvent
 __all__ = ["LIVE_TYPES", "Position", "StreamEvent", "live_event", "lost_frame", "mark_of", "stream_event"]
 
 #: Types of events that are not kept.
-LIVE_TYPES: Final = frozenset({EventType.MODEL_DELTA, EventType.OUTPUT_CHUNK, EventType.CALL_PROGRESS})
+LIVE_TYPES: Final = frozenset(
+    {EventType.MESSAGE_DELTA, EventType.MODEL_DELTA, EventType.OUTPUT_CHUNK, EventType.CALL_PROGRESS}
+)
 
 
 @dataclass(frozen=True)

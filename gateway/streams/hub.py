@@ -222,10 +222,7 @@ class EventHub:
 
     @contextmanager
     def owned(self, owner: Identity, end: Callable[[], None]) -> Iterator[None]:
-        """Call ``end`` inside the block when the owner's key is revoked or expires; a second later at most.
-
-        Owners without a key end when there is a key.
-        """
+        """Call ``end`` in the block when the owner's key is revoked or expires, within a second."""
         self._owners[end] = owner.key_id
         try:
             yield
@@ -405,14 +402,11 @@ class EventHub:
                     await self._check(keys[begin : begin + _CHECKED])
 
     async def _end_invalid(self) -> None:
-        owners = set(self._owners.values())
+        owners = {key_id for key_id in self._owners.values() if key_id is not None}
         if not owners:
             return
         async with self._database.read() as transaction:
-            valid = await transaction.keys.valid_of({one for one in owners if one is not None})
-            ended = owners - valid - {None}
-            if None in owners and await transaction.keys.any():
-                ended.add(None)
+            ended = owners - await transaction.keys.valid_of(owners)
         for end, key_id in list(self._owners.items()):
             if key_id in ended:
                 end()

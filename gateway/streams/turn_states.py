@@ -8,9 +8,9 @@ from typing import Protocol
 
 from nekro_client.models import TurnCause, TurnError, TurnState
 from storage.repositories.events import ChatEvent
-from storage.states import RoundState, TriggerKind
+from storage.states import ApprovalState, RoundState, TriggerKind
 
-__all__ = ["TurnEnd", "turn_cause"]
+__all__ = ["TurnEnd", "awaited", "turn_cause"]
 
 _TURN_STATES: Mapping[RoundState, TurnState] = {
     RoundState.DONE: TurnState.DONE,
@@ -43,25 +43,39 @@ class _Round(Protocol):
 class TurnEnd:
     """How a turn stands."""
 
-    def __init__(self, rounds: Sequence[_Round], takers: Sequence[_Round], end: ChatEvent | None) -> None:
+    def __init__(
+        self,
+        rounds: Sequence[_Round],
+        takers: Sequence[_Round],
+        end: ChatEvent | None,
+        approvals: Mapping[str, ApprovalState],
+    ) -> None:
         """Compute the state from the rows.
 
         Args:
             rounds: rounds of the turn, at least one.
             takers: rounds of other turns into which some of them were merged.
             end: its event ``turn.ended``; None while it is open, or if the event has expired.
+            approvals: the states of the requests that ``awaited`` names.
         """
+        self._approvals = [(one, approvals[one]) for one in awaited(end) if one in approvals]
         self._rounds, self._all, self._end = rounds, (*rounds, *takers), end
 
     @property
     def state(self) -> TurnState:
         """Its state."""
         if self._end is not None:
-            return TurnState(self._end.data["state"])
+            state = TurnState(self._end.data["state"])
+            return self._after_wait() if state is TurnState.WAITING else state
         if not self._open():
             return _TURN_STATES[self._last().state]
         has_started = any(item.started_at is not None for item in self._all)
         return TurnState.RUNNING if has_started else TurnState.WAITING
+
+    @property
+    def waits_for(self) -> list[str]:
+        """The requests for approval that people have not decided yet."""
+        return [one for one, state in self._approvals if state is ApprovalState.PENDING]
 
     @property
     def started_at(self) -> datetime | None:
@@ -70,7 +84,7 @@ class TurnEnd:
 
     @property
     def finished_at(self) -> datetime | None:
-        """When it ended; None while it is open."""
+        """When its last round ended; None while one is open."""
         if self._end is not None:
             return self._end.created_at
         return None if self._open() else self._last().finished_at
@@ -84,6 +98,12 @@ class TurnEnd:
             return TurnError(code=self._end.data["error"]["code"], text=self._end.data["error"]["text"])
         return TurnError(code=_UNKNOWN, text=self._last().error or "")
 
+    def _after_wait(self) -> TurnState:
+        if self.waits_for:
+            return TurnState.WAITING
+        is_withdrawn = any(state is ApprovalState.CANCELLED for _, state in self._approvals)
+        return TurnState.CANCELLED if is_withdrawn else TurnState.DONE
+
     def _open(self) -> bool:
         return any(item.state in (RoundState.REQUESTED, RoundState.RUNNING) for item in self._all)
 
@@ -93,6 +113,11 @@ class TurnEnd:
         return max(
             ended or self._rounds, key=lambda item: (item.finished_at or item.requested_at, item.sequence)
         )
+
+
+def awaited(end: ChatEvent | None) -> list[str]:
+    """Return the requests for approval that were not decided when a turn ended."""
+    return [] if end is None else list(end.data.get("waits_for", ()))
 
 
 def turn_cause(item: _Round) -> TurnCause:

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias
 
 from broker_config.settings import Settings
 from gateway.streams.round_events import RoundEvents, by_round
-from gateway.streams.turn_states import TurnEnd, turn_cause
+from gateway.streams.turn_states import TurnEnd, awaited, turn_cause
 from gateway.views import job_answer, message_answer
 from messaging.tracing import recorded_trace_id
 from nekro_agent.errors import NotFoundError
@@ -44,13 +44,16 @@ class TurnSource(Protocol):
     def settings(self) -> Settings: ...
 
 
-async def read_turn(services: TurnSource, turn_id: str, *, with_values: bool = True) -> models.Turn:
+async def read_turn(
+    services: TurnSource, turn_id: str, *, with_values: bool = True, with_prompts: bool = False
+) -> models.Turn:
     """Return a turn with everything that is recorded of it.
 
     The rounds are its own, and the ones of other turns into which its rounds were merged.
 
     Args:
         with_values: False leaves out the arguments and results of calls, of which a turn may have thousands.
+        with_prompts: also what was sent to the model, where that is kept.
 
     Raises:
         NotFoundError: there is no such turn.
@@ -68,15 +71,19 @@ async def read_turn(services: TurnSource, turn_id: str, *, with_values: bool = T
         shown = {item.id: item for item in (*rounds, *takers)}
         ordered = sorted(shown.values(), key=lambda item: item.sequence)
         calls = {item.id: await _calls(transaction, item) for item in ordered}
+        kept = await transaction.prompts.kept(list(shown))
+        prompts = await transaction.prompts.of_rounds(kept) if with_prompts and kept else {}
         cause = await _cause(transaction, first)
         following = await _following(transaction, turn_id, calls.values(), jobs)
+        approvals = await transaction.approvals.states(awaited(end))
     of_round = by_round(events)
-    turn = TurnEnd(rounds, takers, end)
+    turn = TurnEnd(rounds, takers, end, approvals)
     trace_id = recorded_trace_id(trace_of(first))
     return models.Turn(
         id=turn_id,
         chat_key=first.chat_key,
         state=turn.state,
+        waits_for=turn.waits_for,
         cause=cause,
         merged_into=next((taker.turn_id for taker in takers), None),
         trace_id=trace_id,
@@ -86,7 +93,9 @@ async def read_turn(services: TurnSource, turn_id: str, *, with_values: bool = T
         finished_at=turn.finished_at,
         error=turn.error,
         rounds=[
-            _round(item, calls[item.id], RoundEvents(of_round.get(item.id, ())), with_values=with_values)
+            _round(
+                item, calls[item.id], RoundEvents(of_round.get(item.id, ())), with_values=with_values
+            ).model_copy(update={"prompt_kept": item.id in kept, "prompt": _prompt(prompts.get(item.id))})
             for item in ordered
         ],
         messages=[message_answer(item, services.file_ids) for item in messages],
@@ -226,6 +235,7 @@ def _round(
         tool_calls_kept=answered.get("tool_calls_kept", True),
         prompt_tokens=item.prompt_tokens,
         completion_tokens=item.completion_tokens,
+        tokens_estimated=bool(item.tokens_estimated),
         cost=item.cost,
         answer=item.answer,
         code=item.code,
@@ -235,6 +245,10 @@ def _round(
         calls=[_call(call, row, item, events, with_values=with_values) for call, row in known.values()],
         error=_round_error(item),
     )
+
+
+def _prompt(messages: list[dict[str, Any]] | None) -> list[models.PromptMessage] | None:
+    return None if messages is None else [models.PromptMessage.model_validate(item) for item in messages]
 
 
 def _round_error(item: Round) -> TurnError | None:

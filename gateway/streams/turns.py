@@ -17,7 +17,12 @@ __all__ = ["turn_end", "turn_events"]
 
 
 async def turn_events(
-    hub: EventHub, database: Database, turn_id: str, *, owner: Identity | None = None
+    hub: EventHub,
+    database: Database,
+    turn_id: str,
+    *,
+    owner: Identity | None = None,
+    with_live: bool = False,
 ) -> AsyncGenerator[StreamEvent, None]:
     """Yield the kept events of a turn up to its end, which is the last one.
 
@@ -29,6 +34,7 @@ async def turn_events(
 
     Args:
         owner: as of ``EventHub.stream``.
+        with_live: also its live events, which may be missing.
 
     Raises:
         NotFoundError: there is no such turn.
@@ -38,7 +44,7 @@ async def turn_events(
     if begin is None:  # retention has deleted its events, so it ended long ago
         return
     takers: set[str] = set()
-    stream = hub.stream(first.chat_key, after=begin - 1, with_live=False, owner=owner)
+    stream = hub.stream(first.chat_key, after=begin - 1, with_live=with_live, owner=owner)
     with suppress(EventsLostError):
         async with aclosing(stream) as events:
             async for item in events:

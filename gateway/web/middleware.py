@@ -28,8 +28,9 @@ from gateway.web.tickets import take_ticket
 from messaging.tracing import span, trace_headers
 from runtime.metrics import metrics
 from workers.ops.host_header import AllowedHosts, is_loopback
+from workers.web.site import has_ambiguous_length
 
-__all__ = ["HostCheck", "RequestContext"]
+__all__ = ["ANSWER_HEADERS", "HostCheck", "RequestContext"]
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 #: Source: W3C Trace Context, section 3.2.
@@ -47,8 +48,31 @@ _HEAD_BYTES: Final = 32 << 10
 _LINKS: Final = "/links/"
 #: The coding of a body that is not encoded (RFC 9110, section 12.5.3).
 _PLAIN: Final = "identity"
+_AMBIGUOUS: Final = (
+    HTTPStatus.BAD_REQUEST,
+    "length_ambiguous",
+    "send Content-Length, or with HTTP/1.1 Transfer-Encoding instead of it",
+)
+_FULL: Final = (
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    "overloaded",
+    "too many connections (NEKRO_GATEWAY__CONNECTIONS); send the request again",
+)
+_INTERNAL: Final = (
+    HTTPStatus.INTERNAL_SERVER_ERROR,
+    "internal",
+    "internal error; the gateway's log has it under the request's id",
+)
+_STOPPING: Final = (
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    "stopping",
+    "the gateway is stopping, and the request was not done in time; send it again, with the same"
+    " Idempotency-Key if it had one: it may have had its effect",
+)
+_AGAIN: Final = {"Retry-After": "1", "Connection": "close"}
 _SAFE_SITES: Final = ("same-origin", "none")
-_HEADERS: Final = {
+#: Of every answer, but those of plugins' pages.
+ANSWER_HEADERS: Final = {
     # Of sessions: a cache in front of the gateway does not know that their cookie gives the rights.
     "cache-control": "no-store",
     "x-content-type-options": "nosniff",
@@ -78,7 +102,7 @@ class RequestContext:
         scope.setdefault("state", {}).update(request_id=request_id, held=held, ticket=take_ticket(scope))
         is_page = scope["path"].startswith(_PAGES)
         abort = scope["state"].get("abort")
-        answer = _Recorded(send, request_id, defaults={} if is_page else _HEADERS, abort=abort)
+        answer = _Recorded(send, request_id, defaults={} if is_page else ANSWER_HEADERS, abort=abort)
         started = time.perf_counter()
         metrics().http_in_flight.inc()
         try:
@@ -98,17 +122,21 @@ class RequestContext:
     async def _serve(self, scope: Scope, receive: Receive, answer: _Recorded) -> None:
         try:
             await self._app(scope, receive, answer)
-        except Exception as exc:  # the edge of the process: the log has the cause, the client its id
-            logger.opt(exception=exc).error("request_failed")
-            if answer.status:
-                raise  # the answer has begun; the server closes the connection
-            problem = problem_response(
-                Request(scope),
-                HTTPStatus.INTERNAL_SERVER_ERROR,
-                "internal",
-                "internal error; the gateway's log has it under the request's id",
-            )
-            await problem(scope, receive, answer)
+        except (
+            Exception,
+            asyncio.CancelledError,
+        ) as exc:  # the edge: the log has the cause, the client its id
+            if not _is_cut(exc):
+                logger.opt(exception=exc).error("request_failed")
+                problem = problem_response(Request(scope), *_INTERNAL)
+            elif scope["app"].state.stopping.is_set():
+                logger.warning("request_cut")
+                problem = problem_response(Request(scope), *_STOPPING, headers=_AGAIN)
+            else:
+                raise
+            if not answer.status:
+                await problem(scope, receive, answer)
+            # Else the answer has begun; the server closes the connection, since it has no end.
 
     def _record(self, scope: Scope, answer: _Recorded, route: str, method: str, started: float) -> None:
         ended = time.perf_counter()
@@ -185,6 +213,14 @@ class HostCheck:
             await send({"type": "websocket.close", "code": 1008})
             return
         if scope["type"] == "http":
+            if scope["state"].get("is_full", bool)():
+                await problem_response(Request(scope), *_FULL, headers=_AGAIN)(scope, receive, send)
+                return
+            if has_ambiguous_length(scope):
+                # A proxy before us may see another end of the body, and take what follows for a request.
+                problem = problem_response(Request(scope), *_AMBIGUOUS, headers={"Connection": "close"})
+                await problem(scope, receive, send)
+                return
             fault = self._fault(scope)
             if fault is not None:
                 await problem_response(Request(scope), *fault)(scope, receive, send)
@@ -225,6 +261,12 @@ class HostCheck:
             # A link to a page may be followed; what it answers stays with this origin.
             return not (method == "GET" and headers.get("sec-fetch-mode") == "navigate")
         return origin is not None and origin.partition("://")[2] != headers.get("host")
+
+
+def _is_cut(error: BaseException) -> bool:
+    """Whether the server cancelled the request; a route may raise the same error for a task of its own."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 def _size(scope: Scope) -> int:

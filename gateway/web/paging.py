@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import Query
+from pydantic import AfterValidator, AwareDatetime
 
 from gateway.problems import ProblemError
 
-__all__ = ["Cursor", "Limit", "cursor_invalid", "cursor_of", "number_of", "text_of"]
+__all__ = [
+    "Cursor",
+    "Limit",
+    "Moment",
+    "cursor_invalid",
+    "cursor_of",
+    "number_of",
+    "place_of",
+    "place_text",
+    "text_of",
+]
+
+
+def _in_utc(moment: datetime) -> datetime:
+    """Refuse a time that UTC does not have: in the first or last hours of all that can be written."""
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("it is before the year 1 or after the year 9999") from None
+
 
 Limit = Annotated[int, Query(ge=1, le=200)]
 Cursor = Annotated[str | None, Query(max_length=2000)]
+#: A time with its offset.
+Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 
 
 def cursor_of(position: str | int) -> str:
@@ -44,6 +67,27 @@ def number_of(cursor: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         raise cursor_invalid()
     return int(text)
+
+
+def place_text(at: datetime, key: str) -> str:
+    """Return the position of a list that is in the order of times, then keys, for ``cursor_of``."""
+    return f"{at.isoformat()} {key}"
+
+
+def place_of(cursor: str) -> tuple[datetime, str]:
+    """Return time and key of a cursor that was made with ``place_text``.
+
+    Raises:
+        ProblemError: 422, it is none of ours.
+    """
+    moment, _, key = text_of(cursor).partition(" ")
+    try:
+        at = datetime.fromisoformat(moment)
+        if at.tzinfo is None:
+            raise cursor_invalid()
+        return at.astimezone(UTC), key
+    except (ValueError, OverflowError):
+        raise cursor_invalid() from None
 
 
 def cursor_invalid() -> ProblemError:

@@ -9,7 +9,8 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Final
+from http import HTTPStatus
+from typing import Any
 
 import h11
 import uvicorn
@@ -17,11 +18,14 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from broker_config.settings import GatewaySettings
+from codec.wire import new_id
+from gateway.problems import PROBLEM_TYPE
 from gateway.web.listener import url_of
+from gateway.web.middleware import ANSWER_HEADERS
+from nekro_agent.durations import CLOSE_STEP_SECONDS
+from nekro_client.models import Problem
 
 __all__ = ["GatewayServer", "protocol", "serve"]
-
-_LATE: Final = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
 async def serve(app: FastAPI, listener: socket.socket, *, on_ready: Callable[[str], None]) -> None:
@@ -47,14 +51,13 @@ class GatewayServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=protocol(settings.body_seconds),
+                http=protocol(settings.body_seconds, connections=settings.connections),
                 lifespan="off",
                 log_config=None,
                 access_log=False,
                 # A header must not choose the address that decides about full rights.
                 proxy_headers=False,
                 server_header=False,
-                limit_concurrency=settings.connections,
                 timeout_graceful_shutdown=int(settings.drain_seconds),
                 ws="none",
             )
@@ -73,10 +76,14 @@ class GatewayServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End the streams, then wait for requests."""
         self._app.state.stopping.set()
+        # A request that is cut at the end of the drain time may be sent again, as after a crash.
+        self._app.state.services.caller.leave_calls()
         self._app.state.mcp.end()
         self._app.state.hub.end()
         self._app.state.changes.end()
         await super().shutdown(sockets)
+        if self.server_state.tasks:  # cancelled at the end of the drain time; each answers that it was cut
+            await asyncio.wait(self.server_state.tasks, timeout=CLOSE_STEP_SECONDS)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -109,56 +116,94 @@ def _end(transport: asyncio.Transport, unsent: int) -> None:
         unsent: bytes that waited for the client when its time began.
     """
     if not transport.is_closing():
-        transport.write(_LATE)
+        detail = "no complete request came in time"
+        transport.write(_whole(HTTPStatus.REQUEST_TIMEOUT, "headers_too_slow", detail))
         transport.close()
     elif transport.get_write_buffer_size() >= unsent:
         _drop(transport)
 
 
-def protocol(seconds: float) -> type[H11Protocol]:
+def _whole(status: HTTPStatus, code: str, detail: str) -> bytes:
+    """Return the answer to what is not a request, and so does not reach the application."""
+    problem = Problem(title=status.phrase, status=status, detail=detail, code=code, request_id=new_id())
+    body = problem.model_dump_json()
+    headers = {
+        **ANSWER_HEADERS,
+        "connection": "close",
+        "content-type": PROBLEM_TYPE,
+        "content-length": str(len(body)),
+        "x-request-id": str(problem.request_id),
+    }
+    lines = [f"HTTP/1.1 {status} {status.phrase}", *(f"{name}: {headers[name]}" for name in headers)]
+    return "\r\n".join([*lines, "", body]).encode("ascii")
+
+
+class _Protocol(H11Protocol):
+    """Bounds the time for the headers of a request and for the end of a connection."""
+
+    seconds: float
+    most_connections: int
+    _limit: asyncio.TimerHandle | None = None
+    #: Bytes that waited for the client when the limit began.
+    _unsent = 0
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        # In ``scope["state"]`` of each request: for an answer that no client takes, and for refusals.
+        self.app_state = {**self.app_state, "abort": partial(_drop, transport), "is_full": self._is_full}
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def send_400_response(self, msg: str) -> None:
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            detail = "this is not a valid request of HTTP/1.1"
+            self.transport.write(_whole(HTTPStatus.BAD_REQUEST, "http_invalid", detail))
+        self.transport.close()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unwatch()
+        super().connection_lost(exc)
+
+    def _is_full(self) -> bool:
+        """Whether there are too many; uvicorn's own limit answers with plain text."""
+        return max(len(self.connections), len(self.tasks) - 1) >= self.most_connections
+
+    def _watch(self) -> None:
+        if self.conn.their_state is not h11.IDLE and not self.transport.is_closing():
+            self._unwatch()
+        elif self._limit is None:
+            self._unsent = self.transport.get_write_buffer_size()
+            self._limit = self.loop.call_later(self.seconds, self._end)
+
+    def _unwatch(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
+
+    def _end(self) -> None:
+        self._limit = None
+        _end(self.transport, self._unsent)
+        self._watch()
+
+
+def protocol(seconds: float, *, connections: int) -> type[H11Protocol]:
     """Return uvicorn's protocol with a time limit for the headers of a request and the end of a connection.
 
     h11 and not httptools: it bounds the size of the headers, and reads them more strictly.
+
+    Args:
+        connections: how many there may be; requests of further ones are refused by the application.
     """
 
-    class Protocol(H11Protocol):
-        _limit: asyncio.TimerHandle | None = None
-        #: Bytes that waited for the client when the limit began.
-        _unsent = 0
+    class Protocol(_Protocol):
+        pass
 
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            # In ``scope["state"]`` of each request, for an answer that the client does not take.
-            self.app_state = {**self.app_state, "abort": partial(_drop, transport)}
-            self._watch()
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            self._watch()
-
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            self._watch()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._unwatch()
-            super().connection_lost(exc)
-
-        def _watch(self) -> None:
-            if self.conn.their_state is not h11.IDLE and not self.transport.is_closing():
-                self._unwatch()
-            elif self._limit is None:
-                self._unsent = self.transport.get_write_buffer_size()
-                self._limit = self.loop.call_later(seconds, self._end)
-
-        def _unwatch(self) -> None:
-            if self._limit is not None:
-                self._limit.cancel()
-                self._limit = None
-
-        def _end(self) -> None:
-            self._limit = None
-            _end(self.transport, self._unsent)
-            self._watch()
-
+    Protocol.seconds, Protocol.most_connections = seconds, connections
     return Protocol

@@ -15,16 +15,18 @@ from broker_config.embedded import resolve_signing_key
 from gateway.access.audit import record_act
 from gateway.dependencies import IdentityDep, ServicesDep
 from gateway.idempotency import OnceDep, with_content
-from gateway.identity import Scope
+from gateway.identity import Identity, Scope
 from gateway.problems import ProblemError
 from gateway.routing import KeyedRoute
 from gateway.webhooks.secrets import webhook_secret
 from gateway.webhooks.sender import WebhookSender
-from nekro_agent.downloads.http import checked_url
+from nekro_agent.downloads.redirects import checked_url
 from nekro_agent.errors import DownloadError, NotFoundError
 from nekro_client import models
+from storage.access.stored_bytes import ROW_BYTES, size_of
 from storage.outbound.webhooks import Delivery, Webhook
-from storage.states import DeliveryState
+from storage.states import DeliveryState, StoredKind
+from storage.transaction import Transaction
 from workers.composition import Services
 
 __all__ = ["router"]
@@ -60,15 +62,15 @@ async def create_webhook(
             # Of the URL only the host: the rest may contain a secret.
             data = {"host": urlsplit(body.url).hostname, "events": body.events, "chats": body.chats}
             await record_act(transaction.audit, request, identity, "webhook.create", webhook_id, data)
-            return _made(
-                await transaction.webhooks.add(
-                    webhook_id,
-                    url=body.url,
-                    description=body.description,
-                    events=body.events,
-                    chats=body.chats,
-                )
+            webhook = await transaction.webhooks.add(
+                webhook_id,
+                url=body.url,
+                description=body.description,
+                events=body.events,
+                chats=body.chats,
             )
+            await _charge(transaction, identity, webhook)
+            return _made(webhook)
 
     return _with_secret(services, await once.run(work, status=HTTPStatus.CREATED))
 
@@ -112,7 +114,9 @@ async def change_webhook(
             "chats": body.chats,
         }
         await record_act(transaction.audit, request, identity, "webhook.change", webhook_id, data)
-        return _shown(await transaction.webhooks.change(webhook_id, values))
+        webhook = await transaction.webhooks.change(webhook_id, values)
+        await _charge(transaction, identity, webhook)
+        return _shown(webhook)
 
 
 @router.delete("/{webhook_id}", status_code=HTTPStatus.NO_CONTENT, response_class=Response)
@@ -124,10 +128,11 @@ async def delete_webhook(
     async with services.database.begin() as transaction:
         await record_act(transaction.audit, request, identity, "webhook.delete", webhook_id)
         await transaction.webhooks.remove(webhook_id)
+        await transaction.stored_bytes.release(_item(webhook_id))
 
 
 @router.post("/{webhook_id}/secret", response_model=models.NewWebhook)
-async def renew_secret(
+async def renew_webhook_secret(
     webhook_id: str, request: Request, services: ServicesDep, identity: IdentityDep, once: OnceDep
 ) -> Response:
     """Replace the secret at once."""
@@ -163,7 +168,7 @@ async def list_deliveries(
 
 
 @router.post("/{webhook_id}/replay", status_code=HTTPStatus.ACCEPTED, response_model=models.Replayed)
-async def replay(
+async def replay_deliveries(
     webhook_id: str,
     body: models.ReplayBody,
     request: Request,
@@ -185,6 +190,16 @@ async def replay(
         return models.Replayed(count=count)
 
     return await once.run(work, status=HTTPStatus.ACCEPTED, is_repeatable=False)
+
+
+def _item(webhook_id: str) -> str:
+    return f"{StoredKind.DECLARATIONS}:webhook:{webhook_id}"
+
+
+async def _charge(transaction: Transaction, identity: Identity, webhook: Webhook) -> None:
+    size = ROW_BYTES + size_of(webhook.url, webhook.description, webhook.chats, *webhook.events)
+    item_id = _item(webhook.id)
+    await transaction.stored_bytes.hold(identity.key_id, item_id, StoredKind.DECLARATIONS, size)
 
 
 def _check_patterns(events: object, chats: str) -> None:

@@ -22,6 +22,7 @@ from celery.worker.consumer import Consumer
 from kombu.transport import redis
 from loguru import logger
 
+from broker_config.app import NekroApp
 from broker_config.keys import is_caller_id
 from messaging.celery.admission import MAX_ID_CHARS, admit
 from messaging.delivery.dead_queue import publish_dead
@@ -29,7 +30,7 @@ from messaging.delivery.intake import LoopIntake
 from messaging.delivery.leases import LeaseKeeper
 from messaging.delivery.transport import LOST, ClaimChannel, deliveries
 from nekro_agent.durations import FRESH_SECONDS, REFRESH_SECONDS
-from nekro_agent.errors import MessageRefusedError, OutcomeUnknownError
+from nekro_agent.errors import MessageRefusedError, NekroError, OutcomeUnknownError, StorageError
 from runtime.metrics import metrics
 
 __all__ = ["AnsweringConsumer"]
@@ -41,7 +42,7 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
     _is_flush_due = False
     _hub_thread = 0
     _intake: LoopIntake | None = None
-    _refusing: ThreadPoolExecutor | None = None
+    _ending: ThreadPoolExecutor | None = None
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
         """Return the handler of deliveries: Celery's own, protected against messages that would stop it."""
@@ -177,7 +178,37 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         self._flush_events()
 
     def on_poison(self, message: Any) -> None:
-        """Dead-letter a task that reached the maximum number of deliveries without finishing."""
+        """Answer a task that reached the maximum number of deliveries as its row says, else dead-letter it.
+
+        It may have ended, and each time its worker or Redis failed before the acknowledgement.
+        """
+        if isinstance(message.channel, ClaimChannel):
+            self._on_thread(self._end_poison, message)
+        else:  # the channel belongs to this thread
+            self._end_poison(message)
+
+    def _end_poison(self, message: Any) -> None:
+        end = self._recorded_end(message)
+        if end is None:
+            self._dead_letter(message)
+        else:
+            message.ack_log_error(logger, self.connection_errors)
+            self._answer(message, end)
+
+    def _recorded_end(self, message: Any) -> dict[str, Any] | NekroError | None:
+        """Return how a recorded task ended; None if it has not ended, or the database does not answer."""
+        app: NekroApp = self.app
+        if app.recorded_end is None:
+            return None
+        task_id, name = message.headers["id"], message.headers["task"]
+        try:
+            (argument,) = message.payload[0]
+            return app.recorded_end(name, task_id, argument)
+        except (StorageError, ValueError) as exc:
+            logger.bind(call_id=task_id, error=str(exc)).warning("call_in_doubt")
+            return None
+
+    def _dead_letter(self, message: Any) -> None:
         count = deliveries(message.headers)
         _log("poisonous", message, None)
         self._set_aside(message)
@@ -190,17 +221,20 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         )
 
     def _refuse_on_thread(self, message: Any, exc: Exception) -> None:
-        """Refuse a message on a separate thread, because the pool's loop must not wait for Redis.
+        self._on_thread(self.on_refused, message, exc)
+
+    def _on_thread(self, end: Callable[..., None], message: Any, *args: Any) -> None:
+        """End a message on a separate thread: the pool's loop must not wait for Redis or the database.
 
         The hub is not used: it may run only once a second, and many refused messages would delay others.
         """
-        if self._refusing is None:
-            self._refusing = ThreadPoolExecutor(1, thread_name_prefix="nekro-refuse")
-        self._refusing.submit(self._refuse, message, exc)
+        if self._ending is None:
+            self._ending = ThreadPoolExecutor(1, thread_name_prefix="nekro-refuse")
+        self._ending.submit(self._end, end, message, *args)
 
-    def _refuse(self, message: Any, exc: Exception) -> None:
+    def _end(self, end: Callable[..., None], message: Any, *args: Any) -> None:
         try:
-            self.on_refused(message, exc)
+            end(message, *args)
         except Exception as lost:  # not acknowledged, so it is redelivered
             logger.bind(error=str(lost)).warning("refused_message_not_dead_lettered")
         if self._intake is not None:
@@ -256,7 +290,10 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         self._answer(message, MessageRefusedError(f"message refused: {type(exc).__name__}"))
 
     def on_unknown_task(self, body: Any, message: Any, exc: Exception) -> None:
-        """Answer a task that this worker does not have."""
+        """Answer a task that this worker does not have, or hand it back if the worker may have it soon."""
+        if self.app.awaits_plugins():
+            self.hub.call_soon(self.hub.call_later, REFRESH_SECONDS, self._hand_back, message)
+            return
         name = message.headers["task"]
         _log("unregistered", message, None)
         message.reject_log_error(logger, self.connection_errors)
@@ -266,9 +303,13 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
             self.event_dispatcher.send("task-failed", uuid=task_id, exception=f"NotRegistered({name!r})")
         signals.task_unknown.send(sender=self, message=message, exc=exc, name=name, id=task_id)
 
-    def _answer(self, message: Any, error: Exception) -> None:
+    def _hand_back(self, message: Any) -> None:
+        message.reject_log_error(logger, self.connection_errors, requeue=True)
+
+    def _answer(self, message: Any, end: Exception | dict[str, Any]) -> None:
+        """Store how a message ended, for its caller: the error, or what the call returned."""
         if self._intake is not None and self._intake.is_here():  # storing would block the tasks' event loop
-            self.hub.call_soon(self._answer, message, error)
+            self.hub.call_soon(self._answer, message, end)
             return
         headers = message.headers if isinstance(message.headers, dict) else {}
         task_id, name = headers.get("id"), headers.get("task")
@@ -277,7 +318,10 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
             return
         request = Context(id=task_id, task=name, reply_to=reply_to, errbacks=None, chord=None, group=None)
         try:
-            self.app.backend.mark_as_failure(task_id, error, request=request)
+            if isinstance(end, Exception):
+                self.app.backend.mark_as_failure(task_id, end, request=request)
+            else:
+                self.app.backend.mark_as_done(task_id, end, request=request)
         except Exception:  # the caller has a deadline, and the consumer must continue
             logger.bind(task_id=task_id).exception("caller_not_answered")
 

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from celery.app.task import Context
 
 __all__ = [
-    "CALL_LOGGERS", "ERROR_MODULES", "MAILBOX_STEP", "POOL_STEP", "delete_binding", "pickle_warning",
-    "request_of",
+    "CALL_LOGGERS", "ERROR_MODULES", "MAILBOX_STEP", "POOL_STEP", "WORKER_MODULES", "delete_binding",
+    "pickle_warning", "request_of",
 ]  # fmt: skip
 
 #: Step of a worker's consumer: its mailbox for broadcasts listens.
@@ -23,6 +23,19 @@ POOL_STEP: Final = "celery.worker.components:Pool"
 CALL_LOGGERS: Final = ("celery.worker.strategy", "celery.app.trace")
 #: Modules of the errors that Celery itself stores as the result of a task.
 ERROR_MODULES: Final = frozenset({"celery.exceptions", "billiard.exceptions", "celery.backends.base"})
+
+#: Modules that a worker imports when it starts, by their names in Celery's settings.
+WORKER_MODULES: Final = (
+    "celery.app.events",
+    "celery.app.log",
+    "celery.apps.worker",
+    "celery.fixups.django",
+    "celery.loaders.app",
+    "celery.worker.autoscale",
+    "celery.worker.consumer.delayed_delivery",
+    "celery.worker.control",
+    "celery.worker.strategy",
+)
 
 
 def pickle_warning() -> type[Warning]:

@@ -146,9 +146,10 @@ USES: Final = (
     ),
     Use(
         module="messaging.celery.names",
-        why="Names that modules elsewhere need: steps of a worker, loggers, modules of errors, the request "
-        "of a call that no worker answers, and the deletion of a killed watcher's queue.",
+        why="Names that modules elsewhere need: steps of a worker, what it imports, loggers, modules of "
+        "errors, the request of a call that no worker answers, and the deletion of a killed watcher's queue.",
         tests=(
+            "tests/system/test_worker_template.py::test_a_forked_worker_imports_nothing_that_all_workers_need",
             "tests/rounds/test_rounds_watch.py::test_the_sweep_deletes_the_queues_of_killed_watchers_only",
             "tests/pool/test_method_calls.py::test_revoked_call_ends_with_an_error_for_its_caller",
             "tests/chaos/test_chaos_messages.py::"
@@ -160,8 +161,11 @@ USES: Final = (
             "tests/docs/test_commands_run.py::test_each_command_behaves_as_its_page_says",
         ),
         imports=(
-            "celery.app.task:Context celery.app.trace celery.backends.base celery.platforms:SecurityWarning "
-            "celery.worker.components:Pool celery.worker.consumer.control:Control celery.worker.strategy"
+            "celery.app.events celery.app.log celery.app.task:Context celery.app.trace celery.apps.worker "
+            "celery.backends.base celery.fixups.django celery.loaders.app celery.platforms:SecurityWarning "
+            "celery.worker.autoscale celery.worker.components:Pool "
+            "celery.worker.consumer.control:Control celery.worker.consumer.delayed_delivery "
+            "celery.worker.control celery.worker.strategy"
         ),
         private="_delete",
     ),

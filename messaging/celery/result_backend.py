@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -27,6 +28,7 @@ from broker_config.urls import without_password
 from codec import plain_json
 from messaging.delivery.offers import OFFER, OFFER_SECONDS, Ending
 from messaging.redis.link import RedisLink, Script
+from messaging.redis.repeats import Repeats
 from runtime.greenlet_bridge import at_loop_close, await_here, can_await
 
 __all__ = ["ReplyBackend"]
@@ -39,7 +41,7 @@ MAX_ANNOUNCED_BYTES: Final = 64 << 10
 #: place, atomically. KEYS: result (string; its channel has the same name), the caller's channel or "",
 #: then, for a delivery, its index and held (``messaging.delivery.transport.CLAIM``) and, for an offer, its
 #: offers. ARGV: payload, expiry of the result in seconds (0: never), announcement ("": the payload itself),
-#: tag, offer, lifetime of the offer in seconds.
+#: tag, offer, lifetime of the offer in seconds. Returns 0 if this server has no such delivery, else 1.
 STORE: Final = Script(f"""{OFFER}
 if ARGV[2] == '0' then
     redis.call('SET', KEYS[1], ARGV[1])
@@ -48,13 +50,23 @@ else
 end
 redis.call('PUBLISH', KEYS[1], ARGV[1])
 if KEYS[2] ~= '' then redis.pcall('PUBLISH', KEYS[2], ARGV[3] == '' and ARGV[1] or ARGV[3]) end
+local is_ended = 1
 if KEYS[3] then
-    redis.call('HDEL', KEYS[4], ARGV[4])
+    is_ended = redis.call('HDEL', KEYS[4], ARGV[4])
     redis.call('ZREM', KEYS[3], ARGV[4])
 end
 if KEYS[5] then offer(KEYS[5], ARGV[5], ARGV[6]) end
-return 1
+return is_ended
 """)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A result that was stored, as keys and arguments of ``STORE``."""
+
+    keys: list[str | bytes]
+    values: list[Any]
+    is_success: bool
 
 
 class ReplyBackend(RedisBackend):  # type: ignore[misc]
@@ -76,6 +88,8 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
         self._keys = Keys(prefix=prefix)
         #: The part of a result's key before the id.
         self._before_id: bytes = self.get_key_for_task("-")[:-1]
+        #: Results that callers wait for; a primary that was replaced may have lost them.
+        self._repeats: Repeats[_Stored] = Repeats(endpoint.primary, self._repeat)
         self._links: WeakKeyDictionary[asyncio.AbstractEventLoop, RedisLink] = WeakKeyDictionary()
 
     def as_uri(self, include_password: bool = False) -> str:
@@ -102,7 +116,9 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
 
         Args:
             result: plain JSON data.
-            ending: how to end its delivery, if the broker's Redis also stores results; else None.
+            ending: how to end its delivery, if the broker's Redis also stores results; else None. A delivery
+                that this server does not have is not ended: if another server is the primary, the result is
+                stored there again, which ends it.
 
         Returns:
             False when it could not be stored; Celery's own path then retries or reports the error.
@@ -123,7 +139,12 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
             keys, values = self._for_script(
                 task_id, key, payload, state=states.SUCCESS, reply_to=reply_to, ending=ending
             )
-            await self._link().run(STORE, keys, *values)
+            link, term = self._link(), self._repeats.term
+            if not await link.run(STORE, keys, *values):
+                # The delivery was given to another worker, or this is not the server from which it came.
+                link.doubt()
+                await link.connect()
+            self._remember(keys, values, term)
         except (TypeError, ValueError, RecursionError, RedisError, OSError):
             return False
         return True
@@ -154,12 +175,26 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
         reply_to = getattr(request, "reply_to", None) if state in states.READY_STATES else None
         key = self.get_key_for_task(task_id)
         keys, values = self._for_script(meta["task_id"], key, payload, state=state, reply_to=reply_to)
+        term = self._repeats.term
         # Celery retries by error class, for example while Redis is out of memory.
         if can_await():
             await_here(self._link().run(STORE, keys, *values))
         else:
             self.client.eval(STORE.text, len(keys), *keys, *values)
+        if state in states.READY_STATES:
+            self._remember(keys, values, term, is_success=state == states.SUCCESS)
         return result
+
+    def _remember(
+        self, keys: list[str | bytes], values: list[Any], term: int, *, is_success: bool = True
+    ) -> None:
+        # Without the offer of a slot, which is made anew.
+        self._repeats.add(_Stored(keys[:4], values[:4], is_success), size=len(values[0]), term=term)
+
+    def _repeat(self, stored: Sequence[_Stored]) -> None:
+        for each in stored:
+            if each.is_success or not self._is_success(each.keys[0]):
+                self.client.eval(STORE.text, len(each.keys), *each.keys, *each.values)
 
     def _for_script(
         self,
@@ -194,8 +229,11 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
             return encoded
 
     def _has_succeeded(self, task_id: str) -> bool:
+        return self._is_success(self.get_key_for_task(task_id))
+
+    def _is_success(self, key: str | bytes) -> bool:
         # Read without Celery's decoder, which would create exception classes from names in Redis.
-        raw = self._read(self.get_key_for_task(task_id))
+        raw = self._read(key)
         return raw is not None and json.loads(raw).get("status") == states.SUCCESS
 
     def _set(self, key: bytes, value: bytes | str, expires: int | None = None) -> None:
@@ -204,7 +242,7 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
         with self.client.pipeline() as pipeline:
             pipeline.set(key, value, ex=seconds or None).publish(key, value).execute()
 
-    def _read(self, key: bytes) -> bytes | None:
+    def _read(self, key: str | bytes) -> bytes | None:
         found: Any = await_here(self._link().execute("GET", key)) if can_await() else self.client.get(key)
         return None if found is None else str_to_bytes(found)
 

@@ -31,6 +31,7 @@ from runtime.metrics import metrics
 if TYPE_CHECKING:
     from broker_config.settings import BrokerSettings
     from messaging.delivery.transport import ClaimChannel
+from runtime.tasks import clean_up_timeout
 
 __all__ = ["LoopIntake"]
 
@@ -272,7 +273,7 @@ class LoopIntake:
         assert self._handoff is not None  # noqa: S101 - set by the caller
         try:
             # The rest of the step is left to what closes after it.
-            async with asyncio.timeout(CLOSE_STEP_SECONDS / 2):
+            async with clean_up_timeout(CLOSE_STEP_SECONDS / 2):
                 await self._handoff.close()
         except (redis.RedisError, OSError) as exc:  # TimeoutError is an OSError
             logger.bind(error=str(exc)).warning("offer_not_withdrawn")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 from typing import Any, Final
 
 import redis
@@ -19,9 +19,11 @@ from celery import bootsteps
 from celery.worker import state
 from loguru import logger
 
+from broker_config.primaries import Primary
 from broker_config.redis_endpoint import RedisEndpoint
 from messaging.delivery.offers import HANDOFF_SECONDS, Ack
 from messaging.delivery.transport import LOOK, LOST, ClaimChannel, held_keys, seen_key
+from messaging.redis.repeats import Repeats
 from nekro_agent.durations import CLOSE_STEP_SECONDS, GRACE_SECONDS, RETRY_SECONDS
 from runtime.metrics import metrics
 
@@ -75,8 +77,9 @@ def ack_commands(acks: Iterable[Ack]) -> list[tuple[str, ...]]:
 class LeaseKeeper:
     """Renews and acknowledges the deliveries of one worker process."""
 
-    def __init__(self, client: redis.Redis, *, visibility_timeout_seconds: float) -> None:
+    def __init__(self, client: redis.Redis, primary: Primary, *, visibility_timeout_seconds: float) -> None:
         self._client = client
+        self._repeats: Repeats[Ack] = Repeats(primary, self._write)
         self._lease_seconds = visibility_timeout_seconds
         self._period = visibility_timeout_seconds / RENEWALS_PER_TIMEOUT
         self._channels: list[ClaimChannel] = []
@@ -215,11 +218,22 @@ class LeaseKeeper:
     def _send(self, acks: list[Ack]) -> None:
         if not acks:
             return
-        with self._client.pipeline(transaction=False) as pipe:
-            for command in ack_commands(acks):
-                pipe.execute_command(*command)  # type: ignore[no-untyped-call]
-            pipe.execute()
+        term = self._repeats.term
+        if not self._write(acks):  # as for renewals
+            self._client.connection_pool.disconnect()
+            self._write(acks)
+        for ack in acks:
+            self._repeats.add(ack, size=sum(map(len, ack)), term=term)
         self._forget(acks)
+
+    def _write(self, acks: Sequence[Ack]) -> bool:
+        """Acknowledge deliveries; returns whether the server had all of them."""
+        commands = ack_commands(acks)
+        with self._client.pipeline(transaction=False) as pipe:
+            for command in commands:
+                pipe.execute_command(*command)  # type: ignore[no-untyped-call]
+            removed = pipe.execute()
+        return bool(sum(removed[::2]) == len(set(acks)))
 
     def _forget(self, acks: list[Ack]) -> None:
         for _, _, tag in acks:
@@ -268,7 +282,10 @@ class LeaseKeeper:
                 continue
             # Also without tags: the regular calls of workers reveal when Redis was unreachable.
             key, _ = held_keys(channel)
-            lost: Any = self._client.eval(RENEW, 2, key, seen_key(key), str(self._lease_seconds), *tags)
+            lost = self._ask_renewal(key, tags)
+            if lost:  # it may be another server than that from which they came
+                self._client.connection_pool.disconnect()
+                lost = self._ask_renewal(key, tags)
             # Deliveries that were acknowledged during the call are no longer held, but not lost.
             held = channel.qos.held()
             for tag in ({raw.decode() for raw in lost} & held.keys()) - self._lost - self._acknowledged():
@@ -276,6 +293,11 @@ class LeaseKeeper:
                 logger.bind(tag=tag, task_id=held[tag].headers.get("id")).error("delivery_lease_lost")
                 metrics().leases_lost.labels("delivery").inc()
                 self._lost.add(tag)
+
+    def _ask_renewal(self, key: str, tags: Sequence[str]) -> list[bytes]:
+        lost: Any = self._client.eval(RENEW, 2, key, seen_key(key), str(self._lease_seconds), *tags)
+        found: list[bytes] = lost
+        return found
 
     def _acknowledged(self) -> set[str]:
         with self._changed:
@@ -306,8 +328,12 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
         if self._keeper is None:
             settings = c.app.nekro_settings.broker
             reply_seconds = min(settings.socket_timeout_seconds, channel.visibility_timeout / 6)
-            client = RedisEndpoint(settings, settings.url).client(reply_seconds=reply_seconds)
-            self._keeper = LeaseKeeper(client, visibility_timeout_seconds=channel.visibility_timeout)
+            endpoint = RedisEndpoint(settings, settings.url)
+            self._keeper = LeaseKeeper(
+                endpoint.client(reply_seconds=reply_seconds),
+                endpoint.primary,
+                visibility_timeout_seconds=channel.visibility_timeout,
+            )
             self._keeper.start()
         self._keeper.adopt(channel, running=_running(c))
 

@@ -371,7 +371,12 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
         # kombu derives the hub's connections from these.
         self.connection_class = self.connection_class_ssl = self.endpoint.connection_class
-        return {**super()._connparams(asynchronous), **self.endpoint.parameters()}
+        parameters, ours = super()._connparams(asynchronous), self.endpoint.connection_class
+        chosen = parameters.get("connection_class", ours)
+        if not issubclass(chosen, ours):  # for a Unix socket kombu takes the class of redis-py
+            is_base = issubclass(ours, chosen)
+            parameters["connection_class"] = ours if is_base else type("Connection", (chosen, ours), {})
+        return {**parameters, **self.endpoint.parameters()}
 
     def room(self) -> int:
         """Return how many messages the next claim may take."""

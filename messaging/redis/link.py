@@ -4,13 +4,14 @@ redis-py connects (addresses, TLS, passwords, databases); then the connection is
 commands are written as they come, and replies are assigned in order. That takes a fifth of the CPU time
 of redis-py's asyncio client, which waits for each reply on a stream of its own (``docs/performance.md``).
 
-Every command has a time limit and is sent once; the caller decides whether to repeat it.
+Every command has a time limit and is sent once; the caller decides whether to repeat it. A connection that
+is idle or may lead to a server that was replaced is not asked whether it works: an answer would not tell
+whose it is. The next command goes over a new connection, to the present primary.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import select
 from collections import deque
@@ -21,7 +22,8 @@ import hiredis
 import redis
 from loguru import logger
 
-from broker_config.redis_endpoint import RedisEndpoint
+from broker_config.primaries import Primary
+from broker_config.redis_endpoint import RedisEndpoint, info_of_reply
 from broker_config.redis_errors import NotPrimaryError, error_of_reply
 from broker_config.settings import BrokerSettings
 
@@ -29,8 +31,8 @@ __all__ = ["RedisLink", "Script"]
 
 #: Time limit of one blocking command: a broken connection is noticed when its answer is late.
 BLOCK_SECONDS: Final = 1.0
-#: A connection that was idle this long is pinged before a command is sent: firewalls drop idle connections
-#: after minutes, and a ping costs a round trip.
+#: A connection that was idle this long is replaced before a command is sent: firewalls drop idle connections
+#: after minutes, and its server may have been replaced meanwhile.
 TRUSTED_SECONDS: Final = 10.0
 #: A connection that received data this recently is not checked before a command is sent, for speed.
 RESTING_SECONDS: Final = 0.001
@@ -55,7 +57,6 @@ class RedisLink:
         url: str | None,
         *,
         on_message: Callable[[bytes], None] | None = None,
-        asks_run_id: bool = False,
     ) -> None:
         """Store the parameters; the first command connects.
 
@@ -64,13 +65,13 @@ class RedisLink:
             url: URL of the broker or the results.
             on_message: called with each message on channels that the connection subscribed to; its errors
                 are logged.
-            asks_run_id: whether to read the server's run id on each new connection; needed for
-                ``ends_with_run_id``.
         """
-        self._pool = RedisEndpoint(broker, url).loop_pool()
+        endpoint = RedisEndpoint(broker, url)
+        self._pool = endpoint.loop_pool()
+        #: What this process knows about the server that the connection should reach.
+        self.primary = endpoint.primary
         self._reply_seconds = broker.socket_timeout_seconds
         self._on_message = on_message
-        self._asks_run_id = asks_run_id
         self._exchange: _Exchange | None = None
         self._connecting = asyncio.Lock()
 
@@ -136,6 +137,11 @@ class RedisLink:
         if exchange is None or not exchange.is_trusted():
             await self._connected()
 
+    def doubt(self) -> None:
+        """Send later commands over a new connection: a reply shows that this server may be a replaced one."""
+        if self._exchange is not None:
+            self._exchange.doubt()
+
     async def close(self) -> None:
         """Wait for pending replies and close the connection."""
         exchange, self._exchange = self._exchange, None
@@ -159,14 +165,14 @@ class RedisLink:
     async def _connected(self) -> _Exchange:
         async with self._connecting:
             exchange = self._exchange
-            if exchange is not None and not exchange.is_trusted():
-                with contextlib.suppress(redis.RedisError):
-                    await exchange.prove()
-            if exchange is None or not exchange.is_open:
+            if exchange is None or not exchange.is_trusted():
+                if exchange is not None:
+                    exchange.retire()
                 exchange = self._exchange = await self._connect()
             return exchange
 
     async def _connect(self) -> _Exchange:
+        term = self.primary.term
         connection: Any = self._pool.make_connection()  # type: ignore[no-untyped-call]
         try:
             await connection.connect()
@@ -175,35 +181,33 @@ class RedisLink:
                 connection._writer.transport.abort()
             connection._close()
             raise
-        exchange = _Exchange(connection, reply_seconds=self._reply_seconds, on_message=self._on_message)
+        exchange = _Exchange(
+            connection, self.primary, term, reply_seconds=self._reply_seconds, on_message=self._on_message
+        )
         transport = connection._writer.transport
         transport.set_protocol(exchange)
         exchange.connection_made(transport)
-        if self._asks_run_id:
-            try:
-                exchange.run_id = _run_id(await exchange.send(("INFO", "server")))
-            except redis.ResponseError:  # an ACL may deny it
-                pass
-            except BaseException:
-                exchange.abort()
-                raise
+        try:
+            await exchange.identify()
+        except BaseException:
+            exchange.abort()
+            raise
         return exchange
-
-
-def _run_id(info: bytes) -> bytes:
-    for line in info.split(b"\r\n"):
-        name, _, value = line.partition(b":")
-        if name == b"run_id":
-            return value
-    return b""
 
 
 class _Exchange(asyncio.Protocol):
     """One open connection, with the futures of pending replies in order."""
 
     def __init__(
-        self, connection: Any, *, reply_seconds: float, on_message: Callable[[bytes], None] | None
+        self,
+        connection: Any,
+        primary: Primary,
+        term: int,
+        *,
+        reply_seconds: float,
+        on_message: Callable[[bytes], None] | None,
     ) -> None:
+        self._primary, self._term = primary, term
         self._reply_seconds, self._on_message = reply_seconds, on_message
         self._connection = connection  # referenced, because its writer closes the socket when collected
         self._loop = asyncio.get_running_loop()
@@ -214,9 +218,9 @@ class _Exchange(asyncio.Protocol):
         self._heard_at = self._loop.time()
         self._alarm: asyncio.TimerHandle | None = None
         self._transport: Any = None
-        self._is_doubted = False
-        #: Run id of the server; empty if it was not requested or not reported.
-        self.run_id = b""
+        self._is_doubted = self._is_retired = False
+        #: Run id of the server; empty if it is not reported.
+        self.run_id = ""
 
     @property
     def is_open(self) -> bool:
@@ -224,8 +228,8 @@ class _Exchange(asyncio.Protocol):
         return self._transport is not None
 
     def is_trusted(self) -> bool:
-        """Whether it is open and has received data recently, or has replies pending."""
-        if self._is_doubted or not self.is_open:
+        """Whether it leads to the primary, is open and has received data recently, or has replies pending."""
+        if self._term != self._primary.term or self._is_doubted or not self.is_open:
             return False
         return bool(self._due) or self._loop.time() - self._heard_at < TRUSTED_SECONDS
 
@@ -240,13 +244,28 @@ class _Exchange(asyncio.Protocol):
         poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
         return bool(poll.poll(0))
 
-    async def prove(self) -> None:
-        """Ping Redis; until it answers, the connection is not trusted."""
-        self._is_doubted = True
+    async def identify(self) -> None:
+        """Ask the server who it is.
+
+        Raises:
+            redis.ConnectionError, redis.TimeoutError: it does not answer, or is a replica.
+        """
         try:
-            await self.send(("PING",))
-        finally:
-            self._is_doubted = False
+            info = info_of_reply(await self.send(("INFO",)))
+        except redis.ResponseError:  # an ACL may deny it
+            info = {}
+        self._term = self._primary.met(info, self._term)
+        self.run_id = info.get("run_id", "")
+
+    def doubt(self) -> None:
+        """Trust the connection no more."""
+        self._is_doubted = True
+
+    def retire(self) -> None:
+        """Close as soon as no reply is pending."""
+        self._is_retired = True
+        if not self._due:
+            self.abort()
 
     def send(self, command: tuple[Any, ...], *, blocks_seconds: float = 0) -> asyncio.Future[Any]:
         """Write a command; its reply arrives in the future."""
@@ -308,6 +327,8 @@ class _Exchange(asyncio.Protocol):
                     self._deliver(self._on_message, reply)
                 else:
                     self._hand_out(reply)
+            if self._is_retired and not self._due and self.is_open:
+                self.abort()
         except Exception as exc:  # a protocol error: the rest of the stream cannot be interpreted
             self._break(redis.ConnectionError(f"the reply of Redis cannot be parsed: {exc}"))
 
@@ -328,6 +349,8 @@ class _Exchange(asyncio.Protocol):
         if isinstance(reply, _ELSEWHERE):
             # This server would refuse later commands too; the next connection looks up the primary.
             self._break(reply)
+            if isinstance(reply, NotPrimaryError):
+                self._primary.left(self._term)
         if waiter.done():
             return  # cancelled
         if not isinstance(reply, Exception):

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Final
 
 from nekro_agent import layout, runtime
 from nekro_agent.errors import InvalidValueError
+from nekro_agent.execution.effects import effect_id
+from nekro_agent.files import safe_files
 from nekro_agent.files.area_access import safe_basename
 from nekro_agent.files.file_system import FileSystem
+from nekro_agent.files.media_types import HEAD_BYTES, content_type
 from nekro_agent.models.db_chat_channel import DBChatChannel
 from nekro_agent.ports import OutgoingMessage
 from nekro_agent.schemas.call_context import CallContext
 from nekro_agent.schemas.chat_message import ChatMessage
 
-__all__ = ["ChatMessage", "download_from_url", "push_system", "send_file", "send_image", "send_text"]
+__all__ = [
+    "ChatMessage",
+    "checked_chat",
+    "download_from_url",
+    "push_system",
+    "send_file",
+    "send_image",
+    "send_text",
+    "sent_listeners",
+]
+
+#: Called with each message that was sent and recorded, its id, and the path of its file on this host.
+sent_listeners: Final[list[Callable[[OutgoingMessage, str, Path | None], Awaitable[None]]]] = []
 
 
 async def send_text(
@@ -31,30 +50,33 @@ async def send_text(
     if not isinstance(message, str):
         raise InvalidValueError(f"send_text: message must be a string, not {type(message).__name__}")
     known = _checked_context("send_text", ctx)
-    await runtime.current().messages.send(
+    await _send(
         OutgoingMessage(
-            chat_key=_checked_chat(chat_key),
+            chat_key=checked_chat(chat_key),
             text=message,
             record=record,
             reply_to=ref_msg_id,
             call_id=known.call_id if known else None,
             plugin_key=known.plugin_key if known else None,
+            id=effect_id("message", chat_key),
         )
     )
 
 
 async def send_image(
     chat_key: str,
-    file_path: str | Path,
-    ctx: CallContext,
+    image_path: str | Path | None = None,
+    ctx: CallContext | None = None,
     *,
     record: bool = True,
+    file_path: str | Path | None = None,
     filename: str | None = None,
     file_name: str | None = None,
     ref_msg_id: str | None = None,
 ) -> None:
-    """Send an image; see :func:`send_file`."""
-    await _send_path(chat_key, file_path, ctx, "image", record, filename or file_name, ref_msg_id)
+    """Send an image; see :func:`send_file`, also for ``file_path``, another name of ``image_path``."""
+    path = file_path if image_path is None else image_path
+    await _send_path(chat_key, path, ctx, "image", record, filename or file_name, ref_msg_id)
 
 
 async def send_file(
@@ -84,8 +106,8 @@ async def send_file(
 
 async def _send_path(
     chat_key: str,
-    file_path: str | Path,
-    ctx: CallContext,
+    file_path: str | Path | None,
+    ctx: CallContext | None,
     kind: str,
     record: bool,
     file_name: str | None,
@@ -96,27 +118,44 @@ async def _send_path(
             f"send_{kind}: the path must be text or a Path, not {type(file_path).__name__}"
         )
     known = _checked_context(f"send_{kind}", ctx)
+    message_id = effect_id("message", checked_chat(chat_key))
     container_key = known.container_key if known else None
     if not container_key:
-        chat = await DBChatChannel.get_channel(_checked_chat(chat_key))
+        chat = await DBChatChannel.get_channel(chat_key)
         container_key = chat.container_key or layout.default_container_key(chat_key)
-    files = FileSystem(_checked_chat(chat_key), container_key, plugin_key=known.plugin_key if known else None)
+    files = FileSystem(chat_key, container_key, plugin_key=known.plugin_key if known else None)
     sandbox_path = await files.bring_to_uploads(str(file_path), file_name or "")
-    info = (files.upload_path / sandbox_path.removeprefix(f"{layout.SANDBOX_UPLOADS}/")).lstat()
-    await runtime.current().messages.send(
+    host_path = files.upload_path / sandbox_path.removeprefix(f"{layout.SANDBOX_UPLOADS}/")
+    info, media_type = await asyncio.to_thread(_facts, files.upload_path, host_path)
+    await _send(
         OutgoingMessage(
             chat_key=chat_key,
             file_path=sandbox_path,
             file_name=safe_basename(file_name) if file_name else sandbox_path.rsplit("/", 1)[-1],
             file_kind=kind,
+            file_media_type=media_type,
             file_size=info.st_size,
             file_modified_ns=info.st_mtime_ns,
             record=record,
             reply_to=ref_msg_id,
             call_id=known.call_id if known else None,
             plugin_key=known.plugin_key if known else None,
-        )
+            id=message_id,
+        ),
+        host_path=host_path,
     )
+
+
+def _facts(area: Path, path: Path) -> tuple[os.stat_result, str]:
+    """Return the state of a file in the uploads, and its media type."""
+    with safe_files.open_file(area, path.relative_to(area)) as file:
+        return os.fstat(file.fileno()), content_type(path.name, file.read(HEAD_BYTES))
+
+
+async def _send(message: OutgoingMessage, *, host_path: Path | None = None) -> None:
+    message_id = await runtime.current().messages.send(message)
+    for listener in sent_listeners if message.record else ():
+        await listener(message, message_id, host_path)
 
 
 async def push_system(
@@ -128,10 +167,15 @@ async def push_system(
         trigger_agent: whether a round of the agent is requested for it.
     """
     bound, text, known = runtime.current(), str(message), _checked_context("push_system", ctx)
-    if bound.hooks is not None and await bound.hooks.on_system_message(_checked_chat(chat_key), text):
+    message_id = effect_id("system message", checked_chat(chat_key))
+    if bound.hooks is not None and await bound.hooks.on_system_message(chat_key, text):
         return
     await bound.messages.push_system(
-        _checked_chat(chat_key), text, trigger_agent=trigger_agent, call_id=known.call_id if known else None
+        chat_key,
+        text,
+        trigger_agent=trigger_agent,
+        call_id=known.call_id if known else None,
+        message_id=message_id,
     )
 
 
@@ -143,7 +187,12 @@ async def download_from_url(url: str, ctx: CallContext) -> str:
     return await known.fs.mixed_forward_file(url)
 
 
-def _checked_chat(chat_key: str) -> str:
+def checked_chat(chat_key: str) -> str:
+    """Return a chat key.
+
+    Raises:
+        InvalidValueError: it is none.
+    """
     if not isinstance(chat_key, str) or not chat_key:
         raise InvalidValueError(f"chat_key={chat_key!r} is not a chat key; pass _ctx.chat_key")
     return chat_key

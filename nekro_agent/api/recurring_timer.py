@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import secrets
 import string
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -11,6 +10,7 @@ from typing import Final, Literal
 
 from nekro_agent import cron, runtime
 from nekro_agent.errors import ConflictError, InvalidValueError
+from nekro_agent.execution.effects import effect_id
 from nekro_agent.models.db_recurring_timer_job import DBRecurringTimerJob
 from nekro_agent.ports import CronJob
 from nekro_agent.shared_clock import shared_time
@@ -59,9 +59,10 @@ async def create_cron_job(
     now = shared_time()
     mode = cron.checked_mode(workday_mode)
     expression = cron.checked_expression(cron_expr)
+    digits = _digits(effect_id("recurring timer", chat_key, cron_expr, event_desc))
     for length in _ID_LENGTHS:
         job = CronJob(
-            job_id="".join(secrets.choice(_ALPHABET) for _ in range(length)),
+            job_id=digits[:length],
             chat_key=chat_key,
             cron_expr=expression,
             timezone=timezone,
@@ -73,8 +74,12 @@ async def create_cron_job(
             created_at=now,
             updated_at=now,
         )
-        if await runtime.current().service("cron_jobs").add(job):
+        jobs = runtime.current().service("cron_jobs")
+        if await jobs.add(job):
             return DBRecurringTimerJob.of(job)
+        earlier = await jobs.get(job.job_id)
+        if earlier is not None and _asked_for(earlier) == _asked_for(job):
+            return DBRecurringTimerJob.of(earlier)  # of the same call, whose worker died
     raise ConflictError("no free id for a recurring timer was found; try again")
 
 
@@ -213,6 +218,19 @@ async def _change(job_id: str, change: Callable[[CronJob], CronJob]) -> DBRecurr
     if not await runtime.current().service("cron_jobs").replace(new):
         raise InvalidValueError(f"there is no recurring timer {job_id!r} any more")
     return DBRecurringTimerJob.of(new)
+
+
+def _digits(of_id: str) -> str:
+    """Return an id of hexadecimal digits in the alphabet of the ids of recurring timers."""
+    number, digits = int(of_id, 16), ""
+    for _ in range(_ID_LENGTHS[-1]):
+        number, digit = divmod(number, len(_ALPHABET))
+        digits += _ALPHABET[digit]
+    return digits
+
+
+def _asked_for(job: CronJob) -> tuple[object, ...]:
+    return (job.chat_key, job.cron_expr, job.timezone, job.workday_mode, job.title, job.event_desc)
 
 
 def _moment(value: datetime | None) -> datetime:

@@ -108,9 +108,14 @@ class Parameter:
 
 
 def parameters_of(func: Callable[..., Any]) -> list[Parameter]:
-    """Return a command function's parameters without the first, which receives the context."""
+    """Return a command function's parameters without the first, which receives the context.
+
+    Args:
+        func: a function, or an object with ``__call__``.
+    """
     try:
-        hints = typing.get_type_hints(func, include_extras=True)
+        annotated = func if inspect.isroutine(func) else type(func).__call__
+        hints = typing.get_type_hints(annotated, include_extras=True)
     except (NameError, TypeError):
         hints = {}  # an annotation names something undefined: arguments are passed as text
     found = []

@@ -10,7 +10,7 @@ from nekro_agent.commands.schemas import (
     CommandResponse,
     CommandResponseStatus,
 )
-from nekro_agent.schemas.i18n import I18nDict, get_text
+from nekro_agent.schemas.i18n import I18nDict, resolve_i18n
 
 __all__ = ["CmdCtl"]
 
@@ -68,5 +68,5 @@ def _response(status: CommandResponseStatus, content: Content, data: Any) -> Com
         if segments and segments[0].type is CommandOutputSegmentType.TEXT:
             text = segments.pop(0).text
     else:
-        text = get_text(content) if isinstance(content, dict) else str(content)
+        text = resolve_i18n(content)
     return CommandResponse(status=status, message=text, data=data, output_segments=segments or None)

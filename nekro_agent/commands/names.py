@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError
 
 __all__ = ["CommandNames", "Named"]
 
 E = TypeVar("E")
-_log = get_sub_logger("commands")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +40,7 @@ class CommandNames(Generic[E]):
         """
         self._by_name: dict[str, Named[E]] = {}
         self._is_enabled = is_enabled
+        #: Names that two commands have; ``nekro plugins`` shows them.
         self.warnings: list[str] = []
         for command in commands:
             for name in (command.full_name, command.name, *command.aliases):
@@ -64,10 +63,7 @@ class CommandNames(Generic[E]):
     def _claim(self, name: str, command: Named[E]) -> None:
         owner = self._by_name.setdefault(name, command)
         if owner is not command:
-            text = (
+            self.warnings.append(
                 f"command {name} of {command.plugin_key} is shadowed by {owner.plugin_key}'s; "
                 f"call it as {command.full_name}"
             )
-            self.warnings.append(text)
-            log = _log.bind(command=command.full_name, alias=name, taken_by=owner.full_name)
-            log.warning("command_name_taken")

@@ -1,7 +1,8 @@
 """Handlers that plugins register with nonebot's ``on_command``, run as commands of the plugin.
 
 A handler runs where it means the same here: it may use the matcher (``send``, ``finish``), the text after the
-command, and from the event the user, the chat and the text; its permission is none or ``SUPERUSER``. The bot
+command, and from the event the user, the chat, the text, an id and the time; its permission is none or
+``SUPERUSER``. The bot
 is a placeholder, so only handlers that use it fail. Other registrations (rules, ``got``, further permissions)
 have no effect, and ``nekro plugins`` lists them.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections import defaultdict
+import uuid
 from collections.abc import Callable, Collection, Iterator
 from contextvars import ContextVar
 from types import FunctionType, SimpleNamespace
@@ -19,29 +20,41 @@ from typing import Annotated, Any, Final, NoReturn
 from nekro_agent import placeholders
 from nekro_agent.commands.arguments import ArgSpec
 from nekro_agent.commands.ctl import CmdCtl
-from nekro_agent.commands.registration import Command
+from nekro_agent.commands.registration import Command, keep
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandPermission, CommandResponse
 from nekro_agent.execution.invoke import run_callable
+from nekro_agent.models.base import stable_id
 from nekro_agent.placeholders import Placeholder
 from nekro_agent.schemas.chat_message import ChatType
+from nekro_agent.shared_clock import shared_now
 
-__all__ = ["install", "registered"]
+__all__ = ["install"]
 
 _Finished: Final = placeholders.exception_class("nonebot.exception.FinishedException")
 _BOT: Final = Placeholder("nonebot.adapters.onebot.v11.Bot")
+_SUPERUSER: Final = Placeholder("nonebot.permission.SUPERUSER")
 #: A mention in a text, as intakes write it.
 _MENTION: Final = re.compile(r"\[@(?:id:)?(?P<id>\w+)(?:;nickname:[^@\]\n]*)?@\]")
 #: Default of the parameter that receives the text after the command.
 _ARGUMENT: Final = object()
 _ARGUMENTS_OF_NO_EFFECT: Final = frozenset({"priority", "block", "force_whitespace", "temp", "state"})
 
+#: What a parameter receives, by the name of its type.
+_KINDS: Final = {
+    "Bot": "bot",
+    "Event": "event",
+    "GroupMessageEvent": "group",
+    "Matcher": "matcher",
+    "MessageEvent": "event",
+    "PrivateMessageEvent": "private",
+}
+_WORDS_OF_UNIONS: Final = {"None", "Optional", "Union", "placeholder"}
+
 #: Texts of the running handler.
 _sent: ContextVar[list[str]] = ContextVar("nekro_onebot_sent")
-#: Module of a handler → commands that it registered.
-_commands: defaultdict[str, list[Command]] = defaultdict(list)
 
 
-class _Text(str):
+class Message(str):
     """The text after a command: a ``Message`` for most uses, whose segments are texts and mentions."""
 
     def extract_plain_text(self) -> str:
@@ -58,7 +71,7 @@ class _Text(str):
             yield SimpleNamespace(type="text", data={"text": self[end:]})
 
 
-class _Event:
+class MessageEvent:
     """The message that a handler answers; attributes that do not exist here raise."""
 
     def __init__(self, who: CommandExecutionContext, text: str) -> None:
@@ -68,6 +81,12 @@ class _Event:
         self.message_type = "group" if chat_type is ChatType.GROUP else "private"
         self.sender = SimpleNamespace(user_id=self.user_id, nickname=who.username, card="")
         self.raw_message = text
+        #: A number, as on the platform; the same when a line is run again under its id.
+        self.message_id = stable_id(who.message_id or uuid.uuid4().hex)
+        self.chat_key = who.chat_key
+        self.post_type = "message"
+        self.time = int(shared_now())
+        self.reply = None
         self.to_me = True
         if chat_type is ChatType.GROUP:
             number = who.chat_key.rpartition("_")[2]
@@ -76,11 +95,21 @@ class _Event:
     def get_user_id(self) -> str:
         return self.who.user_id
 
+    def get_session_id(self) -> str:
+        is_group = self.message_type == "group"
+        return f"group_{self.group_id}_{self.user_id}" if is_group else str(self.user_id)
+
+    def get_type(self) -> str:
+        return self.post_type
+
+    def is_tome(self) -> bool:
+        return self.to_me
+
     def get_plaintext(self) -> str:
         return self.raw_message
 
-    def get_message(self) -> _Text:
-        return _Text(self.raw_message)
+    def get_message(self) -> Message:
+        return Message(self.raw_message)
 
     message = original_message = property(get_message)
 
@@ -88,7 +117,15 @@ class _Event:
         return getattr(Placeholder("nonebot.adapters.onebot.v11.MessageEvent"), name)
 
 
-class _Matcher:
+class GroupMessageEvent(MessageEvent):
+    """A message in a group."""
+
+
+class PrivateMessageEvent(MessageEvent):
+    """A message to the agent alone."""
+
+
+class Matcher:
     """What ``on_command`` returns, and what its handlers receive as matcher."""
 
     def __init__(self, name: str, aliases: Collection[str], *, is_super: bool, is_plain: bool) -> None:
@@ -103,7 +140,7 @@ class _Matcher:
             if kinds is None:
                 placeholders.record_decorated(f"nonebot.on_command({self._name!r}).handle(…)", handler)
             else:
-                _commands[handler.__module__].append(self._command(handler, kinds))
+                keep(handler.__module__, self._command(handler, kinds))
             return handler
 
         return register
@@ -144,6 +181,12 @@ def install() -> None:
         placeholders.provide(f"{module}.reset_command_guard", _command_guard)
         placeholders.provide(f"{module}.finish_with", _finish_with)
     placeholders.provide("nonebot.params.CommandArg", lambda: _ARGUMENT)
+    placeholders.provide("nonebot.permission.SUPERUSER", _SUPERUSER)
+    placeholders.provide("nonebot.matcher.Matcher", Matcher)
+    placeholders.provide("nonebot.adapters.Event", MessageEvent)
+    placeholders.provide("nonebot.adapters.Message", Message)
+    for kind in (Message, MessageEvent, GroupMessageEvent, PrivateMessageEvent):
+        placeholders.provide(f"nonebot.adapters.onebot.v11.{kind.__name__}", kind)
 
 
 _COMMAND_MODULES: Final = tuple(
@@ -153,12 +196,6 @@ _COMMAND_MODULES: Final = tuple(
 )
 
 
-def registered(package: str) -> list[Command]:
-    """Remove and return the commands that a package and its modules registered during their import."""
-    modules = [name for name in _commands if name == package or name.startswith(f"{package}.")]
-    return [command for name in modules for command in _commands.pop(name)]
-
-
 def _on_command(
     cmd: str | tuple[str, ...],
     rule: object = None,
@@ -166,16 +203,16 @@ def _on_command(
     *,
     permission: object = None,
     **options: Any,
-) -> _Matcher:
+) -> Matcher:
     name = cmd if isinstance(cmd, str) else ".".join(cmd)
-    is_super = isinstance(permission, Placeholder) and repr(permission).endswith(".SUPERUSER>")
+    is_super = permission is _SUPERUSER
     is_plain = rule is None and (permission is None or is_super) and options.keys() <= _ARGUMENTS_OF_NO_EFFECT
     texts = [alias for alias in aliases or () if isinstance(alias, str)]
-    return _Matcher(name, texts, is_super=is_super, is_plain=is_plain)
+    return Matcher(name, texts, is_super=is_super, is_plain=is_plain)
 
 
 async def _command_guard(
-    event: _Event, bot: object, arg: _Text, matcher: _Matcher, **_: object
+    event: MessageEvent, bot: object, arg: Message, matcher: Matcher, **_: object
 ) -> tuple[str, str, str, ChatType]:
     """Return user name, text, chat key and kind of chat; other users than super users are refused."""
     who = event.who
@@ -189,7 +226,7 @@ async def _command_guard(
     )
 
 
-async def _finish_with(matcher: _Matcher, message: str) -> NoReturn:
+async def _finish_with(matcher: Matcher, message: str) -> NoReturn:
     await matcher.finish(message)
 
 
@@ -211,18 +248,21 @@ def _kind(parameter: inspect.Parameter) -> str | None:
     if annotation is parameter.empty:
         word = {"args": "arg", "ev": "event"}.get(parameter.name, parameter.name)
         return word if word in ("matcher", "event", "bot", "arg") else None
-    text = annotation if isinstance(annotation, str) else repr(annotation).strip("<>")
-    word = text.rpartition(".")[2]
-    by_type = {"Matcher": "matcher", "Bot": "bot", "Event": "event", "MessageEvent": "event"}
-    groups = {"GroupMessageEvent": "group", "PrivateMessageEvent": "private"}
-    return by_type.get(word) or groups.get(word)
+    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    words = {word.rpartition(".")[2] for word in re.findall(r"[\w.]+", text)} - _WORDS_OF_UNIONS
+    kinds = {_KINDS.get(word) for word in words}
+    if len(kinds) > 1 and kinds <= {"event", "group", "private"}:
+        return "event"
+    return kinds.pop() if len(kinds) == 1 else None
 
 
-def _command_of(matcher: _Matcher, handler: FunctionType, kinds: dict[str, str]) -> Callable[..., Any]:
+def _command_of(matcher: Matcher, handler: FunctionType, kinds: dict[str, str]) -> Callable[..., Any]:
     async def run(
         context: CommandExecutionContext, text: Annotated[str, ArgSpec(positional=True, greedy=True)] = ""
     ) -> CommandResponse:
-        event, argument = _Event(context, text), _Text(text)
+        is_group = ChatType.from_chat_key(context.chat_key) is ChatType.GROUP
+        event = (GroupMessageEvent if is_group else PrivateMessageEvent)(context, text)
+        argument = Message(text)
         wanted = {kind for kind in kinds.values() if kind in ("group", "private")}
         if wanted and event.message_type not in wanted:
             return CmdCtl.failed(f"this command is for {wanted.pop()} chats")

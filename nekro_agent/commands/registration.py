@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from nekro_agent.commands.schemas import CommandPermission
 from nekro_agent.schemas.i18n import I18nDict
 
-__all__ = ["Command", "CommandGroup", "CommandOwner"]
+__all__ = ["Command", "CommandGroup", "CommandOwner", "keep", "kept"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,6 +32,21 @@ class Command:
     i18n_description: I18nDict | None = None
     i18n_usage: I18nDict | None = None
     i18n_category: I18nDict | None = None
+
+
+#: Module → commands that it registered without naming its plugin.
+_kept: Final[defaultdict[str, list[Command]]] = defaultdict(list)
+
+
+def keep(module: str, command: Command) -> None:
+    """Keep a command of a module until the host asks for those of its plugin with :func:`kept`."""
+    _kept[module].append(command)
+
+
+def kept(package: str) -> list[Command]:
+    """Remove and return the kept commands of a package and its modules."""
+    modules = [name for name in _kept if name == package or name.startswith(f"{package}.")]
+    return [command for name in modules for command in _kept.pop(name)]
 
 
 class CommandOwner(Protocol):

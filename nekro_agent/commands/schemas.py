@@ -88,6 +88,8 @@ class CommandExecutionContext(BaseModel):
     is_super_user: bool = False
     is_advanced_user: bool = False
     lang: SupportedLang = SupportedLang.ZH_CN
+    #: Id of the call; a line that is sent again under the id of an earlier call has the same.
+    message_id: str = ""
     #: The value of ``CmdCtl.wait(context_data=…)``.
     context_data: dict[str, Any] = Field(default_factory=dict)
 

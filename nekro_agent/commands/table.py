@@ -13,6 +13,7 @@ from nekro_agent.commands.registration import Command
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError
+from nekro_agent.execution.failures import log_failure
 from nekro_agent.execution.invoke import run_callable
 from nekro_agent.execution.payer import Payer, paying
 from nekro_agent.execution.uses import using
@@ -60,7 +61,6 @@ class CommandTable:
             ],
             is_enabled=lambda key: plugin_of[key].is_enabled,
         )
-        self.warnings = self._names.warnings
 
     def __iter__(self) -> Iterator[CommandEntry]:
         """Iterate over the commands that are listed."""
@@ -102,7 +102,8 @@ class CommandTable:
                     if response.is_final:
                         return
         except (Exception, SystemExit) as exc:  # plugin code; the user must get a response
-            _log.bind(command=entry.full_name).opt(exception=exc).error("command_failed")
+            log = _log.bind(command=entry.full_name)
+            log_failure(log, "command_failed", exc, plugin_key=entry.plugin.key)
             yield CmdCtl.failed(f"{type(exc).__name__}: {exc}".rstrip(": "))
             return
         yield CmdCtl.success()
@@ -138,7 +139,7 @@ async def _responses(
             yield _as_response(item, final=False)
         return
     result = await run_callable(func, context, **arguments)
-    if inspect.isasyncgen(result):
+    if isinstance(result, AsyncIterator):
         async for item in result:
             yield _as_response(item, final=False)
     else:

@@ -16,18 +16,15 @@ if TYPE_CHECKING:
 
 __all__ = ["SANDBOX_SHARED_HOST_DIR", "USER_UPLOAD_DIR", "CoreConfig", "ModelConfigGroup", "config"]
 
-_UNBOUND = CoreConfig()
-
 
 class _CurrentConfig:
-    """Reads the values of the bound runtime at each access, so that it can be imported before binding."""
+    """Reads the values of this process at each access, so that it can be imported before they are known."""
 
     def __getattr__(self, name: str) -> object:
-        source = runtime.current().core if runtime.is_bound() else _UNBOUND
-        return getattr(source, name)
+        return getattr(runtime.core_config(), name)
 
     def __dir__(self) -> Iterable[str]:
-        return dir(_UNBOUND)
+        return dir(runtime.core_config())
 
 
 def __getattr__(name: str) -> str:

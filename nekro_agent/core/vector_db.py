@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import fcntl
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -19,20 +20,21 @@ from pydantic import BaseModel, Field
 from nekro_agent import layout, runtime
 from nekro_agent.core.config import config
 from nekro_agent.core.former_qdrant import restore_names
-from nekro_agent.core.logger import get_sub_logger
-from nekro_agent.errors import PackageInstallError
+from nekro_agent.core.qdrant_arguments import with_models
+from nekro_agent.errors import PackageInstallError, SettingsError
 
 __all__ = ["EmbeddedQdrant", "QdrantConfig", "get_qdrant_client", "get_qdrant_config"]
 
-_log = get_sub_logger("vector_db")
 #: How long an unused embedded database stays open, because opening it reads all vectors.
 _IDLE_SECONDS: Final = 0.5
+#: Largest answer of a server: points with their vectors.
+_MOST_ANSWER_BYTES: Final = 512 << 20
 #: How long a busy process keeps the embedded database from the others.
 _TURN_SECONDS: Final = 2.0
 
 
 class QdrantConfig(BaseModel):
-    """Address of the Qdrant server; ``url`` is ``""`` where the embedded database is used."""
+    """Address of the Qdrant server."""
 
     url: str
     api_key: str | None = Field(None, repr=False)
@@ -41,11 +43,15 @@ class QdrantConfig(BaseModel):
 def get_qdrant_config() -> QdrantConfig:
     """Return the address of the Qdrant server, for plugins that connect themselves.
 
-    Without a server, ``url`` is ``""`` and a warning names the setting: only ``get_qdrant_client`` can use
-    the embedded database.
+    Raises:
+        SettingsError: no server is configured. An empty address would let libraries store the data elsewhere,
+            such as in a temporary folder.
     """
     if not config.QDRANT_URL:
-        _log.bind(fix="set NEKRO_QDRANT__URL").warning("qdrant_server_not_configured")
+        raise SettingsError(
+            "get_qdrant_config: no Qdrant server is configured; set NEKRO_QDRANT__URL to its address, "
+            "such as http://127.0.0.1:6333. Only get_qdrant_client can use the embedded database"
+        )
     with contextlib.suppress(ImportError):
         restore_names()
     return QdrantConfig(url=config.QDRANT_URL, api_key=config.QDRANT_API_KEY or None)
@@ -63,6 +69,8 @@ async def get_qdrant_client() -> Any:
         raise PackageInstallError(
             "get_qdrant_client needs the package qdrant-client: pip install 'nekro-workers[qdrant]'"
         ) from exc
+    from nekro_client.answer_limits import limited
+
     restore_names()
     if not config.QDRANT_URL:
         return _embedded(runtime.data_root())
@@ -73,7 +81,10 @@ async def get_qdrant_client() -> Any:
     if address not in known:
         # The check of versions runs on a thread of its own and only logs.
         known[address] = AsyncQdrantClient(
-            url=address[0], api_key=address[1] or None, check_compatibility=False
+            url=address[0],
+            api_key=address[1] or None,
+            check_compatibility=False,
+            event_hooks=limited(_MOST_ANSWER_BYTES),
         )
     return known[address]
 
@@ -96,6 +107,9 @@ class EmbeddedQdrant:
         self._lock: int | None = None
         self._opened_at = 0.0
         self._uses = 0
+        # Otherwise the client closes itself while the interpreter dismantles what it needs for that. The
+        # thread has ended by then.
+        atexit.register(self._close)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         from qdrant_client import QdrantClient
@@ -112,12 +126,14 @@ class EmbeddedQdrant:
         """Close the database until the next operation."""
         await asyncio.wrap_future(self._thread.submit(self._close))
 
-    def _run(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self._uses += 1
         if self._client is None:
             self._open()
         try:
-            return getattr(self._client, name)(*args, **kwargs)
+            method = getattr(type(self._client), name)
+            args, kwargs = with_models(method, args, kwargs)
+            return method(self._client, *args, **kwargs)
         finally:
             if time.monotonic() - self._opened_at > _TURN_SECONDS:
                 self._close()

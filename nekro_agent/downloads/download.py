@@ -15,13 +15,16 @@ from typing import Final
 from nekro_agent import runtime
 from nekro_agent.downloads.addresses import AddressPolicy
 from nekro_agent.downloads.claims import LocalDownloads
-from nekro_agent.downloads.http import Interrupted, Source, checked_url
+from nekro_agent.downloads.http import Source
 from nekro_agent.downloads.part import PartFile, PartState, remove_stale
+from nekro_agent.downloads.patience import Interrupted
+from nekro_agent.downloads.redirects import checked_url, login_of
 from nekro_agent.downloads.transfer import Content, Transfer
 from nekro_agent.durations import REFRESH_SECONDS, STALE_SECONDS
 from nekro_agent.errors import DownloadError, DownloadRefusedError, FencedError, InvalidValueError
 from nekro_agent.files import safe_files, staging, uploads
 from nekro_agent.files.area_access import shared_place
+from nekro_agent.files.stated_names import plain_name, stated_name
 from nekro_agent.policies import DownloadPolicy
 from nekro_agent.ports import DownloadClaim, DownloadReport, Downloads, DownloadStatus
 from nekro_agent.tools.task_groups import in_thread
@@ -48,6 +51,8 @@ class Download:
     content_type: str | None
     #: URL of the content, after redirects.
     url: str
+    #: Name that the server states for the file, without directories; None if it states none.
+    file_name: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +96,8 @@ async def fetch(
     request for it. While another worker downloads to the same ``dest``, this one waits: it reports the
     other's progress and, if both requests are the same, shares the result.
 
+    A log-in in the URL (``https://user:password@host/…``) is sent as basic authentication, to its server.
+
     Args:
         dest: a file path; its directory is created, an existing file is replaced at the end. In a
             call, a text must be in a directory of this chat, plugin or call, because it may come
@@ -112,19 +119,19 @@ async def fetch(
     if sha256 is not None and not _SHA256.fullmatch(sha256):
         raise InvalidValueError(f"sha256={sha256!r} is not a digest of 64 hexadecimal digits")
     policy = runtime.current().downloads if runtime.is_bound() else DownloadPolicy()
-    checked_url(url)
+    address, _ = checked_url(url)
     target = _checked_target(dest)
     most = policy.max_bytes if max_bytes is None else min(max_bytes, policy.max_bytes)
     with _place_of(target) as place:
         area = uploads.area_of(target) if place == target else None
         order = _Order(
-            url=url,
+            url=address,
             target=target,
             place=place,
             sha256=sha256.lower() if sha256 else None,
             max_bytes=most,
             area=None if area is None else uploads.UploadArea(area),
-            headers=dict(headers or {}),
+            headers=_with_login(headers or {}, login_of(url)),
             progress=progress or _ignore,
             addresses=AddressPolicy(policy.allow_private if allow_private is None else allow_private),
             policy=policy if timeout_seconds is None else replace(policy, timeout_seconds=timeout_seconds),
@@ -267,6 +274,7 @@ def _report(part: PartFile, content: Content) -> DownloadReport:
         sha256=part.hexdigest,
         content_type=content.content_type,
         final_url=content.url,
+        file_name=plain_name(stated_name(content.disposition)) if content.disposition else None,
     )
 
 
@@ -280,7 +288,14 @@ def _result(order: _Order, report: DownloadReport) -> Download:
         sha256=report.sha256,
         content_type=report.content_type,
         url=report.final_url,
+        file_name=report.file_name,
     )
+
+
+def _with_login(headers: Mapping[str, str], login: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers of a request; an ``Authorization`` of the caller goes before the URL's log-in."""
+    is_given = any(name.lower() == "authorization" for name in headers)
+    return dict(headers) if is_given else {**headers, **login}
 
 
 def _checked_target(dest: Path | str) -> Path:

@@ -12,10 +12,13 @@ from typing import Any, Final
 import httpcore
 
 from nekro_agent.downloads.addresses import AddressPolicy, CheckedBackend
+from nekro_agent.downloads.encodings import decoded, encoding_of
+from nekro_agent.downloads.patience import Interrupted, stated_pause
+from nekro_agent.downloads.redirects import Cookies, checked_url, headers_after, redirected
 from nekro_agent.downloads.socket import GatheringStream
 from nekro_agent.errors import DownloadError, DownloadRefusedError
 
-__all__ = ["Answer", "Interrupted", "Source", "checked_url", "is_same_server"]
+__all__ = ["Answer", "Source"]
 
 _MAX_REDIRECTS: Final = 10
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
@@ -23,12 +26,6 @@ _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _BROKEN: Final = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException)
 _CONTENT_RANGE: Final = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)")
-#: Headers that must not be sent to another server after a redirect.
-_PRIVATE_HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authorization"})
-
-
-class Interrupted(Exception):
-    """The server could not be reached or broke off; the same request may succeed later."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +46,24 @@ class Answer:
     #: Whether the server supports ranges; None if it does not say.
     accepts_ranges: bool | None
     content_type: str | None
+    #: The header that may state a file name, as it came.
+    disposition: bytes | None
+    #: How the body is encoded, although no encoding was asked for; None: it is not.
+    encoding: str | None
     response: httpcore.Response
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body.
+    def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body, decoded.
 
         Raises:
             Interrupted: the server broke off or stopped sending.
+            DownloadError: it is not encoded as stated.
         """
+        if self.encoding is None:
+            return self._chunks()
+        return decoded(self._chunks(), self.encoding, url=self.url)
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
         received = 0
         try:
             self._gather(received=0)
@@ -120,17 +127,18 @@ class Source:
             DownloadError: it refused, or redirects too often.
             DownloadRefusedError: the URL or an address is not acceptable.
         """
-        url, headers = self.url, self._headers | _range_headers(start, end, validator)
+        url, headers = checked_url(self.url)[0], self._headers | _range_headers(start, end, validator)
+        cookies = Cookies()
         for _ in range(_MAX_REDIRECTS + 1):
-            url, _ = checked_url(url)
-            async with self._request(url, headers) as response:
-                location = _header(response, b"location")
+            async with self._request(url, cookies.added_to(headers, url)) as response:
+                location = _raw_header(response, b"location")
                 if response.status not in _REDIRECTS or location is None:
                     yield _answer(url, response)
                     return
-            source, url = url, _redirected(url, location)
-            if not is_same_server(source, url):
-                headers = {k: v for k, v in headers.items() if k.lower() not in _PRIVATE_HEADERS}
+                cookies.store(url, response.headers)
+            target, login = redirected(url, location)
+            headers = headers_after(url, target, headers, login)
+            url = target
         raise DownloadError(f"{url}: more than {_MAX_REDIRECTS} redirects")
 
     @asynccontextmanager
@@ -160,41 +168,6 @@ class Source:
             await opened.__aexit__(None, None, None)
 
 
-def checked_url(url: str) -> tuple[str, str]:
-    """Return an acceptable URL in ASCII, and its host.
-
-    Raises:
-        DownloadRefusedError: it is not an http or https URL.
-    """
-    try:
-        parts = urllib.parse.urlsplit(url)
-        port = f":{parts.port}" if parts.port else ""
-        host = (parts.hostname or "").encode("ascii" if ":" in (parts.hostname or "") else "idna").decode()
-    except ValueError as exc:
-        raise DownloadRefusedError(f"{url!r} is not a URL: {exc}") from exc
-    if parts.scheme not in ("http", "https") or not host:
-        raise DownloadRefusedError(f"{url!r} is not an http:// or https:// URL")
-    bracketed = f"[{host}]" if ":" in host else host
-    path = urllib.parse.quote(parts.path or "/", safe="/%:@!$&'()*+,;=~")
-    query = urllib.parse.quote(parts.query, safe="/%:@!$&'()*+,;=~?")
-    return urllib.parse.urlunsplit((parts.scheme, bracketed + port, path, query, "")), host
-
-
-def _redirected(url: str, location: str) -> str:
-    try:
-        return checked_url(urllib.parse.urljoin(url, location))[0]
-    except ValueError as exc:
-        raise DownloadRefusedError(f"{url} redirects to {location!r}, which is not a URL: {exc}") from exc
-
-
-def is_same_server(source: str, target: str) -> bool:
-    """Whether a redirect leads to the same host and port, or from plain HTTP to HTTPS of the same host."""
-    old, new = urllib.parse.urlsplit(source), urllib.parse.urlsplit(target)
-    kept = (old.scheme, old.port) == (new.scheme, new.port)
-    is_secured = (old.scheme, old.port, new.scheme, new.port) == ("http", None, "https", None)
-    return old.hostname == new.hostname and (kept or is_secured)
-
-
 def _range_headers(start: int, end: int | None, validator: str | None) -> dict[str, str]:
     if start == 0 and end is None:
         return {}
@@ -204,7 +177,8 @@ def _range_headers(start: int, end: int | None, validator: str | None) -> dict[s
 
 def _answer(url: str, response: httpcore.Response) -> Answer:
     if response.status in _PASSING:
-        raise Interrupted(f"{url} answered {response.status}")
+        pause = stated_pause(_header(response, b"retry-after"), now=_header(response, b"date"))
+        raise Interrupted(f"{url} answered {response.status}", status=response.status, pause_seconds=pause)
     if response.status not in (200, 206, 416):
         raise DownloadError(f"{url} answered {response.status}")
     start, whole = 0, _number(_header(response, b"content-length"))
@@ -214,6 +188,9 @@ def _answer(url: str, response: httpcore.Response) -> Answer:
         if match is None:
             raise DownloadError(f"{url} sends a part without a valid Content-Range header")
         start, end, whole = int(match[1]), int(match[2]) + 1, _number(match[3])
+    encoding = encoding_of(_header(response, b"content-encoding"), url=url)
+    if encoding is not None:  # sizes, ranges and validators are those of the encoded form
+        end = whole = None
     offered = _header(response, b"accept-ranges")
     return Answer(
         url=url,
@@ -221,9 +198,11 @@ def _answer(url: str, response: httpcore.Response) -> Answer:
         start=start,
         end=end,
         whole_bytes=whole,
-        validator=_validator(response),
+        validator=None if encoding else _validator(response),
         accepts_ranges=True if response.status == 206 else None if offered is None else offered == "bytes",
         content_type=_header(response, b"content-type"),
+        disposition=_raw_header(response, b"content-disposition"),
+        encoding=encoding,
         response=response,
     )
 
@@ -242,10 +221,12 @@ def _number(text: str | None) -> int | None:
 
 
 def _header(response: httpcore.Response, name: bytes) -> str | None:
-    for key, value in response.headers:
-        if key.lower() == name:
-            return value.decode("latin-1")
-    return None
+    value = _raw_header(response, name)
+    return None if value is None else value.decode("latin-1")
+
+
+def _raw_header(response: httpcore.Response, name: bytes) -> bytes | None:
+    return next((bytes(value) for key, value in response.headers if key.lower() == name), None)
 
 
 def _reason(exc: Exception) -> str:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from nekro_agent.downloads.http import Answer, Interrupted, Source
+from nekro_agent.downloads.http import Answer, Source
 from nekro_agent.downloads.part import PartFile, PartState
-from nekro_agent.downloads.patience import RetryLimit
+from nekro_agent.downloads.patience import Interrupted, RetryLimit
 from nekro_agent.downloads.socket import BLOCK_BYTES
 from nekro_agent.errors import DownloadError, DownloadRefusedError
 from nekro_agent.policies import DownloadPolicy
@@ -33,6 +33,8 @@ class Content:
     #: URL of the content, after redirects.
     url: str
     content_type: str | None
+    #: The header that may state a file name, as it came.
+    disposition: bytes | None = None
 
 
 class _StartOver(Exception):
@@ -146,7 +148,7 @@ class Transfer:
         if self._part.spans.total != self._whole:
             raise Interrupted(f"sent {self._part.spans.total} of {self._whole} bytes")
         self._on_progress(self._whole, self._whole)
-        return Content(url=answer.url, content_type=answer.content_type)
+        return Content(url=answer.url, content_type=answer.content_type, disposition=answer.disposition)
 
     async def _admit(self, answer: Answer, start: int) -> None:
         """Check the first answer of an attempt and record its properties.
@@ -156,6 +158,7 @@ class Transfer:
         """
         self._retry_limit.has_answer = True
         # Without the beginning everything is requested, but what is on disk must belong to the same content.
+        self._refuse_encoded_part(answer)
         if (start and answer.status != 206) or (self._part.spans.total and self._is_other(answer)):
             self._reject(answer)
         if answer.status == 416:
@@ -171,6 +174,13 @@ class Transfer:
         self._accepts_ranges = self._sends_ranges and answer.accepts_ranges is True
         if self._whole is not None:
             await in_thread(self._part.require_space, self._whole)
+
+    def _refuse_encoded_part(self, answer: Answer) -> None:
+        """Request everything if a server encodes a range: it does not fit to ranges of the content."""
+        if answer.status == 206 and answer.encoding is not None:
+            self._sends_ranges = False
+            self._validator = self._whole = None
+            raise _StartOver(f"{answer.url} sends ranges of a body that is encoded as {answer.encoding}")
 
     def _is_other(self, answer: Answer) -> bool:
         return answer.whole_bytes != self._whole or (
@@ -238,6 +248,7 @@ class Transfer:
         async with self._source.open(
             start=segment.position, end=segment.end, validator=self._validator
         ) as answer:
+            self._refuse_encoded_part(answer)
             if answer.status != 206 or self._is_other(answer):
                 self._reject(answer)
             if answer.start != segment.position:
@@ -290,7 +301,13 @@ class Transfer:
 
     async def _after_cut(self, exc: Interrupted) -> None:
         held = self._part.spans.total
-        reason = exc if not held else Interrupted(f"{self._source.url} broke off after {held} bytes: {exc}")
+        reason = exc
+        if held:
+            reason = Interrupted(
+                f"{self._source.url} broke off after {held} bytes: {exc}",
+                status=exc.status,
+                pause_seconds=exc.pause_seconds,
+            )
         await self._retry_limit.after(reason, held_bytes=held)
         if self._whole is None or not self._can_resume:
             await in_thread(self._part.restart)

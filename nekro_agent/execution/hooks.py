@@ -11,6 +11,8 @@ from typing import Any, Final, Protocol
 from nekro_agent import runtime
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError
+from nekro_agent.execution import callback_timers
+from nekro_agent.execution.failures import log_failure
 from nekro_agent.execution.invoke import run_callable
 from nekro_agent.execution.left_tasks import watched_tasks
 from nekro_agent.execution.payer import payer_of, paying
@@ -109,6 +111,7 @@ class PluginHost:
             skip: keys of plugins that do not run in this process.
         """
         staging.sweep(runtime.data_root())
+        callback_timers.run_here()
         failures: list[HookFailure] = []
         for plugin in self.plugins:
             await _complete_config(plugin)
@@ -121,18 +124,23 @@ class PluginHost:
         self._started.append(plugin)
         async with watched_tasks() as created:
             _, failure = await self._run(plugin, "init", seconds=self._init_seconds)
+        plugin.adopt_commands()
         self._tasks[plugin] = [task for task in created if not task.done()]
         return [failure] if failure else []
 
+    def has_started(self, plugin: NekroPlugin) -> bool:
+        """Whether a plugin was started here and not stopped since."""
+        return plugin in self._started
+
     async def stop_plugin(self, plugin: NekroPlugin) -> list[HookFailure]:
-        """Run one plugin's cleanup hook and cancel its init's tasks; no effect if it was not started."""
+        """Run one plugin's cleanup hook and cancel its tasks; no effect if it was not started."""
         return await self.stop([plugin])
 
     async def stop(self, plugins: Collection[NekroPlugin] | None = None) -> list[HookFailure]:
         """Run the cleanup hooks of started plugins once, in reverse order.
 
         All of them share ``cleanup_seconds``: if one uses them up, those after it have no time left, which
-        is a failure of each. The tasks that inits left running are cancelled in any case.
+        is a failure of each. The tasks that plugins left running are cancelled in any case.
 
         Args:
             plugins: None means all.
@@ -150,13 +158,14 @@ class PluginHost:
         return failures
 
     def cancel_tasks(self, plugin: NekroPlugin) -> None:
-        """Cancel the tasks that a plugin's init left running."""
+        """Cancel the tasks that a plugin's init and ``on_enabled`` hooks left running, and its timers."""
+        callback_timers.drop_of(plugin)
         for task in self._tasks.pop(plugin, ()):
             task.cancel()
 
     @property
     def left_tasks(self) -> dict[str, list[asyncio.Task[Any]]]:
-        """Tasks that the inits started and that still run, by plugin key."""
+        """Tasks that inits and ``on_enabled`` hooks left running, by plugin key."""
         return {plugin.key: tasks for plugin, tasks in self._tasks.items()}
 
     async def channel_reset(self, ctx: AgentCtx) -> list[HookFailure]:
@@ -234,12 +243,18 @@ class PluginHost:
         return await self.run_state_hooks(plugin)
 
     async def run_state_hooks(self, plugin: NekroPlugin) -> list[HookFailure]:
-        """Run a plugin's ``on_enabled`` hooks, or its ``on_disabled`` hooks if it is disabled."""
+        """Run a plugin's ``on_enabled`` hooks, or its ``on_disabled`` hooks if it is disabled.
+
+        The tasks that ``on_enabled`` hooks leave running end with the plugin, like those of its init.
+        """
         name = "on_enabled" if plugin.is_enabled else "on_disabled"
-        ran = [
-            await self._guard(plugin, name, callback, (), self._hook_seconds)
-            for callback in state_hooks(plugin)
-        ]
+        async with watched_tasks() as created:
+            ran = [
+                await self._guard(plugin, name, callback, (), self._hook_seconds)
+                for callback in state_hooks(plugin)
+            ]
+        if plugin.is_enabled and plugin in self._started:
+            self._tasks.setdefault(plugin, []).extend(task for task in created if not task.done())
         return [failure for _, failure in ran if failure]
 
     def use(self, plugins: Iterable[NekroPlugin]) -> None:
@@ -289,7 +304,7 @@ class PluginHost:
         except (Exception, SystemExit) as exc:  # plugin code; other plugins and the worker must continue
             error = f"{type(exc).__name__}: {exc}".rstrip(": ")
             log = _log.bind(plugin=plugin.key, hook=hook, error=error)
-            log.opt(exception=exc).error("plugin_hook_failed")
+            log_failure(log, "plugin_hook_failed", exc, plugin_key=plugin.key)
         return None, HookFailure(plugin_key=plugin.key, hook=hook, error=error)
 
 

@@ -1,4 +1,8 @@
-"""On whose account running code of plugins asks models."""
+"""On whose account running code works: for whom it asks models, and who pays for the turns that it starts.
+
+An account is the id of a turn, of a run, call, timer or job outside of turns, or of a key of the API
+(``storage.access.keys``). What the code writes for later, such as a timer, is on the same account.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from typing import Final
 
 from nekro_agent.schemas.call_context import CallContext
 
-__all__ = ["Payer", "current_payer", "payer_of", "paying"]
+__all__ = ["Payer", "begin_account", "current_account", "current_payer", "on_account", "payer_of", "paying"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,23 +27,50 @@ class Payer:
     user_id: str | None = None
     adapter_key: str | None = None
     turn_id: str | None = None
-    #: The run or call outside of turns for which a key of the API may pay.
+    #: The account besides the turn.
     account_id: str | None = None
     #: Most tokens that the plugin may use in a day (UTC); None: no limit of its own.
     tokens_per_day: int | None = None
 
 
 _current: Final[ContextVar[Payer | None]] = ContextVar("nekro_payer", default=None)
+_account: Final[ContextVar[str | None]] = ContextVar("nekro_account", default=None)
 
 
 @contextmanager
 def paying(payer: Payer) -> Iterator[None]:
-    """Let the block, and the tasks that it starts, ask models on an account."""
+    """Let the block, and the tasks that it starts, work on an account.
+
+    Code that runs for a chat stays on the account of its cause if the payer names none. Other code, such as
+    an init hook, leaves it, because its tasks outlive the cause.
+    """
     token = _current.set(payer)
+    inherited = current_account() if payer.chat_key else None
+    try:
+        with on_account(payer.turn_id or payer.account_id or inherited):
+            yield
+    finally:
+        _current.reset(token)
+
+
+@contextmanager
+def on_account(account_id: str | None) -> Iterator[None]:
+    """Let the block, and the tasks that it starts, work on an account; None: on none."""
+    token = _account.set(account_id)
     try:
         yield
     finally:
-        _current.reset(token)
+        _account.reset(token)
+
+
+def begin_account(account_id: str | None) -> None:
+    """Let the rest of this task work on an account: for a request, which is a task of its own."""
+    _account.set(account_id)
+
+
+def current_account() -> str | None:
+    """Return the account of the running code; None if nothing that has one caused it."""
+    return _account.get()
 
 
 def current_payer() -> Payer | None:

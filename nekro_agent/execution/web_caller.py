@@ -21,6 +21,8 @@ class WebCaller:
     user_id: str | None
     #: A ``nekro_agent.services.user.role.Role``.
     level: int
+    #: On whose account the route works; None: on none.
+    account_id: str | None = None
 
     def to_text(self) -> str:
         """Return it as a header's value."""
@@ -29,8 +31,9 @@ class WebCaller:
     @classmethod
     def of_text(cls, text: str) -> Self:
         """Return what ``to_text`` has written."""
-        name, user_id, level = loads(text)
-        return cls(name=name, user_id=user_id, level=level)
+        # A gateway of an older release names no account.
+        name, user_id, level, account_id = (*loads(text), None)[:4]
+        return cls(name=name, user_id=user_id, level=level, account_id=account_id)
 
 
 _current: Final[ContextVar[WebCaller | None]] = ContextVar("nekro_web_caller", default=None)

@@ -15,16 +15,17 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from nekro_agent import layout, runtime
-from nekro_agent.downloads.download import fetch
+from nekro_agent.downloads.download import Download, fetch
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.files import staging
 from nekro_agent.files.area_access import copy_in, copy_out, exists, refuse_links, safe_basename
+from nekro_agent.files.media_types import HEAD_BYTES, suffix_of
 from nekro_agent.files.own_files import OwnFile, find_file, shown
 from nekro_agent.files.uploads import UploadArea
 from nekro_agent.tools.path_convertor import PathLocation, convert_to_host_path, is_url_path, locate
 from nekro_agent.tools.task_groups import in_thread
 
-__all__ = ["FileSystem"]
+__all__ = ["FileSystem", "decode_data_url", "is_data_url"]
 
 #: The reason why a file that a text names is refused.
 _WHOSE = (
@@ -67,7 +68,7 @@ class FileSystem:
             InvalidValueError: the path is in neither area, contains ``..`` or passes through a
                 link.
         """
-        location, relative = locate(PurePosixPath(path))
+        location, relative = locate(PurePosixPath(path), self._area)
         mapped = convert_to_host_path(Path(path), self.chat_key, self.container_key)
         is_live = mapped.is_relative_to(self.shared_path)
         if location is PathLocation.UPLOADS or not is_live or not mapped.is_file():
@@ -97,7 +98,8 @@ class FileSystem:
             file: an ``http(s)://`` URL, a ``data:`` URL or bytes (all are stored in the uploads), a
                 sandbox path, or a host path: one inside an area is mapped, any other file is copied
                 to the shared area.
-            file_name: name of the file in the area, reduced to its basename; ``""`` chooses one.
+            file_name: name of the file in the area, reduced to its basename; ``""`` chooses one, of a URL
+                the name that the server states.
 
         Raises:
             InvalidValueError: the file does not exist, the path or name is not acceptable, or a
@@ -116,8 +118,8 @@ class FileSystem:
             raise TypeError(f"cannot forward {type(file).__name__}; pass a URL, a path or bytes")
         if is_url_path(file):
             return await self._download(file, name)
-        if _is_data_url(file):
-            content, suffix = _decode_data_url(file)
+        if is_data_url(file):
+            content, suffix = decode_data_url(file)
             return await self._deliver_upload(content, name, suffix=suffix)
         return await self._forward_text_path(file, name)
 
@@ -137,7 +139,7 @@ class FileSystem:
         """
         await staging.settle()
         name = safe_basename(file_name) if file_name else ""
-        if is_url_path(file) or _is_data_url(file):
+        if is_url_path(file) or is_data_url(file):
             return await self.mixed_forward_file(file, name)
         sandbox_path = self._existing_sandbox_path(file) or self._as_sandbox_path(Path(file))
         found = None if sandbox_path else self._found(Path(file))
@@ -161,6 +163,7 @@ class FileSystem:
         return f"{layout.SANDBOX_UPLOADS}/{stored}"
 
     async def _deliver_upload(self, content: bytes, name: str, *, suffix: str = "") -> str:
+        suffix = suffix_of(content[:HEAD_BYTES]) or suffix
         target = name or hashlib.md5(content, usedforsecurity=False).hexdigest() + suffix
         await asyncio.to_thread(UploadArea(self.upload_path).put, target, content)
         return f"{layout.SANDBOX_UPLOADS}/{target}"
@@ -170,8 +173,14 @@ class FileSystem:
         unnamed = area.new_download()
         try:
             result = await fetch(url, unnamed)
+            if not name and result.file_name:
+                size, sha256 = result.size_bytes, result.sha256
+                name = await in_thread(
+                    lambda: area.finish_as_new(unnamed, str(result.file_name), size=size, sha256=sha256)
+                )
+                return f"{layout.SANDBOX_UPLOADS}/{name}"
             if not name:
-                suffix = _suffix_of(url, result.content_type)
+                suffix = await in_thread(_suffix_of, url, result)
                 name = hashlib.md5(url.encode(), usedforsecurity=False).hexdigest() + suffix
             await in_thread(area.finish, unnamed, name)
         finally:
@@ -247,7 +256,7 @@ class FileSystem:
 
     def _existing_sandbox_path(self, text: str) -> str | None:
         try:
-            location, relative = locate(text)
+            location, relative = locate(text, self._area)
         except InvalidValueError:
             return None
         if not relative.parts or not exists(self._area(location), relative):
@@ -301,11 +310,17 @@ def _copy_found(area: Path, name: str, found: OwnFile) -> None:
         copy_in(area, name, file)
 
 
-def _is_data_url(text: str) -> bool:
+def is_data_url(text: str) -> bool:
+    """Whether a text is a ``data:`` URL."""
     return text.startswith("data:")
 
 
-def _decode_data_url(url: str) -> tuple[bytes, str]:
+def decode_data_url(url: str) -> tuple[bytes, str]:
+    """Return the content of a ``data:`` URL, and the suffix of its media type.
+
+    Raises:
+        InvalidValueError: the URL is not valid.
+    """
     header, separator, payload = url.partition(",")
     media_type, *parameters = header.removeprefix("data:").split(";")
     if not separator:
@@ -320,8 +335,10 @@ def _decode_data_url(url: str) -> tuple[bytes, str]:
     return content, mimetypes.guess_extension(media_type or "text/plain") or ""
 
 
-def _suffix_of(url: str, content_type: str | None) -> str:
+def _suffix_of(url: str, result: Download) -> str:
     suffix = PurePosixPath(urllib.parse.urlsplit(url).path).suffix
     if 1 < len(suffix) <= 12 and suffix[1:].isalnum():
         return suffix
-    return mimetypes.guess_extension((content_type or "").split(";")[0].strip()) or ""
+    with result.path.open("rb") as file:
+        found = suffix_of(file.read(HEAD_BYTES))
+    return found or mimetypes.guess_extension((result.content_type or "").split(";")[0].strip()) or ""

@@ -132,6 +132,14 @@ class UploadArea:
         with directory(self.path) as area_fd:
             self._rename(area_fd, path.name, name)
 
+    def finish_as_new(self, path: Path, name: str, *, size: int, sha256: str) -> str:
+        """Rename a finished file of the area to a name that is not in use, as :meth:`add` does; returns it.
+
+        If a file with the same content is used instead, the finished one is left.
+        """
+        with directory(self.path) as area_fd, self._locked():
+            return self._name_free(area_fd, path.name, _numbered(name), size=size, digest=sha256)
+
     def reserve(self, fd: int, *, part: Path, target: Path, size: int) -> None:
         """Extend an open file of the area to the size that it will have.
 

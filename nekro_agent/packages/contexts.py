@@ -40,6 +40,7 @@ __all__ = [
     "executed",
     "install",
     "installed_name",
+    "is_importable",
     "make_package",
 ]
 
@@ -64,6 +65,10 @@ class FailedImport:
 
     #: ``weather.py, line 3: No module named 'x'``.
     text: str
+    #: What the code asked for: a module, or a name with its module.
+    name: str
+    file: str
+    line: int
     #: The module that does not exist; None if another reason made the import fail.
     missing: str | None = None
 
@@ -161,7 +166,7 @@ class PluginImports(_Context):
             return None
         self.adopt_paths()
         found = self._find(self._first, top)
-        if found is None and top not in _HIDDEN and _is_importable(top):
+        if found is None and top not in _HIDDEN and is_importable(top):
             self._known[top] = None
             return None
         if found is None:
@@ -222,19 +227,21 @@ class PluginImports(_Context):
         try:
             module = super()._import(name, globals, locals, fromlist, level)
         except ImportError as exc:
-            self._note(str(exc), exc.name if isinstance(exc, ModuleNotFoundError) else None)
+            missing = exc.name if isinstance(exc, ModuleNotFoundError) else None
+            self._note(str(exc), missing or name or "its own modules", missing)
             raise
         for wanted in fromlist or () if self.failures is not None else ():
             if wanted != "*" and not hasattr(module, wanted):
-                self._note(f"cannot import name {wanted!r} from {name!r}")
+                self._note(f"cannot import name {wanted!r} from {name!r}", f"{name}.{wanted}".lstrip("."))
         return module
 
-    def _note(self, error: str, missing: str | None = None) -> None:
+    def _note(self, error: str, name: str, missing: str | None = None) -> None:
         if self.failures is None:
             return
         frame = sys._getframe(2)
-        file = os.path.basename(frame.f_code.co_filename)
-        self.failures.append(FailedImport(text=f"{file}, line {frame.f_lineno}: {error}", missing=missing))
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        text = f"{os.path.basename(file)}, line {line}: {error}"
+        self.failures.append(FailedImport(text=text, name=name, file=file, line=line, missing=missing))
 
 
 class _SourceLoader(SourceFileLoader):
@@ -249,6 +256,17 @@ class _SourceLoader(SourceFileLoader):
         if getattr(self._context, "reads_bytecode", True):
             return super().get_code(fullname)
         return self.source_to_code(self.get_data(self.path), self.path)
+
+    def source_to_code(self, data: Any, path: Any, *, _optimize: int = -1) -> Any:  # type: ignore[override]
+        """Compile text; each fault of the text is a SyntaxError that names the file.
+
+        Python raises ValueError for null bytes before 3.11.4, and others for expressions nested too deeply.
+        """
+        try:
+            return super().source_to_code(data, path, _optimize=_optimize)
+        except (ValueError, RecursionError, MemoryError) as exc:
+            fault = f"{exc}" or "it is too complex to parse"
+            raise SyntaxError(fault, (os.fsdecode(path), None, None, None)) from exc
 
     def exec_module(self, module: ModuleType) -> None:
         """Execute the file with the context's ``__builtins__``."""
@@ -362,7 +380,8 @@ def _load(full_name: str, actual: str, top: str) -> ModuleType:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name) from None
 
 
-def _is_importable(top: str) -> bool:
+def is_importable(top: str) -> bool:
+    """Whether Python finds a module."""
     if top in sys.modules:
         return True
     try:

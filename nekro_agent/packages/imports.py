@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import importlib
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from nekro_agent import layout, runtime
+from nekro_agent import layout, placeholders, runtime
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError, PackageInstallError
 from nekro_agent.execution import greenlets as bridge
@@ -59,6 +60,24 @@ def dynamic_import_pkg(
         ImportError: the package is installed but has no such module.
     """
     requirement = _parsed(package_spec)
+    caller = str(sys._getframe(1).f_globals.get("__name__", ""))
+    try:
+        module = _provided(requirement, import_name, mirror, trusted_host, timeout, repo_dir)
+    except (PackageInstallError, ImportError) as exc:
+        placeholders.record_lost(caller, requirement.name, f"{type(exc).__name__}: {exc}")
+        raise
+    placeholders.record_lost(caller, requirement.name, None)
+    return module
+
+
+def _provided(
+    requirement: Requirement,
+    import_name: str | None,
+    mirror: str | None,
+    trusted_host: bool,
+    timeout: int,
+    repo_dir: str | Path | None,
+) -> ModuleType:
     options = PipOptions(mirror=mirror, allow_plain_http=trusted_host, timeout_seconds=timeout)
     if not _in_environment(requirement):
         store = LayerStore(Path(repo_dir) if repo_dir else layout.packages_dir(runtime.data_root()))

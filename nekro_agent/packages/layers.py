@@ -41,6 +41,7 @@ from packaging.version import InvalidVersion, Version
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.durations import POLL_SECONDS, STALE_SECONDS
 from nekro_agent.errors import InvalidValueError, PackageInstallError
+from nekro_agent.execution.tied_process import tied_to_this_process
 from nekro_agent.files.private_files import make_directory, open_private, write_private
 from nekro_agent.packages.contexts import add_installed
 
@@ -243,11 +244,11 @@ def _run_pip(requirement: Requirement, prefix: Path, options: PipOptions, deadli
     with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as constraints:
         constraints.writelines(f"{name}=={version}\n" for name, version in _environment().items())
         constraints.flush()
-        command = [
+        command = tied_to_this_process(
             sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "install",
             "--prefix", str(prefix), "--no-warn-script-location", "--no-warn-conflicts", "--no-compile",
             "--constraint", constraints.name, *_index_arguments(options), str(requirement),
-        ]  # fmt: skip
+        )  # fmt: skip
         # Settings in the environment contain secrets, which a package's build script must not see.
         environment = {key: value for key, value in os.environ.items() if not key.startswith("NEKRO_")}
         with subprocess.Popen(  # noqa: S603  # our interpreter, arguments parsed above

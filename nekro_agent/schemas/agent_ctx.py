@@ -183,11 +183,11 @@ class AgentCtx(CallContext):
 
         return await (await DBChatChannel.get_channel(self.chat_key)).get_preset()
 
-    async def get_preset_by_id(self, preset_id: int) -> DefaultPreset | DBPreset | None:
-        """Return a stored persona; -1 is the configured one. None if there is no such persona."""
-        from nekro_agent.models.db_preset import DBPreset, DefaultPreset
+    async def get_preset_by_id(self, preset_id: int) -> DBPreset | None:
+        """Return a stored persona; None if there is none of that id, as for -1, the configured persona."""
+        from nekro_agent.models.db_preset import DBPreset
 
-        return DefaultPreset.current() if preset_id == -1 else await DBPreset.get_or_none(id=preset_id)
+        return await DBPreset.get_or_none(id=preset_id)
 
     async def get_effective_preset_by_id(self, preset_id: int) -> DefaultPreset | DBPreset:
         """Return a stored persona, or the configured one if there is no such persona."""
@@ -195,11 +195,21 @@ class AgentCtx(CallContext):
 
         return await self.get_preset_by_id(preset_id) or DefaultPreset.current()
 
-    async def set_preset(self, preset_id: int | None) -> str:
-        """Choose the agent's persona in this chat; see ``DBChatChannel.set_preset``."""
+    async def set_preset(self, preset_id: int | None) -> bool:
+        """Choose the agent's persona in this chat; returns whether it was another one before.
+
+        Args:
+            preset_id: id of a stored preset; None and -1 mean the configured persona.
+
+        Raises:
+            InvalidValueError: no preset has this id.
+        """
         from nekro_agent.models.db_chat_channel import DBChatChannel
 
-        return await (await DBChatChannel.get_channel(self.chat_key)).set_preset(preset_id)
+        channel = await DBChatChannel.get_channel(self.chat_key)
+        before = channel.preset_id
+        await channel.set_preset(preset_id)
+        return channel.preset_id != before
 
     def __await__(self) -> Generator[Any, None, Self]:
         """Return the context itself, because one factory is a coroutine only in some API versions."""

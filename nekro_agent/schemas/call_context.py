@@ -146,7 +146,11 @@ class CallContext(BaseModel):
 
     @property
     def call_id(self) -> str | None:
-        """Id of the sandbox call that is served; None in hooks."""
+        """Id of the sandbox call that is served; None in hooks.
+
+        It is the same when the call runs again because its worker died, and no other call has it: a unique
+        key on it lets an effect of the method happen once.
+        """
         return self._call_id
 
     @property

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from pathlib import PurePosixPath
-from typing import Any, Final
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -13,6 +13,12 @@ from nekro_agent import runtime
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.layout import channel_of
 from nekro_agent.shared_clock import shared_now
+from nekro_agent.tools.common_util import (
+    copy_to_upload_dir,
+    download_file,
+    download_file_from_base64,
+    download_file_from_bytes,
+)
 
 __all__ = [
     "ChatMessage",
@@ -93,9 +99,75 @@ class ChatMessageSegmentFile(ChatMessageSegment):
     local_path: str | None = None
     remote_url: str | None = None
 
+    @classmethod
+    def get_segment_type(cls) -> ChatMessageSegmentType:
+        """Return the kind of a segment that the functions below create."""
+        return ChatMessageSegmentType.FILE
+
+    @classmethod
+    async def create_from_url(
+        cls, url: str, from_chat_key: str, file_name: str = "", use_suffix: str = ""
+    ) -> Self:
+        """Download a URL into a chat's uploads and return its segment; also for a ``data:`` URL.
+
+        Args:
+            file_name: name in the uploads; "" makes one of a digest and ``use_suffix``.
+
+        Raises:
+            InvalidValueError: the ``data:`` URL is not valid.
+            DownloadError: the URL could not be fetched.
+            UploadQuotaError: the chat's uploads have no space for it.
+        """
+        if url.startswith("data:"):
+            return await cls.create_from_base64(url, from_chat_key, file_name, use_suffix)
+        stored = await download_file(url, None, file_name, use_suffix, from_chat_key=from_chat_key)
+        return cls._stored(stored, remote_url=url)
+
+    @classmethod
+    async def create_from_bytes(
+        cls, _bytes: bytes, from_chat_key: str, file_name: str = "", use_suffix: str = ""
+    ) -> Self:
+        """Store bytes in a chat's uploads and return their segment; see :meth:`create_from_url`."""
+        return cls._stored(await download_file_from_bytes(_bytes, None, file_name, use_suffix, from_chat_key))
+
+    @classmethod
+    async def create_from_base64(
+        cls, base64_str: str, from_chat_key: str, file_name: str = "", use_suffix: str = ""
+    ) -> Self:
+        """Store what base64 text or a ``data:`` URL encodes; see :meth:`create_from_url`."""
+        return cls._stored(
+            await download_file_from_base64(base64_str, None, file_name, use_suffix, from_chat_key)
+        )
+
+    @classmethod
+    async def create_from_local_path(
+        cls, local_path: str | Path, from_chat_key: str, file_name: str = "", use_suffix: str = ""
+    ) -> Self:
+        """Copy a host file into a chat's uploads; see :meth:`create_from_url` and ``copy_to_upload_dir``."""
+        return cls._stored(await copy_to_upload_dir(local_path, file_name, use_suffix, from_chat_key))
+
+    @classmethod
+    async def create_form_local_path(
+        cls, local_path: str | Path, from_chat_key: str, file_name: str = "", use_suffix: str = ""
+    ) -> Self:
+        """Like :meth:`create_from_local_path`, under the name that the reference has."""
+        return await cls.create_from_local_path(local_path, from_chat_key, file_name, use_suffix)
+
+    @classmethod
+    def _stored(cls, stored: tuple[str, str], *, remote_url: str | None = None) -> Self:
+        local_path, name = stored
+        kind = cls.get_segment_type()
+        text = f"[{kind.value.capitalize()}: {name}]"
+        return cls(type=kind, text=text, file_name=name, local_path=local_path, remote_url=remote_url)
+
 
 class ChatMessageSegmentImage(ChatMessageSegmentFile):
     """An image."""
+
+    @classmethod
+    def get_segment_type(cls) -> ChatMessageSegmentType:
+        """Return IMAGE."""
+        return ChatMessageSegmentType.IMAGE
 
 
 class ChatMessageSegmentForward(ChatMessageSegment):

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
 
 from pydantic import BaseModel
 
 from nekro_agent import runtime
-from nekro_agent.api.message import push_system
+from nekro_agent.api.message import checked_chat, push_system, sent_listeners
+from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError
-from nekro_agent.ports import IncomingMessage, MessageKind
+from nekro_agent.ports import IncomingMessage, MessageKind, OutgoingMessage
+from nekro_agent.schemas.agent_message import AgentMessageSegment, AgentMessageSegmentType
 from nekro_agent.schemas.chat_message import ChatMessage
 
 __all__ = ["MessageService", "message_service"]
 
 _FILES = ("image", "file")
+_log = get_sub_logger("message_service")
+
+#: Chats of the messages that wrappers of ``push_bot_message`` are shown, and that are recorded already.
+_shown: Final[ContextVar[list[str]]] = ContextVar("nekro_shown_messages")
 
 
 class MessageService:
@@ -67,10 +77,13 @@ class MessageService:
         plt_response: object = None,
         db_chat_channel: object = None,
         ref_msg_id: str | None = None,
+        normalize_at_markup: bool = True,
     ) -> None:
         """Record what the agent has said on the platform already; nothing is posted.
 
-        ``_ctx.send_text`` posts a message and records it.
+        ``_ctx.send_text`` posts a message and records it. A plugin may replace this method of
+        ``message_service`` by a wrapper, which then sees each message that is sent and recorded in its
+        process, after it was recorded. What the wrapper passes on for that message has no effect.
 
         Args:
             agent_messages: a text, or segments with ``type`` and ``content``.
@@ -78,7 +91,15 @@ class MessageService:
                 there is none.
             db_chat_channel: accepted for compatibility, not used.
             ref_msg_id: id of the message that this one answers.
+            normalize_at_markup: accepted for compatibility, not used.
+
+        Raises:
+            InvalidValueError: ``chat_key`` is no chat key.
         """
+        recorded = _shown.get([])
+        if checked_chat(chat_key) in recorded:
+            recorded.remove(chat_key)
+            return
         data: dict[str, Any] = {"is_posted": True, "content_data": _content(agent_messages)}
         if ref_msg_id:
             data["ext_data"] = {"ref_msg_id": ref_msg_id}
@@ -89,6 +110,26 @@ class MessageService:
         await records.add_message(
             chat_key, kind=MessageKind.ASSISTANT, text=_text_of(agent_messages), data=data
         )
+
+    async def _show_sent(self, message: OutgoingMessage, message_id: str, host_path: Path | None) -> None:
+        """Show a message that was recorded to a plugin's wrapper of ``push_bot_message``, if there is one."""
+        wrapper: Callable[..., Any] = self.push_bot_message
+        if getattr(wrapper, "__func__", wrapper) is _PUSH_BOT_MESSAGE:
+            return
+        segment = AgentMessageSegment(
+            type=AgentMessageSegmentType(message.file_kind or "text"), content=str(host_path or message.text)
+        )
+        answer = SimpleNamespace(success=True, message_id=message_id, error_message="")
+        options = {"plt_response": answer, "ref_msg_id": message.reply_to}
+        token = _shown.set([message.chat_key])
+        try:
+            result = wrapper(message.chat_key, [segment], **_accepted(wrapper, options))
+            if inspect.isawaitable(result):
+                await result
+        except Exception as exc:  # plugin code; the message is sent, and its sender must not send it again
+            _log.bind(chat=message.chat_key).opt(exception=exc).warning("message_wrapper_failed")
+        finally:
+            _shown.reset(token)
 
     async def push_system_message(
         self,
@@ -118,8 +159,25 @@ class MessageService:
             raise InvalidValueError("schedule_agent_task: pass chat_key or message")
         await runtime.current().messages.wake(wanted)
 
+    async def _run_chat_agent_task(
+        self, chat_key: str, message: ChatMessage | None = None, ctx: object = None
+    ) -> None:
+        """Like ``schedule_agent_task``, under the private name that published plugins wrap."""
+        await self.schedule_agent_task(chat_key, message)
+
+
+_PUSH_BOT_MESSAGE: Final = MessageService.push_bot_message
 
 message_service = MessageService()
+sent_listeners.append(message_service._show_sent)
+
+
+def _accepted(function: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that a function has parameters for; a wrapper may have those of an older release."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return options
+    return {one.name: options[one.name] for one in parameters if one.name in options}
 
 
 def _plain(segment: object) -> dict[str, Any]:

@@ -25,21 +25,36 @@ class InMemoryMessages:
     triggered: list[str] = field(default_factory=list)
     #: Messages recorded so far, deleted ones included.
     count: int = 0
+    #: Ids that messages of plugins were given.
+    _ids: set[str] = field(default_factory=set)
 
     async def send(self, message: OutgoingMessage) -> str:
         """Record a message of the agent."""
         require_lengths(message.text)
+        if message.id is not None and not self._is_new(message.id):
+            return message.id
         self.sent.append(message)
         if not message.record:
             return f"unrecorded-{len(self.sent)}"
-        return self.add(message.chat_key, MessageKind.ASSISTANT, message.text or f"[{message.file_name}]")
+        text = message.text or f"[{message.file_name}]"
+        return self.add(message.chat_key, MessageKind.ASSISTANT, text, message_id=message.id)
 
-    async def push_system(self, chat_key: str, text: str, *, trigger_agent: bool, call_id: str | None) -> str:
+    async def push_system(
+        self,
+        chat_key: str,
+        text: str,
+        *,
+        trigger_agent: bool,
+        call_id: str | None,
+        message_id: str | None = None,
+    ) -> str:
         """Record a system message."""
         require_lengths(text)
+        if message_id is not None and not self._is_new(message_id):
+            return message_id
         if trigger_agent:
             self.triggered.append(chat_key)
-        return self.add(chat_key, MessageKind.SYSTEM, text)
+        return self.add(chat_key, MessageKind.SYSTEM, text, message_id=message_id)
 
     async def wake(self, chat_key: str) -> None:
         """Record that the chat's agent was triggered."""
@@ -86,6 +101,12 @@ class InMemoryMessages:
         )
         self.history.append(message)
         return message.id
+
+    def _is_new(self, message_id: str) -> bool:
+        if message_id in self._ids:
+            return False
+        self._ids.add(message_id)
+        return True
 
     def texts(self, chat_key: str, kind: MessageKind) -> list[str]:
         """Return the texts of a chat's messages of one kind."""

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from nekro_agent import layout
+from nekro_agent.execution.effects import effect_id
 from nekro_agent.ports import ChatInfo, MessageKind
 from nekro_agent.records import PluginValue, PresetInfo, StoredMessage, UserInfo
 from nekro_agent.testing.messages import InMemoryMessages
@@ -26,6 +27,8 @@ class InMemoryRecords:
         self.known_chats: dict[str, ChatInfo] = {}
         self._users: dict[int, UserInfo] = {}
         self._presets: dict[int, PresetInfo] = {}
+        #: Their ids, by the effect that stored them.
+        self._preset_ids: dict[str, int] = {}
         self._last_id = 0
 
     async def messages(
@@ -143,10 +146,15 @@ class InMemoryRecords:
         return [preset for key, preset in self._presets.items() if preset_id in (None, key)][:limit]
 
     async def add_preset(self, values: Mapping[str, Any]) -> PresetInfo:
-        """Store a persona."""
+        """Store a persona; a call that is repeated stores none twice."""
+        once_key = effect_id("preset")
+        known = self._presets.get(self._preset_ids.get(once_key, 0))
+        if known is not None:
+            return known
         now = datetime.now(UTC)
         preset = PresetInfo(id=self._next_id(), **values, created_at=now, updated_at=now)
         self._presets[preset.id] = preset
+        self._preset_ids[once_key] = preset.id
         return preset
 
     async def change_preset(self, preset_id: int, changes: Mapping[str, Any]) -> bool:

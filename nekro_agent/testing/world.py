@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
@@ -13,8 +14,10 @@ from nekro_agent import layout, runtime
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
 from nekro_agent.commands.table import CommandTable
 from nekro_agent.errors import MethodNotFoundError
+from nekro_agent.execution.effects import effects_of
 from nekro_agent.execution.hooks import HookFailure, PluginHost
 from nekro_agent.execution.invoke import Outcome, call_method
+from nekro_agent.execution.uses import using
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.policies import CoreConfig, DownloadPolicy, PackagePolicy, StorePolicy, UploadPolicy
 from nekro_agent.runtime import Runtime
@@ -48,6 +51,7 @@ class InMemoryRuntime:
             data_dir: None creates a temporary directory that is removed at the end.
         """
         self._cleanup = ExitStack()
+        self._call_numbers = itertools.count()
         root = data_dir or Path(self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="nekro-")))
         self.plugins = list(plugins)
         self.store = InMemoryStore()
@@ -85,6 +89,7 @@ class InMemoryRuntime:
         self._cleanup.enter_context(runtime.bound(self.runtime))
         self._refresh_configs()
         self.failures = await self.host.start()
+        self.commands.refresh(self.plugins)  # inits may have registered some
         return self
 
     async def __aexit__(
@@ -97,11 +102,19 @@ class InMemoryRuntime:
             self._cleanup.close()
 
     def context(
-        self, *, chat_key: str = "test-chat", user_id: str | None = "test-user", plugin_key: str | None = None
+        self,
+        *,
+        chat_key: str = "test-chat",
+        user_id: str | None = "test-user",
+        plugin_key: str | None = None,
+        call_id: str | None = None,
     ) -> AgentCtx:
         """Return a context like that of a call of sandboxed code.
 
         Adapter and channel are those of the chat key; the adapter is ``test`` where it names none.
+
+        Args:
+            call_id: None: a new one.
         """
         channel = layout.channel_of(chat_key)
         return AgentCtx.for_call(
@@ -111,7 +124,7 @@ class InMemoryRuntime:
             channel_id=channel.channel_id or chat_key,
             channel_type=channel.channel_type or "private",
             plugin_key=plugin_key,
-            call_id=f"call-{len(self.messages.history)}",
+            call_id=call_id or f"call-{next(self._call_numbers)}",
         )
 
     async def call(
@@ -121,9 +134,14 @@ class InMemoryRuntime:
         *args: Any,
         chat_key: str = "test-chat",
         user_id: str | None = "test-user",
+        call_id: str | None = None,
         **kwargs: Any,
     ) -> Outcome:
         """Run a method by its function name, as sandboxed code would, with the effects of its type.
+
+        Args:
+            call_id: an id that was used before repeats that call, as after the death of its worker: messages
+                that it has sent are not sent again. None: a new call.
 
         Raises:
             MethodNotFoundError: none of the plugins has it.
@@ -133,8 +151,11 @@ class InMemoryRuntime:
             for method in plugin.sandbox_methods:
                 if method_name in (method.func.__name__, f"{plugin.key}.{method.func.__name__}"):
                     plugin.refresh_config()
-                    ctx = self.context(chat_key=chat_key, user_id=user_id, plugin_key=plugin.key)
-                    outcome = await call_method(method, ctx, args, kwargs)
+                    ctx = self.context(
+                        chat_key=chat_key, user_id=user_id, plugin_key=plugin.key, call_id=call_id
+                    )
+                    with using(plugin), effects_of(str(ctx.call_id)):
+                        outcome = await call_method(method, ctx, args, kwargs)
                     await self._record(outcome, ctx)
                     return outcome
         raise MethodNotFoundError(f"none of the plugins has a method {method_name!r}")

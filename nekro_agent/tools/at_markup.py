@@ -19,7 +19,7 @@ _FORMS: Final = tuple(
     re.compile(form, re.IGNORECASE)
     for form in (
         # OneBot's code, with or without its brackets.
-        rf"[\[【]\s*CQ\s*:\s*at\s*,\s*qq\s*=\s*{_ID}{_NAME}(?:\s*,[^\]】]*)?[\]】]",
+        rf"[\[【]\s*CQ\s*:\s*at\s*,\s*qq\s*=\s*{_ID}{_NAME}(?:\s*,[^\[【\]】]*)?[\]】]",
         rf"(?<![\w\[])CQ\s*:\s*at\s*,\s*qq\s*=\s*{_ID}(?![\w.#-])",
         # Our own markup with other brackets or without an at sign, nested or not.
         rf"(?:<\w{{4,12}}\s*\|\s*)?(?:<?At:\s*)?(?:{_OPEN}\s*(?:@\s*)?|@\s*)?{_OPEN}\s*(?:@\s*)?id\s*[=:：]\s*{_ID}{_NAME}"

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import difflib
 import hashlib
+from collections import Counter
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from nekro_agent import runtime
 from nekro_agent.downloads.download import fetch
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.files import staging
 from nekro_agent.files.area_access import copy_in, safe_basename, shared_place
+from nekro_agent.files.file_system import decode_data_url, is_data_url
 from nekro_agent.files.private_files import make_directory, open_private
 from nekro_agent.files.uploads import UploadArea, area_of
 from nekro_agent.tools.path_convertor import convert_filename_to_access_path
@@ -22,9 +25,13 @@ __all__ = [
     "calculate_text_similarity",
     "copy_to_upload_dir",
     "download_file",
+    "download_file_from_base64",
     "download_file_from_bytes",
     "limited_text_output",
 ]
+
+#: Longest texts that ``difflib`` compares.
+_MOST_COMPARED_CHARS: Final = 1000
 
 
 async def download_file(
@@ -90,6 +97,33 @@ async def download_file_from_bytes(
     return str(target), target.name
 
 
+async def download_file_from_base64(
+    base64_str: str,
+    file_path: str | Path | None = None,
+    file_name: str = "",
+    use_suffix: str = "",
+    from_chat_key: str = "",
+) -> tuple[str, str]:
+    """Write what base64 text or a ``data:`` URL encodes; as :func:`download_file_from_bytes`.
+
+    Args:
+        use_suffix: "" means that of the URL's media type.
+
+    Raises:
+        InvalidValueError: the text is not valid, or neither ``file_path`` nor ``from_chat_key`` is given.
+    """
+    if is_data_url(base64_str):
+        content, suffix = decode_data_url(base64_str.strip())
+        return await download_file_from_bytes(
+            content, file_path, file_name, use_suffix or suffix, from_chat_key
+        )
+    try:
+        content = base64.b64decode("".join(base64_str.removeprefix("base64://").split()), validate=True)
+    except ValueError as exc:
+        raise InvalidValueError(f"the text is not valid base64: {exc}") from exc
+    return await download_file_from_bytes(content, file_path, file_name, use_suffix, from_chat_key)
+
+
 async def copy_to_upload_dir(
     file_path: str | Path, file_name: str = "", use_suffix: str = "", from_chat_key: str = ""
 ) -> tuple[str, str]:
@@ -127,10 +161,17 @@ def limited_text_output(text: str, limit: int = 100, placeholder: str = "...") -
 
 
 def calculate_text_similarity(text1: str, text2: str, min_length: int = 0) -> float:
-    """Return the similarity of two texts, 0 to 1; 0 if one is shorter than ``min_length``."""
+    """Return the similarity of two texts, 0 to 1; 0 if one is shorter than ``min_length``.
+
+    Texts of up to 1,000 characters are compared by ``difflib``, which takes cubic time. Longer ones are
+    compared by the groups of three characters that they share (Dice's coefficient).
+    """
     if min(len(text1), len(text2)) < min_length:
         return 0.0
-    return difflib.SequenceMatcher(None, text1, text2).ratio()
+    if max(len(text1), len(text2)) <= _MOST_COMPARED_CHARS:
+        return difflib.SequenceMatcher(None, text1, text2).ratio()
+    groups1, groups2 = (Counter(zip(text, text[1:], text[2:], strict=False)) for text in (text1, text2))
+    return 2 * (groups1 & groups2).total() / (groups1.total() + groups2.total())
 
 
 def calculate_file_md5(file_path: str | Path) -> str:

@@ -15,6 +15,8 @@ _NAMED: Final = re.compile(rf"(?<![\w-])[\"'`]?{_NAME}[\"'`]?\s*[:=：]\s*{_VALU
 _SHORT: Final = re.compile(rf"^[\"'`]?(?:reply[\s_-]*)?id[\"'`]?\s*[:=：]\s*{_VALUE}\s*$", re.IGNORECASE)
 _PREFIX: Final = re.compile(rf"^(?:{_NAME}|(?:reply[\s_-]*)?id)\s*[:=：]\s*", re.IGNORECASE)
 _NUMBER: Final = re.compile(r"^[(（\[【<]\s*(\d+)\s*[)）\]】>]$")
+#: A longer text is no id. The expressions and the removal of brackets take quadratic time.
+_MOST_CHARS: Final = 1000
 _PAIRS: Final = ("()", "（）", "[]", "【】", "<>", "{}", '""', "''", "``")
 
 
@@ -25,6 +27,8 @@ def normalize_ref_msg_id(ref_msg_id: object | None) -> str | None:
     returned without surrounding spaces.
     """
     text = "" if ref_msg_id is None else str(ref_msg_id).strip()
+    if len(text) > _MOST_CHARS:
+        return text
     for pattern in (_REPLY_CODE, _NAMED, _SHORT):
         found = pattern.search(text)
         if found:

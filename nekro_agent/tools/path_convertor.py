@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path, PurePosixPath
 
@@ -12,6 +14,7 @@ from nekro_agent.files.area_access import refuse_links
 
 __all__ = [
     "PathLocation",
+    "absolute_sandbox_path",
     "convert_filename_to_access_path",
     "convert_filename_to_container_path",
     "convert_filename_to_sandbox_shared_path",
@@ -29,6 +32,7 @@ __all__ = [
 
 _UPLOADS = PurePosixPath(layout.SANDBOX_UPLOADS)
 _SHARED = PurePosixPath(layout.SANDBOX_SHARED)
+_AREA_NAMES = (_UPLOADS.name, _SHARED.name)
 
 
 class PathLocation(Enum):
@@ -40,25 +44,63 @@ class PathLocation(Enum):
     SHARED = "shared"
 
 
-def locate(sandbox_path: str | PurePosixPath) -> tuple[PathLocation, PurePosixPath]:
-    """Return the area of a sandbox path and the path below it; relative paths start at ``/app``.
+def locate(
+    sandbox_path: str | PurePosixPath, area_of: Callable[[PathLocation], Path] | None = None
+) -> tuple[PathLocation, PurePosixPath]:
+    """Return the area of a sandbox path and the path below it.
+
+    A relative path starts in the working directory of the code, ``/app/shared``, where sandboxes make links
+    ``shared`` and ``uploads``: ``chart.png`` and ``shared/chart.png`` are one file.
+
+    Args:
+        area_of: returns the host directory of an area. With it, those links count in absolute paths too:
+            what ``os.path.abspath("uploads/a.csv")`` returns inside is a file of the uploads. Without it,
+            the path is taken as it is.
 
     Raises:
-        InvalidValueError: the path is in neither area, contains ``..`` or a NUL.
+        InvalidValueError: the path is in neither area, contains ``..``, a NUL or a lone surrogate.
     """
     text = str(sandbox_path)
     if "\0" in text:
         raise InvalidValueError(f"sandbox path {text!r} contains a NUL character")
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError as exc:
+        raise InvalidValueError(f"sandbox path {text!r} contains a lone surrogate") from exc
     # POSIX allows a leading "//" a meaning of its own; here it is equivalent to "/".
-    path = PurePosixPath(layout.SANDBOX_ROOT) / ("/" + text.lstrip("/") if text.startswith("/") else text)
+    path = PurePosixPath("/" + text.lstrip("/") if text.startswith("/") else text)
     if ".." in path.parts:
         raise InvalidValueError(f"sandbox path {text!r} contains '..'; write it without")
+    if not path.is_absolute() and path.parts:
+        base = PurePosixPath(layout.SANDBOX_ROOT) if path.parts[0] in _AREA_NAMES else _SHARED
+        path = base / path
     for location, base in ((PathLocation.UPLOADS, _UPLOADS), (PathLocation.SHARED, _SHARED)):
         if path.is_relative_to(base):
-            return location, path.relative_to(base)
+            return _without_links(location, path.relative_to(base), area_of)
     raise InvalidValueError(
         f"sandbox path {text!r} lies in neither {layout.SANDBOX_UPLOADS} nor {layout.SANDBOX_SHARED}"
     )
+
+
+def absolute_sandbox_path(sandbox_path: str) -> PurePosixPath:
+    """Return the absolute form of a path as sandboxed code may write it; errors as in :func:`locate`."""
+    location, relative = locate(sandbox_path)
+    return PurePosixPath(layout.SANDBOX_ROOT, location.value, relative)
+
+
+def _without_links(
+    location: PathLocation, relative: PurePosixPath, area_of: Callable[[PathLocation], Path] | None
+) -> tuple[PathLocation, PurePosixPath]:
+    """Follow the links ``shared`` and ``uploads`` at the top of the shared area, by their names only."""
+    while (
+        area_of is not None
+        and location is PathLocation.SHARED
+        and relative.parts
+        and relative.parts[0] in _AREA_NAMES
+        and (area_of(location) / relative.parts[0]).is_symlink()
+    ):
+        location, relative = PathLocation(relative.parts[0]), PurePosixPath(*relative.parts[1:])
+    return location, relative
 
 
 def convert_to_host_path(
@@ -84,13 +126,16 @@ def convert_to_host_path(
         InvalidValueError: the path is in neither area, contains ``..``, passes through a link, or
             is a shared path without a container key.
     """
-    location, relative = locate(PurePosixPath(sandbox_path))
-    if location is PathLocation.UPLOADS:
-        base = uploads_dir / layout.encode_key(chat_key) if uploads_dir else _uploads(chat_key)
-    elif container_key:
-        base = shared_dir / layout.encode_key(container_key) if shared_dir else _shared(container_key)
-    else:
+
+    def area_of(location: PathLocation) -> Path:
+        if location is PathLocation.UPLOADS:
+            return uploads_dir / layout.encode_key(chat_key) if uploads_dir else _uploads(chat_key)
+        if container_key:
+            return shared_dir / layout.encode_key(container_key) if shared_dir else _shared(container_key)
         raise InvalidValueError(f"{sandbox_path}: a shared path needs container_key=_ctx.container_key")
+
+    location, relative = locate(PurePosixPath(sandbox_path), area_of)
+    base = area_of(location)
     if base.is_dir():
         refuse_links(base, relative)
         if location is PathLocation.SHARED and shared_dir is None:

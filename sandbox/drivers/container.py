@@ -24,6 +24,7 @@ from typing import Any, Final
 from broker_config.settings import SandboxSettings
 from nekro_agent.durations import PROGRAM_SECONDS
 from nekro_agent.errors import SandboxUnavailableError
+from runtime.tasks import clean_up_timeout
 from sandbox.areas.homes import make_home, remove_home
 from sandbox.bundle import PROGRAM_INSIDE, encode_config, guest_program
 from sandbox.driver import Check, Enforcement, Enforcer, ExitStatus, SandboxSpec, Usage
@@ -235,6 +236,7 @@ class ContainerSandbox:
     on_close: list[Callable[[], object]]
     on_take: list[Callable[[], object]] = field(default_factory=list)
     scratch_dir: Path | None = None
+    shares_user: bool = False
     _killing: asyncio.Task[tuple[int, str]] | None = None
     _exit: ExitStatus | None = None
     _closed: bool = field(default=False)
@@ -290,7 +292,7 @@ class ContainerSandbox:
             await self._killing
         await _ask(self.engine, "rm", "--force", self.name)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(PROGRAM_SECONDS):
+            async with clean_up_timeout(PROGRAM_SECONDS):
                 await self.process.wait()
         self.writer.close()
         for action in self.on_close:
@@ -342,7 +344,7 @@ async def _ask(engine: str, *arguments: str) -> tuple[int, str]:
         stderr=asyncio.subprocess.STDOUT,
     )
     try:
-        async with asyncio.timeout(PROGRAM_SECONDS):
+        async with clean_up_timeout(PROGRAM_SECONDS):
             output, _ = await process.communicate()
     except TimeoutError:
         process.kill()

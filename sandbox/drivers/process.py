@@ -19,6 +19,7 @@ from loguru import logger
 
 from nekro_agent.durations import CLOSE_STEP_SECONDS, PROGRAM_SECONDS
 from nekro_agent.errors import SandboxProtocolError, SandboxUnavailableError
+from runtime.tasks import clean_up_timeout
 from sandbox.driver import ExitStatus, SandboxSpec, Usage
 from sandbox.frames import PROTOCOL, FrameKind, FrameReader
 from sandbox.limits.cgroups import Group
@@ -46,7 +47,7 @@ class Launched:
     async def words(self) -> str:
         """Return what it printed, for the message of a failed start."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_STEP_SECONDS):
+            async with clean_up_timeout(CLOSE_STEP_SECONDS):
                 return (await self.output.read(4096)).decode("utf-8", "replace")
         return ""
 
@@ -152,6 +153,7 @@ class ProcessSandbox:
     #: Lists the processes inside where there is neither group nor namespace.
     list_processes: Callable[[], list[int]] | None = None
     scratch_dir: Path | None = None
+    shares_user: bool = False
     on_take: list[Callable[[], object]] = field(default_factory=list)
     on_close: list[Callable[[], object]] = field(default_factory=list)
     _closed: bool = False
@@ -212,7 +214,7 @@ class ProcessSandbox:
         self._closed = True
         self.kill()
         try:
-            async with asyncio.timeout(GONE_SECONDS):
+            async with clean_up_timeout(GONE_SECONDS):
                 await self.process.wait()
         except TimeoutError:
             self.process.kill()

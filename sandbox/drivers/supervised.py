@@ -157,6 +157,7 @@ class _SupervisedDriver:
             group=group,
             kill_signal=signal.SIGTERM,
             list_processes=lambda: confine.children_of(pid),
+            shares_user=not self.root_mode,
         )
 
     def _config(

@@ -408,7 +408,7 @@ class Channel:
     def _encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         size = most = self.argument_bytes
         try:
-            arguments = write_arguments(args, kwargs, most).encode()
+            arguments = write_arguments(args, kwargs, most, simplifies=True).encode()
             size = len(arguments)
         except UnicodeEncodeError:
             raise TypeError(

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    Action = Callable[[ModuleType], None]
+    #: Returns what to call after the import, also after one that failed.
+    Before = Callable[[ModuleType], Callable[[], None]]
+    After = Callable[[ModuleType], None]
 
 SHARED = "/app/shared"
 #: Bounds of the figures of one run.
@@ -49,7 +51,7 @@ def extend_path(directories: list[str]) -> str | None:
 class ImportWatch:
     """A finder that acts before and after the first import of a module, found by the other finders."""
 
-    def __init__(self, actions: dict[str, tuple[Action | None, Action | None]]) -> None:
+    def __init__(self, actions: dict[str, tuple[Before | None, After | None]]) -> None:
         self.actions = actions
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
@@ -67,21 +69,25 @@ class ImportWatch:
             execute = spec.loader.exec_module
 
             def execute_between(module: ModuleType) -> None:
-                attempt(before, module)
-                execute(module)
+                undo = attempt(before, module)
+                try:
+                    execute(module)
+                finally:
+                    if undo is not None:
+                        undo()
                 attempt(after, module)
 
             spec.loader.exec_module = execute_between  # type: ignore[method-assign]
         return spec
 
 
-def attempt(action: Action | None, module: ModuleType) -> None:
-    """Run an action; its failure is printed, as it must not fail the program's import."""
+def attempt(action: Callable[[ModuleType], Any] | None, module: ModuleType) -> Any:
+    """Run an action and return its result; a failure is printed, as it must not fail the program's import."""
     try:
-        if action is not None:
-            action(module)
+        return None if action is None else action(module)
     except Exception as exc:
         print(f"[{module.__name__} was not set up: {exc}]", file=sys.stderr)
+        return None
 
 
 class Display:
@@ -107,10 +113,10 @@ class Display:
         has_method = any(stub["name"] == "send_msg_file" for stub in run["stubs"])
         self._send = names["send_msg_file"] if has_method and self._mode == "send" else None
 
-    def actions(self) -> dict[str, tuple[Action | None, Action | None]]:
+    def actions(self) -> dict[str, tuple[Before | None, After | None]]:
         """Return what to do before and after the import of each module."""
         return {
-            "matplotlib": (self._lay_fonts, None),
+            "matplotlib": (self._prepare, None),
             "matplotlib.figure": (None, mark_saved),
             "matplotlib.pyplot": (None, self._replace_show),
             "pandas": (None, set_options),
@@ -155,7 +161,14 @@ class Display:
             number += 1
         return f"figure-{number}.png"
 
-    def _lay_fonts(self, module: ModuleType) -> None:
+    def _prepare(self, module: ModuleType) -> Callable[[], None]:
+        """Leave the working directory during the import, which would read a file ``matplotlibrc`` there."""
+        self._lay_fonts()
+        directory = os.getcwd()
+        os.chdir("/")
+        return lambda: os.chdir(directory)
+
+    def _lay_fonts(self) -> None:
         """Copy the list of fonts to where matplotlib looks for it; to make the list takes a second."""
         target = os.environ.setdefault("MPLCONFIGDIR", "/tmp/matplotlib")  # noqa: S108 - a path inside
         source = f"{self._base}/matplotlib"

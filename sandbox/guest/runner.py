@@ -44,8 +44,10 @@ from sandbox.guest.channel import (
 from sandbox.guest.display import Display, ImportWatch, extend_path
 from sandbox.guest.kept import Variables
 from sandbox.guest.values import read_json
+from sandbox.guest.working_directory import OwnModules, WorkingDirectory
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
     from typing import Any, NoReturn
 
@@ -165,14 +167,18 @@ def exit_code_of(exc: SystemExit) -> int:
 
 
 def execute(
-    code: str, module: ModuleType, channel: Channel, display: Display, variables: Variables
+    code: str, module: ModuleType, channel: Channel, display: Display, leave: Callable[[], None]
 ) -> dict[str, Any]:
-    """Run the code as ``__main__`` to its end, its threads and exit handlers included."""
+    """Run the code as ``__main__`` to its end, its threads and exit handlers included.
+
+    Args:
+        leave: called when no more code will run.
+    """
     report: dict[str, Any] = {"code": 0, "error": None, "limit": None}
     try:
         exec(compile(code, CODE_NAME, "exec"), module.__dict__)  # noqa: S102 - the purpose of the sandbox
     except RunStopped:
-        variables.send()
+        leave()
         channel.finish(0)
     except SystemExit as exc:
         report["code"] = exit_code_of(exc)
@@ -187,9 +193,9 @@ def execute(
             display.show_figures()
         atexit._run_exitfuncs()
     except BaseException:
-        variables.send()
+        leave()
         channel.finish(0)
-    variables.send()
+    leave()
     return report
 
 
@@ -260,9 +266,19 @@ def run_code(config: dict[str, Any]) -> NoReturn:
     if "linecache" in sys.modules:  # by a preloaded module
         keep_source(run["code"])(sys.modules["linecache"])
     display.begin(run, module.__dict__)
+    sys.dont_write_bytecode = True  # next to modules among the chat's files
+    directory = WorkingDirectory()
+    directory.enter("\n".join((run["code"], *run["variables"].values())))
+    sys.meta_path.append(OwnModules(directory.path, module.__dict__))
     set_limits(run["limits"])
     variables.restore()
-    report = execute(run["code"], module, channel, display, variables)
+
+    def leave() -> None:
+        if os.getpid() == channel.owner:
+            directory.leave()
+        variables.send()
+
+    report = execute(run["code"], module, channel, display, leave)
     del runner
     module.__dict__.clear()  # closes, and so flushes, files that the code left open
     if os.getpid() == channel.owner:  # not in a fork that reached the end of the code

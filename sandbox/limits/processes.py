@@ -16,7 +16,15 @@ from typing import Final
 from sandbox.driver import Usage
 from sandbox.limits import proc_files
 
-__all__ = ["UnsettledError", "is_gone", "processes_beside", "shared_out", "tasks_of", "usage_of"]
+__all__ = [
+    "UnsettledError",
+    "is_gone",
+    "processes_beside",
+    "shared_out",
+    "tasks_of",
+    "threads_of_user",
+    "usage_of",
+]
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
@@ -43,6 +51,18 @@ def tasks_of(pid: int) -> list[str]:
         return [f"{directory}/{name}" for name in os.listdir(directory)]
     except (FileNotFoundError, ProcessLookupError):
         return []
+
+
+def threads_of_user(uid: int) -> int:
+    """Return how many threads run as a user, which is what ``RLIMIT_NPROC`` counts."""
+    found = 0
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                status = proc_files.read(f"/proc/{name}/status")
+                if int(proc_files.field_of(status, b"Uid").split()[0]) == uid:
+                    found += proc_files.number(proc_files.field_of(status, b"Threads"))
+    return found
 
 
 def processes_beside(first_pid: int) -> list[int]:

@@ -16,11 +16,14 @@ MAX_OPEN_FILES: Final = 256
 _LEAST_ADDRESS_SPACE = 1 << 30
 
 
-def process_limits(settings: SandboxSettings) -> dict[str, int]:
+def process_limits(settings: SandboxSettings, *, others: int = 0) -> dict[str, int]:
     """Return the resource limits that the runner sets before it runs code, by ``RLIMIT_`` name.
 
     The limit of address space is above the memory limit: it makes a single large allocation raise
     ``MemoryError`` at its line, where the memory limit can only kill.
+
+    Args:
+        others: threads that the kernel counts together with those of the code.
     """
     return {
         "AS": max(2 * settings.memory_bytes, _LEAST_ADDRESS_SPACE),
@@ -31,7 +34,7 @@ def process_limits(settings: SandboxSettings) -> dict[str, int]:
         "MEMLOCK": 0,
         "MSGQUEUE": 0,
         "NOFILE": MAX_OPEN_FILES,
-        "NPROC": settings.max_processes,
+        "NPROC": settings.max_processes + others,
     }
 
 

@@ -29,6 +29,7 @@ from packaging.utils import canonicalize_name
 
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import PackageInstallError
+from nekro_agent.execution.tied_process import tied_to_this_process
 from sandbox.packages.base import CURRENT, MANIFEST, base_root, python_directory, read_base
 from sandbox.packages.requirement import Requirement, parse_requirement
 
@@ -174,23 +175,28 @@ def _compile(site: Path) -> None:
     """
     # Without checks against the sources, which do not change.
     how = ("-qq", "-j", "0", "--invalidation-mode", "unchecked-hash")
-    command = [sys.executable, "-P", "-m", "compileall", *how, str(site)]
+    command = tied_to_this_process(sys.executable, "-P", "-m", "compileall", *how, str(site))
     try:
         subprocess.run(  # noqa: S603 - this interpreter
-            command, capture_output=True, timeout=_INSTALL_SECONDS, check=False
+            command, capture_output=True, timeout=_INSTALL_SECONDS, check=False, start_new_session=True
         )
     except subprocess.TimeoutExpired as exc:
         raise PackageInstallError(f"the packages were not compiled within {_INSTALL_SECONDS} s") from exc
 
 
 def _pip(*words: str, arguments: str) -> str:
-    command = [
+    command = tied_to_this_process(
         sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *words,
         "--only-binary", ":all:", *shlex.split(arguments),
-    ]  # fmt: skip
+    )  # fmt: skip
     try:
         done = subprocess.run(  # noqa: S603 - pip of this environment
-            command, capture_output=True, text=True, timeout=_INSTALL_SECONDS, check=False
+            command,
+            capture_output=True,
+            text=True,
+            timeout=_INSTALL_SECONDS,
+            check=False,
+            start_new_session=True,
         )
     except subprocess.TimeoutExpired as exc:
         raise PackageInstallError(f"pip did not end within {_INSTALL_SECONDS} s") from exc
@@ -218,9 +224,15 @@ def _resolve(
     for item in report["install"]:
         name, version = canonicalize_name(item["metadata"]["name"]), item["metadata"]["version"]
         if name not in defaults:
-            digest = item["download_info"]["archive_info"]["hashes"]["sha256"]
-            lines.append(f"{name}=={version} --hash=sha256:{digest}")
+            lines.append(f"{name}=={version} --hash=sha256:{_digest_of(item['download_info'])}")
     return lines
+
+
+def _digest_of(download: dict[str, Any]) -> str:
+    """Return the SHA-256 of a download in a report of pip; older ones, as on Debian 12, write one hash."""
+    found: dict[str, Any] = download["archive_info"]
+    hashes = found.get("hashes") or dict([found["hash"].split("=", 1)])
+    return str(hashes["sha256"])
 
 
 def _finish_matplotlib(staging: Path, site: Path) -> None:
@@ -240,12 +252,13 @@ def _finish_matplotlib(staging: Path, site: Path) -> None:
     lists.mkdir()
     with tempfile.TemporaryDirectory() as home:
         done = subprocess.run(  # noqa: S603 - matplotlib of the pinned set
-            [sys.executable, "-I", "-S", "-c", _LIST_FONTS, str(site), str(lists)],
+            tied_to_this_process(sys.executable, "-I", "-S", "-c", _LIST_FONTS, str(site), str(lists)),
             env={"HOME": home, "MPLCONFIGDIR": home, "PATH": "/usr/bin:/bin"},
             check=False,
             capture_output=True,
             text=True,
             timeout=_INSTALL_SECONDS,
+            start_new_session=True,
         )
     if done.returncode:
         raise PackageInstallError(f"matplotlib cannot list its fonts: {done.stderr.strip()[-500:]}")

@@ -17,6 +17,7 @@ from broker_config.settings import SandboxSettings
 from codec.values import decode_arguments, encode_value
 from nekro_agent.durations import PROGRAM_SECONDS
 from nekro_agent.errors import InvalidValueError, NekroError, PackageInstallError
+from nekro_agent.execution.tied_process import tied_to_this_process
 from nekro_agent.files import safe_files
 from nekro_agent.files.private_files import make_directory
 from nekro_agent.methods import SandboxMethodType
@@ -241,12 +242,13 @@ def _index_of_pip() -> str:
     """Return the index that pip uses here."""
     try:
         answer = subprocess.run(  # noqa: S603 - our own interpreter
-            [sys.executable, "-c", _INDEX_QUESTION],
+            tied_to_this_process(sys.executable, "-c", _INDEX_QUESTION),
             capture_output=True,
             text=True,
             timeout=PROGRAM_SECONDS,
             check=True,
             env={**os.environ},
+            start_new_session=True,
         )
     except (OSError, subprocess.SubprocessError) as exc:
         raise PackageInstallError("no package index is known; set NEKRO_SANDBOX__PACKAGE_INDEX") from exc

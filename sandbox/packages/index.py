@@ -10,11 +10,12 @@ Source: PEP 503 and PEP 691, the simple repository API.
 from __future__ import annotations
 
 import hashlib
+import html
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
@@ -22,14 +23,22 @@ from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 import httpx
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
+from nekro_agent.downloads.addresses import AddressPolicy
 from nekro_agent.durations import PROGRAM_SECONDS
-from nekro_agent.errors import PackageInstallError
+from nekro_agent.errors import DownloadError, DownloadRefusedError, PackageInstallError
+from nekro_agent.tools.task_groups import in_thread
+from nekro_client.answer_limits import AnswerTooLargeError, EncodedAnswerError, limited
 
 __all__ = ["IndexGateway"]
 
 _ACCEPT: Final = "application/vnd.pypi.simple.v1+json, text/html;q=0.2"
 _PROJECT: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,98}[a-z0-9])?")
 _PAGE_BYTES: Final = 64 << 20
+_MOST_REDIRECTS: Final = 5
+_PORTS: Final = {"http": 80, "https": 443}
+#: ``html.parser`` takes quadratic time for some pages. The values of links have no ``>`` (PEP 503).
+_LINK: Final = re.compile(r"<a\s([^<>]*)>", re.IGNORECASE)
+_ATTRIBUTE: Final = re.compile(r"""([\w-]+)(?:\s{0,9}=\s{0,9}(?:"([^"]*)"|'([^']*)'|([^\s"'>]+)))?""")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,40 +101,92 @@ class IndexGateway:
         return wheel.filename
 
     async def _wheels_of(self, name: str) -> list[_Wheel]:
-        url = urljoin(self._index_url, f"{name}/")
         try:
-            async with httpx.AsyncClient(timeout=PROGRAM_SECONDS, follow_redirects=True) as client:
-                response = await client.get(url, headers={"Accept": _ACCEPT})
+            async with self._opened(urljoin(self._index_url, f"{name}/"), accept=_ACCEPT) as response:
+                if response.status_code == 404:
+                    return []
+                if response.status_code != 200:
+                    raise PackageInstallError(f"the package index answered {response.status_code} for {name}")
+                page = bytearray()
+                async for chunk in response.aiter_raw():
+                    page += chunk
+                    if len(page) > _PAGE_BYTES:
+                        raise PackageInstallError(f"the page of {name} has more than {_PAGE_BYTES} bytes")
         except httpx.HTTPError as exc:
-            raise PackageInstallError(f"the package index does not answer ({type(exc).__name__})") from exc
-        if response.status_code == 404:
-            return []
-        if response.status_code != 200 or len(response.content) > _PAGE_BYTES:
-            raise PackageInstallError(f"the package index answered {response.status_code} for {name}")
-        if "json" in response.headers.get("content-type", ""):
-            return _from_json(response.json(), base=str(response.url))
-        return _from_html(response.text, base=str(response.url))
+            raise PackageInstallError(f"the package index does not answer ({_fault(exc)})") from exc
+        is_json = "json" in response.headers.get("content-type", "")
+        read: Callable[..., list[_Wheel]] = _from_json if is_json else _from_html
+        try:
+            return await in_thread(read, page.decode("utf-8", "replace"), str(response.url))
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as exc:
+            raise PackageInstallError(f"the page of {name} is malformed ({type(exc).__name__})") from exc
 
     async def _download(self, wheel: _Wheel) -> str:
         digest = hashlib.sha256()
         target = self._directory / wheel.filename
         try:
-            async with (
-                httpx.AsyncClient(timeout=PROGRAM_SECONDS, follow_redirects=True) as client,
-                client.stream("GET", wheel.url) as response,
-            ):
+            async with self._opened(wheel.url, accept="*/*") as response:
                 response.raise_for_status()
                 with target.open("xb") as file:
-                    async for chunk in response.aiter_bytes():
+                    async for chunk in response.aiter_raw():
                         self._take(chunk)
                         digest.update(chunk)
                         file.write(chunk)
         except httpx.HTTPError as exc:
-            raise PackageInstallError(f"{wheel.filename} cannot be fetched ({type(exc).__name__})") from exc
+            raise PackageInstallError(f"{wheel.filename} cannot be fetched ({_fault(exc)})") from exc
         if wheel.sha256 and digest.hexdigest() != wheel.sha256:
             raise PackageInstallError(f"{wheel.filename} is not the file of the index: its SHA-256 differs")
         target.chmod(0o444)
         return digest.hexdigest()
+
+    @asynccontextmanager
+    async def _opened(self, url: str, *, accept: str) -> AsyncIterator[httpx.Response]:
+        """Request a URL of the index, and what it redirects to.
+
+        Raises:
+            PackageInstallError: a host is not permitted, or there are too many redirects.
+            httpx.HTTPError: there is no proper answer.
+        """
+        async with httpx.AsyncClient(
+            timeout=PROGRAM_SECONDS, follow_redirects=False, event_hooks=limited(None)
+        ) as client:
+            try:
+                request: httpx.Request | None = client.build_request("GET", url, headers={"Accept": accept})
+            except httpx.InvalidURL as exc:
+                raise PackageInstallError(f"the package index refers to an invalid URL: {exc}") from exc
+            for _ in range(_MOST_REDIRECTS + 1):
+                assert request is not None  # noqa: S101 - only an answer without a redirect has none
+                await self._check(request.url)
+                response = await client.send(request, stream=True)
+                try:
+                    request = response.next_request
+                    if request is None:
+                        yield response
+                        return
+                finally:
+                    await response.aclose()
+        raise PackageInstallError(f"the package index redirects more than {_MOST_REDIRECTS} times")
+
+    async def _check(self, url: httpx.URL) -> None:
+        """Admit the index's own address and public ones: not what only this host or its network reaches.
+
+        Raises:
+            PackageInstallError: it is another one, or not of HTTP, or without the encryption of the index.
+        """
+        index = httpx.URL(self._index_url)
+        if url.scheme not in _PORTS or (index.scheme == "https" and url.scheme == "http"):
+            raise PackageInstallError(f"the package index refers to a URL of {url.scheme}, which is refused")
+        if (url.host, _port(url)) == (index.host, _port(index)):
+            return
+        try:
+            await AddressPolicy().resolve(url.host, _port(url))
+        except DownloadRefusedError:
+            raise PackageInstallError(
+                f"the package index refers to {url.host}:{_port(url)}, which is neither its own address nor a"
+                " public one; NEKRO_SANDBOX__PACKAGE_INDEX must name an index that serves its files itself"
+            ) from None
+        except DownloadError:
+            pass  # the name is not known here: the request fails, or a proxy knows the name
 
     def _take(self, chunk: bytes) -> None:
         self._bytes_left -= len(chunk)
@@ -133,7 +194,18 @@ class IndexGateway:
             raise PackageInstallError("the wheels of this package are too large together")
 
 
-def _from_json(page: Mapping[str, Any], *, base: str) -> list[_Wheel]:
+def _fault(exc: httpx.HTTPError) -> str:
+    """Return what is wrong, without the URL, which may contain a password."""
+    is_ours = isinstance(exc, AnswerTooLargeError | EncodedAnswerError)
+    return str(exc) if is_ours else type(exc).__name__
+
+
+def _port(url: httpx.URL) -> int:
+    return url.port or _PORTS[url.scheme]
+
+
+def _from_json(text: str, base: str) -> list[_Wheel]:
+    page: dict[str, Any] = json.loads(text)
     wheels = [
         _Wheel(
             filename=str(file["filename"]),
@@ -147,11 +219,13 @@ def _from_json(page: Mapping[str, Any], *, base: str) -> list[_Wheel]:
     return [wheel for wheel in wheels if _is_wheel(wheel.filename)]
 
 
-def _from_html(text: str, *, base: str) -> list[_Wheel]:
-    parser = _Links()
-    parser.feed(text)
+def _from_html(text: str, base: str) -> list[_Wheel]:
     wheels = []
-    for attributes in parser.links:
+    for link in _LINK.finditer(text):
+        attributes = {
+            name.lower(): html.unescape(double or single or bare)
+            for name, double, single, bare in _ATTRIBUTE.findall(link[1])
+        }
         href = attributes.get("href")
         if not href or "data-yanked" in attributes:
             continue
@@ -177,13 +251,3 @@ def _is_wheel(filename: str) -> bool:
     except InvalidWheelFilename:
         return False
     return True
-
-
-class _Links(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.links: list[dict[str, str | None]] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "a":
-            self.links.append(dict(attrs))

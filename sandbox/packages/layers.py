@@ -24,6 +24,7 @@ from typing import Any, Final
 from nekro_agent.errors import PackageInstallError
 from nekro_agent.files import safe_files
 from nekro_agent.files.private_files import make_directory, write_private
+from runtime.plain import known_fields
 from sandbox.packages.requirement import Requirement
 from sandbox.service_id import ServiceId, own_id
 
@@ -70,7 +71,7 @@ class LayerStore:
             record: dict[str, Any] = json.loads(self._record_path(requirement).read_text())
         except FileNotFoundError:
             return None
-        built = Built(**{**record, "modules": tuple(record["modules"])})
+        built = Built(**{**known_fields(Built, record), "modules": tuple(record["modules"])})
         return built if self.path(built.digest).is_dir() else None
 
     def path(self, digest: str) -> Path:

@@ -45,7 +45,10 @@ class ActivationRepository(Repository):
         text = await self._scalar(_get_statement, {"of_digest": _digest(chat_key)})
         if text is None:
             return {}
-        return {key: Activation(**values) for key, values in json.loads(text).items()}
+        # Each field by name: another release may have stored more.
+        return {
+            key: Activation(after=one["after"], turns=one["turns"]) for key, one in json.loads(text).items()
+        }
 
     async def replace(self, chat_key: str, activations: Mapping[str, Activation]) -> None:
         """Store the chat's activations; the caller holds the chat's lock since it read the old ones."""

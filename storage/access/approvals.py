@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -21,6 +22,9 @@ __all__ = ["Approval", "ApprovalRepository", "AwaitingCallRepository", "Decision
 
 #: Most parameters of one statement.
 _BATCH: Final = 500
+#: The number of a request; a whole id of digits only is longer.
+_NUMBER: Final = re.compile(r"#?[1-9][0-9]{0,14}")
+_LEAST_ID_CHARS: Final = 4
 _GRANTING: Final = (ApprovalScope.TURN, ApprovalScope.CHAT)
 
 
@@ -75,6 +79,11 @@ class Approval(NewApproval):
     decided_at: datetime | None
     reason: str | None
     seal: str | None
+
+    @property
+    def number(self) -> int:
+        """By which people name it. A number is never used again."""
+        return self.sequence
 
     @property
     def running_arguments(self) -> str:
@@ -241,6 +250,26 @@ class ApprovalRepository(Repository):
         statement = select(ApprovalRow.call_id, ApprovalRow.id).where(ApprovalRow.call_id.in_(ids))
         return {call_id: approval_id for call_id, approval_id in await self._rows(statement)}
 
+    async def pending_of_turn(self, chat_key: str, turn_id: str) -> list[str]:
+        """List the ids of the requests of a turn of that chat that are not decided, in order."""
+        statement = (
+            select(ApprovalRow.id)
+            .where(
+                ApprovalRow.chat_key == chat_key,
+                is_one_of(ApprovalRow.state, ApprovalState.PENDING),
+                ApprovalRow.turn_id == turn_id,
+            )
+            .order_by(ApprovalRow.sequence)
+        )
+        return [approval_id for (approval_id,) in await self._rows(statement)]
+
+    async def states(self, approval_ids: Collection[str]) -> dict[str, ApprovalState]:
+        """Return the states of requests by their ids; those that do not exist are left out."""
+        if not approval_ids:
+            return {}
+        statement = select(ApprovalRow.id, ApprovalRow.state).where(ApprovalRow.id.in_(approval_ids))
+        return {approval_id: ApprovalState(state) for approval_id, state in await self._rows(statement)}
+
     async def of_call(self, call_id: str) -> Approval | None:
         """Return the request for a call, or None."""
         return await self._one_or_none(Approval, select(ApprovalRow).where(ApprovalRow.call_id == call_id))
@@ -254,12 +283,26 @@ class ApprovalRepository(Repository):
         statement = select(ApprovalRow).where(ApprovalRow.id == approval_id)
         return found(await self._one_or_none(Approval, statement), "approval", approval_id)
 
-    async def with_prefix(self, prefix: str, *, limit: int, chat_key: str | None = None) -> list[Approval]:
-        """List the requests whose ids begin with a text; None as chat means all chats."""
-        statement = select(ApprovalRow).where(ApprovalRow.id.startswith(prefix, autoescape=True))
+    async def named(self, name: str, *, limit: int, chat_key: str | None = None) -> list[Approval]:
+        """List the requests that a text names: the one of that number, else those whose ids begin with it.
+
+        The beginning of an id has at least four characters.
+
+        Args:
+            chat_key: only of this chat; None means all chats.
+        """
+        statement = select(ApprovalRow).order_by(ApprovalRow.sequence.desc()).limit(limit)
         if chat_key is not None:
             statement = statement.where(ApprovalRow.chat_key == chat_key)
-        return await self._all(Approval, statement.order_by(ApprovalRow.sequence.desc()).limit(limit))
+        if _NUMBER.fullmatch(name):
+            numbered = await self._all(
+                Approval, statement.where(ApprovalRow.sequence == int(name.removeprefix("#")))
+            )
+            if numbered:
+                return numbered
+        if len(name) < _LEAST_ID_CHARS:  # a mistyped number must name no call by the chance of its id
+            return []
+        return await self._all(Approval, statement.where(ApprovalRow.id.startswith(name, autoescape=True)))
 
 
 class AwaitingCallRepository(Repository):

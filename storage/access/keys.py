@@ -1,4 +1,8 @@
-"""Keys of the HTTP API, and the turns that they started."""
+"""Keys of the HTTP API, and the accounts for which they pay.
+
+An account is the id of a turn, run, call, timer or job that a key caused, which a row records, or names a key
+itself (``account_of_key``).
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,9 @@ import dataclasses
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Final
 
-from sqlalchemy import ColumnElement, Executable, bindparam, exists, select, update
+from sqlalchemy import ColumnElement, Executable, bindparam, delete, exists, select, update
 
 from storage.clock import now
 from storage.driver.statements import FixedStatement
@@ -15,7 +20,35 @@ from storage.models import ApiKeyRow, KeyTurnRow
 from storage.repositories.base import Repository, found
 from storage.upsert import insert
 
-__all__ = ["Key", "KeyRepository", "NewKey"]
+__all__ = [
+    "RECURRING",
+    "Key",
+    "KeyRepository",
+    "NewKey",
+    "account_of_key",
+    "account_of_recurring",
+    "key_of_account",
+]
+
+#: Begins an account that is a key. Other accounts are ids that we made, or begin with another word.
+_KEY: Final = "key:"
+#: Begins the account of a recurring timer, whose id a plugin may choose.
+RECURRING: Final = "cron:"
+
+
+def account_of_key(key_id: str) -> str:
+    """Return the account of what a key does outside of turns, runs and calls."""
+    return f"{_KEY}{key_id}"
+
+
+def account_of_recurring(job_id: str) -> str:
+    """Return the account of a recurring timer."""
+    return f"{RECURRING}{job_id}"
+
+
+def key_of_account(account_id: str) -> str | None:
+    """Return the key that an account names; None if a row must tell it."""
+    return account_id.removeprefix(_KEY) if account_id.startswith(_KEY) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +70,8 @@ class NewKey:
     #: Limits per day (UTC) of the turns that it starts; None: no limit.
     cost_per_day: float | None = None
     tokens_per_day: int | None = None
+    #: Most bytes that it may keep stored; None: as the settings say; 0: no limit.
+    stored_bytes_limit: int | None = None
     expires_at: datetime | None = None
 
 
@@ -44,6 +79,8 @@ class NewKey:
 class Key(NewKey):
     """A stored key."""
 
+    #: What it keeps stored.
+    stored_bytes: int
     created_at: datetime
     revoked_at: datetime | None
 
@@ -69,10 +106,6 @@ class KeyRepository(Repository):
         """Return those of some keys that are neither revoked nor expired."""
         statement = select(ApiKeyRow.id).where(ApiKeyRow.id.in_(key_ids), _is_valid())
         return {row[0] for row in await self._rows(statement)}
-
-    async def any(self) -> bool:
-        """Whether a key was ever created; a revoked or expired one counts."""
-        return bool(await self._scalar(_any_statement))
 
     async def any_valid(self) -> bool:
         """Whether a key is neither revoked nor expired."""
@@ -108,15 +141,26 @@ class KeyRepository(Repository):
         return await self.get(key_id)
 
     async def add_turn(self, key_id: str, turn_id: str) -> None:
-        """Record that a key started a turn; idempotent."""
+        """Record that a key pays for a turn, or another account; idempotent."""
         new = insert(self._dialect, KeyTurnRow).values(turn_id=turn_id, key_id=key_id, created_at=now())
         await self._rows(new.on_conflict_do_nothing())
 
-    async def pass_on(self, turn_id: str, next_turn_id: str) -> None:
-        """Let the key that started a turn pay for another turn that follows from it; none did: no effect."""
-        key_id = await self._scalar(select(KeyTurnRow.key_id).where(KeyTurnRow.turn_id == turn_id))
-        if key_id is not None:
-            await self.add_turn(key_id, next_turn_id)
+    async def forget(self, account_id: str) -> None:
+        """Let no key pay for an account any more."""
+        await self._count(delete(KeyTurnRow).where(KeyTurnRow.turn_id == account_id))
+
+    async def pass_on(self, account_id: str | None, next_id: str) -> bool:
+        """Let the key that pays for an account pay for what follows from it; False: none pays."""
+        if account_id is None:
+            return False
+        key_id = key_of_account(account_id)
+        if key_id is None:
+            rows = select(KeyTurnRow.key_id).where(KeyTurnRow.turn_id == account_id)
+            key_id = await self._scalar(rows)
+        if key_id is None:
+            return False
+        await self.add_turn(key_id, next_id)
+        return True
 
 
 def _is_valid() -> ColumnElement[bool]:
@@ -127,8 +171,3 @@ def _is_valid() -> ColumnElement[bool]:
 @FixedStatement
 def _valid_statement(_dialect: str) -> Executable:
     return select(ApiKeyRow).where(ApiKeyRow.id == bindparam("of_key"), _is_valid())
-
-
-@FixedStatement
-def _any_statement(_dialect: str) -> Executable:
-    return select(exists().select_from(ApiKeyRow))

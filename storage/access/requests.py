@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, delete, select, update
 from storage.clock import now, seconds_from_now
 from storage.models import RequestRow
 from storage.repositories.base import Repository
-from storage.repositories.leases import LeaseTable
+from storage.repositories.leases import LeaseTable, is_free
 from storage.upsert import insert
 
 __all__ = ["REQUEST_CLAIMS", "RecordedRequest", "RequestRepository"]
@@ -19,7 +19,7 @@ __all__ = ["REQUEST_CLAIMS", "RecordedRequest", "RequestRepository"]
 REQUEST_CLAIMS: Final = LeaseTable(
     key=RequestRow.digest,
     fence=RequestRow.fence,
-    is_live=RequestRow.status.is_(None),
+    is_live=RequestRow.status.is_(None) & RequestRow.lease_until.is_not(None),
     key_of=bytes.fromhex,
 )
 
@@ -51,7 +51,7 @@ class RequestRepository(Repository):
         )
         fence = await self._scalar(new.on_conflict_do_nothing().returning(RequestRow.fence))
         if fence is None:
-            died = RequestRow.status.is_(None) & (RequestRow.lease_until <= now())
+            died = RequestRow.status.is_(None) & is_free(RequestRow.lease_until)
             fence = await self._scalar(
                 update(RequestRow)
                 .where(RequestRow.digest == digest, RequestRow.body_digest == body_digest, died)
@@ -71,7 +71,7 @@ class RequestRepository(Repository):
 
     async def abandon(self, digest: bytes, *, fence: int) -> None:
         """End the execution of a request that may have had its effect; the next one is a repetition."""
-        await self._count(update(RequestRow).where(_is_own(digest, fence)).values(lease_until=now()))
+        await self._count(update(RequestRow).where(_is_own(digest, fence)).values(lease_until=None))
 
     async def forget(self, digest: bytes, *, fence: int) -> None:
         """Delete a request that had no effect, so that a repetition runs it again."""

@@ -30,6 +30,8 @@ class CostSum:
     key: str
     rounds: int
     requests: int
+    #: Requests of which tokens and cost are an estimate, those that are running included.
+    estimated_requests: int
     prompt_tokens: int
     completion_tokens: int
     cost: float
@@ -40,20 +42,34 @@ class SpendingReportRepository(Repository):
     """Sums of entries."""
 
     async def sums(
-        self, by: str, *, since: str | None, until: str | None, after: str | None, limit: int
+        self,
+        by: str,
+        *,
+        since: str | None,
+        until: str | None,
+        after: str | None,
+        limit: int,
+        key_id: str | None = None,
     ) -> list[CostSum]:
         """Sum up the entries by day, chat, user, key, plugin or model, ordered by the group.
 
         Args:
             since, until: ISO dates (UTC), both included; None does not limit.
             after: only groups that follow this one; None begins at the first.
+            key_id: only what this key pays for; None: everything.
         """
         key = func.coalesce(_COLUMNS[by], "")
         statement = select(
             key.label("key"),
             *(
                 func.coalesce(func.sum(getattr(SpendingRow, name)), 0).label(name)
-                for name in ("rounds", "requests", "prompt_tokens", "completion_tokens")
+                for name in (
+                    "rounds",
+                    "requests",
+                    "estimated_requests",
+                    "prompt_tokens",
+                    "completion_tokens",
+                )
             ),
             func.coalesce(func.sum(SpendingRow.cost), 0.0).label("cost"),
             func.coalesce(func.sum(SpendingRow.sandbox_seconds), 0.0).label("sandbox_seconds"),
@@ -64,16 +80,19 @@ class SpendingReportRepository(Repository):
             statement = statement.where(SpendingRow.day <= until)
         if after is not None:
             statement = statement.where(key > after)
+        if key_id is not None:
+            statement = statement.where(SpendingRow.key_id == key_id)
         rows = await self._rows(statement.group_by(key).order_by(key).limit(limit))
         return [
             CostSum(
                 key=row[0],
                 rounds=int(row[1]),
                 requests=int(row[2]),
-                prompt_tokens=int(row[3]),
-                completion_tokens=int(row[4]),
-                cost=float(row[5]),
-                sandbox_seconds=float(row[6]),
+                estimated_requests=int(row[3]),
+                prompt_tokens=int(row[4]),
+                completion_tokens=int(row[5]),
+                cost=float(row[6]),
+                sandbox_seconds=float(row[7]),
             )
             for row in rows
         ]

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from sqlalchemy import Executable, bindparam, func, or_, select, tuple_, update
 
+from storage.access.keys import key_of_account
 from storage.clock import now
 from storage.driver.statements import FixedStatement
 from storage.models import ApiKeyRow, CallRow, KeyTurnRow, SpendingRow, SpendingTotalRow
@@ -65,6 +66,7 @@ class Amounts:
     cost: float = 0.0
     rounds: int = 0
     sandbox_seconds: float = 0.0
+    estimated_requests: int = 0
 
     def of(self, measure: str) -> float:
         """Return one measure."""
@@ -76,6 +78,7 @@ class Amounts:
             cost=self.cost - other.cost,
             rounds=self.rounds - other.rounds,
             sandbox_seconds=self.sandbox_seconds - other.sandbox_seconds,
+            estimated_requests=self.estimated_requests - other.estimated_requests,
         )
 
 
@@ -86,6 +89,8 @@ class ModelUse:
     group: str = ""
     model: str = ""
     requests: int = 0
+    #: Requests whose tokens and cost are an estimate.
+    estimated_requests: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost: float = 0.0
@@ -120,6 +125,7 @@ class NewSpending:
             cost=self.use.cost,
             rounds=self.rounds,
             sandbox_seconds=self.sandbox_seconds,
+            estimated_requests=self.use.estimated_requests,
         )
 
     @property
@@ -162,6 +168,8 @@ class Total:
     cost: float
     rounds: int
     sandbox_seconds: float
+    #: Requests of which tokens and cost are an estimate, those that are running included.
+    estimated_requests: int
     #: Measures of which a chat was warned, comma-separated.
     warned: str
     updated_at: datetime
@@ -188,6 +196,7 @@ class _Entry:
     plugin_key: str | None
     rounds: int
     requests: int
+    estimated_requests: int
     prompt_tokens: int
     completion_tokens: int
     cost: float
@@ -197,16 +206,20 @@ class _Entry:
 class SpendingRepository(Repository):
     """Entries and totals."""
 
-    async def paying_key(self, turn_ids: Sequence[str]) -> PayingKey | None:
-        """Return the key that started the first of these turns that a key started; None: no key did."""
-        values = {f"turn_{number}": turn_id for number, turn_id in enumerate(turn_ids)}
-        rows = await self._rows(_paying_key_statement(len(turn_ids)), values)
+    async def paying_key(self, account_ids: Sequence[str]) -> PayingKey | None:
+        """Return the key that pays for the first of these accounts for which one pays; None: no key does."""
+        values = {f"turn_{number}": account_id for number, account_id in enumerate(account_ids)}
+        rows = await self._rows(_paying_key_statement(len(account_ids)), values)
         found = {row[0]: row[1:] for row in rows}
-        chosen = next((found[turn_id] for turn_id in turn_ids if turn_id in found), None)
-        if chosen is None:
-            return None
-        key_id, cost, tokens = chosen
-        return PayingKey(id=key_id, cost_per_day=cost, tokens_per_day=tokens)
+        for account_id in account_ids:
+            named = key_of_account(account_id)
+            if named is not None:
+                for row in await self._rows(_key_statement, {"of_key": named}):
+                    found[account_id] = row
+            if account_id in found:
+                key_id, cost, tokens = found[account_id]
+                return PayingKey(id=key_id, cost_per_day=cost, tokens_per_day=tokens)
+        return None
 
     async def plugin_of_call(self, call_id: str) -> str | None:
         """Return the plugin whose method a call named; None without a row of the call."""
@@ -226,6 +239,7 @@ class SpendingRepository(Repository):
             "model": use.model,
             "rounds": new.rounds,
             "requests": 0,
+            "estimated_requests": use.estimated_requests,
             "prompt_tokens": use.prompt_tokens,
             "completion_tokens": use.completion_tokens,
             "cost": use.cost,
@@ -258,12 +272,14 @@ class SpendingRepository(Repository):
             cost=sum(part.cost for part in parts),
             rounds=first.rounds,
             sandbox_seconds=first.sandbox_seconds,
+            estimated_requests=sum(part.estimated_requests for part in parts),
         )
         after = Amounts(
             tokens=sum(use.prompt_tokens + use.completion_tokens for use in uses),
             cost=sum(use.cost for use in uses),
             rounds=first.rounds,
             sandbox_seconds=first.sandbox_seconds if sandbox_seconds is None else sandbox_seconds,
+            estimated_requests=sum(use.estimated_requests for use in uses),
         )
         for number, use in enumerate(uses or [ModelUse()]):
             values = {
@@ -273,6 +289,7 @@ class SpendingRepository(Repository):
                 "model": use.model,
                 "rounds": after.rounds if number == 0 else 0,
                 "requests": use.requests,
+                "estimated_requests": use.estimated_requests,
                 "prompt_tokens": use.prompt_tokens,
                 "completion_tokens": use.completion_tokens,
                 "cost": use.cost,
@@ -357,8 +374,8 @@ class SpendingRepository(Repository):
 _NAMES: Final = ("id", "day", "chat_key", "user_id", "key_id", "turn_id", "plugin_key")
 #: What an entry states of a model's use.
 _FIGURES: Final = (
-    "model_group", "model", "rounds", "requests", "prompt_tokens", "completion_tokens", "cost",
-    "sandbox_seconds",
+    "model_group", "model", "rounds", "requests", "estimated_requests", "prompt_tokens",
+    "completion_tokens", "cost", "sandbox_seconds",
 )  # fmt: skip
 _AMOUNTS: Final = tuple(field.name for field in dataclasses.fields(Amounts))
 
@@ -401,7 +418,7 @@ def _settle_sandbox_statement(_dialect: str) -> Executable:
 
 @cache
 def _paying_key_statement(turns: int) -> FixedStatement:
-    """Select the keys of so many turns; nearly always one, more when triggers were merged."""
+    """Select the keys of so many accounts; nearly always one, more when triggers were merged."""
     wanted = [bindparam(f"turn_{number}", type_=KeyTurnRow.turn_id.type) for number in range(turns)]
     statement = (
         select(KeyTurnRow.turn_id, ApiKeyRow.id, ApiKeyRow.cost_per_day, ApiKeyRow.tokens_per_day)
@@ -409,6 +426,12 @@ def _paying_key_statement(turns: int) -> FixedStatement:
         .where(KeyTurnRow.turn_id.in_(wanted))
     )
     return FixedStatement(lambda _dialect: statement)
+
+
+@FixedStatement
+def _key_statement(_dialect: str) -> Executable:
+    columns = (ApiKeyRow.id, ApiKeyRow.cost_per_day, ApiKeyRow.tokens_per_day)
+    return select(*columns).where(ApiKeyRow.id == bindparam("of_key"))
 
 
 @FixedStatement

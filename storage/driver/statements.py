@@ -93,8 +93,10 @@ class DriverStatement:
             converted = {name: self._converted(name, values[name]) for name in self._order}
             return self.sql, converted if self._by_name else tuple([converted[name] for name in self._order])
         run = self.compiler.construct_expanded_state(values, escape_names=False)
+        # The state has the conversions of the values in the lists only.
+        change_in = {**self._change_in, **run.processors}
         converted = {
-            name: run.processors[name](value) if name in run.processors else value
+            name: process(value) if (process := change_in.get(name)) else value
             for name, value in run.parameters.items()
         }
         if run.positiontup is None:

@@ -25,6 +25,7 @@ from storage.models import (
     PluginStateRow,
     SpendingTotalRow,
     TimerRow,
+    WorkerTimerRow,
 )
 from storage.repositories.base import Repository, is_one_of
 from storage.states import OPEN_TIMER_STATES, CallState
@@ -43,9 +44,9 @@ class ChangeListing(Repository):
     async def timers(self) -> dict[str, Hashable]:
         """Return a fingerprint per chat with timers that have not ended."""
         once: dict[str, set[Hashable]] = {}
-        for statement in (_timers, _cron_jobs):
+        for kind, statement in enumerate((_timers, _cron_jobs, _worker_timers)):
             for row in await self._rows(statement):
-                once.setdefault(row[0], set()).add((statement is _timers, *row[1:]))
+                once.setdefault(row[0], set()).add((kind, *row[1:]))
         return {chat_key: frozenset(rows) for chat_key, rows in once.items()}
 
     async def approvals(self) -> dict[str, Hashable]:
@@ -110,6 +111,14 @@ def _timers(_dialect: str) -> Executable:
         .where(is_one_of(row.state, *OPEN_TIMER_STATES))
         .group_by(row.chat_key, row.state)
     )
+
+
+@FixedStatement
+def _worker_timers(_dialect: str) -> Executable:
+    row = WorkerTimerRow
+    return select(
+        row.chat_key, func.count(), func.min(row.id), func.max(row.id), func.min(row.fire_at)
+    ).group_by(row.chat_key)
 
 
 @FixedStatement

@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any, Final
 
 from sqlalchemy import ColumnElement, and_, func, literal, or_, select
 
 from nekro_agent.ports import MessageKind
 from storage.escaped_text import escaped
-from storage.models import ChatEventRow, ChatRow, MessageRow, RoundRow
+from storage.models import ChatRow, MessageRow, RoundRow
 from storage.repositories.base import Repository, is_one_of
 from storage.repositories.messages import Message
-from storage.states import EventType, RoundState
+from storage.states import RoundState
+from storage.types import FaithfulText
 
-__all__ = ["ChatListing", "ListedChat"]
+__all__ = ["TRANSIENT", "ChatListing", "ListedChat"]
 
-#: How ``workers.rounds.turn_ends`` writes the event of a failed turn; texts come after the state.
-_FAILED = '{"state": "failed"'
+#: In the keys of chats that only one request needs.
+TRANSIENT: Final = "private_transient_"
+
+#: Characters of a message of which a title consists at most, with room for what is left out.
+_BEGINNING_CHARS: Final = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +34,8 @@ class ListedChat:
     adapter_key: str | None
     channel_name: str | None
     channel_type: str | None
+    #: The title that was given to it.
+    title: str | None
     created_at: datetime
     #: When something last happened in it.
     active_at: datetime
@@ -46,30 +53,47 @@ class ChatListing(Repository):
         after: tuple[datetime, str] | None = None,
         text: str = "",
         prefix: str = "",
+        with_transient: bool = True,
     ) -> list[ListedChat]:
         """List chats, the one with the newest activity first.
 
         Args:
             after: activity and key of the last chat of the page before; None begins.
-            text: only chats whose key or name contains it; "" means all. Case is ignored, on SQLite only that
-                of ASCII letters.
+            text: only chats whose key, name or given title contains it; "" means all. Case is ignored, on
+                SQLite only that of ASCII letters.
             prefix: only chats whose key begins with it, in this case.
+            with_transient: also chats that one request has made for itself.
         """
-        statement = (
-            select(
-                ChatRow.chat_key,
-                ChatRow.adapter_key,
-                ChatRow.channel_name,
-                ChatRow.channel_type,
-                ChatRow.created_at,
-                _active_at().label("active_at"),
-                ChatRow.last_event,
-            )
-            .order_by(_active_at().desc(), ChatRow.chat_key)
-            .limit(limit)
-        )
-        conditions = _conditions(after=after, text=text, prefix=prefix)
+        statement = select(*_columns()).order_by(_active_at().desc(), ChatRow.chat_key).limit(limit)
+        conditions = [*_conditions(after=after, text=text, prefix=prefix)]
+        if not with_transient:
+            conditions.append(~ChatRow.chat_key.contains(TRANSIENT, autoescape=True))
         return await self._all(ListedChat, statement.where(*conditions))
+
+    async def find(self, chat_key: str) -> ListedChat | None:
+        """Return a chat, or None."""
+        return await self._one_or_none(ListedChat, select(*_columns()).where(ChatRow.chat_key == chat_key))
+
+    async def first_words(self, chat_keys: Collection[str]) -> dict[str, str]:
+        """Return how the oldest message of a person with words begins in each chat; others are left out."""
+        if not chat_keys:
+            return {}
+        oldest = (
+            select(MessageRow.sequence)
+            .where(
+                MessageRow.chat_key == ChatRow.chat_key,
+                MessageRow.kind == MessageKind.USER,
+                MessageRow.text != "",
+            )
+            .order_by(MessageRow.sequence)
+            .limit(1)
+            .scalar_subquery()
+        )
+        chosen = select(oldest).where(ChatRow.chat_key.in_(chat_keys))
+        found = [number for number in (await self._rows(chosen)).scalars() if number is not None]
+        beginning = func.substr(MessageRow.text, 1, _BEGINNING_CHARS, type_=FaithfulText())
+        texts = select(MessageRow.chat_key, beginning).where(MessageRow.sequence.in_(found))
+        return {row[0]: row[1] for row in await self._rows(texts)}
 
     async def last_messages(self, chat_keys: Collection[str]) -> dict[str, Message]:
         """Return the newest message of each chat that people see; chats without one are left out."""
@@ -101,14 +125,9 @@ class ChatListing(Repository):
         """Count the turns of each chat that have failed since a time; chats without one are left out."""
         ended = select(RoundRow.turn_id).where(RoundRow.chat_key.in_(chat_keys), RoundRow.finished_at > since)
         statement = (
-            select(ChatEventRow.chat_key, func.count(ChatEventRow.turn_id.distinct()))
-            .where(
-                ChatEventRow.turn_id.in_(ended),
-                ChatEventRow.type == EventType.TURN_ENDED.value,
-                ChatEventRow.created_at > since,
-                func.substr(ChatEventRow.data, 1, len(_FAILED)) == literal(_FAILED),
-            )
-            .group_by(ChatEventRow.chat_key)
+            select(RoundRow.chat_key, func.count())
+            .where(RoundRow.id.in_(ended), RoundRow.turn_state == RoundState.FAILED.value)
+            .group_by(RoundRow.chat_key)
         )
         return {row[0]: row[1] for row in await self._rows(statement)}
 
@@ -122,11 +141,24 @@ def _conditions(
         yield func.substr(ChatRow.chat_key, 1, len(stored)) == literal(stored)
     if text:
         wanted = escaped(text).lower()
-        named = (func.lower(ChatRow.chat_key), func.lower(ChatRow.channel_name))
+        named = (func.lower(column) for column in (ChatRow.chat_key, ChatRow.channel_name, ChatRow.title))
         yield or_(*(column.contains(wanted, autoescape=True) for column in named))
     if after is not None:
         at, chat_key = after
         yield or_(_active_at() < at, and_(_active_at() == at, ChatRow.chat_key > chat_key))
+
+
+def _columns() -> tuple[ColumnElement[Any], ...]:
+    return (
+        ChatRow.chat_key.expression,
+        ChatRow.adapter_key.expression,
+        ChatRow.channel_name.expression,
+        ChatRow.channel_type.expression,
+        ChatRow.title.expression,
+        ChatRow.created_at.expression,
+        _active_at().label("active_at"),
+        ChatRow.last_event.expression,
+    )
 
 
 def _active_at() -> ColumnElement[datetime]:

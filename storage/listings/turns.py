@@ -13,13 +13,15 @@ from storage.repositories.base import Repository
 from storage.repositories.events import ChatEvent
 from storage.states import EventType, RoundState, TriggerKind
 
-__all__ = ["ListedRound", "TurnListing"]
+__all__ = ["COLUMNS", "ListedRound", "TurnListing"]
 
-_COLUMNS = (
-    RoundRow.sequence, RoundRow.id, RoundRow.turn_id, RoundRow.state, RoundRow.trigger_kind,
-    RoundRow.trigger_id, RoundRow.attempt, RoundRow.user_id, RoundRow.merged_into, RoundRow.requested_at,
-    RoundRow.started_at, RoundRow.finished_at, RoundRow.model, RoundRow.prompt_tokens,
-    RoundRow.completion_tokens, RoundRow.cost, RoundRow.error,
+#: Of a ``ListedRound``.
+COLUMNS = (
+    RoundRow.sequence, RoundRow.id, RoundRow.chat_key, RoundRow.turn_id, RoundRow.state,
+    RoundRow.trigger_kind, RoundRow.trigger_id, RoundRow.attempt, RoundRow.user_id, RoundRow.merged_into,
+    RoundRow.requested_at, RoundRow.started_at, RoundRow.finished_at, RoundRow.model,
+    RoundRow.prompt_tokens, RoundRow.completion_tokens, RoundRow.tokens_estimated, RoundRow.cost,
+    RoundRow.error,
 )  # fmt: skip
 
 
@@ -29,6 +31,7 @@ class ListedRound:
 
     sequence: int
     id: str
+    chat_key: str
     turn_id: str
     state: RoundState
     trigger_kind: TriggerKind
@@ -42,25 +45,13 @@ class ListedRound:
     model: str | None
     prompt_tokens: int | None
     completion_tokens: int | None
+    tokens_estimated: bool | None
     cost: float | None
     error: str | None
 
 
 class TurnListing(Repository):
     """Reads turns for lists."""
-
-    async def first_rounds(
-        self, chat_key: str, *, limit: int, before: int | None = None
-    ) -> list[ListedRound]:
-        """List the first rounds of a chat's turns, the newest first.
-
-        Args:
-            before: only rounds with a smaller sequence, for paging; None begins.
-        """
-        statement = select(*_COLUMNS).where(RoundRow.chat_key == chat_key, RoundRow.id == RoundRow.turn_id)
-        if before is not None:
-            statement = statement.where(RoundRow.sequence < before)
-        return await self._all(ListedRound, statement.order_by(RoundRow.sequence.desc()).limit(limit))
 
     async def with_prefix(self, beginning: str, *, limit: int) -> list[str]:
         """List ids of turns that begin with a text, in the order of ids."""
@@ -70,12 +61,12 @@ class TurnListing(Repository):
 
     async def rounds(self, turn_ids: Collection[str]) -> list[ListedRound]:
         """List the rounds of turns, in order."""
-        statement = select(*_COLUMNS).where(RoundRow.turn_id.in_(turn_ids)).order_by(RoundRow.sequence)
+        statement = select(*COLUMNS).where(RoundRow.turn_id.in_(turn_ids)).order_by(RoundRow.sequence)
         return await self._all(ListedRound, statement)
 
     async def by_id(self, round_ids: Collection[str]) -> dict[str, ListedRound]:
         """Return rounds by their ids; those that do not exist are left out."""
-        statement = select(*_COLUMNS).where(RoundRow.id.in_(round_ids))
+        statement = select(*COLUMNS).where(RoundRow.id.in_(round_ids))
         return {item.id: item for item in await self._all(ListedRound, statement)}
 
     async def caused(self, kind: TriggerKind, trigger_ids: Collection[str]) -> list[ListedRound]:
@@ -83,7 +74,7 @@ class TurnListing(Repository):
         if not trigger_ids:
             return []
         is_caused = (RoundRow.trigger_kind == kind) & RoundRow.trigger_id.in_(trigger_ids)
-        return await self._all(ListedRound, select(*_COLUMNS).where(is_caused).order_by(RoundRow.sequence))
+        return await self._all(ListedRound, select(*COLUMNS).where(is_caused).order_by(RoundRow.sequence))
 
     async def ends(self, turn_ids: Collection[str]) -> dict[str, ChatEvent]:
         """Return the events with which turns ended, by the turns' ids; open ones are left out."""

@@ -37,9 +37,11 @@ class NewSummary:
     #: The model group that was asked and the model that answered, as the endpoint names it.
     group_name: str
     model: str
-    #: Of this version alone; None if the endpoint does not report them.
+    #: Of this version alone.
     prompt_tokens: int | None
     answer_tokens: int | None
+    #: Whether they are an estimate, because the endpoint reported no possible number.
+    tokens_estimated: bool
     cost: float
 
 

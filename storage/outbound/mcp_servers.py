@@ -109,7 +109,12 @@ class McpServerRepository(Repository):
             McpServerRow.error.is_not(None),
             McpServerRow.listed_digest.is_distinct_from(digest),
         )
-        return await self._record(name, is_other, listed_digest=digest, tools=tools, about=about, error=None)
+        is_changed = await self._record(
+            name, is_other, listed_digest=digest, tools=tools, about=about, error=None
+        )
+        if not is_changed:  # no worker needs what else it says about itself
+            await self._count(update(McpServerRow).where(McpServerRow.name == name).values(about=about))
+        return is_changed
 
     async def failed(self, name: str, *, digest: str, error: str) -> bool:
         """Record that a server could not be listed; its tools stay as they were listed before.

@@ -28,14 +28,16 @@ from storage.clock import now, seconds_from_now, seconds_parameter
 from storage.driver.statements import FixedStatement
 from storage.models import CallRow
 from storage.repositories.base import Repository, chosen_once, found, is_one_of
-from storage.repositories.leases import LeaseTable
+from storage.repositories.leases import LeaseTable, is_free
 from storage.states import CallState
 from storage.upsert import insert
 
 __all__ = ["CALL_CLAIMS", "Call", "CallRepository", "CallRequest", "Claim", "ClaimVerdict"]
 
 CALL_CLAIMS: Final = LeaseTable(
-    key=CallRow.id, fence=CallRow.fence, is_live=CallRow.state == CallState.RUNNING
+    key=CallRow.id,
+    fence=CallRow.fence,
+    is_live=(CallRow.state == CallState.RUNNING) & CallRow.lease_until.is_not(None),
 )
 _OPEN: Final = (CallState.QUEUED, CallState.RUNNING)
 #: Added to the age of the first claim attempt: the time that a statement takes to reach the database.
@@ -224,7 +226,7 @@ class CallRepository(Repository):
         statement = (
             update(CallRow)
             .where(CallRow.state == CallState.RUNNING, CallRow.worker == worker, CallRow.lease_until > now())
-            .values(lease_until=now())
+            .values(lease_until=None)  # a renewal that the worker had sent must not revive the claim
         )
         return await self._count(statement)
 
@@ -365,7 +367,7 @@ def _end_statement(_dialect: str) -> Executable:
 
 
 def _is_orphan() -> ColumnElement[bool]:
-    return and_(CallRow.state == CallState.RUNNING, CallRow.lease_until < now())
+    return and_(CallRow.state == CallState.RUNNING, is_free(CallRow.lease_until))
 
 
 def _open_calls(condition: ColumnElement[bool], limit: int) -> Select[str]:

@@ -119,6 +119,15 @@ class ChatRepository(Repository):
         )
         await self._count(delete(ChatSummaryRow).where(ChatSummaryRow.chat_key == chat_key))
 
+    async def give_title(self, chat_key: str, title: str | None) -> None:
+        """Give the chat a title; None takes it away.
+
+        Raises:
+            NotFoundError: there is no such chat.
+        """
+        await self.lock(chat_key)
+        await self._count(update(ChatRow).where(ChatRow.chat_key == chat_key).values(title=title))
+
     async def use_model_group(self, chat_key: str, group: str | None) -> None:
         """Choose the model group of the chat; None means ``default``.
 
@@ -170,7 +179,7 @@ class ChatRepository(Repository):
         """
         statement = (
             update(ChatRow)
-            .where(ChatRow.chat_key == chat_key, is_free(ChatRow))
+            .where(ChatRow.chat_key == chat_key, is_free(ChatRow.lease_until))
             .values(**take_values(ChatRow, owner=owner, lease_seconds=lease_seconds))
             .returning(ChatRow.fence)
         )

@@ -25,13 +25,18 @@ from nekro_agent.errors import FencedError
 from storage.clock import now, seconds_from_now
 from storage.models import JobRow
 from storage.repositories.base import Repository, chosen_once, found, is_one_of, new_id
-from storage.repositories.leases import Held, LeaseTable
-from storage.states import FINAL_JOB_STATES, CrashPolicy, JobState
+from storage.repositories.job_log import JobLogRepository, NewJobLogEntry
+from storage.repositories.leases import Held, LeaseTable, is_free
+from storage.states import FINAL_JOB_STATES, CrashPolicy, JobLogKind, JobState
 from storage.upsert import insert
 
 __all__ = ["JOB_CLAIMS", "MAX_DEATHS", "Job", "JobRepository", "NewJob"]
 
-JOB_CLAIMS: Final = LeaseTable(key=JobRow.id, fence=JobRow.fence, is_live=JobRow.state == JobState.RUNNING)
+JOB_CLAIMS: Final = LeaseTable(
+    key=JobRow.id,
+    fence=JobRow.fence,
+    is_live=(JobRow.state == JobState.RUNNING) & JobRow.lease_until.is_not(None),
+)
 _OPEN: Final = (JobState.QUEUED, JobState.RUNNING)
 #: Number of workers that may die while they run a job, before it fails.
 MAX_DEATHS: Final = 3
@@ -53,6 +58,8 @@ class NewJob:
     call_id: str | None = None
     round_id: str | None = None
     turn_id: str | None = None
+    #: The job that it repeats.
+    retry_of: str | None = None
     id: str = field(default_factory=new_id)
 
 
@@ -115,7 +122,10 @@ class JobRepository(Repository):
             )
             .returning(JobRow)
         )
-        return await self._one_or_none(Job, statement)
+        job = await self._one_or_none(Job, statement)
+        if job is not None:
+            await self._note(job, JobLogKind.STARTED, worker=worker)
+        return job
 
     async def stop_requests(self, held: Collection[Held]) -> dict[Held, bool]:
         """Whether the cancellation of each job was requested; jobs whose claim was lost are left out."""
@@ -130,7 +140,28 @@ class JobRepository(Repository):
         Raises:
             FencedError: another worker has the claim, or the job has ended.
         """
-        return await self._write(job_id, fence, {"lease_until": now(), "fence": JobRow.fence + 1})
+        job = await self._write(job_id, fence, {"lease_until": now(), "fence": JobRow.fence + 1})
+        await self._note(job, JobLogKind.RELEASED)
+        return job
+
+    async def restart(self, job_id: str, *, fence: int, message: str) -> bool:
+        """End the claim of a job that failed and shall start again; counts like the death of its worker.
+
+        Returns False, without a change, if the job does not restart any more.
+
+        Raises:
+            FencedError: as for ``release``.
+        """
+        is_held = (JobRow.id == job_id, JobRow.state == JobState.RUNNING, JobRow.fence == fence)
+        # Without a time, a renewal that is under way cannot revive the claim.
+        values = {"lease_until": None, "message": message, "updated_at": now()}
+        again = update(JobRow).where(*is_held, _restarts()).values(**values).returning(JobRow)
+        job = await self._one_or_none(Job, again)
+        if job is not None:
+            await self._note(job, JobLogKind.RESTARTED, message)
+            return True
+        await self._write(job_id, fence, {"updated_at": now()})
+        return False
 
     async def progress(
         self,
@@ -140,12 +171,14 @@ class JobRepository(Repository):
         percent: int,
         message: str,
         data: Any | None = None,
+        logged_as: str | None = None,
     ) -> Job:
         """Record the progress of a job.
 
         Args:
             percent: clamped to 0..100.
             data: None keeps the recorded data.
+            logged_as: text of its entry in the job's log; None adds none.
 
         Raises:
             FencedError: as for ``release``.
@@ -155,7 +188,25 @@ class JobRepository(Repository):
             "message": message,
             "updated_at": now(),
         }
-        return await self._write(job_id, fence, values if data is None else {**values, "data": data})
+        job = await self._write(job_id, fence, values if data is None else {**values, "data": data})
+        if logged_as is not None:
+            await self._note(job, JobLogKind.REPORT, logged_as, percent=job.percent)
+        return job
+
+    async def log(self, job_id: str, *lines: tuple[str, str], fence: int) -> None:
+        """Add log records of a job's code, as (level, text), to its log.
+
+        Raises:
+            FencedError: as for ``release``, if there are any.
+        """
+        if not lines:
+            return
+        job = await self._write(job_id, fence, {"updated_at": now()})
+        new = [
+            NewJobLogEntry(kind=JobLogKind.LINE, attempt=job.attempt, level=level, text=text)
+            for level, text in lines
+        ]
+        await JobLogRepository(self._connection).add(job_id, *new)
 
     async def finish(
         self, job_id: str, *, fence: int, state: JobState, message: str, data: Any | None = None
@@ -173,7 +224,9 @@ class JobRepository(Repository):
         if data is not None:
             values["data"] = data
         times = {"finished_at": now(), "updated_at": now(), "lease_until": None}
-        return await self._write(job_id, fence, {**values, **times})
+        job = await self._write(job_id, fence, {**values, **times})
+        await self._note(job, JobLogKind(state.value), message)
+        return job
 
     async def request_cancel(self, job_id: str, *, reason: str) -> Job:
         """Cancel a queued job, or request its worker to stop; returns the job's current row.
@@ -194,7 +247,12 @@ class JobRepository(Repository):
             )
             .returning(JobRow)
         )
-        return await self._one_or_none(Job, statement) or await self.get(job_id)
+        job = await self._one_or_none(Job, statement)
+        if job is None:
+            return await self.get(job_id)
+        kind = JobLogKind.CANCELLED if job.state.is_final else JobLogKind.CANCEL_REQUESTED
+        await self._note(job, kind, reason)
+        return job
 
     async def take_orphans(
         self, *, waiting_seconds: float, limit: int, queued_seconds: float | None = None
@@ -237,7 +295,10 @@ class JobRepository(Repository):
             "finished_at": now(),
             "updated_at": now(),
         }
-        return await self._update_open(and_(_is_orphan(), not_(_restarts())), limit, values)
+        jobs = await self._update_open(and_(_is_orphan(), not_(_restarts())), limit, values)
+        for job in jobs:
+            await self._note(job, JobLogKind(job.state.value), job.message)
+        return jobs
 
     async def find(self, job_id: str) -> Job | None:
         """Return the job, or None."""
@@ -290,6 +351,12 @@ class JobRepository(Repository):
             statement = statement.where(is_one_of(JobRow.state, *_OPEN))
         return await self._all(Job, statement.order_by(JobRow.created_at.desc(), JobRow.id).limit(limit))
 
+    async def _note(self, job: Job, kind: JobLogKind, text: str = "", **values: Any) -> None:
+        """Add an entry to a job's log; calls that are shown as jobs have none."""
+        if job.args is not None:
+            entry = NewJobLogEntry(kind=kind, attempt=job.attempt, text=text, **values)
+            await JobLogRepository(self._connection).add(job.id, entry)
+
     async def _write(self, job_id: str, fence: int, values: dict[str, Any]) -> Job:
         statement = (
             update(JobRow)
@@ -318,7 +385,7 @@ class JobRepository(Repository):
 
 
 def _is_orphan() -> ColumnElement[bool]:
-    return and_(JobRow.state == JobState.RUNNING, JobRow.lease_until < now())
+    return and_(JobRow.state == JobState.RUNNING, is_free(JobRow.lease_until))
 
 
 def _restarts() -> ColumnElement[bool]:

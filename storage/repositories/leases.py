@@ -37,9 +37,9 @@ __all__ = [
 Held = tuple[str, int]
 
 
-def is_free(row: type[LeaseColumns]) -> ColumnElement[bool]:
+def is_free(lease_until: InstrumentedAttribute[datetime | None]) -> ColumnElement[bool]:
     """SQL: the lease is not held, or it has expired."""
-    return or_(row.lease_until.is_(None), row.lease_until < now())
+    return or_(lease_until.is_(None), lease_until <= now())
 
 
 def is_held_by(row: type[LeaseColumns], fence: int | BindParameter[int]) -> ColumnElement[bool]:
@@ -136,7 +136,7 @@ class LeaseRepository(Repository):
         statement = new.on_conflict_do_update(
             index_elements=[LeaseRow.name],
             set_=take_values(LeaseRow, owner=owner, lease_seconds=lease_seconds),
-            where=is_free(LeaseRow),
+            where=is_free(LeaseRow.lease_until),
         ).returning(LeaseRow.fence)
         fence: int | None = await self._scalar(statement)
         return fence
@@ -154,7 +154,7 @@ class LeaseRepository(Repository):
         """List the held leases whose names begin with ``prefix``, ordered by name."""
         statement = (
             select(LeaseRow)
-            .where(LeaseRow.name.startswith(prefix, autoescape=True), ~is_free(LeaseRow))
+            .where(LeaseRow.name.startswith(prefix, autoescape=True), ~is_free(LeaseRow.lease_until))
             .order_by(LeaseRow.name)
             .limit(limit)
         )

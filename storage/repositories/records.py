@@ -152,15 +152,17 @@ class RecordRepository(Repository):
             statement = statement.where(PresetRow.id == preset_id)
         return await self._all(PresetInfo, statement.order_by(PresetRow.id).limit(limit))
 
-    async def add_preset(self, values: Mapping[str, Any]) -> PresetInfo:
-        """Add a preset."""
+    async def add_preset(self, values: Mapping[str, Any], *, once_key: str) -> PresetInfo:
+        """Add a preset, unless there is one with its ``once_key``; returns the stored one."""
         given = _checked("preset", values, _PRESET_COLUMNS)
-        statement = (
-            insert(self._dialect, PresetRow)
-            .values(**given, created_at=now(), updated_at=now())
-            .returning(PresetRow)
+        new = insert(self._dialect, PresetRow).values(
+            **given, once_key=once_key, created_at=now(), updated_at=now()
         )
-        return found(await self._one_or_none(PresetInfo, statement), "preset", str(given.get("name")))
+        added = await self._one_or_none(PresetInfo, new.on_conflict_do_nothing().returning(PresetRow))
+        if added is not None:
+            return added
+        known = select(PresetRow).where(PresetRow.once_key == once_key)
+        return found(await self._one_or_none(PresetInfo, known), "preset", str(given.get("name")))
 
     async def change_preset(self, preset_id: int, changes: Mapping[str, Any]) -> bool:
         """Change a preset; False when there is none."""

@@ -50,6 +50,8 @@ class RoundReport:
     output: str | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    #: Whether the endpoint reported no possible number of tokens.
+    tokens_estimated: bool | None = None
     cost: float | None = None
     #: The calls of its code as JSON data, shown by ``nekro history --trace``.
     calls: list[dict[str, Any]] | None = None

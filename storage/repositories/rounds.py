@@ -27,6 +27,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     case,
+    exists,
     func,
     or_,
     select,
@@ -250,7 +251,7 @@ class RoundRepository(Repository):
         statement = (
             select(RoundRow.chat_key)
             .join(ChatRow, ChatRow.chat_key == RoundRow.chat_key)
-            .where(is_one_of(RoundRow.state, *_OPEN), needs, is_free(ChatRow))
+            .where(is_one_of(RoundRow.state, *_OPEN), needs, is_free(ChatRow.lease_until))
             .group_by(RoundRow.chat_key)
             .order_by(func.min(RoundRow.sequence))
             .limit(limit)
@@ -298,6 +299,10 @@ class RoundRepository(Repository):
         """Return the round that a trigger caused, or None."""
         statement = select(RoundRow).where(RoundRow.trigger_kind == kind, RoundRow.trigger_id == trigger_id)
         return await self._one_or_none(Round, statement)
+
+    async def has_open(self, chat_key: str) -> bool:
+        """Whether a round of the chat is requested or running."""
+        return bool(await self._scalar(select(exists().where(_is_open(chat_key)))))
 
     async def find_running(self, chat_key: str) -> Round | None:
         """Return the chat's running round, or None."""

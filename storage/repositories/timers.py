@@ -11,17 +11,18 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import delete, func, select, union_all, update
+from sqlalchemy import Select, delete, func, select, union_all, update
 
 from nekro_agent.errors import NotFoundError
-from nekro_agent.ports import CronJob, TimerInfo
+from nekro_agent.ports import CallbackTimer, CronJob, TimerInfo
 from storage.clock import now
-from storage.models import CronJobRow, TimerRow
+from storage.models import CronJobRow, TimerRow, WorkerRow, WorkerTimerRow
 from storage.repositories.base import Repository, chosen_once, found, new_id
+from storage.repositories.leases import is_free
 from storage.states import OPEN_TIMER_STATES, TimerState
 from storage.upsert import insert
 
-__all__ = ["CronJobRepository", "RecordedTimer", "TimerRepository"]
+__all__ = ["CronJobRepository", "RecordedTimer", "TimerRepository", "WorkerTimer"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,32 +32,52 @@ class RecordedTimer(TimerInfo):
     state: TimerState
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WorkerTimer(CallbackTimer):
+    """A timer with a callback, and the worker that owns it."""
+
+    #: Name of the worker.
+    worker: str
+
+
 class TimerRepository(Repository):
     """Rows of one-time timers."""
 
     async def add(
-        self, chat_key: str, *, fire_at: datetime, description: str, temporary: bool = False
+        self,
+        chat_key: str,
+        *,
+        fire_at: datetime,
+        description: str,
+        temporary: bool = False,
+        timer_id: str | None = None,
     ) -> TimerInfo:
         """Add a timer; a temporary one replaces the chat's waiting temporary one.
+
+        Args:
+            timer_id: a timer of this id is left as it is, unless it was cancelled: then it waits again.
+                None: a new id.
 
         Raises:
             ConflictError: the chat has no row.
         """
+        if timer_id is not None:
+            same = select(TimerRow).where(TimerRow.id == timer_id, TimerRow.state != TimerState.CANCELLED)
+            if (earlier := await self._one_or_none(TimerInfo, same)) is not None:
+                return earlier
         if temporary:
             await self.clear(chat_key, temporary=True)
-        statement = (
-            insert(self._dialect, TimerRow)
-            .values(
-                id=new_id(),
-                chat_key=chat_key,
-                fire_at=fire_at,
-                description=description,
-                temporary=temporary,
-                state=TimerState.WAITING,
-                created_at=now(),
-            )
-            .returning(TimerRow)
+        new = insert(self._dialect, TimerRow).values(
+            id=timer_id or new_id(),
+            chat_key=chat_key,
+            fire_at=fire_at,
+            description=description,
+            temporary=temporary,
+            state=TimerState.WAITING,
+            created_at=now(),
         )
+        changes = {"state": new.excluded.state, "fire_at": new.excluded.fire_at}
+        statement = new.on_conflict_do_update(index_elements=[TimerRow.id], set_=changes).returning(TimerRow)
         return found(await self._one_or_none(TimerInfo, statement), "timer of chat", chat_key)
 
     async def of_chat(self, chat_key: str) -> list[TimerInfo]:
@@ -67,7 +88,7 @@ class TimerRepository(Repository):
         return await self._all(TimerInfo, statement.order_by(TimerRow.fire_at, TimerRow.id))
 
     async def open_ids(self, chat_key: str | None, *, after: str, limit: int) -> list[str]:
-        """List the ids of one-time and recurring timers that have not ended, in their order in the database.
+        """List the ids of timers of all kinds that have not ended, in their order in the database.
 
         Args:
             chat_key: None means all chats.
@@ -77,16 +98,24 @@ class TimerRepository(Repository):
             TimerRow.state.in_(OPEN_TIMER_STATES), TimerRow.id > after
         )
         recurring = select(CronJobRow.job_id.label("id")).where(CronJobRow.job_id > after)
+        called = _of_live_workers(select(WorkerTimerRow.id.label("id"))).where(WorkerTimerRow.id > after)
         if chat_key is not None:
             once = once.where(TimerRow.chat_key == chat_key)
             recurring = recurring.where(CronJobRow.chat_key == chat_key)
-        both = union_all(once, recurring).subquery()
-        return [row[0] for row in await self._rows(select(both.c.id).order_by(both.c.id).limit(limit))]
+            called = called.where(WorkerTimerRow.chat_key == chat_key)
+        every = union_all(once, recurring, called).subquery()
+        return [row[0] for row in await self._rows(select(every.c.id).order_by(every.c.id).limit(limit))]
 
     async def open_of(self, ids: Collection[str]) -> list[RecordedTimer]:
         """Return the waiting and paused timers among some ids, in no order."""
         statement = select(TimerRow).where(TimerRow.id.in_(ids), TimerRow.state.in_(OPEN_TIMER_STATES))
         return await self._all(RecordedTimer, statement)
+
+    async def with_callback(self, ids: Collection[str]) -> list[WorkerTimer]:
+        """Return the timers with callbacks of live workers among some ids, in no order."""
+        columns = [getattr(WorkerTimerRow, item.name) for item in dataclasses.fields(CallbackTimer)]
+        statement = _of_live_workers(select(*columns, WorkerRow.name.label("worker")))
+        return await self._all(WorkerTimer, statement.where(WorkerTimerRow.id.in_(ids)))
 
     async def get_open(self, timer_id: str) -> RecordedTimer:
         """Return a waiting or paused timer.
@@ -234,6 +263,12 @@ class CronJobRepository(Repository):
         """Return the seconds until the next job is due, 0 if one is; None without a scheduled job."""
         statement = select(func.min(CronJobRow.next_fire_at), now())
         return _pause(*(await self._connection.execute(statement)).one())
+
+
+def _of_live_workers(statement: Select[Any]) -> Select[Any]:
+    return statement.join(WorkerRow, WorkerRow.id == WorkerTimerRow.worker_id).where(
+        ~is_free(WorkerRow.lease_until)
+    )
 
 
 def _pause(due: datetime | None, time: datetime) -> float | None:

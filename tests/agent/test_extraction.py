@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from os.path import commonprefix
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import cpu_limit
 
-from agent.extraction import (
+from agent.answers.extraction import (
     ExtractedCode,
     extract_code,
-    new_check_word,
-    reveals_check_word,
     text_beside_code,
 )
+from agent.check_words import new_check_word, reveals_check_word
 
 FENCE = "```"
 
@@ -162,7 +164,7 @@ def test_a_check_word_is_random_and_found_in_any_case() -> None:
 
 
 PIECES = st.sampled_from(
-    ["<think>", "</think>", FENCE, f"{FENCE}python", "~~~", "\n", '"""', "'''", "'", "\\", "#", " ", "x = 1",
+    [FENCE, f"{FENCE}python", f"    {FENCE}", "~~~", "\n", '"""', "'''", "'", "\\", "#", " ", "x = 1",
      "from plugins import (", ")", "\r", "\u2028", "\x00", "é"]
 )  # fmt: skip
 
@@ -177,19 +179,32 @@ def test_extracted_code_is_part_of_the_text(text: str) -> None:
         assert line.strip() in pieces or line.strip() == "pass"
 
 
+ODD = re.compile("[\u00a0\u2000-\u200d\u202f\u205f\u2060\u3000\ufeff]")
+
+
+def margin(text: str) -> str:
+    """Return the indentation that all lines of a text share."""
+    leads = [line[: len(line) - len(line.lstrip(" \t"))] for line in text.split("\n") if line.strip()]
+    return commonprefix(leads)  # noqa: RUF071 - no paths
+
+
 @given(st.text(max_size=200).filter(lambda t: "`" not in t and "~" not in t and "\r" not in t))
 @settings(max_examples=200)
 def test_a_fenced_block_survives_unchanged(body: str) -> None:
     if "from" in body or "think>" in body:
         return
-    assert code_of(f"Words.\n{FENCE}python\n{body}\n{FENCE}") == body.strip("\n")
+    # Characters that no program has outside of its strings, and the indentation of all lines, may go.
+    body = ODD.sub("", body)
+    found = code_of(f"Words.\n{FENCE}python\n{body}\n{FENCE}")
+    assert found.split("\n") == [line.removeprefix(margin(body)) for line in body.strip("\n").split("\n")]
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize(
     "unit",
     ["<think>", "</think>", "</think>\n", "<think>\n</think>", "`", f"{FENCE}\n", f"{FENCE}python\n",
-     '"""\n', "\\", "from plugins import (\n", " ", "```" + " " * 50, "\n<think> \t", "~~~x"],
+     '"""\n', "\\", "from plugins import (\n", " ", "```" + " " * 50, "\n<think> \t", "~~~x",
+     ".assistantfinal", "\nThought: a\nFinal Answer:", "\n<answer>", "<|begin_of_box|>", "\\boxed{"],
 )  # fmt: skip
 def test_two_megabytes_of_any_pattern_are_parsed(unit: str) -> None:
     """Quadratic time exceeds the time limit."""

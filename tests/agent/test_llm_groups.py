@@ -46,9 +46,9 @@ class World:
         self.router = ModelRouter(settings, self._create, clock=lambda: self.now)
 
     def _create(self, group: ModelGroup) -> LLMClient:
-        from agent.llm.openai_client import OpenAIClient
+        from agent.llm.endpoint_client import EndpointClient
 
-        return OpenAIClient(endpoint_of(self._llm, group), group=group.name, backoff_seconds=0.001)
+        return EndpointClient(endpoint_of(self._llm, group), group=group.name, backoff_seconds=0.001)
 
     def asked(self) -> dict[str, int]:
         return {name: len(server.seen) for name, server in self.servers.items()}

@@ -42,12 +42,12 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> metrics.Metrics:
 
 async def ask(*behaviours: Behaviour, capture: bool = False, **overrides: Any) -> list[Any]:
     """Ask once; returns the spans."""
-    from agent.llm.openai_client import OpenAIClient
+    from agent.llm.endpoint_client import EndpointClient
 
     async with ChatServer(list(behaviours)) as server:
         values = {"base_url": server.base_url, "model": "big", "api_key": SecretStr(KEY), "temperature": 0.5}
         prices = {"input_price_per_million": 2, "output_price_per_million": 10}
-        client = OpenAIClient(LLMSettings(**(values | prices | overrides)), backoff_seconds=0.001)
+        client = EndpointClient(LLMSettings(**(values | prices | overrides)), backoff_seconds=0.001)
         with recorded_spans(capture_content=capture, redact=Redactor([KEY])) as spans:
             try:
                 await client.complete(REQUEST)

@@ -137,7 +137,8 @@ def test_the_prompt_states_the_packages_of_the_sandbox_and_what_happens_to_figur
     settings = SandboxSettings(packages_dir=tmp_path, figures=figures)
     text = PromptBuilder(AgentSettings(), settings).build(request())[0].text
     (line,) = [line for line in text.splitlines() if "numpy" in line]
-    saved = " Figures of matplotlib that are open at the end, or at `plt.show()`, are saved in `./shared`"
+    shown = " Figures of matplotlib that are open at the end, or at `plt.show()`,"
+    saved = f"{shown} are saved in the working directory"
     ends = {
         "off": "",
         "save": f"{saved}.",

@@ -67,7 +67,7 @@ def test_an_agent_result_does_not_stop_the_turn() -> None:
 
 
 def test_answers_that_are_cut_three_times_are_no_error_of_a_program() -> None:
-    cut = verdict.words_cut("A long story", is_last=False)
+    cut = verdict.words_cut("A long story", "length", is_last=False)
     assert cut.words is None and cut.wants_more
     ended = verdict.error_repeated(cut, cut.reason)
     assert ended.notice.startswith(

@@ -66,7 +66,9 @@ def test_a_run_replaces_the_figures_of_the_page_and_nothing_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept, page = tmp_path / "scale.json", tmp_path / "page.md"
-    taken = Taken(figures=FIGURES, machine=describe_machine("7.2"), command="measure", date="2026-01-02")
+    taken = Taken(
+        figures=FIGURES, machine=describe_machine("Redis 7.2"), command="measure", date="2026-01-02"
+    )
     kept.write_text(json.dumps(asdict(taken)))
     page.write_text("before\n<!-- figures: begin -->\nold\n<!-- figures: end -->\nafter\n")
     assert scale.main(["--quick", "--from", str(kept), "--write", str(page)]) == 0

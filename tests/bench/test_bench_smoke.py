@@ -61,7 +61,7 @@ def make_run(results: list[Result]) -> Run:
         results=results,
         plan=PLAN,
         repetitions=2,
-        machine=describe_machine("6.2"),
+        machine=describe_machine("Redis 6.2"),
         versions=library_versions(),
         command="python -m benchmarks.rpc",
     )

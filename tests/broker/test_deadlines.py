@@ -113,13 +113,16 @@ async def test_an_error_of_the_block_is_not_hidden() -> None:
             raise ValueError("its own") from None
 
 
-async def test_of_two_nested_limits_the_expired_one_raises() -> None:
+async def test_of_two_nested_limits_the_expired_one_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = Limits()
     outer, inner = limits.of(0.05), limits.of(5)
     with pytest.raises(TimeoutError), outer, inner:
         await asyncio.sleep(10)
     assert outer.is_over and not inner.is_over
-    # When both have expired, the outer one raises as well.
+    # When both have expired, the outer one raises as well. They begin in the same tick.
+    loop, now = asyncio.get_running_loop(), asyncio.get_running_loop().time()
+    monkeypatch.setattr(loop, "time", lambda: now)
+    loop.call_soon(monkeypatch.undo)
     outer, inner = limits.of(0.05), limits.of(0.05)
     with pytest.raises(TimeoutError), outer, inner:
         await asyncio.sleep(10)

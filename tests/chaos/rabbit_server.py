@@ -10,6 +10,9 @@ import time
 from pathlib import Path
 
 from kombu import Connection
+from redis_process import dying_with_parent
+
+from nekro_agent.execution.tied_process import tied_to_this_process
 
 START_SECONDS = 90
 LOOPBACK_ONLY = "-kernel inet_dist_use_interface {127,0,0,1}"
@@ -57,13 +60,14 @@ class RabbitServer:
         """Start the node and wait until it accepts connections."""
         if self._epmd is None:
             self._epmd = subprocess.Popen(
-                ["epmd", "-port", str(self._epmd_port), "-address", "127.0.0.1"], stderr=subprocess.DEVNULL
+                [*dying_with_parent(), "epmd", "-port", str(self._epmd_port), "-address", "127.0.0.1"],
+                stderr=subprocess.DEVNULL,
             )
         binary = rabbit_binary()
         assert binary is not None
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                [binary],
+                tied_to_this_process(binary, end_seconds=0.5),
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -60,7 +60,7 @@ async def test_32_burst_beyond_the_limit_is_refused_and_the_rest_finishes(make_c
             scope = CallScope(chat=await services.chat("chaos"), user_id=None)
             names = [f"T{n}" for n in range(10_000)]
             await asyncio.gather(
-                *(account.follow(name, work(services, scope, name, 0.05, seconds=60)) for name in names)
+                *(account.follow(name, work(services, scope, name, 0.2, seconds=120)) for name in names)
             )
             await until_quiet(fleet)
             results = client.keys(key(fleet, "celery-task-meta-*"))
@@ -129,6 +129,19 @@ async def test_34_workers_with_other_timeouts_run_nothing_twice(make_chaos: Make
         fleet.start("methods")
         await asyncio.gather(*running)
     assert set(times(fleet, "start").values()) == {1}
+
+
+async def test_a_test_that_fails_ends_its_calls_before_its_services_close(make_chaos: MakeChaos) -> None:
+    """Else they ended with the loop, and each waited to revoke its call on closed connections."""
+    fleet = make_chaos()
+    fleet.start("methods")
+    with pytest.raises(RuntimeError, match="the test fails"):
+        async with opened(fleet) as services:
+            running = asyncio.create_task(call(services, "work", "T1", HELD))
+            await started(fleet, "T1")
+            raise RuntimeError("the test fails")
+    assert running.cancelled()
+    release(fleet)
 
 
 async def test_36_locked_sqlite_delays_calls_without_failing_them(make_chaos: MakeChaos) -> None:

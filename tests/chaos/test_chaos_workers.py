@@ -9,10 +9,12 @@ import asyncio
 import os
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
 from chaos_world import (
+    CHAT,
     HELD,
     LEASE_SECONDS,
     Account,
@@ -226,6 +228,86 @@ async def test_20_crash_between_claim_effect_record_and_answer(
         assert (account.ok, len(found)) == (["E1"], 1)
     else:
         assert (account.ok, len(found)) == ([], 0)
+
+
+async def test_20_crash_after_the_commit_of_a_message_does_not_send_it_twice(
+    make_chaos: MakeChaos, each_database: str, failpoint: Callable[[str], None]
+) -> None:
+    failpoint("sent")
+    fleet = make_chaos(each_database)
+    fleet.start("methods", "methods")
+    async with opened(fleet) as services:
+        await call(services, "send_msg_text", CHAT, "hello")
+        found = await rows(services, "SELECT text FROM messages WHERE kind = 'assistant'")
+    dead = [worker for worker in fleet.workers if worker.process.poll() is not None]
+    assert (len(dead), [row[0] for row in found]) == (1, ["hello"])
+
+
+async def test_20_repeated_call_writes_what_people_see_once(
+    make_chaos: MakeChaos, each_database: str
+) -> None:
+    """The method kills each worker that runs it after another one of its effects."""
+    fleet = make_chaos(each_database, broker={"max_deliveries": 100})
+    async with opened(fleet) as services:
+        fleet.start("methods")
+        telling = asyncio.create_task(call(services, "tell", "T1", seconds=400))
+        while not telling.done():
+            worker = fleet.workers[-1]
+            await eventually(
+                lambda worker=worker: telling.done() or worker.process.poll() is not None,
+                what="the end of the call or of its worker",
+            )
+            if not telling.done():
+                fleet.start("methods")
+        assert await telling == "T1"
+        fleet.start("long")
+        await eventually(lambda: times(fleet, "job")["T1"] == 1, what="the job")
+        found = await rows(services, "SELECT kind, text, data FROM messages ORDER BY sequence")
+        rounds = await rows(services, "SELECT trigger_kind FROM rounds")
+        events = await rows(services, "SELECT type FROM chat_events")
+        timers = await rows(services, "SELECT description, state FROM timers ORDER BY description")
+        recurring = await rows(services, "SELECT event_desc FROM cron_jobs")
+        jobs = await rows(services, "SELECT task_id FROM jobs")
+    assert times(fleet, "start")["T1"] == 10, "one for each point at which it dies, and the last one"
+    told = ["told" if row[1].startswith("told at") else row[1] for row in found]
+    assert told == [
+        "equal",
+        "equal",
+        "told",
+        "told",
+        "",
+        "",
+        "for the model",
+        "for the agent",
+        "said elsewhere",
+    ]
+    assert len({row[2] for row in found if row[1] == ""}) == 2
+    assert [row[0] for row in rounds] == ["message"]
+    assert Counter(row[0] for row in events if row[0].endswith((".sent", ".noted"))) == {
+        "message.sent": 5,
+        "file.sent": 2,
+        "message.noted": 2,
+    }
+    waiting = [row[0] for row in timers if row[1] == "waiting"]
+    assert waiting == ["look again", "tea", "tea"]
+    assert [row[0] for row in recurring] == ["every morning"]
+    assert [row[0] for row in jobs] == ["T1"]
+
+
+@pytest.mark.parametrize("method", ["effect", "wake"])
+async def test_20_an_outcome_is_told_at_the_deadline_if_that_comes_before_the_redelivery(
+    make_chaos: MakeChaos, each_database: str, method: str, failpoint: Callable[[str], None]
+) -> None:
+    failpoint("recorded")
+    fleet = make_chaos(each_database, broker={"visibility_timeout_seconds": 60})
+    fleet.start("methods")
+    async with opened(fleet) as services:
+        account = Account()
+        await account.follow("E1", call(services, method, "E1", seconds=6))
+        # Its delivery waits for the end of the lease, longer than this test.
+        assert (account.ok, account.unknown, account.errors) == (["E1"], [], {})
+        assert await rows(services, "SELECT state FROM calls") == [("done",)]
+    assert times(fleet, "start")["E1"] == 1
 
 
 async def test_21_crash_before_the_follow_up_is_announced_leaves_one_round(

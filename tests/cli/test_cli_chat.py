@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
 
 import pytest
+from chat_server import Behaviour, SceneServer, SeenRequest, send_chunk, send_event, start_stream
 from nekro_shell import Shell, open_shell
 from terminal import Terminal
 
@@ -153,3 +156,45 @@ def test_a_line_with_two_slashes_is_sent_with_one(shell: Shell) -> None:
     assert shell("chat", "--chat-key", "slashes", given="//file echo this\n").out == "echo heard\n"
     listed = shell.inside("history", "slashes", "--json").value
     assert listed[0]["text"] == "/file echo this"
+
+
+@pytest.mark.parametrize("word", ["exit", "Quit", "/quit"])
+def test_a_word_ends_the_chat_and_is_not_sent(shell: Shell, word: str) -> None:
+    done = shell("chat", "--chat-key", f"ends-{word.strip('/')}", given=f"{word}\necho once\n")
+    assert (done.code, done.out) == (ExitCode.OK, "")
+
+
+def write_slowly(released: threading.Event) -> Behaviour:
+    async def behave(writer: asyncio.StreamWriter, request: SeenRequest) -> None:
+        await start_stream(writer)
+        await send_chunk(writer, request, {"content": "Once upon a time there was a cook"})
+        while not released.is_set():
+            await send_chunk(writer, request, {"content": " and a cook"})
+            await asyncio.sleep(0.05)
+        await send_chunk(writer, request, {"content": ". The end."}, "stop")
+        await send_event(writer, "[DONE]")
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+
+    return behave
+
+
+def test_words_are_shown_once_while_the_model_writes_them() -> None:
+    released = threading.Event()
+    model = SceneServer({"story": [write_slowly(released)]})
+    llm = {"NEKRO_LLM__BASE_URL": model.start(), "NEKRO_LLM__MODEL": "m", "TERM": "xterm"}
+    with open_shell({}, **llm) as shell:
+        chat = Chat(shell, "--chat-key", "story")
+        try:
+            chat.type("scene:story\r")
+            chat.until("Once upon a time there was a cook and")
+            released.set()
+            rest = chat.until("The end.")
+            assert "Once upon" not in rest
+            chat.type("quit\r")
+            assert chat.ended() == ExitCode.OK
+            assert "Once upon" not in chat.shown
+        finally:
+            released.set()
+            chat.close()
+            model.stop()

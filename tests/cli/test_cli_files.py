@@ -65,7 +65,10 @@ def test_a_file_that_is_put_is_where_the_workers_read_it(shell: Shell) -> None:
         assert shell.inside("files", "put", "put", "report.txt", target).code == 0
     assert (shared / "in" / "data.txt").read_text() == "figures"
     assert (shared / "in" / "report.txt").read_text() == (shared / "report.txt").read_text() == "figures"
-    listed = shell.inside("files", "list", "put", "/app/shared/in", "--json").value
+    assert shell.inside("files", "put", "put", "report.txt", "named.txt").code == 0
+    assert (shared / "named.txt").read_text() == "figures"
+    listed = shell.inside("files", "list", "put", "in", "--json").value
+    assert listed == shell.inside("files", "list", "put", "/app/shared/in", "--json").value
     assert [file["path"] for file in listed] == ["/app/shared/in/data.txt", "/app/shared/in/report.txt"]
     everything = shell.inside("files", "list", "put").out
     assert "/app/uploads/report.txt" in everything and "/app/shared/report.txt" in everything
@@ -80,7 +83,7 @@ def test_a_file_is_copied_here_and_overwrites_nothing(shell: Shell) -> None:
     again = shell.inside("files", "get", "get", "/app/shared/chart.bin")
     assert (again.code, "chart.bin exists" in again.err) == (ExitCode.USAGE, True)
     (shell.directory / "folder").mkdir(exist_ok=True)
-    assert shell.inside("files", "get", "get", "shared/chart.bin", "folder").code == 0
+    assert shell.inside("files", "get", "get", "chart.bin", "folder").code == 0
     assert (shell.directory / "folder" / "chart.bin").stat().st_size == 256
     (shared / "notes.txt").write_text("こんにちは", "utf-8")
     assert shell("files", "get", "get", "shared/notes.txt", "-").out == "こんにちは"

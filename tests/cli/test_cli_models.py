@@ -42,6 +42,27 @@ async def test_a_chat_model_is_asked_with_a_picture_if_it_sees() -> None:
         assert isinstance(server.seen[1].body["messages"][0]["content"], str)
 
 
+async def test_parameters_that_an_endpoint_refuses_are_named() -> None:
+    async with ChatServer([refuse(400, "unknown field stream_options"), stream("yes")]) as server:
+        settings = settings_of(server)
+        result = await try_group(settings.llm, model_group(settings, "default"))
+    assert (result["ok"], result["protocol"], result["quirks"]) == (True, "openai", ["stream_options"])
+
+
+async def test_a_group_is_asked_in_its_own_protocol_and_its_quirks_are_named() -> None:
+    refusal = refuse(400, "`temperature` is deprecated for this model.")
+    message = {"content": [{"type": "text", "text": "yes"}], "stop_reason": "end_turn"}
+    async with ChatServer([refusal, respond(200, message)]) as server:
+        group = ModelGroupSettings(
+            model="c", base_url=server.base_url, protocol="anthropic", parameters='{"temperature": 0.2}'
+        )
+        settings = Settings(models={"claude": group})
+        result = await try_group(settings.llm, model_group(settings, "claude"))
+    assert (result["ok"], result["protocol"], result["quirks"]) == (True, "anthropic", ["temperature"])
+    assert result["tokens_estimated"] and result["input_tokens"]  # the message has no usage
+    assert [part["type"] for part in server.seen[1].body["messages"][0]["content"]] == ["text", "image"]
+
+
 async def test_an_embedding_model_is_asked_for_an_embedding() -> None:
     async with ChatServer([respond(200, EMBEDDED)]) as server:
         settings = settings_of(server)

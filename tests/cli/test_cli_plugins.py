@@ -54,10 +54,14 @@ def test_a_test_file_beside_a_plugin_is_not_loaded_as_plugin(
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["KEY", KEY]
 
 
-def test_colliding_names_are_reported_with_the_names_that_still_work(
+def test_colliding_names_are_reported_by_one_command_with_the_names_that_still_work(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.main(["plugins", "new", "weather", "--dir", "mine"]) == 0
+    with (here / "mine" / "weather.py").open("a", encoding="utf-8") as code:
+        code.write(
+            '\n\n@plugin.mount_command("sky", "Says what the sky is like")\nasync def sky(context): ...\n'
+        )
     twin = (here / "mine" / "weather.py").read_text("utf-8").replace('author="you"', 'author="me"')
     (here / "mine" / "weather_2.py").write_text(twin, "utf-8")
     monkeypatch.setenv("NEKRO_PLUGINS__DIRS", "mine")
@@ -67,7 +71,13 @@ def test_colliding_names_are_reported_with_the_names_that_still_work(
     words = capsys.readouterr().err
     assert "warning: method greet_weather exists in you.weather and me.weather" in words
     assert "the other is callable as me.weather.greet_weather" in words
-    assert "warning: NEKRO_PLUGINS__DISABLED names you.wether, but no plugin of that key is loaded" in words
+    assert "warning: command sky of me.weather is shadowed by you.weather's" in words
+    of_the_settings = "warning: NEKRO_PLUGINS__DISABLED names you.wether, but no plugin of that key is loaded"
+    assert of_the_settings in words
+    for command in ("methods", "command"):
+        assert main.main([command]) == 0
+        words = capsys.readouterr().err
+        assert of_the_settings in words and "greet_weather" not in words and "sky" not in words
 
 
 class Stored:

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import socket
+import sys
 import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from waiting import WAIT_SECONDS
 
-from cli.services.process import ChildProcess, attach_to_supervisor, describe_exit, flower_spec, worker_spec
+from cli.services.process import (
+    ChildProcess,
+    Supervised,
+    attach_to_supervisor,
+    describe_exit,
+    flower_spec,
+    worker_spec,
+)
 from cli.services.supervisor import Backoff
 from nekro_agent.errors import ServiceError
 
@@ -52,12 +63,56 @@ def test_a_child_reports_ready_and_detects_the_end_of_its_parent(seconds: float 
     ours, theirs = socket.socketpair()
     theirs.settimeout(seconds)  # the parent's limit marks the descriptor that the child inherits
     gone = threading.Event()
-    say_ready = attach_to_supervisor(theirs.detach(), gone.set)
-    say_ready("methods-1@host")
+    attach_to_supervisor(theirs.detach(), gone.set).ready("methods-1@host")
     assert b'"node": "methods-1@host"' in ours.recv(200)
     assert not gone.wait(0.1)
     ours.close()
     assert gone.wait(WAIT_SECONDS)
+
+
+@contextlib.asynccontextmanager
+async def child_running(program: str) -> AsyncIterator[tuple[ChildProcess, Supervised]]:
+    """A child that runs a program, and what reports for it."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
+    child = ChildProcess(worker_spec("methods", name="methods-1"), process, ours)
+    try:
+        yield child, attach_to_supervisor(theirs.detach(), lambda: None)
+    finally:
+        await child.stop(warm_seconds=WAIT_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("program", "reports"), [("while True: pass", False), ("import time; time.sleep(600)", True)]
+)
+async def test_a_child_that_makes_progress_has_no_time_limit(
+    program: str, reports: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli.services.process.PROGRESS_SECONDS", 0.1)
+    waits: list[str] = []
+    async with child_running(program) as (child, supervised):
+
+        def said(text: str) -> None:
+            waits.append(text)
+            if reports:
+                supervised.does(f"importing plugin {len(waits)}")
+            if len(waits) == 8:
+                supervised.ready("methods-1@host")
+
+        assert await child.ready(on_wait=said, stuck_seconds=0.5) == "methods-1@host"
+    assert "waiting for methods-1 for 0 s: it is starting" in waits[0]
+    assert len(waits) >= 8
+    assert not reports or "it is importing plugin" in waits[-1]
+
+
+async def test_a_child_that_makes_no_progress_is_given_up_with_what_it_did() -> None:
+    async with child_running("import time; time.sleep(600)") as (child, supervised):
+        supervised.does("importing weather (/plugins/weather.py)")
+        with pytest.raises(ServiceError) as caught:
+            await child.ready(stuck_seconds=0.5)
+    text = "methods-1 has made no progress for 0.5 s (it was importing weather (/plugins/weather.py))"
+    assert str(caught.value) == text
 
 
 def test_specs_describe_their_command() -> None:

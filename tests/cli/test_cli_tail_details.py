@@ -12,6 +12,7 @@ from cli.command import Deps
 from cli.commands import trace
 from cli.commands.tail import Args, show, show_output
 from cli.output import Output
+from cli.views.turn_text import turn_lines
 from nekro_client.models import Turn, TurnCause, TurnError, TurnState
 
 
@@ -67,6 +68,21 @@ def test_shows_what_a_program_prints_while_it_runs() -> None:
     assert lines[0][12:] == "one" and lines[1].isprintable() and lines[1].endswith("two")
 
 
+def test_the_end_of_a_turn_that_waits_for_a_person_names_the_approval() -> None:
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    turn = Turn(
+        id="t",
+        chat_key="c",
+        state=TurnState.WAITING,
+        waits_for=["a1"],
+        cause=TurnCause(kind="message", id="m"),
+        requested_at=at,
+        finished_at=at,
+    )
+    assert trace.is_ended(turn), "--follow ends"
+    assert [*turn_lines(turn)][-1].text.startswith("waiting after 0.000 s  for approval a1  0 rounds")
+
+
 def test_a_turn_with_a_lone_surrogate_is_printed_as_json() -> None:
     stdout = io.StringIO()
     deps = Deps(output=Output(stdout=stdout), data_dir=None, load_settings=Settings.load)
@@ -79,7 +95,7 @@ def test_a_turn_with_a_lone_surrogate_is_printed_as_json() -> None:
         error=TurnError(code="method_failed", text="half \ud83d"),
     )
     for follow in (False, True):
-        printer = trace.TurnPrinter(trace.Args(turn_id="t", follow=follow, json=True), deps)
+        printer = trace.TurnPrinter(trace.Args(turn_id="t", follow=follow, prompts=False, json=True), deps)
         printer.show(turn)
         printer.show(turn)  # nothing is new
     first, end = json.JSONDecoder().raw_decode(stdout.getvalue())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from worker_fleet import Fleet, build_fleet
@@ -118,10 +119,18 @@ SCRIPT = r"""
 
 
 def small_fleet(
-    directory: Path, redis_url: str, *, load_shipped: bool = False, **settings: Any
+    directory: Path,
+    redis_url: str,
+    *,
+    load_shipped: bool = False,
+    more_plugins: Mapping[str, str] = MappingProxyType({}),
+    lanes: Sequence[str] = ("methods", "rounds"),
+    **settings: Any,
 ) -> Iterator[Fleet]:
     """Workers of the lanes that a turn needs, until the generator is closed."""
     (directory / "plugins").mkdir()
+    for name, source in more_plugins.items():
+        (directory / "plugins" / f"{name}.py").write_text(source, "utf-8")
     (directory / "plugins" / "desk.py").write_text(PLUGIN, "utf-8")
     script = directory / "script.yaml"
     script.write_text(SCRIPT, "utf-8")
@@ -134,7 +143,7 @@ def small_fleet(
         **{"agent": {"debounce_seconds": 0}, **settings},
     )
     try:
-        fleet.start("methods", "rounds")
+        fleet.start(*lanes)
         yield fleet
     finally:
         fleet.stop()

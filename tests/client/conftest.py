@@ -24,8 +24,9 @@ def fleet(redis_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(scope="module")
 def gateway_url(fleet: Fleet) -> Iterator[str]:
-    """A gateway of the fleet."""
+    """A gateway of the fleet; clients of this process find its local key."""
     gateway = GatewayProcess(fleet)
-    with gateway:
+    with gateway, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NEKRO_DATA_DIR", str(fleet.settings.data_dir))
         yield gateway.url
         assert gateway.stop() == 0

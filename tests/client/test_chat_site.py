@@ -36,15 +36,14 @@ def gateway(fleet: Fleet) -> Iterator[GatewayProcess]:
 
 
 @pytest.fixture
-def site(gateway: GatewayProcess, tmp_path: Path) -> Iterator[str]:
+def site(fleet: Fleet, gateway: GatewayProcess, tmp_path: Path) -> Iterator[str]:
     """The example application in front of the gateway; yields its URL."""
     port = free_port()
     clean = {name: value for name, value in os.environ.items() if not name.startswith("NEKRO_")}
     command = [sys.executable, "-m", "uvicorn", "app:app", "--app-dir", str(SITE), "--port", str(port)]
+    variables = {"NEKRO_URL": gateway.url, "NEKRO_DATA_DIR": str(fleet.settings.data_dir)}
     with (tmp_path / "site.log").open("wb") as log:
-        process = subprocess.Popen(
-            command, env={**clean, "NEKRO_URL": gateway.url}, stdout=log, stderr=subprocess.STDOUT
-        )
+        process = subprocess.Popen(command, env={**clean, **variables}, stdout=log, stderr=subprocess.STDOUT)
     url = f"http://127.0.0.1:{port}"
     try:
         wait_until(lambda: answers(url), what=lambda: (tmp_path / "site.log").read_text())
@@ -104,7 +103,11 @@ async def test_the_example_has_a_conversation_while_its_gateway_restarts(
 async def test_a_browsers_event_source_goes_on_after_the_gateway_was_restarted(
     gateway: GatewayProcess,
 ) -> None:
-    path = "/api/v1/chats/browser/events"
+    # An event source of a browser sends no key.
+    asked = httpx.post(
+        f"{gateway.url}/api/v1/stream-tickets", json={"chat_key": "browser"}, headers=gateway.headers
+    )
+    path = asked.raise_for_status().json()["path"]
     script = """path => { window.seen = []; const source = new EventSource(path);
         const keep = event => window.seen.push(parseInt(event.lastEventId));
         for (const type of ["message", "message.received"]) source.addEventListener(type, keep);
@@ -113,8 +116,9 @@ async def test_a_browsers_event_source_goes_on_after_the_gateway_was_restarted(
     def post(number: int) -> None:
         body = {"text": f"note {number}", "user_id": "ada", "to_agent": False}
         httpx.post(
-            f"{gateway.url}/api/v1/chats/browser/messages", json=body, timeout=WAIT_SECONDS
-        ).raise_for_status()
+            f"{gateway.url}/api/v1/chats/browser/messages",
+            json=body, headers=gateway.headers, timeout=WAIT_SECONDS,
+        ).raise_for_status()  # fmt: skip
 
     async with open_page("about:blank") as page:
         # A page of the same origin; those of the gateway themselves allow no scripts.

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from scripted_server import cut, json_answer, partial, problem, scripted, stream
+from waiting import WAIT_SECONDS
 
 import nekro_client
 from nekro_client import (
@@ -22,6 +23,8 @@ from nekro_client import (
     ClientError,
     ConflictError,
     InvalidAnswerError,
+    InvalidRequestError,
+    MethodFailedError,
     NotFoundError,
     RateLimitedError,
     UnavailableError,
@@ -33,8 +36,8 @@ from nekro_client.models import Event, Problem, Turn
 
 POSTED = '{"message": null, "turn_id": "t1", "field_of_a_newer_release": 1}'
 Use = Callable[[Any], Any]
-#: Of the clients here; enough for some attempts.
-RETRY_SECONDS = 2.0
+#: Of the clients here.
+RETRY_SECONDS = WAIT_SECONDS
 
 
 async def _finished(use: Use, client: AsyncClient) -> Any:
@@ -118,7 +121,9 @@ def test_two_messages_have_different_idempotency_keys_unless_one_is_given(run: A
         (404, "not_found", NotFoundError),
         (409, "conflict", ConflictError),
         (500, "internal", ApiError),
-        (502, "method_failed", UnavailableError),
+        (422, "method_failed", MethodFailedError),
+        (422, "argument", InvalidRequestError),
+        (502, "outcome_unknown", UnavailableError),
         (504, "call_timeout", UnavailableError),
     ],
 )
@@ -131,7 +136,8 @@ def test_an_error_that_stays_is_raised_at_once(
     assert len(server.requests) == 1
 
 
-def test_retries_end_with_an_unreachable_error(run: Any) -> None:
+def test_retries_end_with_an_unreachable_error(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "RETRY_SECONDS", 2.0)
     with scripted(cut) as server, pytest.raises(UnreachableError, match="/api/v1/methods"):
         run(server.url, lambda client: client.methods())
     assert len(server.requests) > 1
@@ -165,11 +171,13 @@ def test_all_pages_of_a_list_are_read(run: Any) -> None:
     ]
 
 
-def turn(state: str) -> Any:
+def turn(state: str, *waits_for: str) -> Any:
     cause = '{"kind": "message", "id": "m"}'
     at = "2026-01-01T00:00:00Z"
+    waits = json.dumps(waits_for)
     return json_answer(
-        f'{{"id": "t", "chat_key": "c", "state": "{state}", "cause": {cause}, "requested_at": "{at}"}}'
+        f'{{"id": "t", "chat_key": "c", "state": "{state}", "cause": {cause}, "requested_at": "{at}", '
+        f'"waits_for": {waits}}}'
     )
 
 
@@ -197,6 +205,13 @@ def test_a_turn_is_awaited_by_the_events_of_its_chat(run: Any) -> None:
     ]
 
 
+def test_the_wait_for_a_turn_ends_when_it_waits_for_a_person(run: Any) -> None:
+    with scripted(turn("running"), stream("id: 4\n\n"), turn("waiting", "a1")) as server:
+        waiting: Turn = run(server.url, lambda client: client.turns.wait("t"))
+    assert (waiting.state, waiting.waits_for) == ("waiting", ["a1"])
+    assert len(server.requests) == 3
+
+
 def test_a_turn_that_ends_before_its_events_are_read_is_not_missed(run: Any) -> None:
     with scripted(turn("running"), stream("id: 4\n\n"), turn("done")) as server:
         assert run(server.url, lambda client: client.turns.wait("t")).state == "done"
@@ -209,8 +224,8 @@ def test_the_wait_for_a_turn_ends_with_its_time(run: Any) -> None:
         handler.rfile.read(1)  # until the client leaves
 
     answers = [turn("running"), stream("id: 4\n\n"), turn("running"), silent, turn("running")]
-    with scripted(*answers) as server, pytest.raises(WaitTimeoutError, match=r"running after 0\.5 s"):
-        run(server.url, lambda client: client.turns.wait("t", timeout_seconds=0.5))
+    with scripted(*answers) as server, pytest.raises(WaitTimeoutError, match="running after 2 s"):
+        run(server.url, lambda client: client.turns.wait("t", timeout_seconds=2))
     assert len(server.requests) == 5
 
 
@@ -483,7 +498,7 @@ def test_both_clients_have_the_same_methods(name: str) -> None:
 def test_a_request_is_a_method_of_both_clients_with_its_parameters_and_documentation() -> None:
     client, other = Client("http://127.0.0.1:1", ""), AsyncClient("http://127.0.0.1:1", "")
     for method in (client.turns.get, other.turns.get):
-        assert [*inspect.signature(method).parameters] == ["turn_id", "with_values"]
+        assert [*inspect.signature(method).parameters] == ["turn_id", "with_values", "with_prompts"]
         assert inspect.signature(method).return_annotation == "Turn"
         assert (method.__doc__ or "").startswith("Return a turn with its rounds")
     assert inspect.signature(client.keys.list).return_annotation == "list[ApiKey]"

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from forked_process import run_forked
+from local_key import local_environment
 from nekro_inside import run_inside
 from waiting import WAIT_SECONDS, wait_until
 from worker_fleet import Fleet
@@ -33,7 +34,7 @@ def over_gateway(gateway_url: str, tmp_path: Path) -> Command:
     """Runs a command that knows nothing of the fleet but the gateway's URL."""
 
     def run(*arguments: str, given: str = "") -> tuple[int, str, str]:
-        environ = {"NEKRO_URL": gateway_url, "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+        environ = local_environment(gateway_url, tmp_path)
         done = run_forked("cli.main", *arguments, environ=environ, cwd=tmp_path, given=given)
         assert "Traceback" not in done.stderr, done.stderr
         return done.returncode, done.stdout, done.stderr
@@ -115,11 +116,11 @@ def test_exec_over_a_gateway_prints_output_as_it_comes(gateway_url: str, tmp_pat
         "    time.sleep(0.01)\n"
         "print('done', end='\\n\\n\\n')\n"
     )
-    with Client(gateway_url, key="") as client:
+    with Client(gateway_url) as client:
         client.chat("live").files.upload(b"", name="first.txt")  # makes the directory
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "cli.main", "exec", str(tmp_path / "work.py"), "--chat-key", "live"],
-            env={"NEKRO_URL": gateway_url, "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+            env=local_environment(gateway_url, tmp_path),
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -209,10 +210,27 @@ def test_a_turn_is_traced(beside: Command, over_gateway: Command) -> None:
     assert beside("trace", "")[0] != 0
 
 
+def test_the_client_lists_transient_chats_if_it_asks_for_them(
+    gateway_url: str, over_gateway: Command
+) -> None:
+    key = "private_transient_0a1b"  # as one request of the OpenAI API names its own
+    assert over_gateway("send", key, "hello", "--user-id", "ada")[0] == 0
+    with Client(gateway_url) as client:
+        assert client.chats(key).items == []
+        assert [one.chat_key for one in client.chats(key, transient=True).items] == [key]
+
+    async def same_with_asyncio() -> None:
+        async with AsyncClient(gateway_url) as other:
+            assert (await other.chats(key)).items == []
+            assert len((await other.chats(key, transient=True)).items) == 1
+
+    asyncio.run(same_with_asyncio())
+
+
 def test_the_client_lists_chats_and_turns_and_replays_one(gateway_url: str, over_gateway: Command) -> None:
     assert over_gateway("send", "played", "trace all", "--user-id", "ada", "--wait")[0] == 0
     since = datetime(2020, 1, 1, tzinfo=UTC)
-    with Client(gateway_url, key="") as client:
+    with Client(gateway_url) as client:
         (chat,) = client.chats("PLAYED", failures_since=since).items
         assert (chat.chat_key, chat.failures) == ("played", 0)
         (turn,) = client.chat("played").turns().items
@@ -224,7 +242,7 @@ def test_the_client_lists_chats_and_turns_and_replays_one(gateway_url: str, over
         assert client.audit(action="nothing.").items == []
 
     async def same_with_asyncio() -> None:
-        async with AsyncClient(gateway_url, key="") as other:
+        async with AsyncClient(gateway_url) as other:
             assert [one.chat_key for one in (await other.chats("played")).items] == ["played again", "played"]
             assert (await other.chat("played").turns(limit=1)).items == [turn]
             assert (await other.turns.call(turn.id, call.id)).id == call.id

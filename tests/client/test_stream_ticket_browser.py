@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from gateway_process import GatewayProcess
+from stream_server import StreamServer
 from test_chat_site import TIMEOUT_MS, open_page
 from waiting import WAIT_SECONDS
 from worker_fleet import Fleet, build_fleet
@@ -40,8 +41,8 @@ async def other_site() -> AsyncIterator[str]:
         await writer.drain()
         writer.close()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        yield f"http://localhost:{server.sockets[0].getsockname()[1]}"
+    async with StreamServer(answer) as server:
+        yield f"http://localhost:{server.port}"
 
 
 async def make_key(fleet: Fleet, *scopes: Scope) -> tuple[str, dict[str, str]]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from api_fleet import small_fleet
 from forked_process import ForkedCommand
+from local_key import local_environment
 from waiting import WAIT_SECONDS
 from worker_fleet import Fleet
 
@@ -35,14 +36,14 @@ def test_output_is_printed_while_the_code_runs_and_only_once(
 ) -> None:
     chat_key = f"counting-{place}"
     plugins = fleet.directory / "plugins"
-    with Client(gateway_url, "") as client:
+    with Client(gateway_url) as client:
         turn_id = client.chat(chat_key).send("count slowly", user_id="ada").turn_id
         assert turn_id is not None
         arguments = ("trace", turn_id, "--follow")
         if place == "beside":
             command = fleet.command(*arguments)
         else:
-            environ = {"NEKRO_URL": gateway_url, "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+            environ = local_environment(gateway_url, tmp_path)
             command = ForkedCommand("cli.main", arguments, environ=environ, cwd=tmp_path)
         try:
             lines = [command.stdout.readline()]

@@ -39,10 +39,12 @@ class Listed:
 
     def __init__(self) -> None:
         self.tools: list[str] = []
+        self.about: list[dict[str, Any]] = []
         self.errors: list[str] = []
 
     async def listed(self, server: McpServer, tools: str, about: dict[str, Any]) -> None:
         self.tools.append(tools)
+        self.about.append(about)
 
     async def failed(self, server: McpServer, error: str) -> None:
         self.errors.append(error)

@@ -62,6 +62,14 @@ ASK = {
     "annotations": {"readOnlyHint": True},
 }
 SAMPLE = {**ASK, "name": "sample", "description": "Asks a language model."}
+NOISE = {
+    "name": "noise",
+    "description": "Writes bytes around its answer, each given as a character.",
+    "inputSchema": {
+        "type": "object",
+        "properties": {"before": {"type": "string"}, "after": {"type": "string"}},
+    },
+}
 CHANGE = {"name": "change", "inputSchema": {"type": "object", "properties": {}}}
 TOOLS: list[dict[str, Any]] = [
     ECHO,
@@ -77,6 +85,7 @@ TOOLS: list[dict[str, Any]] = [
     ASK,
     SAMPLE,
     CHANGE,
+    NOISE,
 ]
 #: A PNG of one pixel.
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -131,6 +140,7 @@ RESULTS: dict[str, dict[str, Any]] = {
             {"type": "image", "data": PNG, "mimeType": "image/png"},
         ]
     },
+    "noise": text("quiet\u2028"),
     "fail": {**text("it failed \x1b[2Jwith SECRET"), "isError": True},
 }
 
@@ -227,6 +237,10 @@ def handle(message: dict[str, Any], mode: str, notify: Any) -> dict[str, Any] | 
         }
     elif message["method"] == "tools/list":
         answer["result"] = {"tools": tools(mode)}
+        if mode == "late" and not os.path.exists(os.path.expanduser("~/late")):
+            Path(os.path.expanduser("~/late")).touch()
+            del answer["result"]
+            answer["error"] = {"code": -32603, "message": "the index is not ready"}
         if mode == "changing":
             notify("notifications/tools/list_changed", {})
         if mode == "pages":  # without an end
@@ -247,9 +261,14 @@ class Stdio:
     def __init__(self) -> None:
         self._backlog: list[dict[str, Any]] = []
 
-    def send(self, message: dict[str, Any]) -> None:
-        sys.stdout.write(json.dumps(message) + "\n")
+    def send(self, message: dict[str, Any], indent: int | None = None) -> None:
+        sys.stdout.write(json.dumps(message, indent=indent) + "\n")
         sys.stdout.flush()
+
+    def send_noisy(self, message: dict[str, Any], *, before: str = "", after: str = "") -> None:
+        text = json.dumps(message, ensure_ascii=False).encode()
+        sys.stdout.buffer.write(before.encode("latin-1") + text + after.encode("latin-1") + b"\n")
+        sys.stdout.buffer.flush()
 
     def notify(self, method: str, params: dict[str, Any]) -> None:
         self.send({"jsonrpc": "2.0", "method": method, "params": params})
@@ -270,6 +289,8 @@ class Stdio:
 
 
 def begin(mode: str) -> None:
+    with open(os.path.expanduser("~/starts"), "a") as file:
+        file.write("started\n")
     if mode == "hang":
         time.sleep(3600)
     if mode == "crash":
@@ -288,14 +309,39 @@ def main(mode: str) -> None:
     stdio = Stdio()
     REQUEST = stdio.request
     begin(mode)
+    is_first = True
     while (message := stdio.read()) is not None:
+        if mode == "strict" and is_first and message["method"] != "initialize":
+            sys.stderr.write("ExpectedInitializeRequest\n")
+            sys.exit(1)
+        if "method" not in message:
+            continue
+        if (
+            mode == "forgetful"
+            and message["method"] == "tools/call"
+            and not Path("~/forgot").expanduser().exists()
+        ):
+            Path("~/forgot").expanduser().touch()
+            error = {"code": -32002, "message": "Server not initialized"}
+            stdio.send({"jsonrpc": "2.0", "id": message["id"], "error": error})
+            continue
+        if mode == "eager" and message["method"] == "initialize":
+            stdio.send({"jsonrpc": "2.0", "id": "early", "method": "ping"})
+            stdio.send({"jsonrpc": "2.0", "id": "roots", "method": "roots/list"})
+            stdio.send({"jsonrpc": "2.0", "method": "notifications/made-up", "params": []})
+        is_first = False
         if mode == "flood" and message.get("method") == "tools/call":
             sys.stderr.write("e" * 1_000_000 + "\n")
             for number in range(5_000):
                 stdio.notify("notifications/message", {"level": "error", "data": f"flood {number}"})
         answer = handle(message, mode, stdio.notify)
-        if answer is not None:
-            stdio.send(answer)
+        arguments = (message.get("params") or {}).get("arguments") or {}
+        if answer is not None and message["method"] == "tools/call" and message["params"]["name"] == "noise":
+            stdio.send_noisy(answer, **arguments)
+        elif answer is not None:
+            stdio.send(
+                answer if mode != "zero" else {**answer, "id": 0}, indent=2 if mode == "pretty" else None
+            )
 
 
 if __name__ == "__main__":

@@ -23,15 +23,17 @@ from starlette.routing import Route
 from waiting import WAIT_SECONDS, eventually, wait_until
 
 from broker_config.settings import DownloadSettings, McpSettings, Settings
-from connectors.mcp.session import ServerFault
+from connectors.mcp.faults import ServerFault
 from connectors.mcp.tools import MOST_TOOLS
 from nekro_agent.errors import MethodFailedError, OutcomeUnknownError
 
 
 @contextmanager
-def served(app: Any) -> Iterator[str]:
+def served(app: Any, port: int = 0) -> Iterator[str]:
     """Serve an ASGI application on a free port in a thread; yields its address."""
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="on"))
+    server = uvicorn.Server(
+        uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", lifespan="on")
+    )
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -50,6 +52,8 @@ class Odd:
         self.mode = mode
         self.sessions: set[str] = set()
         self.opened = 0
+        #: What answers an unknown session.
+        self.lost = Response(status_code=404)
         self.headers: list[dict[str, str]] = []
         self.streams = 0
         self.methods: list[str | None] = []
@@ -75,7 +79,7 @@ class Odd:
             headers["mcp-session-id"] = f"s{self.opened}"
             self.sessions.add(headers["mcp-session-id"])
         elif request.headers.get("mcp-session-id") not in self.sessions:
-            return Response(status_code=404)
+            return self.lost
         if message.get("method") == "tools/call" and self.mode in ("hang", "cut", "endless"):
             return self.broken()
         if message.get("method") == "tools/call" and self.mode == "packed":
@@ -122,7 +126,7 @@ def sdk_server() -> MCPServer:
 async def test_a_server_of_the_sdk_is_used_in_the_newest_version(settings: Settings) -> None:
     with served(sdk_server().streamable_http_app()) as address:
         async with opened(settings, entry(address)) as world:
-            listing = await world.hub.listing(world.server)
+            listing, _ = await world.hub.listing(world.server)
             assert listing.session.about["protocol"] == "2026-07-28"
             assert listing.confinement is None and not world.plugin.pinned
             assert await world.call("add", 1) == {"sum": 3}
@@ -131,6 +135,36 @@ async def test_a_server_of_the_sdk_is_used_in_the_newest_version(settings: Setti
             assert world.progress == [(50.0, "half")]
             many = await asyncio.gather(*(world.call("add", n) for n in range(20)))
             assert [one["sum"] for one in many] == [n + 2 for n in range(20)]
+
+
+async def test_a_server_of_the_sdk_that_was_restarted_gets_a_new_session(settings: Settings) -> None:
+    """It speaks a version with sessions, because it does not know the newest one."""
+
+    def older() -> Any:
+        app = sdk_server().streamable_http_app()
+
+        async def without_discovery(scope: Any, receive: Any, send: Any) -> None:
+            if dict(scope.get("headers", [])).get(b"mcp-method") == b"server/discover":
+                await Response(status_code=400)(scope, receive, send)
+            else:
+                await app(scope, receive, send)
+
+        return without_discovery
+
+    with served(older()) as address:
+        port = int(address.rpartition(":")[2])
+        context = opened(settings, entry(address))
+        world = await context.__aenter__()
+        before, _ = await world.hub.listing(world.server)
+        assert before.session.about["protocol"] == "2025-11-25"
+        assert await world.call("add", 1) == {"sum": 3}
+    try:
+        with served(older(), port):
+            assert await world.call("add", 1) == {"sum": 3}
+            after, _ = await world.hub.listing(world.server)
+            assert after is not before
+    finally:
+        await context.__aexit__(None, None, None)
 
 
 async def test_a_server_of_2025_has_one_session_with_the_declared_headers(
@@ -209,7 +243,7 @@ async def test_a_server_that_ends_its_streams_at_once_is_asked_for_few(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says that the client may come back after 0 ms."""
-    monkeypatch.setattr("connectors.mcp.http.FRESH_SECONDS", 3600.0)
+    monkeypatch.setattr("connectors.mcp.transport.http.FRESH_SECONDS", 3600.0)
     odd = Odd("restless")
     with served(odd.app) as address:
         async with opened(settings, entry(address)) as world:
@@ -224,7 +258,7 @@ async def test_an_endless_event_is_cut(settings: Settings) -> None:
     with served(odd.app) as address:
         async with opened(settings, entry(address)) as world:
             odd.mode = "endless"
-            with pytest.raises(MethodFailedError, match="SSE stream failed"):
+            with pytest.raises(MethodFailedError, match="more than 8388608 bytes"):
                 await world.call("echo", "x")
 
 
@@ -254,7 +288,7 @@ async def test_an_idle_session_is_closed_and_opened_for_the_next_call(settings: 
     with served(odd.app) as address:
         async with opened(brief, entry(address)) as world:
             assert await world.call("echo", "a") == "a"
-            listing = await world.hub.listing(world.server)
+            listing, _ = await world.hub.listing(world.server)
             await asyncio.wait_for(_gone(world, listing), WAIT_SECONDS)
             assert await world.call("echo", "b") == "b"
             assert odd.opened >= 2
@@ -378,6 +412,17 @@ async def test_credentials_of_oauth_are_exchanged_for_a_token(settings: Settings
             assert await world.call("echo", "with a token") == "with a token"
     assert len(server.tokens) == 1 and server.tokens[0][1]["grant_type"] == "client_credentials"
     assert secret not in json.dumps(world.listed.tools)
+
+
+async def test_a_session_that_is_lost_behind_oauth_is_opened_again(settings: Settings, secret: str) -> None:
+    """rust-sdk#689: 401 is about the session, not about the token."""
+    server = Guarded()
+    server.lost = Response("Unauthorized: Session not found", status_code=401)
+    with served(server.app) as address:
+        async with opened(settings, with_credentials(address)) as world:
+            server.sessions.clear()
+            assert await world.call("echo", "again") == "again"
+            assert (server.opened, len(server.tokens)) == (2, 2)
 
 
 async def test_refused_credentials_are_an_error_without_the_secret(settings: Settings, secret: str) -> None:

@@ -105,7 +105,7 @@ async def test_without_a_declaration_a_server_is_refused(settings: Settings) -> 
 async def test_a_question_without_a_known_call_is_refused(settings: Settings) -> None:
     answers = Answers(Reply(action="accept", content={}))
     async with opened(settings, odd_entry(**ALLOWED), client_requests=answers) as world:
-        opened_ = await world.hub.listing(world.server)
+        opened_, _ = await world.hub.listing(world.server)
         # A second call, of another chat, while the first one asks.
         answers.may_answer.clear()
         first = asyncio.create_task(world.call("ask"))

@@ -5,17 +5,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import shutil
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from mcp_world import opened
+from mcp_world import World, opened
+from waiting import wait_until
 
 from broker_config.settings import Settings
 from nekro_agent.errors import MethodFailedError
@@ -162,6 +167,49 @@ async def test_server_filesystem(settings: Settings, tmp_path: Path) -> None:
         (shared / "link").symlink_to(hidden / "secret")
         with pytest.raises(MethodFailedError, match="McpToolError"):
             await world.call("read_text_file", str(shared / "link"))
+
+
+@contextmanager
+def served(port: int) -> Iterator[str]:
+    """The server `everything`, made with the TypeScript SDK, over HTTP with sessions."""
+    script = NODE / "server-everything" / "dist" / "index.js"
+    if shutil.which("node") is None or not script.exists():
+        pytest.skip("server-everything is not installed; it needs node and make mcp-servers")
+    command = ["node", str(script), "streamableHttp"]
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen(command, env={**os.environ, "PORT": str(port)}, stdout=quiet, stderr=quiet)
+    try:
+        wait_until(lambda: is_open(port), what="the server")
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
+async def test_a_server_of_the_typescript_sdk_that_was_restarted_gets_a_new_session(
+    settings: Settings,
+) -> None:
+    """It answers an unknown session with 400 and -32000."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    with served(port) as url:
+        world = World(settings, {"url": url}, "every")
+        before, _ = await world.hub.listing(world.server)
+        assert await world.call("get_sum", 2, 3)
+    try:
+        with served(port):
+            sums = await asyncio.gather(*(world.call("get_sum", 2, n) for n in range(4)))
+            assert [str(2 + n) in one for n, one in enumerate(sums)] == [True] * 4
+            after, listing = await world.hub.listing(world.server)
+            assert after is not before and len(listing.tools) > 5 and listing.notes == []
+    finally:
+        await world.hub.close()
 
 
 def _made(path: Path) -> Path:

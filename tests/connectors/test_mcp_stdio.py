@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 import subprocess
@@ -11,11 +12,11 @@ from typing import Any
 
 import pytest
 from mcp_world import World, odd_entry, opened
-from waiting import eventually
+from waiting import WAIT_SECONDS, eventually
 
 from broker_config.settings import McpSettings, Settings
-from connectors.mcp.session import ServerFault
-from connectors.mcp.stdio import LineSplitter, TooLong
+from connectors.mcp.faults import ServerFault
+from connectors.mcp.transport.stdio import LineSplitter, TooLong
 from nekro_agent.errors import (
     CallTimeoutError,
     MethodFailedError,
@@ -220,6 +221,80 @@ async def test_a_banner_on_the_output_is_skipped(settings: Settings) -> None:
         assert await world.call("echo", "still") == "still"
 
 
+async def test_a_listing_that_failed_is_made_again_in_the_same_process(settings: Settings) -> None:
+    world = World(settings, odd_entry("late"))
+    try:
+        with pytest.raises(ServerFault, match="the index is not ready"):
+            await world.hub.listing(world.server)
+        await eventually(lambda: bool(world.listed.tools), what="the next listing")
+        assert await world.call("echo", "x") == "x"
+        assert (settings.data_dir / "mcp" / "odd" / "starts").read_text().count("started") == 1
+    finally:
+        await world.hub.close()
+
+
+#: Bytes around an answer, each as a character.
+NOISE: dict[str, dict[str, Any]] = {
+    "CRLF": {"after": "\r"},
+    "a byte order mark": {"before": "\xef\xbb\xbf"},
+    "blanks and NUL": {"before": " \t\x00", "after": " \x00"},
+    "empty lines": {"before": "\n\r\n \n", "after": "\n\n"},
+    "open-webSearch#35: a banner": {"before": "\xf0\x9f\x96\xa5 Server mode: STDIO\n"},
+    "colours": {"before": "\x1b[32m", "after": "\x1b[0m"},
+    "a title of the terminal": {"before": "\x1b]0;server\x07"},
+    "a cleared line": {"before": "\r\x1b[2K"},
+    "log lines in JSON": {
+        "before": '{"level": "info", "id": 1, "result": "x"}\n{"method": "GET", "id": 2}\n'
+    },
+    "a log line before it": {"before": "[MCP] tools/call handled\n"},
+    "a text without a line break": {"before": "Loading... 100%"},
+    "a coloured prefix": {"before": "\x1b[36mINFO\x1b[0m answer: "},
+    "invalid UTF-8": {"before": "\xff\xfe\xfd\n\xc3(\n"},
+    "invalid UTF-8 on the line": {"before": "\xc3( "},
+    "a quoted request": {"before": 'DEBUG <- {"jsonrpc": "2.0", "id": 1, "method": "ping"}\n'},
+    "two messages on a line": {"before": '{"jsonrpc": "2.0", "method": "notifications/x"}'},
+    "an answer to an unknown id": {"before": '{"jsonrpc": "2.0", "id": 10000, "result": {}}\n'},
+}
+
+
+async def test_noise_around_an_answer_is_skipped(settings: Settings) -> None:
+    async with opened(settings, odd_entry()) as world:
+        for name, noise in NOISE.items():
+            assert await asyncio.wait_for(world.call("noise", **noise), WAIT_SECONDS) == "quiet\u2028", name
+
+
+async def test_a_server_that_exits_at_another_first_message_is_started_with_initialize(
+    settings: Settings,
+) -> None:
+    """fff#797, webclaw#107, copilot-cli#4809. What it needs is remembered."""
+
+    def starts() -> int:
+        return (settings.data_dir / "mcp" / "odd" / "starts").read_text().count("started")
+
+    async with opened(settings, odd_entry("strict")) as world:
+        assert await world.call("echo", "x") == "x"
+        assert starts() == 2 and world.listed.errors == []
+        with pytest.raises(MethodFailedError, match=r"exit code|closed|lost"):
+            await world.call("die", always=True)
+        assert await world.call("echo", "again") == "again"
+        assert starts() <= 4  # once for each death: `die` may run again
+        about = world.listed.about[-1]
+    before = starts()
+    known = dataclasses.replace(world.server, about=about, is_current=True)
+    try:  # another worker, which reads what was recorded
+        await world.hub.listing(known)
+        assert starts() == before + 1
+    finally:
+        await world.hub.close()
+
+
+@pytest.mark.parametrize("mode", ["zero", "eager", "forgetful", "pretty"])
+async def test_a_server_that_bends_the_protocol_is_used(settings: Settings, mode: str) -> None:
+    """The id 0 in each answer (radare2-mcp#68), early requests, a forgotten handshake, messages on lines."""
+    async with opened(settings, odd_entry(mode)) as world:
+        assert await world.call("add_note", "once") == "once\n"
+
+
 async def test_a_call_that_hangs_ends_after_the_declared_time(settings: Settings) -> None:
     async with opened(settings, odd_entry(timeout_seconds=0.5)) as world:
         with pytest.raises(CallTimeoutError, match="did not answer in time"):
@@ -289,7 +364,8 @@ async def test_a_server_that_goes_on_changing_is_listed_less_and_less_often(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its methods are built again in every worker of the fleet."""
-    monkeypatch.setattr("connectors.mcp.connection.FRESH_SECONDS", 0.01)
+    # Long beside what a busy machine delays the loop: after a long pause a server is taken to be calm again.
+    monkeypatch.setattr("connectors.mcp.connection.FRESH_SECONDS", 0.2)
     async with opened(settings, odd_entry("changing")) as world:
         await eventually(lambda: len(world.listed.tools) >= 5, what="listings")
         for number in range(500):
@@ -320,7 +396,7 @@ async def test_the_outcome_of_a_call_that_must_not_run_twice_is_unknown_after_a_
 
 async def test_a_server_that_was_killed_between_calls_is_started_again(settings: Settings) -> None:
     async with opened(settings, odd_entry()) as world:
-        before = await world.hub.listing(world.server)
+        before, _ = await world.hub.listing(world.server)
         assert before.confinement is not None
         os.kill(before.confinement.process, signal.SIGKILL)
         await eventually(lambda: before.ended is not None and before.ended.is_set(), what="the end")
@@ -333,11 +409,11 @@ async def test_a_server_keeps_running_when_a_reload_replaces_its_plugin(settings
     before, after = world.plugin, world.plugin
     try:
         await host.start_plugin(before)
-        session = await world.hub.listing(world.server)
+        session, _ = await world.hub.listing(world.server)
         await host.start_plugin(after)
         await host.stop_plugin(before)
         assert await world.call("echo", "still here") == "still here"
-        assert await world.hub.listing(world.server) is session
+        assert (await world.hub.listing(world.server))[0] is session
         await host.stop_plugin(after)
         assert session.ended is not None and session.ended.is_set()
     finally:
@@ -346,7 +422,7 @@ async def test_a_server_keeps_running_when_a_reload_replaces_its_plugin(settings
 
 async def test_a_server_ends_with_its_connection(settings: Settings) -> None:
     async with opened(settings, odd_entry()) as world:
-        confinement = (await world.hub.listing(world.server)).confinement
+        confinement = (await world.hub.listing(world.server))[0].confinement
         assert confinement is not None
         pid = confinement.process
     with pytest.raises(ProcessLookupError):

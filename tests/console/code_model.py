@@ -11,10 +11,15 @@ import re
 import threading
 from typing import Any
 
-from chat_server import ChatServer, SeenRequest, stream
+from chat_server import ChatServer, SeenRequest, send_chunk, send_event, start_stream, stream
 from waiting import WAIT_SECONDS
 
-__all__ = ["CodeModel"]
+__all__ = ["STORY", "UNREPORTED", "CodeModel"]
+
+#: A message with it is answered in words, which go on while requests have to wait.
+STORY = "Tell a story"
+#: A message with it is answered without usage.
+UNREPORTED = "Count nothing"
 
 _BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 _CHARS = 40
@@ -60,12 +65,28 @@ class CodeModel:
             self._free.clear()
 
     async def _behave(self, writer: asyncio.StreamWriter, request: SeenRequest) -> None:
+        newest = _text(request.body["messages"][-1]["content"])
+        if STORY in newest:
+            await self._tell(writer, request)
+            return
         self.waiting += 1
         await self._free.wait()
         self.waiting -= 1
         answer = _answer(request.body["messages"])
         pieces = [answer[at : at + _CHARS] for at in range(0, len(answer), _CHARS)]
-        await stream(*pieces)(writer, request)
+        await stream(*pieces, usage=UNREPORTED not in newest)(writer, request)
+
+    async def _tell(self, writer: asyncio.StreamWriter, request: SeenRequest) -> None:
+        """Write words until requests need not wait."""
+        await start_stream(writer)
+        await send_chunk(writer, request, {"content": "Once upon a time there was a cook"})
+        while not self._free.is_set():
+            await send_chunk(writer, request, {"content": " and a cook"})
+            await asyncio.sleep(0.05)
+        await send_chunk(writer, request, {"content": ". The end."}, "stop")
+        await send_event(writer, "[DONE]")
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
 
 
 def _answer(messages: list[dict[str, Any]]) -> str:

@@ -139,11 +139,11 @@ class Console:
         return dict(answer.json())
 
     def ended(self, turn_id: str, *, seconds: float = WAIT_SECONDS) -> dict[str, Any]:
-        """Wait for the end of a turn."""
+        """Wait until a turn has ended, or waits for a person."""
 
         def end() -> dict[str, Any] | None:
             tree = self.turn(turn_id)
-            return tree if tree["state"] in ("done", "failed", "cancelled") else None
+            return tree if tree["state"] in ("done", "failed", "cancelled") or tree["waits_for"] else None
 
         return dict(wait_until(end, what=self.fleet.waiting_for("the end of the turn"), seconds=seconds))
 

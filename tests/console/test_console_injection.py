@@ -47,6 +47,10 @@ SEEN = FORMS | {
     "message-fence": "<img src=x onerror=alert('message-fence')>",
     "code-comment": "<script>alert('code-comment')</script>",
     "code-string": "alert('code-string')",
+    "agent-link": "[x](javascript:alert('agent-link'))",
+    "agent-data": "[x](data:text/html,agent-data)",
+    "agent-picture": "Picture: agent-picture",
+    "agent-svg": "<svg onload=alert('agent-svg')>",
     "file-name": "onerror=alert('file-name')",
     "approval-argument": "onerror=alert('approval-argument')",
     "signature": "<script>alert('signature')</script>",
@@ -72,6 +76,8 @@ try:
 except Exception:
     pass
 send_msg_text(_ck, text.replace("code-string", "agent-message"))
+send_msg_text(_ck, "[x](javascript:alert('agent-link')) [x](data:text/html,agent-data)")
+send_msg_text(_ck, "![agent-picture](https://evil.example/x.png) | <svg onload=alert('agent-svg')>")
 send("<img src=x onerror=alert('file-name')>.txt", "x")
 send("picture.svg", "<svg xmlns='http://www.w3.org/2000/svg'><script>alert('svg-file')</script></svg>")
 send("fake.png", "<script>alert('fake-picture')</script>")
@@ -86,14 +92,16 @@ buy("<img src=x onerror=alert('approval-argument')>")
 SHOWN = {
     "turn": (
         *FORMS, "code-comment", "code-string", "output", "argument", "argument-key", "result", "error",
-        "agent-message", "file-name", "observation", "sender-name", "job-message", "job-name", "chat-key",
+        "agent-message", "agent-link", "agent-data", "agent-picture", "agent-svg", "file-name", "observation",
+        "sender-name", "job-message", "job-name", "chat-key",
     ),
     "talk": (
-        *FORMS, "agent-message", "file-name", "sender-name", "chat-key", "job-message", "approval-argument",
+        *FORMS, "agent-message", "agent-link", "agent-data", "agent-picture", "agent-svg", "file-name",
+        "sender-name", "chat-key", "job-message", "approval-argument",
     ),
     "chats": ("chat-key",),
     "jobs": ("job-message", "job-name", "progress", "chat-key"),
-    "approvals": ("chat-key",),
+    "approvals": ("approval-argument", "chat-key"),
     "approval": ("approval-argument", "chat-key"),
     "timers": ("timer", "chat-key"),
     "plugins": ("plugin-name", "plugin-description"),
@@ -121,7 +129,7 @@ def pages(console: Console) -> dict[str, str]:
     }
     answer = console.http.post(f"chats/{quote(CHAT, safe='')}/messages", params={"wait": 60}, json=body)
     turn = answer.json()["turn_id"]
-    assert console.ended(turn)["state"] == "done", console.turn(turn)
+    assert console.ended(turn)["state"] == "waiting", console.turn(turn)
     (approval,) = console.http.get("approvals", params={"chat_key": CHAT}).json()["items"]
     command = {"command": attack("mcp-command"), "args": [attack("mcp-argument")]}
     declared = console.http.put("mcp/servers/evil", json={"declaration": command})

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from code_model import STORY
 from console_world import PHONE, Console
 from waiting import wait_until
 
@@ -96,17 +98,49 @@ def test_a_person_talks_with_files_and_sees_the_answer_without_reloading(
             "() => [...document.querySelectorAll('.picture img')].some(i => i.naturalWidth === 480)"
         )
         page.locator(".working").wait_for(state="hidden")
+        page.get_by_role("heading", name="Here is the list.", exact=True).wait_for()  # the first words
+        page.get_by_role("button", name="Rename").click()
+        page.get_by_label("Title").fill("Shopping")
+        page.locator("dialog").get_by_role("button", name="Rename").click()
+        page.get_by_role("heading", name="Shopping", exact=True).wait_for()
+        assert page.title().startswith("Shopping")
+        page.locator(".page-head .mono", has_text="talk/1").wait_for()
         page.get_by_role("link", name="How this answer came about").first.click()
         page.locator(".turn-status", has_text="Done").wait_for()
+        page.locator(".crumbs a", has_text="Shopping").click()
+        page.get_by_role("heading", name="Shopping", exact=True).wait_for()
         window.check()
+
+
+def test_words_are_shown_while_the_model_writes_them(console: Console, picture: Callable[..., None]) -> None:
+    with console.window() as window:
+        page = window.go("#/chats/story")
+        console.model.hold()
+        try:
+            page.get_by_label("Message", exact=True).fill(STORY)
+            page.get_by_role("button", name="Send").click()
+            live = page.locator(".message.is-live", has_text="Once upon a time")
+            live.wait_for()
+            assert page.locator(".talk-log .from-agent").count() == 0
+            picture(page, "words-live")
+            window.check()
+            with console.window() as other:  # opened midway
+                late = other.go("#/chats/story")
+                late.locator(".message.is-live", has_text="Once upon a time").wait_for()
+                assert "missing" not in late.locator("body").inner_text()
+        finally:
+            console.model.release()
+        page.locator(".talk-log .from-agent", has_text="The end.").wait_for()
+        live.wait_for(state="hidden")
+        assert page.locator(".talk-log .from-agent").count() == 1
 
 
 def test_an_approval_is_decided_on_a_phone_and_the_call_runs_once(console: Console) -> None:
     with console.window(size=PHONE, has_touch=True, is_mobile=True) as window:
         page = window.go("#/approvals")
         page.get_by_text("Nothing waits for you").wait_for()
-        console.say("shop", "Order carrots.", "order('carrots', amount=3)")
-        page.get_by_role("link", name="Ada.kitchen.order").tap()  # it appears without reloading
+        console.say("shop", "Order carrots.", "order('carrots', amount=3)")  # it appears without reloading
+        page.get_by_role("link", name="Ada.kitchen.order('carrots', amount=3)").tap()
         card = page.locator(".approval")
         card.locator(".code", has_text="amount=3").wait_for()
         page.get_by_text("Change the arguments").tap()
@@ -122,6 +156,18 @@ def test_an_approval_is_decided_on_a_phone_and_the_call_runs_once(console: Conso
         assert decided["decided_by"].startswith("key:")
         page.get_by_role("button", name="Menu").tap()
         page.locator(".sidebar.is-open").wait_for()
+        window.check()
+
+
+def test_a_turn_that_waits_for_a_person_says_so_until_the_decision(console: Console) -> None:
+    with console.window() as window:
+        turn = console.say("wanted", "Order mint.", "order('mint')", wait=30)
+        page = window.go(f"#/turns/{turn}")
+        page.locator(".turn-status", has_text="Needs approval").wait_for()
+        (asked,) = console.http.get("approvals", params={"chat_key": "wanted"}).json()["items"]
+        answer = console.http.post(f"approvals/{asked['id']}/decision", json={"decision": "approve"})
+        assert answer.is_success, answer.text
+        page.locator(".turn-status", has_text="Done").wait_for()
         window.check()
 
 
@@ -143,7 +189,7 @@ def test_the_answer_to_a_decision_that_comes_late_does_not_bring_back_what_was(c
         window.check()
 
 
-def test_a_denied_call_in_a_chat_does_not_run(console: Console) -> None:
+def test_a_call_is_approved_or_denied_in_its_chat(console: Console) -> None:
     with console.window() as window:
         page = window.go("#/chats/denied")
         console.say("denied", "Order salt.", "order('salt')")
@@ -151,6 +197,12 @@ def test_a_denied_call_in_a_chat_does_not_run(console: Console) -> None:
         page.locator(".approval").wait_for(state="detached")
         (decided,) = console.http.get("approvals", params={"chat_key": "denied"}).json()["items"]
         assert decided["state"] == "denied"
+        page = window.go("#/chats/agreed")
+        console.say("agreed", "Order pepper.", "order('pepper')")
+        page.locator(".approval", has_text="order('pepper')").get_by_role("button", name="Approve").click()
+        page.locator(".approval").wait_for(state="detached")
+        (decided,) = console.http.get("approvals", params={"chat_key": "agreed"}).json()["items"]
+        assert (decided["state"], decided["summary"]) == ("approved", "Ada.kitchen.order('pepper')")
         window.check()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import redis
+from code_model import UNREPORTED
 from console_world import PHONE, Console, Watched
 from trace_collector import Collector
 
@@ -45,7 +46,7 @@ def turn(collector: Collector, console: Console) -> dict[str, Any]:
     code = ("weigh('carrots')\ntaste('stew')", "send_msg_text(_ck, 'It needs salt.')")
     turn = console.say("costly", "Cook a stew.", *code, wait=60)
     assert console.ended(turn)["state"] == "done"
-    other = console.say("cheap", "Say it.", "send_msg_text(_ck, 'said')", wait=60)
+    other = console.say("cheap", f"{UNREPORTED}, say it.", "send_msg_text(_ck, 'said')", wait=60)
     assert console.ended(other)["state"] == "done"
     return console.turn(turn)
 
@@ -66,15 +67,19 @@ def test_costs_are_shown_as_the_api_sums_them_with_the_budgets(
     summed = console.http.get("costs", params={"by": "chat"}).json()
     by_chat = {one["key"]: one for one in summed["items"]}
     assert by_chat["costly"]["rounds"] == 2
+    assert [by_chat[key]["estimated_requests"] for key in ("costly", "cheap")] == [0, 1]
     with console.window(size=size) as window:
         page = window.go("#/costs?by=chat")
         picture(page, f"costs-chat-{size['width']}", full_page=True)
         shown = {row[0]: row for row in rows_of(window)}
         assert shown.keys() == by_chat.keys()
         for key, one in by_chat.items():
-            names = ("prompt_tokens", "completion_tokens", "rounds")
-            assert shown[key][3:6] == [f"{one[name]:,}" for name in names]
+            names = ("prompt_tokens", "completion_tokens", "estimated_requests", "rounds")
+            assert shown[key][3:7] == [f"{one[name]:,}" if one[name] else "–" for name in names]
             assert float(shown[key][2]) == pytest.approx(one["cost"], rel=0.05)
+        assert "Tokens and cost of 1 request are estimated" in page.locator("main").inner_text()
+        estimated = page.locator(".budget", has_text="chat cheap").filter(has_text="cost on")
+        assert "1 request estimated" in estimated.inner_text()
         spent = page.locator(".budget", has_text="chat costly").filter(has_text="rounds on")
         assert "2 of 2 (100 %)" in spent.inner_text()
         assert len(page.locator(".budget").all()) == len(summed["budgets"])

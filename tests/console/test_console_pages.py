@@ -9,13 +9,19 @@ from console_world import PHONE, Console, Watched, axe_script, axe_violations
 
 pytestmark = pytest.mark.extended
 
+SETTINGS = {"agent": {"keep_prompts": True}}
 #: Names of the pages, with their addresses; ``{turn}`` and ``{approval}`` are of the file's system.
 PAGES = {
     "chats": "#/chats",
     "talk": "#/chats/dinner",
     "talk-approval": "#/chats/shop",
+    "talk-markdown": "#/chats/report",
     "turn": "#/turns/{turn}",
+    "turn-markdown": "#/turns/{report}",
+    "turns": "#/turns",
+    "turns-filtered": "#/turns?state=done&plugin=Ada.kitchen",
     "jobs": "#/jobs?show=all",
+    "job": "#/jobs/{job}",
     "approvals": "#/approvals",
     "approval": "#/approvals/{approval}",
     "timers": "#/timers",
@@ -23,15 +29,53 @@ PAGES = {
     "plugin": "#/plugins/Ada.kitchen",
     "mcp": "#/mcp",
     "operations": "#/operations",
+    "charts": "#/charts",
     "costs": "#/costs",
     "keys": "#/keys",
     "missing": "#/nowhere",
 }
 
+#: A message of the agent with everything that its words can become. The model's own fences are backticks.
+REPORT = """
+# Dinner for four
+
+The stew is **ready**; *salt* it, ~~pepper~~ no pepper.
+See [the recipe](https://recipes.example/stew) or `recipe()`.
+
+#### Shopping list
+1. Carrots
+   - organic
+   - [x] bought
+2. Celery
+
+> Taste it first.
+> > Twice.
+
+| Vegetable | Grams | Where it comes from | What it is good for | How long it cooks |
+|---|---:|:-:|---|---|
+| carrots | 120 | the garden behind the house | sweetness and colour | twenty minutes |
+| celery | 80 | the market<br>on Saturday | **taste** | `15` minutes |
+
+---
+## The program
+~~~python
+def weigh(name: str) -> int:  # grams, by a line that is longer than the screen of any phone is wide
+    return {"carrots": 120}.get(name, 0)
+~~~
+~~~json
+{"name": "stew", "portions": 4, "is_vegan": true}
+~~~
+~~~bash
+nekro chat report  # the same in a terminal
+~~~
+![A plate](https://pictures.example/plate.png)
+"""
+
 _OPEN = "() => document.querySelectorAll('main details').forEach(one => { one.open = true })"
 #: Whether all pictures are drawn, also those out of sight.
 _DRAWN = """
-() => [...document.querySelectorAll('main img')].every(one => { one.loading = 'eager'; return one.complete })
+() => !document.querySelector('main .loading')
+  && [...document.querySelectorAll('main img')].every(one => { one.loading = 'eager'; return one.complete })
 """
 
 
@@ -52,12 +96,16 @@ def addresses(console: Console) -> dict[str, str]:
     )
     console.ended(turn)
     console.say("shop", "Order carrots.", "order('carrots', amount=3)", wait=60)
+    report = console.say("report", "Report.", f"send_msg_text(_ck, {REPORT!r})", wait=60)
+    console.ended(report)
     declared = console.http.put(
         "mcp/servers/clock", json={"declaration": {"command": "no-such-program", "args": ["--utc"]}}
     )
     assert declared.is_success, declared.text
     (approval,) = console.http.get("approvals", params={"chat_key": "shop"}).json()["items"]
-    return {name: page.format(turn=turn, approval=approval["id"]) for name, page in PAGES.items()}
+    (job,) = (one for one in console.turn(turn)["jobs"] if one["task_id"] == "rolls")
+    named = {"turn": turn, "report": report, "approval": approval["id"], "job": job["id"]}
+    return {name: page.format(**named) for name, page in PAGES.items()}
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +213,120 @@ def test_everything_is_reached_by_keyboard(console: Console, addresses: dict[str
         page.keyboard.press("Escape")
         page.locator("dialog").wait_for(state="detached")
         window.check()
+
+
+def test_words_of_the_agent_are_markdown_also_on_a_phone(console: Console, addresses: dict[str, str]) -> None:
+    with console.window(size=PHONE) as window:
+        page = window.go(addresses["talk-markdown"])
+        said = page.locator(".from-agent .markdown")
+        levels = said.locator(":is(h1, h2, h3, h4, h5, h6)").evaluate_all(
+            "all => all.map(one => one.tagName)"
+        )
+        assert levels == ["H2", "H3", "H3"]
+        links = said.locator("a").evaluate_all(
+            "all => all.map(one => [one.href, one.rel, one.target, one.innerText])"
+        )
+        rel = "noopener noreferrer nofollow"
+        assert links == [
+            ["https://recipes.example/stew", rel, "_blank", "the recipe"],
+            ["https://pictures.example/plate.png", rel, "_blank", "Picture: A plate"],
+        ]
+        assert said.locator("img").count() == 0
+        assert said.locator("ol > li").count() == 2 and said.locator("ol ul > li").count() == 2
+        for coloured in (".tok-keyword", ".tok-string", ".tok-number", ".tok-comment"):
+            assert said.locator(f"pre {coloured}").count() > 0
+        table = said.get_by_role("group", name="Table in the message")
+        table.focus()
+        page.keyboard.press("ArrowRight")
+        page.wait_for_function("one => one.scrollLeft > 0", arg=table.element_handle())
+        window.check()
+        # In a list a message has its words only.
+        window.go(addresses["chats"])
+        page.locator(".list-text", has_text="Dinner for four The stew is ready; salt it").wait_for()
+
+
+def test_filters_of_turns_are_in_the_address_for_others_reload_and_back(
+    console: Console, addresses: dict[str, str], picture: Callable[..., None]
+) -> None:
+    with console.window(size=PHONE) as window:
+        page = window.go("#/turns")
+        rows = page.locator("main .list-link")
+        every = rows.count()
+        page.get_by_label("Plugin called").fill("Ada.kitchen")
+        page.keyboard.press("Enter")
+        page.get_by_role("button", name="Done", exact=True).click()
+        page.wait_for_function("() => location.hash.endsWith('state=done')")
+        window.shown()
+        assert 0 < rows.count() < every
+        address = page.evaluate("location.hash")
+        assert address == "#/turns?plugin=Ada.kitchen&state=done"
+        titles = rows.all_inner_texts()
+        picture(page, "turns-filtered-360", full_page=True)
+        page.reload()
+        window.shown()
+        assert rows.all_inner_texts() == titles
+        rows.first.click()
+        page.locator(".turn-status").wait_for()
+        page.go_back()
+        page.get_by_role("heading", name="Turns").wait_for()
+        window.shown()
+        assert page.evaluate("location.hash") == address and rows.all_inner_texts() == titles
+        page.get_by_label("Cost at least").fill("1000000")
+        page.keyboard.press("Enter")
+        page.get_by_text("No turn fits these filters.").wait_for()
+        page.get_by_role("button", name="Clear filters").click()
+        page.wait_for_function(
+            "every => document.querySelectorAll('main .list-link').length === every", arg=every
+        )
+        window.go("#/turns?since=2026-13-99&min_cost=x")
+        page.get_by_role("alert").get_by_text("This could not be loaded").wait_for()
+        page.get_by_label("From").fill("2020-05-01T10:00")
+        page.get_by_label("Cost at least").fill("0")
+        page.keyboard.press("Enter")
+        page.wait_for_function(
+            "() => /since=2020-0[45]-\\d\\dT.*Z&min_cost=0$/.test(decodeURIComponent(location.hash))"
+        )
+        rows.first.wait_for()
+        window.check()
+    # Who is not logged in comes to the same list after the login.
+    context = console.browser.new_context(viewport=PHONE)
+    try:
+        page = context.new_page()
+        page.goto(f"{console.url}/console/{address}")
+        page.get_by_label("Key").fill(console.key)
+        page.keyboard.press("Enter")
+        page.get_by_role("heading", name="Turns").wait_for()
+        page.locator("main .list-link").first.wait_for()
+        assert page.evaluate("location.hash") == address
+        assert page.locator("main .list-link").all_inner_texts() == titles
+    finally:
+        context.close()
+
+
+def test_the_prompt_of_a_round_is_shown_to_keys_with_admin_only(
+    console: Console, addresses: dict[str, str], picture: Callable[..., None]
+) -> None:
+    with console.window(size=PHONE) as window:
+        page = window.go(addresses["turn"])
+        page.get_by_text("What was sent to the model").first.click()
+        page.locator(".prompt h3", has_text="system").first.wait_for()
+        said = page.locator(".prompt pre").all_inner_texts()
+        assert any("plan tonight's dinner" in text for text in said)
+        picture(page, "prompt-360", full_page=True)
+        window.check()
+    made = console.http.post("keys", json={"name": "reader", "scopes": ["read"]})
+    assert made.is_success, made.text
+    context = console.browser.new_context(viewport=PHONE)
+    try:
+        page = context.new_page()
+        page.goto(f"{console.url}/console/{addresses['turn']}")
+        page.get_by_label("Key").fill(made.json()["key"])
+        page.keyboard.press("Enter")
+        page.locator(".round").first.wait_for()
+        page.locator(".call").first.wait_for()
+        assert page.get_by_text("What was sent to the model").count() == 0
+    finally:
+        context.close()
 
 
 def test_the_theme_follows_the_system_until_one_is_chosen(console: Console) -> None:

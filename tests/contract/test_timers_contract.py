@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,11 +53,9 @@ async def _note(fired: list[str], text: str) -> None:
 
 def _in_memory(fired: list[str]) -> Services:
     class Messages(InMemoryMessages):
-        async def push_system(
-            self, chat_key: str, text: str, *, trigger_agent: bool, call_id: str | None
-        ) -> str:
+        async def push_system(self, chat_key: str, text: str, **options: Any) -> str:
             fired.append(text)
-            return await super().push_system(chat_key, text, trigger_agent=trigger_agent, call_id=call_id)
+            return await super().push_system(chat_key, text, **options)
 
     messages = Messages()
     return Services(InMemoryTimers(messages), InMemoryCronJobs(messages), fired)

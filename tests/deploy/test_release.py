@@ -11,8 +11,10 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
+CHART = ROOT / "deploy" / "helm" / "nekro-workers"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 PACKAGES = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
 
@@ -26,12 +28,15 @@ def product_files() -> set[str]:
     }
 
 
-def test_the_version_stands_in_one_place() -> None:
+def test_the_version_stands_in_one_place_and_in_the_chart() -> None:
     stated = PROJECT["project"]["version"]
     readers = [ROOT / name for name in ("Makefile", "Dockerfile", "compose.yaml", *product_files())]
-    readers += [*ROOT.glob("README*.md"), *(ROOT / "deploy" / "kubernetes").iterdir()]
+    readers += [*ROOT.glob("README*.md"), CHART / "values.yaml", *(CHART / "templates").iterdir()]
     again = re.compile(rf"\bnekro[-_]workers\S*\d+\.\d+\.\d+|(?<![\d.]){re.escape(stated)}(?![\d.])")
     assert [str(path) for path in readers if again.search(path.read_text("utf-8"))] == []
+    # Helm reads no other file.
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text("utf-8"))
+    assert (chart["version"], chart["appVersion"]) == (stated, stated)
 
 
 def test_the_command_reports_the_installed_version() -> None:

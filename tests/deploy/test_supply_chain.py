@@ -92,11 +92,9 @@ def base_images() -> dict[str, str]:
     compose = (ROOT / "compose.yaml").read_text("utf-8")
     for variable, image in re.findall(r"\$\{(\w+_IMAGE):-([^}]+)\}", compose):
         found[f"compose.yaml: {variable}"] = image
-    for path in sorted((ROOT / "deploy/kubernetes").glob("*.yaml")):
-        for number, image in enumerate(
-            re.findall(r"^\s*image:\s*(\S+)", path.read_text("utf-8"), re.MULTILINE)
-        ):
-            found[f"{path.name}: {number}"] = image
+    # The chart has one image; test_helm_chart.py finds it in all pods.
+    values = yaml.safe_load((ROOT / "deploy/helm/nekro-workers/values.yaml").read_text("utf-8"))
+    found["values.yaml"] = f"{values['image']['repository']}:{values['image']['tag']}"
     return {where: image for where, image in found.items() if not image.startswith("nekro-workers:")}
 
 

@@ -8,7 +8,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -22,26 +24,78 @@ ROOT = Path(__file__).parent.parent.parent
 
 TEXT = (ROOT / "docs" / "api.md").read_text("utf-8")
 BLOCKS = dict(re.findall(r"^## (With .+?|Run code)\n.*?^```\w+\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE))
+RECIPES = TEXT.partition("\n## Recipes with curl\n")[2].partition("\n## ")[0]
+
+#: The methods of the reader's own that the recipes name.
+SHOP = '''
+import asyncio
+
+from nekro_agent.api.plugin import AsyncTaskHandle, NekroPlugin, SandboxMethodType, TaskCtl, task
+from nekro_agent.api.schemas import AgentCtx
+
+plugin = NekroPlugin("Shop", "shop", "Sells", "1.0", "tests", "")
+
+
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "pay", requires_approval=True)
+async def pay(_ctx: AgentCtx, amount: int) -> str:
+    """Pay."""
+    return f"paid {amount}"
+
+
+@plugin.mount_async_task("haul")
+async def haul_slowly(handle: AsyncTaskHandle):
+    """Last until it is cancelled."""
+    yield TaskCtl.report_progress("half way", 50)
+    await asyncio.Event().wait()
+
+
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "haul")
+async def haul(_ctx: AgentCtx) -> None:
+    """Begin a job."""
+    await task.start("haul", "1", _ctx.chat_key, plugin)
+'''
 
 
 @pytest.fixture(scope="module")
 def fleet(redis_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Workers of the lanes that a turn needs, with the methods that each system has."""
-    yield from small_fleet(tmp_path_factory.mktemp("fleet"), redis_server.url, load_shipped=True)
+    yield from small_fleet(
+        tmp_path_factory.mktemp("fleet"),
+        redis_server.url,
+        load_shipped=True,
+        more_plugins={"shop": SHOP},
+        lanes=("methods", "rounds", "long"),
+        gateway={"webhook_allow_private": ("127.0.0.1",)},
+    )
 
 
 @pytest.fixture(scope="module")
 def url(fleet: Fleet) -> Iterator[str]:
-    """A gateway of the fleet."""
-    with GatewayProcess(fleet) as gateway:
+    """A gateway of the fleet, whose local key the examples find."""
+    with GatewayProcess(fleet) as gateway, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NEKRO_DATA_DIR", str(fleet.settings.data_dir))
         yield gateway.url
 
 
 def run(url: str, name: str, *command: str, **variables: str) -> str:
-    source = BLOCKS[name].replace("http://127.0.0.1:8600", url)
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("NEKRO_", "OPENAI_"))}
+    return run_source(url, BLOCKS[name], *command, **variables)
+
+
+def run_source(url: str, source: str, *command: str, **variables: str) -> str:
+    known = {"NEKRO_DATA_DIR": os.environ["NEKRO_DATA_DIR"]} if "NEKRO_DATA_DIR" in os.environ else {}
+    source = source.replace("http://127.0.0.1:8600", url)
+    clean = {
+        key: value
+        for key, value in os.environ.items()
+        if key == "NEKRO_DATA_DIR" or not key.startswith(("NEKRO_", "OPENAI_"))
+    }
     done = subprocess.run(
-        [*command, source], cwd=ROOT, env={**clean, **variables}, capture_output=True, text=True, timeout=120
+        [*command, source],
+        cwd=ROOT,
+        env={**clean, **known, **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -78,3 +132,45 @@ def test_the_quick_start_with_the_openai_package(fleet: Fleet) -> None:
             assert run(gateway.url, name, sys.executable, "-c", NEKRO_KEY=key) == "you said hello\n"
     finally:
         fleet.run("keys", "revoke", key.split("_")[1])
+
+
+class Hook(BaseHTTPRequestHandler):
+    """Takes each delivery."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def hook() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hook) as server:
+        Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_port}/hooks/nekro"
+        server.shutdown()
+
+
+def test_the_recipes_run_one_after_the_other(url: str, hook: str) -> None:
+    if not (shutil.which("curl") and shutil.which("jq")):
+        pytest.skip("no curl, or no jq")
+    blocks = re.findall(r"^```bash\n(.*?)^```", RECIPES, re.DOTALL | re.MULTILINE)
+    titles = re.findall(r"^\*\*(.+?)\.\*\*", RECIPES, re.MULTILINE)
+    assert titles == ["A picture in", "A webhook out", "An approval", "A job", "Cancel a turn"]
+    source = "\necho ---\n".join(blocks).replace("https://shop.example/hooks/nekro", hook)
+    shell = ("bash", "-euo", "pipefail", "-c")
+    expected = (
+        "",
+        r'.*"media_type": "image/png".*"you said received"\n',
+        r'done\n(\["turn.ended","(waiting|done)",[01]\]\n)*',
+        r"tests\.shop\.pay\(5\)\npending\napproved\n",
+        r'done\n\["\S*haul","(queued|running)"\]\n[0-9a-f]{32}\n',
+        r"[0-9a-f]{32}\n(cancelled|running|waiting)\n",
+    )
+    shown = run_source(url, source, *shell).split("---\n")
+    assert len(shown) == len(expected)
+    for text, pattern in zip(shown, expected, strict=True):
+        assert re.fullmatch(pattern, text, re.DOTALL), shown

@@ -57,6 +57,7 @@ from benchmarks import (
 )
 from benchmarks.evaluation.__main__ import parse as parse_evaluation
 from broker_config.embedded import socket_path
+from broker_config.secret_files import monitoring_key
 from broker_config.settings import BrokerSettings
 from cli.main import WrongUsage, build_parser
 from messaging.delivery.transport import DELIVERIES_HEADER
@@ -303,11 +304,13 @@ class Scene:
         assert code == 0, f"nekro {shlex.join(arguments)}: {err}"
         return out
 
-    def ask(self, path: str, *, password: str | None = None) -> str:
+    def ask(self, path: str, *, password: str | None = None, token: str | None = None) -> str:
         """Request a page of the command's own server."""
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}")
         if password:
             request.add_header("Authorization", f"Basic {base64.b64encode(password.encode()).decode()}")
+        if token:
+            request.add_header("Authorization", f"Bearer {token}")
         with urllib.request.urlopen(request, timeout=WAIT_SECONDS) as answer:
             return str(answer.read().decode())
 
@@ -438,7 +441,7 @@ def world(redis_server: RedisServer, model_url: str) -> Iterator[World]:
 JOB = "6f1c9a0e5d0b4b6f9a7c2f4f7f3b8a11"
 DEAD = "5f0c…"
 TIMER = "7f3a"
-APPROVAL = "9d2e"
+APPROVAL = "17"
 #: The key of an example.
 KEY = "4be1c5f0a2d9e781"
 HEX = r"[0-9a-f]{32}"
@@ -504,7 +507,7 @@ def ask_for_approval(scene: Scene, *, chat_key: str = "") -> Changes:
     words = ("exec", "mail.py", "--chat-key", chat_key or f"mail-{scene.directory.name}")
     code, _, err = run_inside(*words, directory=scene.directory, environment=scene.environment)
     assert code == StopType.APPROVAL, err
-    return {APPROVAL: json.loads(scene.nekro("approvals", "list", "--json"))[0]["id"]}
+    return {APPROVAL: str(json.loads(scene.nekro("approvals", "list", "--json"))[0]["number"])}
 
 
 def approve_for_the_chat(scene: Scene) -> Changes:
@@ -615,7 +618,8 @@ def nothing_is_left(scene: Scene, _: Running) -> None:
 def flower_answers(scene: Scene, _: Running) -> None:
     def answers() -> bool:
         with contextlib.suppress(urllib.error.URLError, ConnectionError):
-            return "Flower" in scene.ask("/")
+            _, key = monitoring_key(scene.world.data_dir)
+            return "Flower" in scene.ask("/", password=f"nekro:{key}")
         return False
 
     wait_until(answers, seconds=WAIT_SECONDS, what="Flower")
@@ -647,7 +651,8 @@ def make_a_key(scene: Scene) -> Changes:
 
 
 def metrics_are_served(scene: Scene, _: Running) -> None:
-    assert 'nekro_lane_workers{lane="methods"} 1' in scene.ask("/metrics")
+    token = monitoring_key(scene.world.data_dir)[1]
+    assert 'nekro_lane_workers{lane="methods"} 1' in scene.ask("/metrics", token=token)
 
 
 def files_are_there(*names: str) -> Callable[[Scene, Running], None]:
@@ -819,13 +824,14 @@ EXPECTED = {
     ),
     "nekro trace 4f1c2a": Expected(before=a_turn, out=r"^turn .*(?s:.*)What is on today(?s:.*)^done after"),
     "nekro trace 4f1c2a --follow": Expected(before=a_turn, out="^done after .* tokens"),
+    "nekro trace 4f1c2a --prompts": Expected(before=a_turn, out="^done after .* tokens"),
     "nekro trace 4f1c2a --json": Expected(before=a_turn, out='"state": "done"'),
     "nekro cancel group_1": Expected(before=hold_a_round, err="^stopped 1 running, cancelled 0 waiting$"),
     "nekro cancel group_1 --seconds 60 --json": Expected(
         before=hold_a_round, out=r'"stopped": \[\s*{\s*"id": "' + HEX
     ),
-    "nekro costs": Expected(out=r"^DAY +ROUNDS +REQUESTS +PROMPT TOKENS"),
-    "nekro costs --by chat --since 7d": Expected(out=r"^cli +\d+ +\d+ +[\d,]+ "),
+    "nekro costs": Expected(out=r"^DAY +ROUNDS +REQUESTS +ESTIMATED +PROMPT TOKENS"),
+    "nekro costs --by chat --since 7d": Expected(out=r"^cli +\d+ +\d+ +[-\d]+ +[\d,]+ "),
     "nekro costs --by model --since 2026-05-01 --until 2026-05-31 --json": Expected(out='"budgets": '),
     "nekro models": Expected(out="^default "),
     "nekro models test": Expected(code=12, err="no endpoint to test"),
@@ -840,14 +846,16 @@ EXPECTED = {
     "nekro jobs watch": Expected(before=begin_job, beside=watch_them_end, out=" succeeded "),
     f"nekro jobs watch {JOB}": Expected(before=begin_job, beside=watch_them_end, out=f"^{JOB}.* succeeded "),
     f"nekro jobs show {JOB} --json": Expected(before=begin_job, out='"state": "running"'),
+    f"nekro jobs log {JOB}": Expected(before=begin_job, out=" 1 +report +50% half way"),
+    f"nekro jobs retry {JOB}": Expected(before=begin_job, code=4, err="it can be started again when"),
     f"nekro jobs cancel {JOB}": Expected(
         before=begin_job, err=f"^(job {JOB} is cancelled|requested to cancel job {JOB})"
     ),
     "nekro approvals": Expected(
-        before=ask_for_approval, out=f"{APPROVAL} +mail-.* +pending +Ada.weather.mail"
+        before=ask_for_approval, out=f"^{APPROVAL} +mail-.* +pending +Ada.weather.mail\\('ada@example.org', "
     ),
     "nekro approvals list --all --chat-key group_1 --json": Expected(
-        before=lambda scene: ask_for_approval(scene, chat_key="group_1"), out=f'"id": "{APPROVAL}"'
+        before=lambda scene: ask_for_approval(scene, chat_key="group_1"), out=f'"number": {APPROVAL},'
     ),
     f"nekro approvals show {APPROVAL}": Expected(before=ask_for_approval, out="^ +'ada@example.org',$"),
     f"nekro approvals approve {APPROVAL}": Expected(
@@ -904,7 +912,7 @@ EXPECTED = {
     "nekro files list group_1 /app/shared --json": Expected(
         before=keep_files, out='"path": "/app/shared/chart.png"'
     ),
-    "nekro files get group_1 /app/shared/chart.png": Expected(
+    "nekro files get group_1 chart.png": Expected(
         before=keep_files, err="^wrote 7 bytes to chart.png$", after=files_are_there("chart.png")
     ),
     "nekro files get group_1 /app/shared/notes.txt -": Expected(before=keep_files, out="^figures$"),

@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from quick_nekro import quick_nekro
+from redis_process import free_port
 from waiting import WAIT_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +66,7 @@ def test_translations_show_the_same_blocks(language: str) -> None:
 
 @pytest.mark.parametrize("page", sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md")), ids=str)
 def test_link_targets_exist(page: Path) -> None:
-    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text("utf-8"))
+    links = re.findall(r"(?:\]\(|src=\")(?!https?:|#)([^)#\"]+)", page.read_text("utf-8"))
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
@@ -80,10 +84,63 @@ def test_every_block_is_tested() -> None:
     documented = {block for block in blocks("bash") if block not in TWO_COMMANDS}
     run_here = {
         block_with(text)
-        for text in ("nekro methods", "shopping.py", "my_plugins", "nekro chat", "nekro worker")
+        for text in (
+            "nekro methods",
+            "shopping.py",
+            "my_plugins",
+            "nekro chat",
+            "nekro worker",
+            "nekro up",
+            "make wheel",
+        )
     }
     assert documented == run_here
     assert set(blocks("bash")) >= TWO_COMMANDS
+
+
+@pytest.mark.extended
+def test_the_link_of_nekro_up_logs_in_to_the_console(folder: Path, environment: dict[str, str]) -> None:
+    port = str(free_port())
+    up = subprocess.Popen(
+        ["bash", "-euo", "pipefail", "-c", block_with("nekro up")],
+        cwd=folder, env=environment | {"NEKRO_GATEWAY__PORT": port, "NEKRO_DATA_DIR": str(folder / "data")},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert up.stdout is not None
+    try:
+        said = ""
+        while (found := re.search(r"console on (\S+)#/login\?code=(\S+)", said)) is None:
+            line = up.stdout.readline()
+            assert line, said
+            said += line
+        link, code = found.groups()
+        assert httpx.get(link, timeout=WAIT_SECONDS).is_success
+        session = link.removesuffix("/") + "/session"
+        origin = {"Origin": f"http://127.0.0.1:{port}"}
+        login = httpx.post(session, json={"key": code}, headers=origin, timeout=WAIT_SECONDS)
+        assert login.status_code == 201, login.text
+    finally:
+        os.killpg(up.pid, signal.SIGINT)
+        rest, _ = up.communicate(timeout=WAIT_SECONDS)
+    assert "stopping" in rest
+
+
+@pytest.mark.extended
+def test_the_wheel_installs_as_documented(folder: Path, environment: dict[str, str]) -> None:
+    """`make wheel` also tries it with its dependencies; here they are those of this environment."""
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder / "dist"]
+    subprocess.run(build, cwd=ROOT, capture_output=True, check=True)
+    own = {
+        "PIP_NO_INDEX": "1",
+        "PIP_NO_DEPS": "1",
+        "PYTHONPATH": sysconfig.get_path("purelib"),
+        "NEKRO_DATA_DIR": str(folder / "data"),
+    }
+    (folder / ".venv" / "bin" / "python3").symlink_to(sys.executable)
+    block = block_with("make wheel").replace("make wheel\n", "")
+    said = run(block, folder, environment | own)
+    assert "settings: read" in said
+    assert list((folder / "nekro").glob("lib/python*/site-packages/cli/main.py"))
 
 
 @pytest.mark.extended

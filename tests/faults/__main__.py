@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import shutil
 import sys
@@ -17,7 +18,6 @@ from fault_command import options_of, parse  # noqa: E402
 from fault_plan import Options  # noqa: E402
 from fault_run import run  # noqa: E402
 from postgres_process import PostgresServer  # noqa: E402
-from redis_process import use_server  # noqa: E402
 
 
 def main() -> int:
@@ -26,7 +26,7 @@ def main() -> int:
     seed = random.SystemRandom().randrange(1 << 32) if given.seed is None else given.seed
     print(f"seed {seed}", flush=True)
     if given.redis is not None:
-        use_server(given.redis)
+        os.environ["NEKRO_TEST_REDIS_SERVER"] = str(given.redis.absolute())
     broken = [run_one(options, given.keep) for options in options_of(given, seed=seed)]
     return 1 if any(broken) else 0
 

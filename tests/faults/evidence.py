@@ -63,6 +63,8 @@ class Row:
     observations: int
     #: Whether its end is reported to the chat, because its caller does not wait.
     is_detached: bool = False
+    #: Whether a worker has claimed it, so that it may have started.
+    is_claimed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +162,7 @@ def read_calls(logs: dict[Path, bool]) -> dict[str, Call]:
 _CALLS = """
     SELECT c.id, c.type, c.state, c.error_type, (
         SELECT count(*) FROM messages m WHERE m.once_key = 'observation:' || c.id
-    ) AS observations, c.detached_at IS NOT NULL AS is_detached FROM calls c"""
+    ) AS observations, c.detached_at IS NOT NULL AS is_detached, c.fence > 0 AS is_claimed FROM calls c"""
 #: Open work by table; a quiet system has none.
 OPEN = {
     "calls": "SELECT id FROM calls WHERE state IN ('awaiting', 'queued', 'running')",

@@ -29,9 +29,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         "--methods", type=_methods, default=(), help=f"make only calls of these, of {_METHODS}; default: all"
     )
     parser.add_argument("--server", action="store_true", help="also call tools of an MCP server")
-    parser.add_argument(
-        "--redis", type=Path, help="a redis-server instead of the one on PATH or in the wheel"
-    )
+    parser.add_argument("--redis", type=Path, help="a redis-server instead of the one in the wheel")
     parser.add_argument("--keep", type=Path, help="write logs here; default: kept only after a violation")
     return parser.parse_args(words)
 

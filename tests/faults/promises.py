@@ -198,8 +198,9 @@ def wrong_rows(evidence: Evidence) -> Found:
         expected = row.is_detached or (row.state == "done" and row.type != "tool")
         if row.observations != expected:
             yield call_id, f"its row is {row.state} and its chat has {row.observations} texts of it"
-        if row.state == "failed" and row.error_type == "CallTimeoutError" and starts and not ends:
-            # The sweep ends only unclaimed calls.
+        is_timeout = row.state == "failed" and row.error_type == "CallTimeoutError"
+        if is_timeout and not row.is_claimed and starts and not ends:
+            # A claimed call was stopped at its time limit; the sweep ends only unclaimed ones.
             yield call_id, "its row says that it did not start"
 
 

@@ -180,6 +180,13 @@ KEPT: list[list[Callable[[Evidence], Any]]] = [
     [tell("E", "OutcomeUnknownError"), fault(FaultKind.DB_AWAY)],
     [tell("T", None, answered_at=None, is_orphan=True)],
     [
+        # Stopped at its time limit.
+        row("E", state="failed", error_type="CallTimeoutError", observations=0, is_claimed=True),
+        tell("E", "CallTimeoutError"),
+        lambda evidence: evidence.effects.update({"E": [effect("E", "start")]}),
+        fault(FaultKind.KILL),
+    ],
+    [
         row("D", state="unknown"),
         lambda evidence: evidence.listed.update({"D": "failed"}),
         fault(FaultKind.KILL),

@@ -315,12 +315,15 @@ _PATHS: Final = [
     _a("a chat key of 4,000 bytes", 422, "invalid_value", _post(f"/api/v1/chats/{'k' * 4000}/messages", "all", MESSAGE)),
     _a("method TRACE", 405, "method_not_allowed", lambda w: request_bytes("TRACE", "/api/v1/keys", w.bearer("all"))),
     _a("the server's own documentation pages", 404, "not_found", _get("/docs", "all")),
-    _a("two lengths of the body", 400, "", lambda w: request_bytes("POST", "/api/v1/calls", [*w.bearer("all").items(), ("Content-Length", "2"), ("Content-Length", "20")], b"{}")),
-    _a("a negative length of the body", 400, "", lambda w: request_bytes("POST", "/api/v1/calls", w.bearer("all", **{"Content-Length": "-1"}), b"{}")),
+    _a("two lengths of the body", 400, "http_invalid", lambda w: request_bytes("POST", "/api/v1/calls", [*w.bearer("all").items(), ("Content-Length", "2"), ("Content-Length", "20")], b"{}")),
+    _a("a length of the body beside Transfer-Encoding", 400, "length_ambiguous", lambda w: request_bytes("POST", "/api/v1/calls", w.bearer("all", **{"Content-Length": "5", "Transfer-Encoding": "chunked"}), b"0\r\n\r\n")),
+    _a("the same to the MCP endpoint", 400, "length_ambiguous", lambda w: request_bytes("POST", "/mcp", w.bearer("all", **{"Content-Length": "5", "Transfer-Encoding": "chunked"}), b"0\r\n\r\n")),
+    _a("chunks in HTTP/1.0", 400, "length_ambiguous", lambda w: request_bytes("POST", "/api/v1/calls", w.bearer("all", **{"Transfer-Encoding": "chunked"}), b"0\r\n\r\n").replace(b"HTTP/1.1", b"HTTP/1.0")),
+    _a("a negative length of the body", 400, "http_invalid", lambda w: request_bytes("POST", "/api/v1/calls", w.bearer("all", **{"Content-Length": "-1"}), b"{}")),
     _a("a folded header", 401, "key_missing", lambda w: b"GET /api/v1/keys HTTP/1.1\r\nHost: localhost\r\nX: a\r\n b\r\nConnection: close\r\n\r\n"),
-    _a("a blank before the colon of a header", 400, "", lambda w: b"GET /api/v1/keys HTTP/1.1\r\nHost: localhost\r\nX : a\r\n\r\n"),
+    _a("a blank before the colon of a header", 400, "http_invalid", lambda w: b"GET /api/v1/keys HTTP/1.1\r\nHost: localhost\r\nX : a\r\n\r\n"),
     _a("a header of 100,000 bytes", 431, "headers_too_large", lambda w: request_bytes("GET", "/api/v1/keys", w.bearer("all", X="a" * 100_000))),
-    _a("no HTTP at all", 400, "", lambda w: b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"),
+    _a("no HTTP at all", 400, "http_invalid", lambda w: b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"),
 ]  # fmt: skip
 _BODIES: Final = [
     _a("a declared body over the limit", 413, "body_too_large", _post("/api/v1/calls", "all", b"", **{"Content-Length": "99999999999"})),
@@ -386,7 +389,7 @@ _FORMS: Final = [
     _a("a bomb in gzip", 415, "content_encoding_unsupported", _encoded("gzip", gzip.compress(bytes(10 << 20)))),
     _a("a bomb in gzip as a file", 415, "content_encoding_unsupported", _encoded("gzip", gzip.compress(bytes(10 << 20)), "/api/v1/chats/site-1/files")),
     _a("a body in deflate, br and zstd", 415, "content_encoding_unsupported", _encoded("deflate, br, zstd", b"x")),
-    _a("a body in gzip by Transfer-Encoding", 400, "", lambda w: request_bytes("POST", "/api/v1/calls", w.bearer("all", **{"Transfer-Encoding": "gzip, chunked"}), b"0\r\n\r\n")),
+    _a("a body in gzip by Transfer-Encoding", 400, "http_invalid", lambda w: request_bytes("POST", "/api/v1/calls", w.bearer("all", **{"Transfer-Encoding": "gzip, chunked"}), b"0\r\n\r\n")),
 ]  # fmt: skip
 
 #: On a gateway that has keys.
@@ -432,13 +435,16 @@ def _site(method: str, path: str, body: Any = None, **headers: str) -> Callable[
 
 _CROSS: Final = (403, "cross_site")
 _HOST: Final = (421, "host_not_allowed")
-#: On a gateway without keys, which serves this machine with full rights.
+#: On a loopback port, which every user of the machine and every page in its browsers reaches.
 LOCAL: Final = {
-    "Web sites and a gateway without keys": [
+    "Web sites and other users of the machine": [
+        _a("a request of another user, without a key", *_MISSING, _site("GET", "/api/v1/keys")),
+        _a("the form of a ticket that needs no key", 401, "ticket_invalid", _site("GET", "/api/v1/changes?ticket=nt_local_9999999999_" + "0" * 64)),
+        _a("an invented link to the console", 401, "link_invalid", lambda w: request_bytes("POST", "/console/session", {"Host": "localhost", "Origin": "http://localhost"}, {"key": "nl_" + "0" * 16 + "_9999999999_" + "0" * 32 + "_" + "0" * 64})),
         _a("DNS rebinding: the name of a web site", *_HOST, _site("GET", "/api/v1/keys", Host="evil.example")),
         _a("a name that begins like this machine's", *_HOST, _site("GET", "/api/v1/keys", Host="localhost.evil.example")),
         _a("a name with a user part", *_HOST, _site("GET", "/api/v1/keys", Host="localhost@evil.example")),
-        _a("two names", 400, "", lambda w: request_bytes("GET", "/api/v1/keys", [("Host", "localhost"), ("Host", "evil.example")])),
+        _a("two names", 400, "http_invalid", lambda w: request_bytes("GET", "/api/v1/keys", [("Host", "localhost"), ("Host", "evil.example")])),
         _a("a POST of another origin", *_CROSS, _site("POST", "/api/v1/keys", {"name": "x", "scopes": ["admin"]}, Origin="https://evil.example")),
         _a("a POST of origin null (a sandboxed frame)", *_CROSS, _site("POST", "/api/v1/keys", {}, Origin="null")),
         _a("a POST of another port of this machine", *_CROSS, _site("POST", "/api/v1/keys", {}, Origin="http://localhost:3000")),
@@ -456,13 +462,13 @@ LOCAL: Final = {
 #: On a gateway whose time limits are short; the client keeps its connection open and sends no more.
 LIMITED: Final = {
     "Slow clients": [
-        _a("headers that never end", 408, "", lambda w: b"GET /api/v1/keys HTTP/1.1\r\nHost: localhost\r\nX: "),
-        _a("a connection without a request", 408, "", lambda w: b""),
+        _a("headers that never end", 408, "headers_too_slow", lambda w: b"GET /api/v1/keys HTTP/1.1\r\nHost: localhost\r\nX: "),
+        _a("a connection without a request", 408, "headers_too_slow", lambda w: b""),
         _a("half a body", 408, "body_too_slow", _post("/api/v1/calls", "all", b"{", **{"Content-Length": "100"})),
         _a("chunks without an end", 408, "body_too_slow", lambda w: request_bytes("POST", "/api/v1/calls", w.bearer("all", **{"Transfer-Encoding": "chunked"}), b"1\r\n{\r\n")),
         _a("the head of a large body without a key", *_MISSING, lambda w: request_bytes("POST", "/v1/chat/completions", {"Content-Length": "40000000"}, b"")),
         _a("the head of a body of the API without a key", *_MISSING, lambda w: request_bytes("POST", "/api/v1/calls", {"Content-Length": "2000000"}, b"")),
-        _a("a request without headers", 408, "", lambda w: b"POST /api/v1/calls HTTP/1.1\r\n"),
+        _a("a request without headers", 408, "headers_too_slow", lambda w: b"POST /api/v1/calls HTTP/1.1\r\n"),
     ]
 }  # fmt: skip
 

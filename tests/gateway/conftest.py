@@ -53,7 +53,7 @@ def fresh_fleet(
 
 @pytest.fixture
 async def gateway(fresh_fleet: Fleet) -> AsyncIterator[tuple[Fleet, httpx.AsyncClient]]:
-    """A gateway on a fleet without workers, whose database has no keys."""
+    """A gateway on a fleet without workers, whose database has no keys; its client has the local key."""
     async with served(create_app(fresh_fleet.settings)) as client:
         yield fresh_fleet, client
 
@@ -69,6 +69,6 @@ async def services(fresh_fleet: Fleet) -> AsyncIterator[Services]:
 
 @pytest.fixture
 async def http(fresh_fleet: Fleet, services: Services) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of a gateway of the fleet, without a key."""
+    """A client of a gateway of the fleet, with the local key."""
     async with served(create_app(fresh_fleet.settings)) as client:
         yield client

@@ -48,6 +48,8 @@ class StreamReader:
     chat_key: str
     #: Base URLs of gateways; asked in turn after each lost connection.
     urls: Callable[[], list[str]]
+    #: With the key.
+    headers: dict[str, str]
     #: Numbers in the order of arrival.
     seen: list[int] = field(default_factory=list)
     connections: int = 0
@@ -58,7 +60,7 @@ class StreamReader:
     async def run(self) -> None:
         """Read for ever."""
         limits = httpx.Timeout(30, read=None)
-        async with httpx.AsyncClient(timeout=limits) as client:
+        async with httpx.AsyncClient(headers=self.headers, timeout=limits) as client:
             while True:
                 urls = self.urls()
                 url = urls[self.connections % len(urls)]

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import uvicorn
 from fastapi import FastAPI
+from local_key import local_headers_of
 from waiting import WAIT_SECONDS
 
 __all__ = ["served"]
@@ -31,10 +32,13 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def served(app: FastAPI, *, http: Any = "auto") -> AsyncIterator[httpx.AsyncClient]:
+async def served(
+    app: FastAPI, *, http: Any = "auto", with_key: bool = True
+) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the application on a free loopback port, once the application has started.
 
     Args:
+        with_key: send the local key with each request that states no other.
         http: class of uvicorn's protocol.
     """
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -44,7 +48,10 @@ async def served(app: FastAPI, *, http: Any = "auto") -> AsyncIterator[httpx.Asy
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:
             # Without certificates, whose loading takes longer than the application's start.
-            async with httpx.AsyncClient(base_url=url, verify=False, timeout=WAIT_SECONDS) as client:
+            headers = local_headers_of(app) if with_key else {}
+            async with httpx.AsyncClient(
+                base_url=url, headers=headers, verify=False, timeout=WAIT_SECONDS
+            ) as client:
                 yield client
         finally:
             server.should_exit = True

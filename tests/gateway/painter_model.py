@@ -30,12 +30,16 @@ _SCENES = {
     "hello": 'send_msg_text(_ck, "Hello!")\nsend_msg_text(_ck, "How are you?")',
     "draw": (
         "import base64\n"
-        f"open('/app/shared/plot.png', 'wb').write(base64.b64decode({base64.b64encode(PIXEL).decode()!r}))\n"
+        f"open('plot.png', 'wb').write(base64.b64decode({base64.b64encode(PIXEL).decode()!r}))\n"
         "send_msg_text(_ck, 'Here it is.')\n"
-        "send_msg_file(_ck, '/app/shared/plot.png')"
+        "send_msg_file(_ck, 'plot.png')"
     ),
     "silent": "print('nothing to say')",
 }
+
+
+#: Answers in words, and what differs from a complete usage.
+_USAGES: dict[str, dict[str, Any]] = {"reported": {}, "unreported": {"completion_tokens": None}}
 
 
 class PainterModel:
@@ -79,6 +83,9 @@ class PainterModel:
             return
         if scene == "half":
             await complete("Half \ud83d of it")(writer, request)
+            return
+        if scene in _USAGES:
+            await complete("Hello.", usage=_USAGES[scene])(writer, request)
             return
         if scene == "slow":
             is_first = not any(message["role"] == "assistant" for message in messages)

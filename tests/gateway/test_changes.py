@@ -82,6 +82,12 @@ class Reader:
         await self.until(lambda: (kind, chat_key) in self.seen)
 
 
+async def without(http: httpx.AsyncClient, path: str) -> int:
+    """Return the status of a request without a key."""
+    async with httpx.AsyncClient(base_url=http.base_url, verify=False) as other:
+        return (await other.get(path)).status_code
+
+
 @asynccontextmanager
 async def reading(
     http: httpx.AsyncClient, headers: dict[str, str] | None = None, *, path: str = PATH, after: str = ""
@@ -142,7 +148,7 @@ async def test_a_key_gets_hints_about_its_chats_and_what_it_may_list(
     http = two[0]
     refused = await http.get(PATH, headers=of_poster)
     assert (refused.status_code, refused.json()["code"]) == (403, "scope_missing")
-    assert (await http.get(PATH)).status_code == 401
+    assert await without(http, PATH) == 401
     async with (
         reading(http, of_one) as one,
         reading(http, of_admin) as admin,
@@ -240,12 +246,17 @@ async def test_the_stream_of_a_chat_ends_too_when_its_key_is_revoked(
                 break
 
 
-async def test_a_stream_without_a_key_ends_when_there_is_one(
+async def test_a_stream_of_the_local_key_goes_on_when_another_key_is_made_or_revoked(
     two: tuple[httpx.AsyncClient, httpx.AsyncClient], services: Services
 ) -> None:
     async with reading(two[0]) as reader:
-        await make_key(services)
-        await reader.until(lambda: reader.is_over)
+        revoked, headers = await make_key(services)
+        async with reading(two[0], headers) as other:
+            await revoke_key(services.database, revoked, by=None, request_id=None)
+            await other.until(lambda: other.is_over)
+        await write(services, CHAT, "turn.started")
+        await reader.hears("turns", CHAT)
+        assert not reader.is_over
 
 
 async def test_a_reader_that_reconnects_gets_what_it_missed_and_elsewhere_a_reset(
@@ -264,6 +275,15 @@ async def test_a_reader_that_reconnects_gets_what_it_missed_and_elsewhere_a_rese
     for http, after in ((other, position), (one, "0123456789abcdef.1"), (one, "nonsense"), (one, "")):
         async with reading(http, after=after) as reader:
             assert reader.seen[0] == ("reset", None)
+
+
+async def test_a_decision_changes_the_approvals_and_the_turn_that_waited(
+    two: tuple[httpx.AsyncClient, httpx.AsyncClient], services: Services
+) -> None:
+    async with reading(two[0]) as reader:
+        await write(services, CHAT, "approval.decided")
+        await reader.hears("approvals", CHAT)
+        await reader.hears("turns", CHAT)
 
 
 async def test_announcements_that_were_missed_are_a_reset(fresh_fleet: Fleet, services: Services) -> None:
@@ -319,10 +339,10 @@ async def test_a_ticket_reads_changes_and_nothing_else(
         # Like tickets of chats, it gives what the scope read does.
         assert {kind for kind, _ in reader.seen} <= {"reset", "turns", "jobs", "approvals", "chats"}
     ticket = path.partition("?")[2]
-    assert (await http.get(f"/api/v1/chats/{CHAT}/events?{ticket}")).status_code == 401
-    assert (await http.get(f"/api/v1/jobs?{ticket}")).status_code == 401
+    assert await without(http, f"/api/v1/chats/{CHAT}/events?{ticket}") == 401
+    assert await without(http, f"/api/v1/jobs?{ticket}") == 401
     of_chat = await http.post("/api/v1/stream-tickets", json={"chat_key": CHAT}, headers=key)
-    assert (await http.get(f"{PATH}?ticket={of_chat.json()['ticket']}")).status_code == 401
+    assert await without(http, f"{PATH}?ticket={of_chat.json()['ticket']}") == 401
 
 
 async def test_its_streams_count_against_the_limits(fresh_fleet: Fleet, services: Services) -> None:
@@ -338,7 +358,8 @@ async def test_both_clients_read_changes(
     two: tuple[httpx.AsyncClient, httpx.AsyncClient], services: Services
 ) -> None:
     url = str(two[0].base_url)
-    async with AsyncClient(url, "") as client, client.changes() as changes:
+    key = two[0].headers["Authorization"].removeprefix("Bearer ")
+    async with AsyncClient(url, key) as client, client.changes() as changes:
         assert (await anext(changes)).kind == ChangeKind.RESET
         await write(services, CHAT, "job.started")
         async with asyncio.timeout(WAIT_SECONDS):
@@ -347,7 +368,7 @@ async def test_both_clients_read_changes(
                     break
 
     def read() -> list[str]:
-        with Client(url, "") as client, client.changes() as changes:
+        with Client(url, key) as client, client.changes() as changes:
             kinds = [next(changes).kind]
             client.chat(CHAT).send("hello", user_id="ada")
             while kinds[-1] != "chats":

@@ -10,13 +10,16 @@ import httpx
 import pytest
 from event_reader import frames
 from gateway_server import served
+from local_key import local_headers
 from worker_fleet import Fleet
 
+from broker_config.secret_files import secret_path
 from gateway.access import sessions
 from gateway.access.keys import create_key, new_key, revoke_key
 from gateway.app import create_app
 from gateway.identity import Scope
 from nekro_agent.shared_clock import shared_time
+from runtime.release import release
 from storage.repositories.events import NewEvent
 from workers.chats.events import record
 from workers.composition import Services
@@ -67,7 +70,7 @@ async def test_a_browser_logs_in_with_a_key_reads_acts_and_logs_out(
     async with services.database.begin() as tx:
         await tx.chats.ensure(CHAT)
         record(tx, services.publisher, CHAT, NewEvent(type="call.ended"))
-    async with served(create_app(fresh_fleet.settings)) as http:
+    async with served(create_app(fresh_fleet.settings), with_key=False) as http:
         browser = Browser(http)
         assert (await http.get("/console/session")).status_code == 401
         answer = await browser.log_in(key)
@@ -99,7 +102,7 @@ async def test_behind_https_the_cookie_is_secure_and_of_one_host(
     fresh_fleet: Fleet, services: Services
 ) -> None:
     _, key = await make_key(services)
-    async with served(create_app(fresh_fleet.settings)) as http:
+    async with served(create_app(fresh_fleet.settings), with_key=False) as http:
         proxied = {"Host": "localhost", "Origin": "https://localhost"}
         answer = await http.post("/console/session", json={"key": key}, headers=proxied)
         assert answer.status_code == 201, answer.text
@@ -119,7 +122,7 @@ async def test_a_session_acts_for_pages_of_its_own_origin_with_its_token_only(
     fresh_fleet: Fleet, services: Services
 ) -> None:
     _, key = await make_key(services)
-    async with served(create_app(fresh_fleet.settings)) as http:
+    async with served(create_app(fresh_fleet.settings), with_key=False) as http:
         browser = Browser(http)
         await browser.log_in(key)
         other = Browser(http, browser.csrf_token)
@@ -151,7 +154,9 @@ async def test_a_site_that_may_use_keys_cannot_use_the_session(
 ) -> None:
     _, key = await make_key(services)
     gateway = fresh_fleet.settings.gateway.model_copy(update={"cors_origins": ("http://127.0.0.1:1",)})
-    async with served(create_app(fresh_fleet.settings.model_copy(update={"gateway": gateway}))) as http:
+    async with served(
+        create_app(fresh_fleet.settings.model_copy(update={"gateway": gateway})), with_key=False
+    ) as http:
         browser = Browser(http)
         await browser.log_in(key)
         assert (await browser.act(Origin="http://127.0.0.1:1")) == (403, "cross_site")
@@ -164,7 +169,7 @@ async def test_a_changed_expired_doubled_or_foreign_cookie_is_refused(
 ) -> None:
     key_id, key = await make_key(services)
     other_id, _ = await make_key(services)
-    async with served(create_app(fresh_fleet.settings)) as http:
+    async with served(create_app(fresh_fleet.settings), with_key=False) as http:
         browser = Browser(http)
         await browser.log_in(key)
         name, text = next(iter(http.cookies.items()))
@@ -206,7 +211,7 @@ async def test_a_changed_expired_doubled_or_foreign_cookie_is_refused(
 
 async def test_a_session_ends_with_the_expiry_of_its_key(fresh_fleet: Fleet, services: Services) -> None:
     _, key = await make_key(services, expires_at=shared_time() + timedelta(hours=1))
-    async with served(create_app(fresh_fleet.settings)) as http:
+    async with served(create_app(fresh_fleet.settings), with_key=False) as http:
         await Browser(http).log_in(key)
         assert (await http.get("/console/session")).status_code == 200
         async with services.database.begin() as tx:
@@ -220,7 +225,7 @@ async def test_only_a_page_of_the_gateway_with_a_valid_key_logs_in(
     fresh_fleet: Fleet, services: Services
 ) -> None:
     key_id, key = await make_key(services)
-    async with served(create_app(fresh_fleet.settings)) as http:
+    async with served(create_app(fresh_fleet.settings), with_key=False) as http:
         browser = Browser(http)
         for headers in (
             {},
@@ -241,30 +246,39 @@ async def test_only_a_page_of_the_gateway_with_a_valid_key_logs_in(
 
 async def test_a_session_has_the_rights_of_its_key_only(fresh_fleet: Fleet, services: Services) -> None:
     _, key = await make_key(services, Scope.READ, chats="group_2*")
-    async with served(create_app(fresh_fleet.settings)) as http:
+    async with served(create_app(fresh_fleet.settings), with_key=False) as http:
         browser = Browser(http)
         await browser.log_in(key)
         assert await browser.act() == (403, "scope_missing")
         assert (await http.get(EVENTS)).status_code == 404
 
 
-async def test_a_gateway_without_keys_needs_no_login(fresh_fleet: Fleet, services: Services) -> None:
-    async with served(create_app(fresh_fleet.settings)) as http:
-        who = (await http.get("/console/session")).json()
-        assert who["key_id"] is None and who["csrf_token"] is None and set(who["scopes"]) == set(Scope)
-        assert (await http.get("/api/v1/keys")).status_code == 200
-        foreign = {"Origin": "http://127.0.0.1:1", "Sec-Fetch-Site": "same-site"}
+async def test_a_gateway_on_loopback_needs_a_login_too(fresh_fleet: Fleet, services: Services) -> None:
+    async with served(create_app(fresh_fleet.settings), with_key=False) as http:
         for path in ("/console/session", "/api/v1/keys"):
+            assert (await http.get(path)).status_code == 401
+            foreign = {"Origin": "http://127.0.0.1:1", "Sec-Fetch-Site": "same-site"}
             assert (await http.get(path, headers=foreign)).status_code == 403
-        await make_key(services)
-        assert (await http.get("/console/session")).status_code == 401
+        browser = Browser(http)
+        local = local_headers(services.settings.data_dir)["Authorization"].removeprefix("Bearer ")
+        begun = await browser.log_in(local)
+        assert begun.status_code == 201, begun.text
+        who = (await http.get("/console/session")).json()
+        assert (who["key_id"], who["name"]) == (None, "local") and set(who["scopes"]) == set(Scope)
+        assert (await browser.act())[0] == 201
+        # The session ends when the file has another key.
+        secret_path(services.settings.data_dir, "api.key").unlink()
+    async with served(create_app(fresh_fleet.settings), with_key=False) as http:
+        port = http.base_url.port
+        cookie = "; ".join(f"nekro_console_{port}={text}" for text in browser.http.cookies.values())
+        assert (await http.get("/api/v1/keys", headers={"Cookie": cookie})).status_code == 401
 
 
 async def test_sessions_are_refused_beside_active_pages_of_plugins(
     fresh_fleet: Fleet, services: Services
 ) -> None:
     _, key = await make_key(services)
-    async with served(create_app(fresh_fleet.settings)) as http:
+    async with served(create_app(fresh_fleet.settings), with_key=False) as http:
         await Browser(http).log_in(key)
         cookie = "; ".join(f"{name}={text}" for name, text in http.cookies.items())
         port = str(http.base_url.port)
@@ -274,7 +288,9 @@ async def test_sessions_are_refused_beside_active_pages_of_plugins(
         ({"console": False}, "console_off"),
     ):
         gateway = fresh_fleet.settings.gateway.model_copy(update=update)
-        async with served(create_app(fresh_fleet.settings.model_copy(update={"gateway": gateway}))) as http:
+        async with served(
+            create_app(fresh_fleet.settings.model_copy(update={"gateway": gateway})), with_key=False
+        ) as http:
             answer = await Browser(http).log_in(key)
             assert (answer.status_code, answer.json()["code"]) == (403, code)
             read = await http.get("/api/v1/keys", headers={"Cookie": cookie, "Host": f"127.0.0.1:{port}"})
@@ -321,6 +337,28 @@ async def test_the_console_is_served_with_a_strict_policy_and_validators(gateway
 
 async def test_the_console_can_be_switched_off(fresh_fleet: Fleet) -> None:
     gateway = fresh_fleet.settings.gateway.model_copy(update={"console": False})
-    async with served(create_app(fresh_fleet.settings.model_copy(update={"gateway": gateway}))) as http:
+    async with served(
+        create_app(fresh_fleet.settings.model_copy(update={"gateway": gateway})), with_key=False
+    ) as http:
         for path in ("/", "/console", "/console/", "/console/index.html"):
             assert (await http.get(path)).status_code == 404
+
+
+@pytest.mark.extended
+async def test_the_reference_of_the_api_is_open_as_the_console_is(fresh_fleet: Fleet) -> None:
+    async with served(create_app(fresh_fleet.settings), with_key=False) as http:
+        console = await http.get("/console/")
+        page = await http.get("/reference")
+        origin = str(http.base_url).rstrip("/")
+        policy = "content-security-policy"
+        assert (page.status_code, page.headers[policy]) == (200, console.headers[policy])
+        assert f"URL={origin}\n" in page.text and release() in page.text
+        assert 'id="list_jobs"' in page.text and "gateway-address" not in page.text
+        again = await http.get("/reference", headers={"If-None-Match": page.headers["etag"]})
+        assert again.status_code == 304
+        assert (await http.head("/reference")).headers["content-length"] == str(len(page.content))
+    gateway = fresh_fleet.settings.gateway.model_copy(update={"console": False})
+    settings = fresh_fleet.settings.model_copy(update={"gateway": gateway})
+    async with served(create_app(settings), with_key=False) as http:
+        refused = await http.get("/reference")
+        assert (refused.status_code, refused.json()["code"]) == (404, "console_off")

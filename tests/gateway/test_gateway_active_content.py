@@ -13,6 +13,7 @@ import httpx
 import pytest
 from fastapi import FastAPI, Response
 from gateway_server import served
+from local_key import local_headers_of
 from worker_fleet import Fleet
 
 from gateway.app import create_app
@@ -126,6 +127,8 @@ async def test_a_script_of_a_file_does_not_run_in_the_origin_of_the_api(fresh_fl
     app, site = create_app(fresh_fleet.settings), ForeignSite()
     async with served(app) as client, served(site.app) as foreign, browser_page() as (page, ran):
         await client.get("/healthz")  # answered when the services have started
+        # As if each request of the browser had a key, which a foreign page cannot add.
+        await page.set_extra_http_headers(local_headers_of(app))
         urls = await stored(client, app.state.services)
         origin = str(foreign.base_url).rstrip("/")
         # The browser runs scripts, and they are seen: the same page, served without the gateway's headers.

@@ -99,7 +99,12 @@ FAULTS: dict[str, tuple[Behaviour, str, str, str]] = {
     "busy": (refuse(429, "slow down", retry_after="999"), "llm_busy", "too many requests", "wait 999 s"),
     "page": (respond(200, "<html>hello</html>"), "llm_unreadable", "invalid response", "text/html"),
     "cut-stream": (stream("Hel", cut=True), "llm_unavailable", "fails at present", "connection failed"),
-    "no-end": (stream("Hel", finish_reason=None), "llm_unavailable", "fails at present", "cut off"),
+    "no-end": (
+        stream("Hel", finish_reason=None, ends=False),
+        "llm_unavailable",
+        "fails at present",
+        "cut off",
+    ),
     "down": (refuse(503, "overloaded"), "llm_unavailable", "fails at present", "status 503"),
     "silent": (hold(), "llm_timeout", "did not answer in time", "no token within 10 s"),
     "filter": (

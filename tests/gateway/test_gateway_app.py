@@ -28,6 +28,28 @@ async def test_an_unknown_path_is_a_problem_document(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("POST", "/v1/embeddings", 404, "not_found"),
+        ("PUT", "/v1/chat/completions", 405, "method_not_allowed"),
+        ("POST", "/v1/chat/completions", 413, "body_too_large"),
+    ],
+)
+async def test_an_error_below_v1_has_the_form_of_openai(
+    fleet: Fleet, method: str, path: str, status: int, code: str
+) -> None:
+    """Its package for npm says "404 status code (no body)" about any other form."""
+    settings = fleet.settings.model_copy(
+        update={"gateway": fleet.settings.gateway.model_copy(update={"media_bytes": 9})}
+    )
+    async with served(create_app(settings)) as client:
+        answer = await client.request(method, path, content=b"[" * (10 if status == 413 else 0))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert answer.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(
     ("body", "detail"),
     [
         (b'{"method": ', "body: it is not valid JSON: Expecting value at character 11"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import httpx
 import pytest
@@ -19,10 +21,16 @@ from worker_fleet import Fleet
 from cli.environment import environment_of
 from gateway.app import create_app
 from gateway.identity import Scope
+from gateway.streams.turn_states import TurnEnd
 from nekro_agent.errors import StorageUnavailableError
 from nekro_client import AsyncClient, ConflictError, ForbiddenError, InvalidRequestError
+from nekro_client.models import EventType, TurnState
 from storage.access.approvals import ApprovalRepository
 from storage.access.audit import AuditRepository
+from storage.states import ApprovalState
+
+if TYPE_CHECKING:
+    from storage.repositories.events import ChatEvent
 
 TILL = Path(__file__).parent.parent / "rounds" / "approval_plugins"
 SCRIPT = """
@@ -30,6 +38,13 @@ SCRIPT = """
   answer: |
     ```python
     send_msg_text(_ck, "told of ${1}")
+    ```
+- when: 'denied it'
+  answer: As you wish.
+- when: 'please pay (\\w+)'
+  answer: |
+    ```python
+    pay("${1}")
     ```
 - when: '.*'
   answer: ''
@@ -127,6 +142,7 @@ async def test_a_key_with_the_right_approves_its_own_calls(
     assert (call.state, call.value) == ("done", "receipt own 1")
     (row,) = (await clients["decider"].approvals.list(chat_key="web-2")).items
     assert (row.state, row.call_id, row.call) == ("approved", call.id, None)
+    assert row.summary == "tests.till.pay('own')", "a list says what would run"
     assert row.decided_by is not None and row.decided_by.startswith("key:")
 
 
@@ -195,15 +211,21 @@ async def test_of_two_concurrent_decisions_the_second_gets_the_first(
 async def test_people_whom_a_key_vouches_for_decide_in_the_chat(clients: dict[str, AsyncClient]) -> None:
     asked = await ask(clients["caller"], "chat", chat_key="web-4")
     site = clients["site"].chat("web-4")
+    number = (await clients["site"].approvals.get(asked)).number
+    notice = (await site.messages()).items[-1].text
+    assert notice == (
+        f"tests.till.pay waits for approval {number}; it has not run yet.\ntests.till.pay('chat')\n"
+        f"Answer /approve {number} or /deny {number} REASON."
+    )
     for user, state in (("someone", "pending"), ("chief", "denied")):
-        posted = await site.send(f"/deny {asked} not now", user_id=user)
+        posted = await site.send(f"/deny {number} not now", user_id=user)
         assert posted.turn_id is None, "a decision is not a message to the agent"
         assert (await clients["site"].approvals.get(asked)).state == state
     decided = await clients["site"].approvals.get(asked)
     assert decided.decided_by is not None and decided.decided_by.startswith("chat:key:")
     texts = [message.text for message in (await site.messages()).items]
     assert "You may not decide on calls of this chat." in texts
-    assert f"Denied: tests.till.pay does not run ({asked})." in texts
+    assert f"Denied: tests.till.pay('chat') does not run ({number})." in texts
 
 
 async def test_the_answer_of_a_call_that_waits_is_202_and_its_repetition_asks_once(
@@ -268,6 +290,103 @@ async def test_streamed_code_that_waits_wakes_the_agent_if_it_was_asked_to(
     assert paid(till).count("paid hal 1") == 1
 
 
+async def asked_by_the_agent(clients: dict[str, AsyncClient], who: str, *, chat_key: str) -> tuple[Any, Any]:
+    """Let the agent call a method that requires approval; returns the turn and the request."""
+    chat = clients["coder"].chat(chat_key)
+    turn = (await chat.send(f"please pay {who}", user_id="u1", wait=30)).turn
+    (row,) = (await clients["decider"].approvals.list(chat_key=chat_key, state="pending")).items
+    return turn, row
+
+
+async def test_a_turn_waits_for_a_person_until_the_decision(
+    till: Fleet, clients: dict[str, AsyncClient], keys: dict[str, str]
+) -> None:
+    coder, chat = clients["coder"], clients["coder"].chat("web-10")
+    turn, row = await asked_by_the_agent(clients, "kim", chat_key="web-10")
+    assert (turn.state, turn.waits_for, turn.error) == (TurnState.WAITING, [row.id], None)
+    assert turn.rounds[-1].stop_type == "APPROVAL"
+    assert (await coder.turns.wait(turn.id, timeout_seconds=30)).waits_for == [row.id]
+    for state, ids in (("waiting", [turn.id]), ("done", []), ("running", [])):
+        listed = (await chat.turns(state=TurnState(state))).items
+        assert [(item.id, item.state, item.waits_for) for item in listed] == [
+            (one, state, [row.id]) for one in ids
+        ]
+    async with served(create_app(till.settings)) as plain:
+        headers = {"Authorization": f"Bearer {keys['coder']}", "User-Agent": "nekro-client"}
+        former = await plain.get(f"/api/v1/turns/{turn.id}", headers=headers)
+    assert former.json()["state"] == "done", "the client of release 0.2 would wait for ever"
+
+    await clients["decider"].approvals.approve(row.id)
+    after = await coder.turns.get(turn.id)
+    assert (after.state, after.waits_for, after.finished_at) == (TurnState.DONE, [], turn.finished_at)
+    async with chat.events(after=0) as events:
+        ends = [event async for event in _until_ends(events, 2)]
+    assert [(event.turn_id == turn.id, event.data) for event in ends] == [
+        (True, {"state": "waiting", "waits_for": [row.id]}),
+        (False, {"state": "done"}),
+    ]
+    assert (await coder.turns.get(turn.id)).following == [ends[1].turn_id]
+
+
+async def _until_ends(events: Any, count: int) -> AsyncIterator[Any]:
+    async for event in events:
+        if event.type == EventType.TURN_ENDED:
+            yield event
+            count -= 1
+        if not count:
+            return
+
+
+async def test_a_turn_whose_call_is_denied_is_done_and_one_that_is_withdrawn_is_cancelled(
+    clients: dict[str, AsyncClient],
+) -> None:
+    turn, row = await asked_by_the_agent(clients, "lea", chat_key="web-11")
+    await clients["decider"].approvals.deny(row.id)
+    assert (await clients["coder"].turns.get(turn.id)).state == TurnState.DONE
+    turn, row = await asked_by_the_agent(clients, "max", chat_key="web-12")
+    cancelled = await clients["coder"].turns.cancel(turn.id)
+    assert (cancelled.state, cancelled.waits_for) == (TurnState.CANCELLED, [])
+    listed = (await clients["coder"].chat("web-12").turns(state=TurnState.CANCELLED)).items
+    assert [item.id for item in listed] == [turn.id]
+    assert (await clients["coder"].approvals.get(row.id)).state == "cancelled"
+
+
+async def test_a_completion_of_a_turn_that_waits_says_so(till: Fleet, keys: dict[str, str]) -> None:
+    body = {"model": "nekro", "messages": [{"role": "user", "content": "please pay ned"}]}
+    headers = {"Authorization": f"Bearer {keys['coder']}", "X-Nekro-Chat": "web-13"}
+    async with served(create_app(till.settings)) as plain:
+        answer = await plain.post("/v1/chat/completions", json=body, headers=headers)
+        asked = {"model": "nekro", "input": "please pay pam"}
+        response = await plain.post("/v1/responses", json=asked, headers=headers)
+    assert (response.json()["status"], response.json()["error"]) == ("completed", None)
+    (choice,) = answer.json()["choices"]
+    assert choice["finish_reason"] == "stop"
+    assert re.search(
+        r"^tests.till.pay waits for approval \d+; it has not run yet\.", choice["message"]["content"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("states", "state", "waits_for"),
+    [
+        (["pending", "approved"], "waiting", ["0"]),
+        (["approved"], "done", []),
+        (["denied"], "done", []),
+        (["expired"], "done", []),
+        (["cancelled"], "cancelled", []),
+        ([], "done", []),
+    ],
+)
+def test_the_state_of_a_turn_that_ended_as_waiting_follows_its_requests(
+    states: list[str], state: str, waits_for: list[str]
+) -> None:
+    """Without rows, because retention has deleted them, nothing is waited for."""
+    end = cast("ChatEvent", SimpleNamespace(data={"state": "waiting", "waits_for": ["0", "1"]}))
+    rows = {str(number): ApprovalState(one) for number, one in enumerate(states)}
+    found = TurnEnd([], [], end, rows)
+    assert (found.state, found.waits_for, found.error) == (state, waits_for, None)
+
+
 async def decide(client: httpx.AsyncClient, path: str, body: dict[str, Any], key: str) -> httpx.Response:
     return await client.post(path, json=body, headers={"Authorization": f"Bearer {key}"})
 
@@ -284,6 +403,12 @@ def test_the_shell_shows_approves_denies_and_calls(till: Fleet, tmp_path: Path) 
     code, out, _ = nekro("approvals", "list", "--all", "--chat-key", "cli-1", "--json")
     (row,) = json.loads(out)
     assert code == 0 and row["state"] == "approved" and row["decided_by"].startswith("shell:")
+    code, out, _ = nekro("approvals", "list", "--all", "--chat-key", "cli-1")
+    assert code == 0 and re.search(
+        rf"^{row['number']} +cli-1 +approved +tests.till.pay\('shell'\) ", out, re.M
+    )
+    code, out, _ = nekro("approvals", "show", str(row["number"]))
+    assert code == 0 and f"id            {row['id']}\n" in out
     code, out, _ = nekro("approvals", "show", row["id"][:12])
     assert code == 0 and "tests.till.pay('shell')" in out and row["digest"] in out
     code, _, err = nekro("approvals", "deny", row["id"])
@@ -296,3 +421,13 @@ def test_the_shell_shows_approves_denies_and_calls(till: Fleet, tmp_path: Path) 
     assert code == 14 and f"waits for approval {row['id']}" in err
     code, _, err = nekro("approvals", "show")
     assert code == 2
+
+
+async def test_an_edited_list_of_alike_items_is_shown(clients: dict[str, AsyncClient]) -> None:
+    """The comparison of such lists took a minute, in which the gateway answered nobody."""
+    items = [number % 100 for number in range(20_000)]
+    asked = await ask(clients["caller"], "ann", items)
+    await clients["decider"].approvals.approve(asked, args=["bob", sorted(items)])
+    found = await clients["decider"].approvals.get(asked)
+    assert found.difference is not None
+    assert "-    'ann',\n+    'bob',\n" in found.difference

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from attack_table import KEYED, LIMITED, LOCAL, OTHERS, PAGE, Attempt, World, page
+from local_key import local_headers
 from raw_http import RawAnswer, raw, request_bytes
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet
@@ -200,7 +201,7 @@ async def test_a_gateway_with_keys_withstands_the_attempts(fresh_fleet: Fleet) -
 
 
 @pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
-async def test_a_gateway_without_keys_withstands_web_sites(fresh_fleet: Fleet) -> None:
+async def test_a_gateway_on_loopback_withstands_web_sites_and_other_users(fresh_fleet: Fleet) -> None:
     world = World(keys={}, ids={})
     async with attacked(fresh_fleet.settings) as port:
         wrong = await failures(port, world, LOCAL)
@@ -209,12 +210,13 @@ async def test_a_gateway_without_keys_withstands_web_sites(fresh_fleet: Fleet) -
             "Host": f"localhost:{port}",
             "Origin": f"http://localhost:{port}",
             "Sec-Fetch-Site": "same-origin",
+            **local_headers(fresh_fleet.settings.data_dir),
         }
         page_of_own = request_bytes("POST", "/api/v1/chats/c/messages", own, {"text": "a", "user_id": "u"})
         assert (await raw(port, page_of_own)).status == 202
         link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
         followed = await raw(port, request_bytes("GET", "/api/v1/keys", link))
-        assert followed.status == 200 and "sandbox" in followed.headers["content-security-policy"]
+        assert followed.status == 401 and "sandbox" in followed.headers["content-security-policy"]
 
 
 @pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)

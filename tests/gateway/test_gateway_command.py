@@ -19,7 +19,7 @@ from worker_fleet import Fleet
 def test_serves_probes_metrics_and_stops_gracefully(fresh_fleet: Fleet) -> None:
     with (
         GatewayProcess(fresh_fleet, "--port", "0") as gateway,
-        httpx.Client(base_url=gateway.url, timeout=WAIT_SECONDS) as client,
+        httpx.Client(base_url=gateway.url, headers=gateway.headers, timeout=WAIT_SECONDS) as client,
     ):
         assert client.get("/readyz").json() == {"ok": True}
         assert client.post("/api/v1/chats/c/messages", json={"text": "x", "user_id": "u"}).status_code == 202
@@ -52,7 +52,9 @@ async def test_a_stopping_gateway_ends_its_streams_then_answers_requests(fresh_f
         ended.append(name)
 
     with GatewayProcess(fresh_fleet) as gateway:
-        async with httpx.AsyncClient(base_url=gateway.url, timeout=WAIT_SECONDS) as client:
+        async with httpx.AsyncClient(
+            base_url=gateway.url, headers=gateway.headers, timeout=WAIT_SECONDS
+        ) as client:
             events, answers = asyncio.Event(), asyncio.Event()
             reading = [
                 asyncio.create_task(read(client, "events", events, "GET", "/api/v1/chats/c/events?after=0")),
@@ -67,6 +69,7 @@ async def test_a_stopping_gateway_ends_its_streams_then_answers_requests(fresh_f
             body = b'{"text": "last", "user_id": "u"}'
             head = (
                 f"POST /api/v1/chats/c/messages HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n"
+                f"Authorization: {gateway.headers['Authorization']}\r\n"
             )
             writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode())
             await eventually_taken(client)

@@ -13,12 +13,14 @@ import httpx
 import pytest
 from event_reader import Frame, frames
 from gateway_server import served
+from mcp.server.subscriptions import InMemorySubscriptionBus, ResourceUpdated
 from test_gateway_keys import key_of
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet
 
 from gateway.app import create_app
 from gateway.identity import Scope
+from gateway.mcp.changes import Changes
 from gateway.streams import channel as channels
 from gateway.streams import hub as hubs
 from gateway.streams.events import Position, StreamEvent
@@ -297,6 +299,33 @@ async def test_events_whose_announcement_was_lost_are_found(
     assert (await reading).number == 1
     await stream.aclose()
     assert hub.readers == 0
+
+
+async def test_an_mcp_client_that_hears_of_lost_events_also_hears_of_those_after_it(
+    services: Services, hub: EventHub, chat: str
+) -> None:
+    heard = 0
+
+    class Bus(InMemorySubscriptionBus):
+        async def publish(self, event: object) -> None:
+            nonlocal heard
+            heard += 1
+            if heard == 2:  # the client reads the history now; this comes after it
+                await add(services, chat)
+
+    changes = Changes(services, hub, lambda _: pytest.fail("no client asks"))
+    await add(services, chat)
+    update = ResourceUpdated(uri=f"nekro://chats/{chat}/messages")
+    following = asyncio.create_task(changes._follow(chat, 1, (), Bus(), update))
+    await eventually(lambda: hub.readers == 1, what="the reader")
+    await add(services, chat)
+    await eventually(lambda: heard == 1, what="the new event")
+    async with services.database.begin() as tx:
+        for change in ("DELETE FROM chat_events", "UPDATE chats SET last_event = 0"):
+            await tx.connection.exec_driver_sql(f"{change} WHERE chat_key = '{chat}'")
+    await eventually(lambda: heard == 3, what="the event after the loss")
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
 
 
 async def test_the_end_of_the_hub_ends_its_streams(services: Services, chat: str) -> None:

@@ -65,7 +65,12 @@ async def reading(
 ) -> AsyncIterator[list[StreamReader]]:
     """Read every chat with several readers, spread over the gateways."""
     readers = [
-        StreamReader(chat, lambda: [gateway.url for gateway in gateways], connections=number)
+        StreamReader(
+            chat,
+            lambda: [gateway.url for gateway in gateways],
+            headers=gateways[0].headers,
+            connections=number,
+        )
         for number in range(per_chat)
         for chat in chats
     ]

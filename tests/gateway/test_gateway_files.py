@@ -166,6 +166,31 @@ async def test_browsers_do_not_run_files(
         assert "sandbox" in headers["content-security-policy"]
 
 
+async def test_a_list_names_the_type_of_each_content(fleet: Fleet) -> None:
+    async with client_of(fleet) as (client, services):
+        _, shared = await areas_of(services, "kinds")
+        contents = {
+            "chart": PIXEL,
+            "photo.jpg": PIXEL,
+            "page.png": b"<svg>",
+            "report": b"%PDF-1.7",
+            "a.csv": b"a",
+        }
+        for name, content in contents.items():
+            (shared / name).write_bytes(content)
+        listed = (await client.get("/api/v1/chats/kinds/files", params={"area": "shared"})).json()["items"]
+        assert {file["name"]: file["media_type"] for file in listed} == {
+            "chart": "image/png",
+            "photo.jpg": "image/png",
+            "page.png": "application/octet-stream",
+            "report": "application/pdf",
+            "a.csv": "text/csv",
+        }
+        for file in listed:
+            headers = (await client.get(file["url"])).headers
+            assert headers["content-type"] == file["media_type"]
+
+
 async def test_a_body_without_a_file_is_refused(fleet: Fleet) -> None:
     async with client_of(fleet) as (client, _):
         answer = await client.post("/api/v1/chats/formless/files", content=b"the file")
@@ -270,6 +295,47 @@ async def test_a_body_that_ends_early_leaves_nothing(fleet: Fleet) -> None:
         for content in (b"", b"--x\r\n", b'--x\r\nContent-Disposition: form-data; name="a\r\n\r\n'):
             bad = await client.post("/api/v1/chats/half/files", content=content, headers=headers)
             assert bad.status_code == 400, bad.text
+        assert list(uploads.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("disposition", "stored"),
+    [
+        ("form-data; name=\"f\"; filename*=UTF-8''%E5%A0%B1%E5%91%8A.txt", "報告.txt"),
+        ("form-data; name=f; filename=old.txt; filename*=UTF-8''new.txt", "new.txt"),
+        ('form-data; name="f"; filename="報告.txt"', "報告.txt"),
+        (r'form-data; name="f"; filename="a\"b.txt"', 'a"b.txt'),
+        ('form-data; name="f"; filename="=?UTF-8?B?5aCx5ZGKLnR4dA==?="', "報告.txt"),
+        ("form-data; name=f; filename*=UTF-8''..%2F..%2Fup.txt", "up.txt"),
+        (r'form-data; name="f"; filename="C:\temp\a.txt"', "a.txt"),
+        ('form-data; name="own"; filename=""', "own"),
+        ('form-data; name="x; filename=evil"; filename="ok.txt"', "ok.txt"),
+    ],
+)
+async def test_a_part_is_stored_under_the_name_that_it_states(
+    fleet: Fleet, disposition: str, stored: str
+) -> None:
+    body = b"--x\r\nContent-Disposition: %s\r\n\r\nhello\r\n--x--\r\n" % disposition.encode()
+    async with client_of(fleet) as (client, _):
+        headers = {"Content-Type": "multipart/form-data; boundary=x"}
+        answer = await client.post("/api/v1/chats/named/files", content=body, headers=headers)
+        assert answer.status_code == 201, answer.text
+        (file,) = answer.json()
+        assert (file["name"], file["size_bytes"]) == (stored, 5)
+
+
+async def test_a_part_without_a_field_name_or_a_usable_file_name_is_refused(fleet: Fleet) -> None:
+    async with client_of(fleet) as (client, services):
+        uploads, _ = await areas_of(services, "nameless")
+        for disposition in (
+            "form-data; filename*=UTF-8''a.txt", 'form-data; filename="a.txt"', "form-data",
+            'form-data; name="f"; filename=".."', "form-data; name=f; filename*=UTF-8''..%2F",
+        ):  # fmt: skip
+            body = f"--x\r\nContent-Disposition: {disposition}\r\n\r\nhello\r\n--x--\r\n"
+            headers = {"Content-Type": "multipart/form-data; boundary=x"}
+            answer = await client.post("/api/v1/chats/nameless/files", content=body, headers=headers)
+            assert answer.status_code in (400, 422), answer.text
+            assert "name" in answer.json()["detail"]
         assert list(uploads.iterdir()) == []
 
 

@@ -22,8 +22,10 @@ import pytest
 from gateway_process import GatewayProcess
 from worker_fleet import Fleet, build_fleet
 
+from broker_config.settings import Settings
+from gateway.app import create_app
+from gateway.document.openapi import document
 from gateway.identity import Scope
-from gateway.openapi import document
 
 pytestmark = pytest.mark.extended
 
@@ -39,22 +41,29 @@ LEAST_RUN_SECONDS = 50
 
 
 @pytest.mark.parametrize(
-    ("phases", "examples"),
+    ("phases", "examples", "scopes"),
     [
-        pytest.param("fuzzing,stateful", 1, marks=pytest.mark.timeout(600)),
+        pytest.param("examples,fuzzing,stateful", 1, tuple(Scope), marks=pytest.mark.timeout(600)),
+        # An application's key, whose lists and costs are its own.
         pytest.param(
-            "examples,coverage,fuzzing,stateful", 20, marks=[pytest.mark.slow, pytest.mark.timeout(3000)]
+            "examples,fuzzing,stateful", 3, (Scope.READ, Scope.POST),
+            marks=[pytest.mark.slow, pytest.mark.timeout(3000)],
+        ),
+        pytest.param(
+            "examples,coverage,fuzzing,stateful", 20, tuple(Scope),
+            marks=[pytest.mark.slow, pytest.mark.timeout(3000)],
         ),
     ],
-)
+    ids=("brief", "application", "long"),
+)  # fmt: skip
 def test_no_request_of_the_fuzzer_gets_a_server_error(
-    redis_server: Any, tmp_path: Path, phases: str, examples: int
+    redis_server: Any, tmp_path: Path, phases: str, examples: int, scopes: tuple[Scope, ...]
 ) -> None:
     seed = os.environ.get("NEKRO_TEST_FUZZ_SEED") or str(random.randrange(1 << 32))
     phases = os.environ.get("NEKRO_TEST_FUZZ_PHASES") or phases
     most = os.environ.get("NEKRO_TEST_FUZZ_EXAMPLES") or str(examples)
     database = f"sqlite:///{tmp_path / 'nekro.db'}"
-    (tmp_path / "script.yaml").write_text("- when: '.*'\n  answer: ''\n", "utf-8")
+    (tmp_path / "script.yaml").write_text("- when: '.*'\n  answer: 'Well.'\n", "utf-8")
     fleet = build_fleet(
         tmp_path,
         redis_server.url,
@@ -63,18 +72,20 @@ def test_no_request_of_the_fuzzer_gets_a_server_error(
         plugins={"load_shipped": False},
         llm={"script": tmp_path / "script.yaml"},
     )
-    (tmp_path / "openapi.json").write_text(json.dumps(patient(bounded(json.loads(document())))), "utf-8")
-    scopes = [word for scope in Scope for word in ("--scope", scope.value)]
-    key = fleet.run("keys", "create", "fuzzer", *scopes).stdout.strip()
+    (tmp_path / "openapi.json").write_text(
+        json.dumps(patient(bounded(json.loads(document(create_app(Settings.model_construct())))))), "utf-8"
+    )
+    may = [word for scope in scopes for word in ("--scope", scope.value)]
+    key = fleet.run("keys", "create", "fuzzer", *may).stdout.strip()
     fleet.start("rounds")  # which run the code of `POST /runs`
     with closed(fleet), GatewayProcess(fleet) as gateway:
         command = [
             str(Path(sys.executable).with_name("st")), "run", str(tmp_path / "openapi.json"),
             "--url", gateway.url, "--phases", phases, "--checks", CHECKS,
             "--max-examples", most, "--workers", "1", "--seed", seed, "--generation-database", "none",
-            # Streams do not end. One worker: generating data on several threads fails now and then in
-            # Hypothesis itself (KeyError in its cache of sources).
-            "--exclude-path-regex", "/events$", "--request-timeout", "60", "--no-color",
+            # Streams do not end, and no worker here runs the hooks of plugins. One worker: generating data on
+            # several threads fails now and then in Hypothesis itself (KeyError in its cache of sources).
+            "--exclude-path-regex", "/(events|changes|config)$", "--request-timeout", "60", "--no-color",
             "--continue-on-failure", "--suppress-health-check", "all",
             "--header", f"Authorization: Bearer {key}",
         ]  # fmt: skip

@@ -43,27 +43,28 @@ async def key_of(fleet: Fleet, *scopes: Scope, **limits: Any) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-async def test_without_keys_this_machine_has_full_rights(gateway: Any) -> None:
+async def test_every_request_needs_a_key_also_before_the_first_one_was_created(gateway: Any) -> None:
     _, client = gateway
-    assert (await client.get("/api/v1/keys")).json() == {"items": [], "next_cursor": None}
+    without = {"Authorization": ""}
+    del client.headers["Authorization"]
+    for headers in ({}, without, {"X-Forwarded-For": "127.0.0.1"}):
+        refused = await client.get("/api/v1/keys", headers=headers)
+        assert refused.status_code == 401, headers
+        assert refused.headers["www-authenticate"].startswith("Bearer")
 
 
-async def test_from_the_first_key_on_every_request_needs_one_also_after_its_revocation(gateway: Any) -> None:
+async def test_a_revoked_key_is_refused(gateway: Any) -> None:
     _, client = gateway
     created = await client.post("/api/v1/keys", json={"name": "first", "scopes": ["admin", "read"]})
     assert created.status_code == 201
     key = created.json()
     headers = {"Authorization": f"Bearer {key['key']}"}
-    refused = await client.get("/api/v1/keys")
-    assert (refused.status_code, refused.json()["code"]) == (401, "key_missing")
-    assert refused.headers["www-authenticate"].startswith("Bearer")
     listed = (await client.get("/api/v1/keys", headers=headers)).json()["items"]
     assert [one["id"] for one in listed] == [key["id"]]
     assert "key" not in listed[0] and "digest" not in listed[0]
     revoked = await client.delete(f"/api/v1/keys/{key['id']}", headers=headers)
     assert revoked.status_code == 200 and revoked.json()["revoked_at"]
     assert (await client.get("/api/v1/keys", headers=headers)).json()["code"] == "key_invalid"
-    assert (await client.get("/api/v1/keys")).status_code == 401
 
 
 async def test_an_expired_key_is_refused(gateway: Any) -> None:
@@ -91,6 +92,7 @@ async def test_a_key_gives_no_scope_that_it_lacks(gateway: Any) -> None:
 
 
 OWN_LIMITS: dict[str, Any] = {"cost_per_day": 5.0, "tokens_per_day": 1000, "requests_per_minute": 60}
+OWN_LIMITS["stored_bytes_limit"] = 1 << 20
 SOON = datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)
 
 
@@ -110,6 +112,8 @@ async def test_a_key_gives_no_more_than_its_own_limits(gateway: Any) -> None:
         ("requests_per_minute", None, "60"),
         ("requests_per_minute", 0, "60"),
         ("requests_per_minute", 61, "60"),
+        ("stored_bytes_limit", None, "1048576"),
+        ("stored_bytes_limit", 0, "1048576"),
     ):
         refused = await client.post("/api/v1/keys", json=body | {name: value}, headers=headers)
         assert (refused.status_code, refused.json()["code"]) == (403, "key_limited"), (name, value)
@@ -142,6 +146,18 @@ async def test_a_rate_is_shared_by_gateways(gateway: Any) -> None:
     assert answers[7].status_code == 429
     assert answers[7].json()["code"] == "rate_exceeded"
     assert 1 <= int(answers[7].headers["retry-after"]) <= 60
+    assert {answer.headers["ratelimit-policy"] for answer in answers} == {'"key";q=6;w=60'}
+    left = [answer.headers["ratelimit"].split(";") for answer in answers]
+    assert [int(one[1].removeprefix("r=")) for one in left[:3]] == [5, 4, 3]
+    assert left[7][1] == "r=0" and 1 <= int(left[7][2].removeprefix("t=")) <= 60
+
+
+@pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
+async def test_a_key_without_a_rate_gets_no_headers_of_one(gateway: Any) -> None:
+    fleet, client = gateway
+    headers = await key_of(fleet, Scope.ADMIN, requests_per_minute=0)
+    answer = await client.get("/api/v1/keys", headers=headers)
+    assert answer.status_code == 200 and "ratelimit" not in answer.headers
 
 
 async def spend(database: Database, turn_id: str, **use: float) -> None:
@@ -233,7 +249,7 @@ async def test_without_redis_each_gateway_counts_by_itself(fresh_fleet: Fleet, r
                 answers = [await client.get("/api/v1/keys", headers=headers) for _ in range(7)]
                 assert [answer.status_code for answer in answers] == [200] * 6 + [429]
                 assert answers[-1].json()["code"] == "rate_exceeded"
-            assert (await one.get("/api/v1/keys")).status_code == 401
+            assert (await one.get("/api/v1/keys", headers={"Authorization": ""})).status_code == 401
 
 
 @pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +13,9 @@ from sqlalchemy import text as sql
 
 from gateway.access.keys import create_key, new_key
 from gateway.api import chats as routes
+from gateway.api.titles import words_of
 from gateway.identity import Scope
+from gateway.streams import turn_lists
 from nekro_agent.ports import MessageKind
 from nekro_agent.shared_clock import shared_time
 from storage.repositories.messages import NewMessage
@@ -114,6 +117,80 @@ async def test_chats_are_found_by_a_part_of_key_or_name(http: httpx.AsyncClient,
         assert {chat["chat_key"] for chat in await listed(http, q=text)} == keys, text
 
 
+async def test_a_chat_has_the_first_words_as_its_title_unless_the_platform_or_the_api_names_it(
+    http: httpx.AsyncClient, services: Services
+) -> None:
+    async def title(chat_key: str) -> Any:
+        (listed_one,) = await listed(http, q=chat_key)
+        answer = await http.get(f"/api/v1/chats/{chat_key}")
+        assert (answer.status_code, answer.json()) == (200, listed_one)
+        return listed_one["title"]
+
+    await say(services, "web-7", "Welcome!", kind=MessageKind.ASSISTANT)
+    assert await title("web-7") is None  # people have said nothing
+    await say(services, "web-7", "")
+    await say(services, "web-7", "  Plan\n\u202etonight's\u200b dinner\x00 \ud800\n```python\ncook()\n```")
+    await say(services, "web-7", "and tomorrow's")
+    assert await title("web-7") == "Plan tonight's dinner"
+    async with services.database.begin() as tx:
+        await tx.chats.ensure("web-7", channel_name="The\u200b kitchen")
+    assert await title("web-7") == "The kitchen"
+    given = await http.patch("/api/v1/chats/web-7", json={"title": " My\n\u2066dinner\u2069  plan "})
+    assert (given.status_code, given.json()) == (200, {"chat_key": "web-7", "title": "My dinner plan"})
+    assert await title("web-7") == "My dinner plan"
+    assert {chat["chat_key"] for chat in await listed(http, q="DINNER plan")} == {"web-7"}
+    for nothing in ("\u200b \ufeff", "", None):
+        await http.patch("/api/v1/chats/web-7", json={"title": "x"})
+        taken = await http.patch("/api/v1/chats/web-7", json={"title": nothing})
+        assert taken.json() == {"chat_key": "web-7", "title": None}
+        assert await title("web-7") == "The kitchen"
+
+
+async def test_a_title_is_given_with_the_right_to_post_in_the_chat(
+    http: httpx.AsyncClient, services: Services
+) -> None:
+    await say(services, "shop-1", "secret words")
+
+    async def key(*scopes: Scope, chats: str = "shop-*") -> dict[str, str]:
+        new, secret = new_key("test", scopes=scopes, chats=chats)
+        await create_key(services.database, new, by=None, request_id=None)
+        return {"Authorization": f"Bearer {secret}"}
+
+    path = "/api/v1/chats/shop-1"
+    poster, reader = await key(Scope.POST), await key(Scope.READ)
+    assert (await http.patch(path, json={"title": "a"}, headers=reader)).status_code == 403
+    assert (await http.get(path, headers=poster)).status_code == 403
+    answer = await http.patch(path, json={"title": None}, headers=poster)
+    assert answer.status_code == 200 and "secret" not in answer.text
+    other = await key(Scope.POST, Scope.READ, chats="web-*")
+    assert (await http.patch(path, json={"title": "a"}, headers=other)).status_code in (403, 404)
+    assert (await http.get(path, headers=other)).status_code in (403, 404)
+    assert (await http.patch("/api/v1/chats/none", json={"title": "a"})).status_code == 404
+    assert (await http.get("/api/v1/chats/none")).status_code == 404
+    for wrong in ({"title": "x" * 201}, {}, {"title": 7}, {"title": "a", "name": "b"}):
+        assert (await http.patch(path, json=wrong)).status_code == 422, wrong
+
+
+@pytest.mark.parametrize(
+    ("text", "title"),
+    [
+        ("", None),
+        (" \u200b\n", None),
+        ("a" * 60, "a" * 60),
+        ("a" * 61, "a" * 60 + "…"),
+        ("word " * 30, "word " * 11 + "word…"),
+        ("x " + "y" * 100, "x " + "y" * 58 + "…"),
+        ("one, " * 13, "one, " * 11 + "one…"),
+        ("猫" * 100, "猫" * 60 + "…"),
+        ("```\nls\n``` please", "ls please"),
+        ("Run ```ls```", "Run"),
+        ("👨\u200d👩\u200d👧 hello", "👨\u200d👩\u200d👧 hello"),
+    ],
+)
+def test_first_words_are_cut_between_words(text: str, title: str | None) -> None:
+    assert words_of(text) == title
+
+
 async def test_a_key_lists_its_chats_only(
     http: httpx.AsyncClient, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +266,35 @@ async def test_failures_since_the_reader_looked_are_counted(
         assert (await http.get("/api/v1/chats", params={"failures_since": wrong})).status_code == 422, wrong
 
 
+async def test_turns_of_one_state_are_listed_by_pages(
+    http: httpx.AsyncClient, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = []
+    for number in range(9):
+        done.append((await begin(services, "a")).id)
+        await end(services, "a", fault=None if number % 4 == 0 else Fault(code="no_answer", text="none"))
+    wanted = [one for number, one in enumerate(done) if number % 4 == 0][::-1]
+
+    async def pages(state: str, limit: int) -> list[list[str]]:
+        found, cursor = [], None
+        while True:
+            params = {"state": state, "limit": limit, **({"cursor": cursor} if cursor else {})}
+            page = (await http.get("/api/v1/chats/a/turns", params=params)).json()
+            found.append([item["id"] for item in page["items"]])
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return found
+
+    assert await pages("done", 10) == [wanted]
+    assert await pages("cancelled", 10) == [[]]
+    monkeypatch.setattr(turn_lists, "_BATCH", 2)
+    monkeypatch.setattr(turn_lists, "_MOST_SEEN", 2)
+    short = await pages("done", 2)
+    assert [one for page in short for one in page] == wanted
+    wrong = await http.get("/api/v1/chats/a/turns", params={"state": "merged"})
+    assert wrong.status_code == 422
+
+
 async def test_turns_of_a_chat_are_listed_with_state_cost_and_cause(
     http: httpx.AsyncClient, services: Services
 ) -> None:
@@ -212,3 +318,104 @@ async def test_turns_of_a_chat_are_listed_with_state_cost_and_cause(
     assert (taken["state"], taken["merged_into"]) == ("failed", merging.id)
     assert failed["error"] == {"code": "no_answer", "text": "none"}
     assert (await http.get("/api/v1/chats/none/turns")).status_code == 404
+
+
+async def test_turns_of_all_chats_are_found_by_state_time_model_and_cost(
+    http: httpx.AsyncClient, services: Services
+) -> None:
+    async def found(**params: Any) -> list[str]:
+        ids, cursor = [], None
+        while True:
+            more = {"cursor": cursor} if cursor else {}
+            answer = await http.get("/api/v1/turns", params={**params, **more, "limit": 2})
+            assert answer.status_code == 200, answer.text
+            ids += [item["id"] for item in answer.json()["items"]]
+            cursor = answer.json()["next_cursor"]
+            if cursor is None:
+                return ids
+
+    done = await begin(services, "a")
+    await end(services, "a", cost=2)
+    failed = await begin(services, "b")
+    await end(services, "b", fault=Fault(code="no_answer", text="none"))
+    waiting = await begin(services, "a")
+    assert await found() == [waiting.id, failed.id, done.id]
+    assert await found(state="failed") == [failed.id]
+    assert await found(state="waiting") == [waiting.id]
+    assert await found(model="m1") == [failed.id, done.id]
+    assert await found(plugin="a.b") == []
+    assert await found(min_cost=1) == [done.id]
+    assert await found(since=failed.requested_at.isoformat()) == [waiting.id, failed.id]
+    assert await found(until=failed.requested_at.isoformat(), state="done") == [done.id]
+    of_chat = await http.get("/api/v1/chats/a/turns", params={"min_cost": 1, "model": "m1"})
+    assert [item["id"] for item in of_chat.json()["items"]] == [done.id]
+    cursor = base64.urlsafe_b64encode(b"2026-01-01T00:00:00+00:00 x").decode()
+    for wrong in ({"state": "x"}, {"since": "2026-01-01"}, {"min_cost": "nan"}, {"min_cost": -1},
+                  {"model": ""}, {"plugin": "x" * 201}, {"cursor": cursor}, {"cursor": "x"}):  # fmt: skip
+        assert (await http.get("/api/v1/turns", params=wrong)).status_code == 422, wrong
+
+
+async def test_a_key_finds_turns_of_its_chats_only(
+    http: httpx.AsyncClient, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turn_lists, "_BATCH", 2)
+    own = []
+    for number in range(3):
+        for chat_key in (f"shop-{number}", f"Shop-{number}", f"other-{number}"):
+            turn = await begin(services, chat_key)
+            own += [turn.id] if chat_key.startswith("shop-") else []
+
+    async def pages(headers: dict[str, str], limit: int = 50) -> list[list[str]]:
+        ids, cursor = [], None
+        while True:
+            params = {"limit": limit, **({"cursor": cursor} if cursor else {})}
+            answer = await http.get("/api/v1/turns", headers=headers, params=params)
+            assert answer.status_code == 200, answer.text
+            ids.append([item["id"] for item in answer.json()["items"]])
+            cursor = answer.json()["next_cursor"]
+            if cursor is None:
+                return ids
+
+    async def found(headers: dict[str, str]) -> list[str]:
+        return [one for page in await pages(headers) for one in page]
+
+    assert await found(await key_of(services, Scope.READ, chats="shop-*")) == own[::-1]
+    assert await found(await key_of(services, Scope.READ, chats="*op-1")) == [
+        turn["id"] for turn in (await http.get("/api/v1/turns")).json()["items"]
+        if turn["chat_key"].endswith("op-1")
+    ]  # fmt: skip
+    assert await found(await key_of(services, Scope.READ, chats="none")) == []
+    poster = await key_of(services, Scope.POST, chats="*")
+    assert (await http.get("/api/v1/turns", headers=poster)).status_code == 403
+    monkeypatch.setattr(turn_lists, "_MOST_SEEN", 2)
+    some = await pages(await key_of(services, Scope.READ, chats="*hop-0"), limit=1)
+    assert [] in some and len([one for page in some for one in page]) == 2
+
+
+async def test_only_a_key_with_admin_for_the_chat_sees_what_was_sent_to_the_model(
+    http: httpx.AsyncClient, services: Services
+) -> None:
+    turn = await begin(services, "shop-1")
+    await end(services, "shop-1")
+    prompt = [{"role": "system", "parts": [{"type": "text", "content": "be kind"}]}]
+    async with services.database.begin() as tx:
+        await tx.prompts.keep(turn.id, json.dumps(prompt))
+
+    async def asked(*scopes: Scope, chats: str = "shop-*", **params: Any) -> httpx.Response:
+        headers = await key_of(services, *scopes, chats=chats)
+        return await http.get(f"/api/v1/turns/{turn.id}", headers=headers, params=params)
+
+    plain = (await asked(Scope.READ)).json()["rounds"][0]
+    assert (plain["prompt_kept"], plain["prompt"]) == (True, None)
+    assert (await asked(Scope.READ, prompts=True)).status_code == 403
+    assert (await asked(Scope.ADMIN, prompts=True)).status_code == 403
+    both = await asked(Scope.READ, Scope.ADMIN, prompts=True, values=False)
+    assert both.json()["rounds"][0]["prompt"] == prompt
+    assert (await asked(Scope.READ, Scope.ADMIN, chats="x", prompts=True)).status_code == 404
+
+
+async def key_of(services: Services, *scopes: Scope, chats: str) -> dict[str, str]:
+    """Create a key; returns the header that presents it."""
+    new, secret = new_key("test", scopes=scopes, chats=chats)
+    await create_key(services.database, new, by=None, request_id=None)
+    return {"Authorization": f"Bearer {secret}"}

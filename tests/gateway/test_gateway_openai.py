@@ -20,6 +20,7 @@ from openai.types.responses import ResponseStreamEvent
 from painter_model import PIXEL, PainterModel
 from picture_files import bomb, noise, saved
 from PIL import Image
+from pydantic import BaseModel
 from waiting import WAIT_SECONDS
 from worker_fleet import Fleet
 
@@ -29,6 +30,8 @@ from nekro_client.models import NewImagePart, NewTextPart
 
 pytestmark = pytest.mark.extended
 
+#: As front ends send their own functions with every request.
+FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {}}}
 DATA_URL = "data:image/png;base64," + base64.b64encode(PIXEL).decode()
 
 
@@ -95,6 +98,32 @@ async def test_a_chat_completion_is_what_the_agent_sends(agents: Fleet, key: str
     assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (1000, 200)
 
 
+async def test_usage_that_is_an_estimate_is_marked_by_a_further_number(agents: Fleet, key: str) -> None:
+    def said(scene: str) -> list[ChatCompletionUserMessageParam]:
+        return [{"role": "user", "content": f"scene:{scene}"}]
+
+    marks: dict[str, list[int | None]] = {}
+    async with client_of(agents, key) as client:
+        for scene in ("reported", "unreported"):
+            done = await client.chat.completions.create(model="nekro", user=scene, messages=said(scene))
+            stream = await client.chat.completions.create(
+                model="nekro",
+                user=scene,
+                messages=said(scene),
+                stream=True,
+                stream_options={"include_usage": True},
+            )
+            last = [chunk async for chunk in stream][-1]
+            response = await client.responses.create(model="nekro", input=f"scene:{scene}")
+            again = await client.responses.retrieve(response.id)
+            marks[scene] = []
+            for one in (done.usage, last.usage, response.usage, again.usage):
+                assert one is not None and one.total_tokens > 0
+                assert all(type(value) is int or isinstance(value, BaseModel) for _, value in one if value)
+                marks[scene].append((one.model_extra or {}).get("estimated_requests"))
+    assert marks == {"reported": [None] * 4, "unreported": [1] * 4}
+
+
 async def test_a_streamed_completion_has_each_message_as_it_is_sent(agents: Fleet, key: str) -> None:
     async with client_of(agents, key) as client:
         stream = await client.chat.completions.create(
@@ -105,10 +134,57 @@ async def test_a_streamed_completion_has_each_message_as_it_is_sent(agents: Flee
             stream_options={"include_usage": True},
         )
         chunks = [chunk async for chunk in stream]
-    texts = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices]
-    assert texts == ["", "Hello!", "\n\nHow are you?", None]
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    assert [delta.content for delta in deltas if delta.content] == ["Hello!", "\n\nHow are you?"]
+    assert "```" not in "".join(delta.content or "" for delta in deltas)
+    reasoning = [(delta.model_extra or {}).get("reasoning_content") for delta in deltas]
+    assert "send_msg_text" in next(text for text in reasoning if text)
     assert chunks[-2].choices[0].finish_reason == "stop"
     assert chunks[-1].usage is not None and chunks[-1].usage.total_tokens == 1200
+
+
+@pytest.mark.parametrize(
+    "choice", [{}, {"tool_choice": "auto"}, {"tool_choice": "none"}, {"top_k": 5, "seed": 1}]
+)
+async def test_functions_that_a_client_offers_are_ignored(
+    agents: Fleet, key: str, choice: dict[str, object]
+) -> None:
+    """Open WebUI's first message has its own tools; it was refused."""
+    said = [{"role": "user", "content": "scene:hello"}]
+    body = {"model": "nekro", "user": "tools", "messages": said, "tools": [FUNCTION], **choice}
+    async with served(create_app(agents.settings)) as http:
+        done = await http.post(
+            "/v1/chat/completions",
+            json=body,
+            headers={"Authorization": f"Bearer {key}"},
+            timeout=WAIT_SECONDS,
+        )
+    assert done.status_code == 200, done.text
+    assert done.json()["choices"][0]["message"]["content"] == "Hello!\n\nHow are you?"
+
+
+async def test_people_and_chats_of_open_webui_do_not_share_a_chat(agents: Fleet, key: str) -> None:
+    """It states them in headers, not in `user`."""
+    said = [{"role": "user", "content": "scene:hello"}]
+    body = {"model": "nekro", "messages": said}
+    people = [("ada", "1"), ("ada", "2"), ("bob", "1"), ("ada", "1")]
+    async with served(create_app(agents.settings)) as http:
+        headers = {"Authorization": f"Bearer {key}"}
+        for person, chat in people:
+            stated = {"X-OpenWebUI-User-Id": f"webui-{person}", "X-OpenWebUI-Chat-Id": chat}
+            done = await http.post(
+                "/v1/chat/completions", json=body, headers=headers | stated, timeout=WAIT_SECONDS
+            )
+            assert done.status_code == 200, done.text
+        chats = (await http.get("/api/v1/chats", headers=headers)).json()["items"]
+        seen = [
+            (await http.get(f"/api/v1/chats/{chat['chat_key']}/messages", headers=headers)).json()["items"]
+            for chat in chats
+        ]
+    counts = [
+        sum(1 for message in messages if str(message["sender_id"]).startswith("webui-")) for messages in seen
+    ]
+    assert sorted(count for count in counts if count) == [1, 1, 2]
 
 
 async def test_an_answer_that_is_not_unicode_arrives(agents: Fleet, key: str) -> None:
@@ -256,7 +332,9 @@ async def test_the_chat_follows_from_the_user_or_the_header(agents: Fleet, key: 
             "messages.0.content.0.type",
         ),
         ({"n": 2}, 400, "n"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools"),
+        ({"tools": [FUNCTION], "tool_choice": "required"}, 400, "tool_choice"),
+        ({"tools": [FUNCTION], "tool_choice": FUNCTION}, 400, "tool_choice"),
+        ({"functions": [FUNCTION["function"]], "function_call": {"name": "f"}}, 400, "function_call"),
     ],
 )
 async def test_errors_have_the_form_of_openai(
@@ -470,7 +548,7 @@ def test_a_background_response_is_resumed_after_the_gateway_was_killed(
         with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0) as client:
             events = client.responses.create(model="nekro", input="scene:slow", background=True, stream=True)
             response_id = _first_id(next(iter(events)), seen)
-        for last in (1, 4, 7):
+        for last in (1, 9, 13):  # within the head, after the program, after the first message
             with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0) as client:
                 events = client.responses.retrieve(
                     response_id, stream=True, starting_after=seen[-1].sequence_number
@@ -483,11 +561,11 @@ def test_a_background_response_is_resumed_after_the_gateway_was_killed(
             gateway.start()
             gateway.wait_ready()
         with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0) as client:
-            events = client.responses.retrieve(response_id, stream=True, starting_after=7)
+            events = client.responses.retrieve(response_id, stream=True, starting_after=13)
             waiting = iter(events)
             model.release()
             seen += list(waiting)
-    assert [event.sequence_number for event in seen] == list(range(15))
+    assert [event.sequence_number for event in seen] == list(range(27))
     deltas = [event.delta for event in seen if event.type == "response.output_text.delta"]
     assert deltas == ["one", "two"]
     assert seen[-1].type == "response.completed" and seen[-1].response.output_text == "onetwo"

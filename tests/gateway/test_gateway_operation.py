@@ -6,17 +6,20 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import redis
 from gateway_server import served
+from key_ring import make_key
 from waiting import eventually
 from worker_fleet import Fleet
 
 from broker_config.keys import Keys
 from gateway.app import create_app
+from gateway.identity import Scope
 from nekro_agent.ports import CronJob, WorkdayMode
 from nekro_agent.shared_clock import shared_time
 from nekro_client import AsyncClient, Client, ConflictError
@@ -38,6 +41,13 @@ def operated(make_fleet: Callable[..., Fleet]) -> Fleet:
     fleet = make_fleet()
     fleet.start("methods", "methods", "long")
     return fleet
+
+
+@pytest.fixture(scope="module")
+def readers(operated: Fleet) -> tuple[str, str]:
+    """Keys that only read: the chat of the calls, and other chats."""
+    own = make_key(operated.settings, Scope.READ, chats=CHAT["chat_key"])
+    return own, make_key(operated.settings, Scope.READ, chats="x-*")
 
 
 @pytest.fixture
@@ -78,7 +88,7 @@ async def test_a_call_returns_its_value(api: httpx.AsyncClient) -> None:
 
 async def test_errors_of_calls_are_problems(api: httpx.AsyncClient) -> None:
     for answer, status, code in (
-        (await call(api, "fail"), 502, "method_failed"),
+        (await call(api, "fail"), 422, "method_failed"),
         (await call(api, "nothing"), 404, "method_not_found"),
         (await call(api, "echo"), 422, "argument"),
         (await call(api, "echo", 1, timeout_seconds=0), 422, "invalid_request"),
@@ -180,7 +190,9 @@ async def test_a_plugin_is_disabled_and_enabled(api: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.extended
-async def test_jobs_are_listed_signalled_and_cancelled(api: httpx.AsyncClient) -> None:
+async def test_jobs_are_listed_signalled_and_cancelled(
+    api: httpx.AsyncClient, readers: tuple[str, str]
+) -> None:
     for name in ("one", "two", "three"):
         assert (await call(api, "begin", name)).status_code == 200
     first = (await api.get("jobs", params={"limit": 1, "open": True})).json()
@@ -188,22 +200,30 @@ async def test_jobs_are_listed_signalled_and_cancelled(api: httpx.AsyncClient) -
     listed = [*first["items"], *others["items"]]
     assert [one["task_id"] for one in listed] == ["three", "two", "one"]
     newest, middle, oldest = (one["id"] for one in listed)
-    url = str(api.base_url)
-    async with AsyncClient(url, key="") as client:
+    url, key = str(api.base_url), api.headers["Authorization"].removeprefix("Bearer ")
+    async with AsyncClient(url, key=key) as client:
         assert (await client.jobs.signal(newest, "go", {"x": 1})).id == newest
         assert (await client.jobs.cancel(oldest)).id == oldest
-    with Client(url, key="") as client:
+    with Client(url, key=key) as client:
         assert (await asyncio.to_thread(client.jobs.signal, middle, "go")).id == middle
 
     async def have_ended() -> bool:
         states = [(await api.get(f"jobs/{job}")).json()["state"] for job in (newest, middle, oldest)]
         return states == ["done", "done", "cancelled"]
 
+    for reader, seen in zip(readers, ([newest, middle, oldest], []), strict=True):
+        headers = {"Authorization": f"Bearer {reader}"}
+        page = (await api.get("jobs", headers=headers)).json()
+        assert [one["id"] for one in page["items"]][:3] == seen
+        assert (await api.get(f"jobs/{newest}", headers=headers)).status_code == (200 if seen else 404)
+        refused = await api.post(f"jobs/{newest}/cancel", headers=headers)
+        assert refused.json()["code"] == "scope_missing"
+
     await eventually(have_ended, what="two jobs end by their signals, one by cancellation")
     ended = (await api.get(f"jobs/{newest}")).json()
     assert (ended["message"], ended["attempt"]) == ("got {'x': 1}", 1) and ended["worker"]
     assert (await api.get(f"jobs/{middle}")).json()["message"] == "got None"
-    with Client(url, key="") as client, pytest.raises(ConflictError) as caught:
+    with Client(url, key=key) as client, pytest.raises(ConflictError) as caught:
         await asyncio.to_thread(client.jobs.signal, newest, "go")
     assert caught.value.code == "job_ended"
 
@@ -309,3 +329,15 @@ async def test_dead_letters_are_shown_and_dropped(operated: Fleet, api: httpx.As
     assert (refused.status_code, refused.json()["code"]) == (409, "message_refused")
     assert (await api.delete(f"dead-letters/{letter['id']}")).status_code == 200
     assert (await api.get(f"dead-letters/{letter['id']}")).status_code == 404
+
+
+async def test_the_document_of_the_api_is_served_to_keys(api: httpx.AsyncClient) -> None:
+    api.base_url = api.base_url.join("/")
+    served_one = (await api.get("openapi.json")).json()
+    kept = json.loads((Path(__file__).parents[2] / "docs" / "openapi.json").read_text("utf-8"))
+    assert served_one["paths"] == kept["paths"] and served_one["components"] == kept["components"]
+    assert served_one["info"]["version"] == release()
+    (server,) = served_one["servers"]
+    assert (await api.get(f"{server['url']}/healthz")).status_code == 200
+    assert (await api.get("openapi.json")).json() == served_one
+    assert (await api.get("openapi.json", headers={"Authorization": ""})).status_code == 401

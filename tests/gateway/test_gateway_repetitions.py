@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
@@ -24,9 +25,9 @@ CHATS = 10
 class Clients:
     """Clients that post each message until it is answered, cutting some of their connections."""
 
-    def __init__(self, urls: list[str], *, cut: float) -> None:
+    def __init__(self, urls: list[str], key: Callable[[], str], *, cut: float) -> None:
         self._ports = [int(url.rpartition(":")[2]) for url in urls]
-        self._cut = cut
+        self._key, self._cut = key, cut
         self._random = random.Random(SEED)
         self.cuts = 0
         self.posts = 0
@@ -37,6 +38,7 @@ class Clients:
         head = (
             f"POST /api/v1/chats/chat-{number % CHATS}/messages HTTP/1.1\r\nHost: localhost\r\n"
             f"Content-Type: application/json\r\nIdempotency-Key: message-{number}\r\n"
+            f"Authorization: {self._key()}\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         ).encode()
         while True:
@@ -77,9 +79,16 @@ def _parsed(answer: bytes) -> tuple[int, dict[str, str]] | None:
     return None
 
 
-async def post_all(count: int, urls: list[str], *, at_once: int) -> tuple[Counter[str], Clients]:
+def key_of(gateway: GatewayProcess) -> Callable[[], str]:
+    """Return what reads the header with the local key, once the gateway has written it."""
+    return lambda: gateway.headers["Authorization"]
+
+
+async def post_all(
+    count: int, urls: list[str], key: Callable[[], str], *, at_once: int
+) -> tuple[Counter[str], Clients]:
     """Post messages, each by two clients; returns how often each turn was answered."""
-    clients, slots = Clients(urls, cut=0.4), asyncio.Semaphore(at_once)
+    clients, slots = Clients(urls, key, cut=0.4), asyncio.Semaphore(at_once)
 
     async def one(number: int) -> list[str]:
         async with slots:
@@ -107,7 +116,7 @@ async def require_one_turn_each(fleet: Fleet, turns: Counter[str], count: int) -
 
 async def test_messages_of_cut_clients_start_one_turn_each(fresh_fleet: Fleet) -> None:
     with GatewayProcess(fresh_fleet) as one, GatewayProcess(fresh_fleet) as two:
-        turns, clients = await post_all(100, [one.url, two.url], at_once=10)
+        turns, clients = await post_all(100, [one.url, two.url], key_of(one), at_once=10)
     assert clients.cuts > 20
     await require_one_turn_each(fresh_fleet, turns, 100)
 
@@ -117,7 +126,7 @@ async def test_messages_of_cut_clients_start_one_turn_each(fresh_fleet: Fleet) -
 async def test_a_thousand_messages_start_one_turn_each_while_gateways_are_killed(fresh_fleet: Fleet) -> None:
     gateway, killed = GatewayProcess(fresh_fleet), 0
     with GatewayProcess(fresh_fleet) as steady:
-        posting = asyncio.create_task(post_all(1000, [steady.url, gateway.url], at_once=20))
+        posting = asyncio.create_task(post_all(1000, [steady.url, gateway.url], key_of(steady), at_once=20))
         while not posting.done():
             await asyncio.to_thread(gateway.__enter__)
             try:

@@ -173,7 +173,7 @@ async def test_a_client_that_takes_nothing_slows_no_run_and_fills_no_memory(
         client.base_url = client.base_url.join("/api/v1/")
         await put(client, "first.txt")
         body = json.dumps({"code": WAITS.format(name=name), **CHAT}).encode()
-        with silent_post(client.base_url, "runs", body) as silent:
+        with silent_post(client.base_url, "runs", body, client.headers["Authorization"]) as silent:
             running = await eventually(lambda: row_of(coders, CallState.RUNNING), what="the run")
             chunk = {"type": "output.chunk", **CHAT, "call_id": running.id}
 
@@ -202,13 +202,14 @@ async def test_a_client_that_takes_nothing_slows_no_run_and_fills_no_memory(
 
 
 @contextmanager
-def silent_post(url: httpx.URL, path: str, body: bytes) -> Iterator[socket.socket]:
+def silent_post(url: httpx.URL, path: str, body: bytes, key: str) -> Iterator[socket.socket]:
     """A client that has posted and reads nothing yet; its buffer is small."""
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect((url.host, url.port))
         head = (
             f"POST {url.path}{path} HTTP/1.1\r\nHost: {url.host}\r\nAccept: text/event-stream\r\n"
+            f"Authorization: {key}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
         client.sendall(head.encode() + body)

@@ -35,7 +35,7 @@ COMPLETION = {
 async def gateway(fleet: Fleet, **limits: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Any]]:
     settings = fleet.settings.gateway.model_copy(update={"sse_access_key": None, **limits})
     app = create_app(fleet.settings.model_copy(update={"gateway": settings}))
-    async with served(app) as client:
+    async with served(app, with_key=False) as client:
         await client.get("/healthz")  # answered when the services have started
         yield client, app.state
 

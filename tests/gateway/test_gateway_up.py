@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 from forked_process import ForkedCommand
+from local_key import local_headers
 from waiting import WAIT_SECONDS
 from worker_fleet import Fleet
 
@@ -32,12 +33,14 @@ def running_up(fleet: Fleet, *, workers: str = "methods-1") -> Iterator[tuple[Fo
                 assert line, lines
                 lines.append(line)
             found = re.search(
-                rf"ready: {workers}; HTTP API on (http://127\.0\.0\.1:[0-9]+); console on (\S+); Ctrl-C",
+                rf"ready: {workers}; HTTP API on (http://127\.0\.0\.1:[0-9]+); key in (\S+); "
+                r"console on (\S+) \(once, within 10 minutes\); Ctrl-C",
                 lines[-1],
             )
             assert found is not None, lines[-1]
-            assert found[2] == f"{found[1]}/console"
-            assert httpx.get(found[2], follow_redirects=True, timeout=WAIT_SECONDS).is_success
+            assert Path(found[2]) == fleet.settings.data_dir / "secrets" / "api.key"
+            assert found[3].startswith(f"{found[1]}/console/#/login?code=nl_")
+            assert httpx.get(found[3], timeout=WAIT_SECONDS).is_success
             yield up, found[1]
         finally:
             if up.poll() is None:
@@ -55,10 +58,14 @@ def gateway_of(up: ForkedCommand) -> int:
 @pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
 def test_starts_a_gateway_and_prints_its_url(fresh_fleet: Fleet) -> None:
     with running_up(fresh_fleet) as (up, url):
-        methods = httpx.get(f"{url}/api/v1/methods", params={"text": "Ada.operated"}, timeout=WAIT_SECONDS)
+        key = local_headers(fresh_fleet.settings.data_dir)
+        methods = httpx.get(
+            f"{url}/api/v1/methods", params={"text": "Ada.operated"}, headers=key, timeout=WAIT_SECONDS
+        )
         assert "echo" in [method["name"] for method in methods.json()["items"]]
         body = {"method": "echo", "args": [1], "chat_key": "c"}
-        assert httpx.post(f"{url}/api/v1/calls", json=body, timeout=WAIT_SECONDS).json()["value"] == 1
+        called = httpx.post(f"{url}/api/v1/calls", json=body, headers=key, timeout=WAIT_SECONDS)
+        assert called.json()["value"] == 1
         with running_up(fresh_fleet_beside(fresh_fleet)) as (_, other):
             assert other != url
             assert httpx.get(f"{other}/healthz", timeout=WAIT_SECONDS).is_success
@@ -87,7 +94,9 @@ def test_without_a_language_model_code_runs_and_turns_fail(fresh_fleet: Fleet, t
     alone = Fleet(settings.model_copy(update={"broker": BrokerSettings()}), settings.data_dir.parent)
     with (
         running_up(alone, workers="methods-1, rounds-1") as (_, url),
-        httpx.Client(base_url=f"{url}/api/v1/", timeout=WAIT_SECONDS) as api,
+        httpx.Client(
+            base_url=f"{url}/api/v1/", headers=local_headers(alone.settings.data_dir), timeout=WAIT_SECONDS
+        ) as api,
     ):
         body = {"code": "print(echo(6) * 7)", "chat_key": "c"}
         assert api.post("runs", json=body).json()["output"] == "42\n"

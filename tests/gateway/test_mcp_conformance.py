@@ -16,8 +16,10 @@ from typing import Any, Final
 import httpx
 import pytest
 from event_reader import frames
+from fastapi import FastAPI
 from gateway_server import served
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from local_key import local_headers_of
+from starlette.types import Message, Receive, Scope, Send
 from worker_fleet import Fleet
 
 from gateway.app import create_app
@@ -86,14 +88,14 @@ def fleet(make_fleet: Callable[..., Fleet]) -> Fleet:
 
 @pytest.fixture
 async def gateway(fleet: Fleet) -> AsyncIterator[httpx.AsyncClient]:
-    """A gateway without keys, as the suite sends none."""
+    """A gateway whose wrapper adds the local key, as the suite sends none."""
     app = create_app(fleet.settings)
     async with served(renamed(app)) as client:
         client.timeout = httpx.Timeout(60)
         yield client
 
 
-def renamed(app: ASGIApp) -> Any:
+def renamed(app: FastAPI) -> Any:
     """The application, which reads its own names in the requests of the suite."""
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
@@ -104,6 +106,9 @@ def renamed(app: ASGIApp) -> Any:
                     message["body"] = message.get("body", b"").replace(prescribed, own)
             return message
 
+        if scope["type"] == "http":
+            key = local_headers_of(app)["Authorization"].encode()
+            scope["headers"] = [*scope["headers"], (b"authorization", key)]
         if scope["type"] == "http" and scope["path"] == "/mcp":
             # The length of the body changes.
             scope["headers"] = [one for one in scope["headers"] if one[0] != b"content-length"]

@@ -200,6 +200,7 @@ async def test_a_long_call_continues_as_a_job(fleet: Fleet, key: str) -> None:
         async with connected(gateway, key) as other:
             refused = await other.call_tool("cancel_job", {"job_id": job_id})
             assert refused.is_error and "scope_missing" in refused.content[0].text
+        await until(client, "job", "began")
         await client.call_tool("cancel_job", {"job_id": job_id})
         ended = await client.call_tool("wait_for_job", {"job_id": job_id, "seconds": 60})
         assert ended.structured_content["state"] in ("failed", "cancelled")
@@ -224,7 +225,7 @@ async def test_a_call_that_requires_approval_waits_for_a_person(
         listed = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert "A person must approve each call" in listed["tests-till-pay"].description
         waiting = (await client.call_tool("pay", {"who": "ada"})).structured_content
-        assert waiting["state"] == "awaiting"
+        assert (waiting["state"], waiting["call"]) == ("awaiting", "tests.till.pay(who='ada')")
         shown = await client.call_tool("show_jobs", {"job_id": waiting["job_id"]})
         assert shown.structured_content == waiting
         await decide(waiting["approval_id"], decision="approve")
@@ -234,10 +235,11 @@ async def test_a_call_that_requires_approval_waits_for_a_person(
         ran = await client.call_tool("run_code", {"code": "print('a')\npay('bob')\nprint('b')"})
         assert not ran.is_error and ran.structured_content["stop_type"] == "APPROVAL"
         call = ran.structured_content["calls"][0]
-        assert ran.structured_content["output"] == "a\n" and call["approval_id"] in ran.content[0].text
+        assert ran.structured_content["output"] == "a\n"
+        assert "tests.till.pay('bob') waits until a person approves it" in ran.content[0].text
         await decide(call["approval_id"], decision="deny", reason="too much")
         denied = await client.call_tool("wait_for_job", {"job_id": call["id"], "seconds": 60})
-        assert "was denied: too much" in denied.content[0].text
+        assert "approval of tests.till.pay('bob') was denied: too much" in denied.content[0].text
 
     scopes = (*CALL, Scope.APPROVE)
     trusted = await asyncio.to_thread(make_key, fleet.settings, *scopes, chats="group_1")
@@ -468,6 +470,31 @@ async def test_a_request_to_one_gateway_the_next_to_another(
         note = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 2}}
         assert (await other.post("/mcp", json=note, headers=sent)).status_code == 202
         assert '"isError":true' in (await held).text.replace(" ", "")
+
+
+async def test_requests_of_one_session_with_the_same_number_are_calls_of_their_own(
+    fleet: Fleet, gateway: httpx.AsyncClient, key: str
+) -> None:
+    """As claude.ai numbers its requests; the second call once had the result of the first."""
+    sent = {"Authorization": f"Bearer {key}", "Accept": "application/json, text/event-stream"}
+    hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+    begun = await gateway.post(
+        "/mcp", json={"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}, headers=sent
+    )
+    sent |= {"Mcp-Session-Id": begun.headers["mcp-session-id"], "Mcp-Protocol-Version": "2025-11-25"}
+
+    async def answer(method: str, params: dict[str, Any]) -> str:
+        request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        response = await gateway.post("/mcp", json=request, headers=sent, timeout=WAIT_SECONDS)
+        assert response.status_code == 200
+        return response.text
+
+    calls = [{"name": "repeat_with_call", "arguments": {"text": text}} for text in ("one", "two", "two")]
+    found = [await answer("tools/call", call) for call in calls]
+    assert ["one in call" in text for text in found] == [True, False, False]
+    assert ["two in call" in text for text in found] == [False, True, True]
+    assert len(set(found)) == 3
+    assert "repeat_with_call" in await answer("tools/list", {"cursor": ""})
 
 
 def test_schemas_are_made_from_signatures(fleet: Fleet) -> None:

@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request, Response
 from gateway_server import served
 from metric_values import figures_of, parsed
 from standardwebhooks import Webhook as Signature
+from stream_server import StreamServer
 from waiting import eventually
 from worker_fleet import Fleet
 
@@ -197,9 +198,12 @@ async def test_no_error_of_a_delivery_has_the_path_of_its_url(
     logged: list[tuple[str, dict[str, Any]]],
 ) -> None:
     """Many services put their secret there."""
-    silent = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
-    async with silent, gateway(fleet, webhook_attempts=1) as http:
-        url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}/hooks/s3cr3t?key=s3cr3t"
+
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with StreamServer(hang_up) as silent, gateway(fleet, webhook_attempts=1) as http:
+        url = f"http://127.0.0.1:{silent.port}/hooks/s3cr3t?key=s3cr3t"
         webhook_id = await subscribe(http, receiver, chat_key, url=url)
         await write(services, chat_key, "lost")
 

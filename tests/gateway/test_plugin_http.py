@@ -17,6 +17,7 @@ from worker_fleet import Fleet
 
 from broker_config.settings import Settings
 from gateway.app import create_app
+from nekro_client.models import Problem
 from storage.caller_reads import lane_overrides
 
 #: The catalogue names the servers of plugins; tests/storage/test_storage_catalogue.py and test_plugin_sites
@@ -422,3 +423,32 @@ async def test_a_webhook_that_ends_its_process_is_reported_and_not_repeated(flee
         await asyncio.to_thread(fleet.start, "methods", "long")
         again = await client.post("/api/webhook/paid", json={"order": 1}, timeout=WAIT_SECONDS)
         assert again.json()["success"], again.json()
+
+
+@pytest.mark.parametrize("error", ["ValueError", "CancelledError", "SystemExit"])
+async def test_an_uncaught_error_of_a_route_is_a_problem_document(
+    fleet: Fleet, client: httpx.AsyncClient, error: str
+) -> None:
+    request_id = f"request-{error}"
+    answer = await client.get(
+        "/plugins/Ada.web_bad/raises", params={"error": error}, headers={"X-Request-Id": request_id}
+    )
+    problem = Problem.model_validate_json(answer.content)
+    assert (answer.status_code, answer.headers["content-type"]) == (500, "application/problem+json")
+    assert (problem.status, problem.code, problem.request_id) == (500, "plugin_route_failed", request_id)
+    assert "secret" not in answer.text and "Traceback" not in answer.text
+    assert (await client.get("/plugins/Ada.web_bad/closed")).status_code == 200  # its worker still runs
+
+    def logged() -> bool:
+        text = "".join(path.read_text() for path in fleet.directory.rglob("*.log"))
+        return "plugin_route_failed" in text and request_id in text and "secret of the plugin" in text
+
+    await eventually(logged, what="the worker's log has the error")
+
+
+async def test_a_request_whose_length_is_ambiguous_reaches_no_plugin(fleet: Fleet) -> None:
+    headers = {"Content-Length": "5", "Transfer-Encoding": "chunked"}
+    request = request_bytes("POST", "/plugins/Ada.web_shop/echo", headers, b"0\r\n\r\n")
+    async with served(create_app(with_access(fleet.settings, *ACCESS)), http="h11") as client:
+        answer = await raw(client.base_url.port or 0, request)
+    assert (answer.status, answer.code) == (400, "length_ambiguous")

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from gateway_server import served
 from redis_process import free_port
+from stream_server import StreamServer
 from worker_fleet import Fleet
 
 from gateway.access.keys import create_key, new_key
@@ -69,12 +70,9 @@ async def test_the_answer_of_another_program_is_not_passed_on(
         await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    await publish(fleet, (socket.gethostname(), f"127.0.0.1:{port}"))
-    refused = await client.get(f"/plugins/{KEY}/")
-    server.close()
-    await server.wait_closed()
+    async with StreamServer(answer) as server:
+        await publish(fleet, (socket.gethostname(), f"127.0.0.1:{server.port}"))
+        refused = await client.get(f"/plugins/{KEY}/")
     assert (refused.status_code, refused.json()["code"]) == (502, "plugin_failed")
     assert "secret" not in refused.text
 
@@ -98,7 +96,7 @@ async def test_a_plugin_that_needs_a_key_is_reached_with_the_scope_call_only(fre
         stored, keys[scope] = new_key(scope.value, scopes=(scope,))
         await create_key(services.database, stored, by=None, request_id=None)
     await services.database.dispose()
-    async with served(create_app(settings)) as client:
+    async with served(create_app(settings), with_key=False) as client:
         for key, status in ((None, 401), ("nk_0_0", 401), (keys[Scope.READ], 403), (keys[Scope.CALL], 503)):
             headers = {} if key is None else {"Authorization": f"Bearer {key}"}
             page = await client.get(f"/plugins/{KEY}/", headers=headers)

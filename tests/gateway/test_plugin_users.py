@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 from gateway_server import served
+from local_key import local_headers_of
 from waiting import eventually
 from worker_fleet import Fleet
 
@@ -36,14 +37,17 @@ async def test_routes_know_the_holder_of_the_key(fresh_fleet: Fleet, access: str
     values = {"plugin_http": (f"Ada.web_members={access}",)}
     settings = fresh_fleet.settings
     settings = settings.model_copy(update={"gateway": settings.gateway.model_copy(update=values)})
-    async with served(create_app(settings)) as client:
+    app = create_app(settings)
+    async with served(app, with_key=False) as client:
+        local = local_headers_of(app)
 
         async def is_served() -> bool:
-            return (await client.get(f"{URL}/me")).status_code < 500
+            return (await client.get(f"{URL}/me", headers=local)).status_code < 500
 
         await eventually(is_served, what="the plugin is served")
-        # There are no keys yet, and this machine may do everything.
-        assert await answers(client) == [["gateway", "gateway", 3, True], "theme for gateway", "removed"]
+        # The key of this host may do everything.
+        held = await answers(client, local["Authorization"].removeprefix("Bearer "))
+        assert held == [["gateway", "gateway", 3, True], "theme for gateway", "removed"]
         services = fresh_fleet.services()
         keys = {}
         for name, scopes in (

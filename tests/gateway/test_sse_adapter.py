@@ -45,7 +45,9 @@ async def process(fleet: Fleet) -> AsyncIterator[tuple[GatewayProcess, httpx.Asy
     gateway = GatewayProcess(fleet)
     await asyncio.to_thread(gateway.__enter__)
     try:
-        async with httpx.AsyncClient(base_url=gateway.url, timeout=WAIT_SECONDS) as http:
+        async with httpx.AsyncClient(
+            base_url=gateway.url, headers=gateway.headers, timeout=WAIT_SECONDS
+        ) as http:
             yield gateway, http
     finally:
         await asyncio.to_thread(gateway.stop)

@@ -66,7 +66,7 @@ async def test_streams_are_counted_while_they_are_open_and_by_how_they_end(
     fresh_fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = create_app(fresh_fleet.settings)
-    async with served(app, http=server.protocol(30)) as http:
+    async with served(app, http=server.protocol(30, connections=100)) as http:
         before = await figures_of(http)
         services: Services = app.state.services
         await add(services, 3)
@@ -93,7 +93,9 @@ async def test_streams_are_counted_while_they_are_open_and_by_how_they_end(
         ):
             ends = silent.getpeername(), silent.getsockname()
             silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            silent.sendall(f"GET {PATH}?types=call.ended HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+            key = http.headers["Authorization"]
+            head = f"GET {PATH}?types=call.ended HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: {key}\r\n\r\n"
+            silent.sendall(head.encode())
             await eventually(lambda: has_grown(open=1), what="the silent reader")
             assert peers_of(*ends)
             for _ in range(20):

@@ -9,9 +9,11 @@ import httpx
 import pytest
 from event_reader import frames
 from gateway_server import served
+from local_key import local_headers
 from loguru import logger
 from worker_fleet import Fleet
 
+from broker_config.secret_files import secret_path
 from gateway.access import tickets
 from gateway.access.keys import create_key, new_key, revoke_key
 from gateway.app import create_app
@@ -71,8 +73,8 @@ async def test_a_ticket_reads_the_stream_of_its_chat_on_any_gateway_and_again(
 ) -> None:
     _, key = await make_key(services)
     async with (
-        served(create_app(fresh_fleet.settings)) as one,
-        served(create_app(fresh_fleet.settings)) as two,
+        served(create_app(fresh_fleet.settings), with_key=False) as one,
+        served(create_app(fresh_fleet.settings), with_key=False) as two,
     ):
         path = await make_ticket(one, key)
         assert await read(one, f"{path}&after=0", 3) == [1, 2, 3]
@@ -84,7 +86,7 @@ async def test_a_ticket_reads_the_stream_of_its_chat_on_any_gateway_and_again(
 
 async def test_a_ticket_gives_nothing_else(fresh_fleet: Fleet, services: Services) -> None:
     _, key = await make_key(services, *Scope)
-    async with served(create_app(fresh_fleet.settings)) as http:
+    async with served(create_app(fresh_fleet.settings), with_key=False) as http:
         path = await make_ticket(http, key)
         ticket = path.partition("ticket=")[2]
         begin = f"/api/v1/chats/{CHAT.replace('/', '%2F')}"
@@ -114,7 +116,7 @@ async def test_a_ticket_ends_with_its_time_and_with_its_key(
 ) -> None:
     key_id, key = await make_key(services)
     _, short = await make_key(services, expires_at=shared_time() + timedelta(hours=1))
-    async with served(create_app(fresh_fleet.settings)) as http:
+    async with served(create_app(fresh_fleet.settings), with_key=False) as http:
         path, of_short = await make_ticket(http, key), await make_ticket(http, short)
         assert await status_of(http, path) == await status_of(http, of_short) == 200
         with monkeypatch.context() as patch:
@@ -131,7 +133,7 @@ async def test_a_ticket_ends_with_its_time_and_with_its_key(
 async def test_a_key_gives_tickets_for_what_it_may_read_only(fresh_fleet: Fleet, services: Services) -> None:
     _, poster = await make_key(services, Scope.POST)
     _, of_other = await make_key(services, chats="group_2*")
-    async with served(create_app(fresh_fleet.settings)) as http:
+    async with served(create_app(fresh_fleet.settings), with_key=False) as http:
         for headers, body, status in (
             (poster, {"chat_key": CHAT}, 403),
             (of_other, {"chat_key": CHAT}, 404),
@@ -148,14 +150,12 @@ async def test_a_key_gives_tickets_for_what_it_may_read_only(fresh_fleet: Fleet,
         assert strange.status_code == 422, strange.text
 
 
-async def test_a_gateway_without_keys_gives_tickets_until_it_has_one(
-    fresh_fleet: Fleet, services: Services
-) -> None:
-    async with served(create_app(fresh_fleet.settings)) as http:
-        path = await make_ticket(http, {})
+async def test_a_ticket_of_the_local_key_ends_with_it(fresh_fleet: Fleet, services: Services) -> None:
+    async with served(create_app(fresh_fleet.settings), with_key=False) as http:
+        path = await make_ticket(http, local_headers(services.settings.data_dir))
         assert await read(http, f"{path}&after=2", 1) == [3]
-        assert await status_of(http, path, **{"X-Forwarded-For": "10.0.0.1"}) == 401
-        await make_key(services)
+        secret_path(services.settings.data_dir, "api.key").unlink()
+    async with served(create_app(fresh_fleet.settings), with_key=False) as http:
         assert await status_of(http, path) == 401
 
 
@@ -167,7 +167,7 @@ async def test_a_page_of_another_site_reads_with_a_ticket_only(
     site = {"Origin": "https://shop.example", "Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors"}
     foreign = {**site, "Origin": "https://evil.example"}
     _, key = await make_key(services)
-    async with served(create_app(settings)) as http:
+    async with served(create_app(settings), with_key=False) as http:
         path = await make_ticket(http, key)
         async with http.stream("GET", path, headers=site) as response:
             assert response.status_code == 200
@@ -184,7 +184,7 @@ async def test_no_log_and_no_answer_has_a_ticket(fresh_fleet: Fleet, services: S
     lines: list[str] = []
     sink = logger.add(lambda record: lines.append(f"{record} {record.record}"), level=0)  # type: ignore[attr-defined]
     try:
-        async with served(create_app(fresh_fleet.settings)) as http:
+        async with served(create_app(fresh_fleet.settings), with_key=False) as http:
             path = await make_ticket(http, key)
             ticket = path.partition("ticket=")[2]
             assert await read(http, f"{path}&after=0", 1) == [1]

@@ -61,8 +61,12 @@ def host_of(services: Services) -> PluginHost:
     return services.host
 
 
-def journal(services: Services) -> list[list[str]]:
-    plugin = plugin_of(services, "tests.counter")
+async def value_of(services: Services, name: str) -> Any:
+    return json.loads((await invoke(services, name, "p")).value_bytes())
+
+
+def journal(services: Services, plugin_key: str = "tests.counter") -> list[list[str]]:
+    plugin = plugin_of(services, plugin_key)
     path = plugin.get_plugin_data_dir() / "journal.txt"
     return [line.split() for line in path.read_text().splitlines()]
 
@@ -183,3 +187,49 @@ async def test_a_hook_whose_owner_does_not_answer_is_skipped(
         )
     finally:
         await services.close()
+
+
+async def test_what_on_enabled_set_up_exists_again_in_the_heir_of_a_killed_owner(
+    fleet: Any, services: Services
+) -> None:
+    fleet.start("methods", "methods", concurrency=20)
+    state = await value_of(services, "starter_state")
+    owner = state["pid"]
+    assert state["owner"] == owner, "the methods run beside the hook"
+    assert journal(services, "tests.starter").count(["enabled", str(owner)]) == 1
+    (dying,) = [worker for worker in fleet.workers if worker.pid == owner]
+    await eventually(partial(is_listed, fleet, dying), what=fleet.waiting_for("the timer in the list"))
+    (services.settings.data_dir / "plugins" / "tests.starter" / "soon.txt").touch()
+    dying.kill()
+    state = await value_of(services, "starter_state")
+    assert state["owner"] == state["pid"] != owner
+    (heir,) = [worker for worker in fleet.workers if worker.pid == state["pid"]]
+    # Its timer may have fired already.
+    assert journal(services, "tests.starter").count(["enabled", str(heir.pid)]) == 1
+
+    async def all_run() -> bool:
+        now = await value_of(services, "starter_state")
+        return all(now[loop] > state[loop] for loop in ("task", "thread", "scheduler"))
+
+    await eventually(all_run, what=fleet.waiting_for("the loops of the heir"))
+    await eventually(
+        lambda: ["fired", str(heir.pid)] in journal(services, "tests.starter"),
+        what=fleet.waiting_for("the timer of the heir"),
+    )
+    await eventually(partial(is_listed, fleet, heir), what=fleet.waiting_for("the heir's timer in the list"))
+    (timer,) = timers_of(fleet)
+    done = await asyncio.to_thread(fleet.run, "timers", "delete", timer["id"])
+    assert done.returncode != 0 and "calls a function of plugin tests.starter" in done.stderr
+
+
+def timers_of(fleet: Any) -> list[dict[str, Any]]:
+    done = fleet.run("timers", "--json")
+    return [timer for timer in json.loads(done.stdout) if timer["chat_key"] == "system_starter"]
+
+
+async def is_listed(fleet: Any, worker: Any) -> bool:
+    """Whether the timer of tomorrow is listed once, as owned by a worker."""
+    found = await asyncio.to_thread(timers_of, fleet)
+    listed = [(timer["plugin"], timer["description"]) for timer in found]
+    is_owner = [timer["owner"].endswith(f":{worker.pid}") for timer in found]
+    return listed == [("tests.starter", "tomorrow")] and is_owner == [True]

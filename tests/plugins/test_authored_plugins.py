@@ -370,7 +370,9 @@ async def test_a_recurring_timer_needs_a_valid_expression_and_zone(anywhere: Wor
 async def test_missing_parts_are_named_and_the_rest_works(anywhere: World) -> None:
     record = next(r for r in anywhere.loaded.records if r.key == "Ada.degraded")
     assert "nekro_agent.services.workspace.manager.WorkspaceService" in record.placeholders
-    assert not any("something_new" in name for name in record.placeholders)
+    (lost,) = (name for name in record.placeholders if "something_new" in name)
+    where = "degraded.py, line 14: No module named 'nekro_agent.tools.something_new'"
+    assert lost == f"without nekro_agent.tools.something_new ({where})"
     assert (await anywhere.call("fine")).value == "fine, better=None"
     for method, name in [
         ("open_workspace", "nekro_agent.services.workspace.manager.WorkspaceService"),
@@ -423,6 +425,24 @@ async def test_a_dice_table_of_an_older_api_works(anywhere: World) -> None:
     await anywhere.reset(CHAT)
     assert await anywhere.stored("Ada.trpg_table", "cards", chat_key=CHAT) is None
     assert anywhere.registry.find("掷骰").task == "Ada.trpg_table.roll_dice"
+
+
+async def test_a_handler_knows_its_message_and_its_chat(anywhere: World) -> None:
+    who = context(user_id="42", chat_key="onebot_v11-group_7")
+    answered = [(await answers(anywhere, "/diary_last", who))[0].message for _ in range(2)]
+    assert answered == ["onebot_v11-group_7 group group_7_42"] * 2
+
+
+async def test_a_wrapper_of_the_recording_of_messages_sees_those_of_all_plugins(anywhere: World) -> None:
+    await anywhere.call("send_once", "from another plugin")
+    seen = (await anywhere.call("seen_messages")).value
+    assert seen == [[CHAT, "text", "from another plugin"]]
+    assert await anywhere.texts(CHAT, MessageKind.ASSISTANT) == ["from another plugin"]
+
+
+async def test_commands_that_are_objects_run_in_their_plugin(anywhere: World) -> None:
+    assert [one.message for one in await answers(anywhere, "/watched 2")] == ["messages: 2"]
+    assert [one.message for one in await answers(anywhere, "/watched_late")] == ["registered in the init"]
 
 
 async def test_a_diary_for_an_unavailable_platform_works_without_its_bot(anywhere: World) -> None:

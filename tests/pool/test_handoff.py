@@ -19,6 +19,7 @@ from worker_process import WorkerProcess, read_ledger
 
 from broker_config.app import NekroApp, create_app
 from broker_config.keys import Keys
+from broker_config.primaries import Primary
 from broker_config.settings import Settings
 from codec.wire import new_id
 from messaging.delivery.leases import LeaseKeeper
@@ -426,7 +427,7 @@ def test_only_short_leases_are_renewed_soon(client: redis.Redis) -> None:
     )
     now = client.time()[0]
     client.zadd("index", {"long": now + 100, "short": now + 1, "gone": now + 1})
-    keeper = LeaseKeeper(client, visibility_timeout_seconds=60)
+    keeper = LeaseKeeper(client, Primary(None), visibility_timeout_seconds=60)
     keeper.start()
     keeper.adopt(channel, running=set())
     try:

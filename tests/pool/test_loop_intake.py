@@ -21,6 +21,7 @@ from worker_process import WorkerProcess, read_ledger
 
 from broker_config.app import NekroApp, create_app
 from broker_config.keys import Keys
+from broker_config.primaries import Primary
 from broker_config.settings import Settings
 from codec.wire import new_id
 from messaging.delivery.intake import LONG_BYTES, LoopIntake
@@ -352,7 +353,9 @@ class SlowClaim:
         self.consumer = Consumer(channel, queues, accept=["json"], on_message=self._deliver)
         self.consumer.consume()
         self._thread = LoopThread("test-loop")
-        keeper = LeaseKeeper(self._client, visibility_timeout_seconds=channel.visibility_timeout)
+        keeper = LeaseKeeper(
+            self._client, Primary(None), visibility_timeout_seconds=channel.visibility_timeout
+        )
         self.intake = channel.intake = LoopIntake(
             channel, self._thread.loop, keeper=keeper, settings=settings.broker
         )
@@ -428,7 +431,7 @@ def test_a_stop_after_the_loop_was_closed_is_no_fault(
     loop.close()
     with app.connection_for_read() as connection:
         channel = connection.default_channel
-        keeper = LeaseKeeper(client, visibility_timeout_seconds=channel.visibility_timeout)
+        keeper = LeaseKeeper(client, Primary(None), visibility_timeout_seconds=channel.visibility_timeout)
         LoopIntake(channel, loop, keeper=keeper, settings=settings.broker).stop()
     gc.collect()  # of a coroutine that was not awaited, which is a warning
     assert logged == []

@@ -29,13 +29,15 @@ from nekro_agent.errors import (
 )
 from nekro_agent.ports import IncomingMessage
 from nekro_agent.shared_clock import shared_time
+from nekro_client.models import TurnState
 from sandbox.models import StopType
 from storage.access.approvals import Approval
+from storage.listings.overview import OverviewRepository
 from storage.models import ApprovalRow, CallRow
 from storage.repositories.calls import Call
-from storage.repositories.overview import OverviewRepository
-from storage.states import ApprovalScope, ApprovalState, CallState, TriggerKind
+from storage.states import ApprovalScope, ApprovalState, CallState, EventType, TriggerKind
 from storage.transaction import Transaction
+from workers.approvals.requests import ApprovalRequests
 from workers.approvals.shown import difference
 from workers.ops.sweeps import ApprovalSweep
 from workers.rounds import events as round_events
@@ -95,6 +97,13 @@ async def message_of(bench: Bench, row: Approval) -> CallMessage:
     return CallMessage.from_row(call.invocation or {}, signer=bench.services.signer)
 
 
+async def turn_ends(bench: Bench, chat_key: str = "chat") -> list[tuple[str | None, dict[str, Any]]]:
+    """The events with which turns ended: the turn, and how it stood."""
+    async with bench.database.read() as tx:
+        found = await tx.events.after(chat_key, number=0, limit=200)
+    return [(event.turn_id, event.data) for event in found if event.type == EventType.TURN_ENDED]
+
+
 async def deliver(bench: Bench, message: CallMessage) -> dict[str, Any]:
     """Give a message to a worker."""
     return await bench.services.call_handler.handle(
@@ -125,7 +134,7 @@ async def test_a_call_waits_and_runs_once_when_it_is_approved(till: Bench) -> No
     assert (row.method, row.turn_id, row.user_id) == ("tests.till.pay", round_.turn_id, "u1")
     assert (await call_of(till, row)).state is CallState.AWAITING and paid(till) == []
     notice = (await till.messages("chat"))[-1].text
-    assert row.id in notice and "tests.till.pay(\n    'ada',\n    amount=3,\n)" in notice
+    assert f"approval {row.number};" in notice and "tests.till.pay(\n    'ada',\n    amount=3,\n)" in notice
 
     await approve_and_run(till, row)
     await deliver(till, await message_of(till, row))
@@ -393,7 +402,36 @@ async def test_text_of_the_agent_of_code_and_of_plugins_is_no_decision(till: Ben
     assert accepted is not None and accepted.turn_id is None
     (decided,) = await approvals(till)
     assert (decided.state, decided.decided_by) == (ApprovalState.APPROVED, "chat:sse:chief")
-    assert (await till.messages("chat"))[-1].text == f"Approved: tests.till.pay runs ({row.id})."
+    assert (await till.messages("chat"))[-1].text == (
+        f"Approved: tests.till.pay('ada', amount=3) runs ({row.number})."
+    )
+
+
+async def test_a_turn_ends_once_as_waiting_and_what_the_decision_starts_is_another_one(till: Bench) -> None:
+    row = await asked(till)
+    waiting = (row.turn_id, {"state": TurnState.WAITING.value, "waits_for": [row.id]})
+    assert await turn_ends(till) == [waiting]
+    await approve_and_run(till, row)
+    assert await turn_ends(till) == [waiting]
+    later = (await till.play("chat", till.drain(Model(SAY))))[-1]
+    assert await turn_ends(till) == [waiting, (later.turn_id, {"state": "done"})]
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+async def test_a_call_that_is_decided_before_its_round_ends_does_not_leave_the_turn_waiting(
+    till: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = ApprovalRequests.ask
+
+    async def decided(self: ApprovalRequests, *args: Any, **options: Any) -> Approval:
+        row = await ask(self, *args, **options)
+        return await till.services.approval_decisions.deny(row.id, by="shell:root")
+
+    monkeypatch.setattr(ApprovalRequests, "ask", decided)
+    await till.say("chat", "hello")
+    await till.play("chat", till.drain(Model(PAY, SAY)))
+    assert [data for _, data in await turn_ends(till)] == [{"state": "done"}, {"state": "done"}]
+    assert [row.state for row in await approvals(till)] == [ApprovalState.DENIED]
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
@@ -407,15 +445,24 @@ async def test_people_of_a_chat_list_deny_and_get_errors(till: Bench) -> None:
         assert accepted is not None
         return (await till.messages(chat_key))[-1].text
 
-    assert await answer("/approvals") == f"{row.id} tests.till.pay"
+    call = "tests.till.pay('ada', amount=3)"
+    assert await answer("/approvals") == f"{row.number} {call}"
+    for name in (f"{row.number}", f"#{row.number}", row.id):
+        assert (await answer(f"/approvals {name}")).startswith(f"{row.number}: pending\ntests.till.pay(\n")
+    for name in ("pay", "till"):
+        assert f"write the number of the call:\n{row.number} {call}" in await answer(f"/approve {name}")
+    for name in ("ay", "0", row.id[:3], str(row.number + 1), "9" * 15, "9" * 40):
+        assert f"no call of this chat has an approval {name}" in await answer(f"/approve {name}")
+    assert (await pending(till)).id == row.id, "none of these decides"
     assert "amount=3" in await answer(f"/approvals {row.id[:8]}")
     assert await answer("/approvals", chat_key="other") == "No call waits for approval here."
     assert f"no call of this chat has an approval {row.id}" in await answer(
         f"/approve {row.id}", chat_key="other"
     )
-    assert "write /approve ID" in await answer(f"/approve {row.id} forever")
+    assert "has an approval" in await answer(f"/approve {row.number}", chat_key="other")
+    assert "write /approve NUMBER" in await answer(f"/approve {row.id} forever")
     assert (
-        await answer(f"/deny {row.id} too much money") == f"Denied: tests.till.pay does not run ({row.id})."
+        await answer(f"/deny {row.number} too much money") == f"Denied: {call} does not run ({row.number})."
     )
     assert f"approval {row.id} is denied by chat:sse:chief" in await answer(f"/approve {row.id}")
     assert (await approvals(till))[0].reason == "too much money"

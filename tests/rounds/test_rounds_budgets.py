@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -13,12 +14,19 @@ from round_bench import Bench, Model, invocation, states
 from waiting import WAIT_SECONDS
 
 from agent.llm import LLMAnswer, LLMRequest, ModelSpent
+from cli.views.round_story import describe_round, round_lines
+from cli.views.turn_text import turn_lines
+from gateway.streams.turn_lists import read_turns
+from gateway.streams.turn_tree import read_rounds, read_turn
 from nekro_agent.errors import BudgetExceededError, LLMError, StorageUnavailableError
 from nekro_agent.ports import MessageKind
 from storage.access.keys import NewKey
 from storage.access.spendings import ScopeKey, Total
+from storage.access.stored_bytes import ROW_BYTES
+from storage.listings.turn_search import TurnFilter
 from storage.states import BudgetScope, EventType
 from workers.budgets.limits import day_of
+from workers.budgets.report import read_budgets
 
 OpenBench = Callable[..., Awaitable[Bench]]
 #: Prices that make the answers of ``Model`` (100 + 7 tokens) and their estimates cost something.
@@ -123,6 +131,9 @@ async def test_the_key_that_started_a_turn_pays_with_its_own_limits(open_bench: 
             await tx.keys.add_turn("k", waiting.turn_id)
         await bench.play("chat", bench.drain(model))
     assert len(model.prompts) == 2
+    async with bench.database.read() as tx:
+        # The rows of rounds are on the quota of the key, too.
+        assert (await tx.keys.get("k")).stored_bytes >= 2 * ROW_BYTES
     assert (
         "the budget of the API key for today is used up (214 of 200 tokens)"
         in (await texts(bench, "chat"))[-1]
@@ -239,7 +250,8 @@ class Failing(Model):
         """Fail."""
         assert request.on_spent is not None
         for model in ("m", "n"):
-            request.on_spent(ModelSpent(group="g", model=model, prompt_tokens=50, answer_tokens=0, cost=0.5))
+            spent = ModelSpent(group="g", model=model, prompt_tokens=50, answer_tokens=0, cost=0.5)
+            request.on_spent(replace(spent, is_estimated=model == "n"))
         raise LLMError("no answer")
 
 
@@ -251,10 +263,61 @@ async def test_failed_requests_are_counted_by_model(open_bench: OpenBench, kind:
     assert used is not None and (used.tokens, used.cost, used.sandbox_seconds) == (100, 1.0, 0)
     async with bench.database.read() as tx:
         sums = await tx.spending_reports.sums("model", since=None, until=None, after=None, limit=9)
-    assert [(one.key, one.requests, one.rounds, one.cost) for one in sums] == [
-        ("m", 1, 1, 0.5),
-        ("n", 1, 0, 0.5),
+    assert [(one.key, one.requests, one.estimated_requests, one.rounds, one.cost) for one in sums] == [
+        ("m", 1, 0, 1, 0.5),
+        ("n", 1, 1, 0, 0.5),
     ]
+    assert used.estimated_requests == 1
+
+
+class Unreported(Model):
+    """Answers in words, with tokens that are an estimate."""
+
+    async def complete(self, request: LLMRequest) -> LLMAnswer:
+        """Answer."""
+        return replace(await super().complete(request), text="Good morning.", is_estimated=True)
+
+
+async def test_an_answer_without_reported_tokens_is_marked_wherever_tokens_are_shown(
+    open_bench: OpenBench, kind: str
+) -> None:
+    bench = await open_bench(kind, budgets={"chat": "tokens=1000,rounds=9"})
+    for chat_key, model in (("chat", Unreported("")), ("other", Model(""))):
+        await bench.say(chat_key, "hello")
+        await bench.play(chat_key, bench.drain(model))
+    async with bench.database.read() as tx:
+        sums = await tx.spending_reports.sums("chat", since=None, until=None, after=None, limit=9)
+        budgets = await read_budgets(tx, bench.settings.budgets, day=day_of(datetime.now(UTC)))
+        turns, _ = await read_turns(tx, TurnFilter(), limit=9, after=None)
+    assert {one.key: one.estimated_requests for one in sums} == {"chat": 1, "other": 0}
+    marked = {(one.id, one.measure): one.estimated_requests for one in budgets if one.id}
+    assert marked == {
+        ("chat", "tokens"): 1, ("chat", "rounds"): 0, ("other", "tokens"): 0, ("other", "rounds"): 0,
+    }  # fmt: skip
+    listed = {turn.chat_key: turn for turn in turns}
+    assert {key: turn.tokens_estimated for key, turn in listed.items()} == {"chat": True, "other": False}
+    for key, turn in listed.items():
+        tree = await read_turn(bench.services, turn.id)
+        ((_, entry),) = await read_rounds(bench.database, key, limit=9, before=None)
+        is_marked = "107 tokens (estimated)" in str(list(turn_lines(tree)))
+        text = "\n".join(round_lines(describe_round(entry)))
+        assert [is_marked, entry.tokens_estimated, "100 + 7 tokens (estimated)" in text] == [
+            key == "chat"
+        ] * 3
+
+
+async def test_a_round_that_runs_is_an_estimate(open_bench: OpenBench, kind: str) -> None:
+    bench = await open_bench(kind)
+    seen: list[Total | None] = []
+
+    async def look(_: LLMRequest) -> str:
+        seen.append(await total(bench))
+        return ""
+
+    await bench.say("chat", "hello")
+    await bench.play("chat", bench.drain(Model(look)))
+    seen.append(await total(bench))
+    assert [one and one.estimated_requests for one in seen] == [1, 0]
 
 
 async def test_a_cancelled_round_counts_what_was_sent(open_bench: OpenBench, kind: str) -> None:
@@ -324,3 +387,31 @@ async def test_a_turn_that_follows_from_a_call_is_on_the_key_of_the_turn_of_the_
     rounds = await bench.play("chat", bench.drain(model))
     assert rounds[-1].turn_id != first.turn_id and len(model.prompts) == 1
     assert "the budget of the API key" in (await texts(bench, "chat"))[-1]
+
+
+async def test_a_message_that_code_of_a_round_pushes_is_on_the_key_of_the_round(
+    open_bench: OpenBench, kind: str
+) -> None:
+    """In its own chat it continues the turn; in another one it begins a turn, on the same key."""
+    bench = await open_bench(kind, budgets={"key": "rounds=2", "warn_at": 1})
+    async with bench.database.begin() as tx:
+        await tx.keys.add(NewKey(id="k", name="k", digest=b"1", scopes=[]))
+    await bench.say("chat", "hello")
+    (first,) = await bench.rounds("chat")
+    async with bench.database.begin() as tx:
+        await tx.keys.add_turn("k", first.turn_id)
+    model = Model("keep('milk')\nnag()\nnag('elsewhere')", "")
+    await bench.play("chat", bench.drain(model))
+    (pushed,) = await bench.rounds("elsewhere")
+    assert pushed.turn_id != first.turn_id
+    await bench.play("elsewhere", bench.drain(model))
+    used = await total(bench, BudgetScope.KEY, "k")
+    assert used is not None and used.rounds == len(model.prompts) == 2
+    assert "the budget of the API key" in (await texts(bench, "elsewhere"))[-1]
+    async with bench.database.read() as tx:
+        for turn_id in (first.turn_id, pushed.turn_id):
+            key = await tx.spendings.paying_key([turn_id])
+            assert key is not None and key.id == "k"
+        kinds = await tx.connection.exec_driver_sql("SELECT kind FROM key_storage ORDER BY kind")
+        # The recorded call and what it wrote into the history, and the rounds, are on its quota, too.
+        assert [row[0] for row in kinds] == ["calls", "messages", "rounds"]

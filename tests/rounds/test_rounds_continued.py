@@ -137,7 +137,7 @@ async def test_a_follow_up_round_runs_few_statements(
     counts = Counter(name for name in ran if name)  # without those of timers
     assert counts == {
         "CallClaims.finish": 6,
-        "RoundLedger.finish": 8 if kind == "sqlite" else 9,
+        "RoundLedger.finish": 9 if kind == "sqlite" else 10,
         "ChatView.read": 3,
         "Spending.reserve": 2,
     }

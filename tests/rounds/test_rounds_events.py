@@ -306,7 +306,7 @@ async def test_events_are_written_once_wherever_a_stop_interrupts_their_transact
         claimed = await ledger.start_next(chat_key, fence=fence, worker="w")
         assert claimed is not None
         events = RoundEvents(bench.database, bench.services.publisher, claimed.round, fence=fence)
-        events.model_requested(1)
+        events.model_requested(LLMRequest(messages=()))
         work = cancelled_at(ledger.answered(claimed, answer, events, fence=fence), wait)
         outcome = (await asyncio.gather(work, return_exceptions=True))[0]
         await ledger.stop(claimed, (), events, fence=fence)
@@ -539,10 +539,9 @@ async def test_an_observation_follows_its_call_also_when_the_call_is_delivered_a
     await bench.play(CHAT, bench.drain(Model('look("tea")', SAY), slots=2))
     steps = told(await events_of(bench))
     assert steps[:3] == [("call.started", "look"), ("message.noted", "seen: tea"), ("call.ended", "look")]
-    # A TOOL may run again, and its messages with it; they still come between its start and its end.
+    # A TOOL may run again; what it sent is not sent again.
     assert steps[3:] == [
         ("call.started", "send_msg_text"),
-        ("message.sent", "done"),
         ("message.sent", "done"),
         ("call.ended", "send_msg_text"),
     ]
@@ -567,3 +566,52 @@ async def test_events_of_messages_precede_the_end_of_a_round_whose_worker_died(
     assert [event.message_id for event in found if event.type == "message.sent"] == [waiting.id]
     assert types.index("message.sent") < types.index("round.ended")
     assert [event.number for event in found] == list(range(1, len(found) + 1))
+
+
+async def test_live_text_that_repeats_has_its_beginning_for_late_readers() -> None:
+    seen: list[dict[str, Any]] = []
+    text = LiveText(seen.append, seconds=0.0, repeats=True)
+    text.add("a")
+    assert seen == [{"offset": 0, "text": "a"}]
+    async with asyncio.timeout(WAIT_SECONDS):
+        while seen[-1]["offset"] or len(seen) == 1:
+            text.add("b")
+            text.flush()
+            await asyncio.sleep(0.01)
+    assert seen[-1]["text"] == "a" + "b" * (len(seen) - 1)
+    assert [event["offset"] for event in seen[1:-1]] == list(range(1, len(seen) - 1))
+
+
+@pytest.mark.parametrize(
+    ("tries", "words", "live", "withdrawn"),
+    [
+        (["Hello, Ada."], "Hello, Ada. Bye.", "Hello, Ada.", []),
+        (["Hello, ", "Hello, Ada."], "Hello, Ada.", "Hello, Ada.", []),
+        (["Hello, ", "Good day."], "Good day.", "Hello, ", ["Hello, "]),
+        (["I look."], None, "I look.", ["I look."]),
+        ([], "Hello.", "", []),
+    ],
+)
+async def test_words_that_no_message_begins_with_are_withdrawn(
+    bench: Bench,
+    monkeypatch: pytest.MonkeyPatch,
+    tries: list[str],
+    words: str | None,
+    live: str,
+    withdrawn: list[str],
+) -> None:
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(bench.services.publisher, "live", lambda _, event: seen.append(event["data"]))
+    await bench.say(CHAT, "hello")
+    async with bench.services.database.read() as transaction:
+        (waiting,) = await transaction.rounds.newest(CHAT, limit=1)
+    events = RoundEvents(bench.services.database, bench.services.publisher, waiting, fence=1)
+    for number, text in enumerate(tries, start=1):
+        for begin in range(0, len(text), 3):
+            events.words(number, text[begin : begin + 3])
+    events.settle_words(words)
+    assert "".join(data["text"] for data in seen if data["offset"] or data is seen[0]) == live
+    kept = [one.event for one in events._waiting]
+    assert [event.data["text"] for event in kept] == withdrawn
+    assert {event.type.value for event in kept} <= {"message.withdrawn"}
+    await events.close()

@@ -8,6 +8,8 @@ from dataclasses import replace
 from round_bench import Bench, Model, states
 
 from agent.llm import FailedGroup, LLMAnswer, LLMRequest
+from cli.views.turn_text import turn_lines
+from gateway.streams.turn_tree import read_turn
 
 OpenBench = Callable[..., Awaitable[Bench]]
 
@@ -19,7 +21,8 @@ class Grouped(Model):
         """Answer."""
         answer = await super().complete(request)
         failed = FailedGroup(group="main", model="large", code="llm_busy", error="no")
-        return replace(answer, group=request.group or "default", failed=(failed,))
+        group = request.group or "default"
+        return replace(answer, group=group, failed=(failed,), is_estimated=group == "cheap")
 
 
 async def test_rounds_ask_the_group_of_their_chat_and_events_name_it(open_bench: OpenBench) -> None:
@@ -35,4 +38,9 @@ async def test_rounds_ask_the_group_of_their_chat_and_events_name_it(open_bench:
         events = await transaction.events.after("chat", number=0, limit=100)
     ready = [event.data for event in events if event.type == "code.ready"]
     assert [data["group"] for data in ready] == ["default", "cheap"]
+    turns = [
+        await read_turn(bench.services, str(event.turn_id)) for event in events if event.type == "code.ready"
+    ]
+    assert [turn.rounds[0].tokens_estimated for turn in turns] == [False, True]
+    assert ["(estimated)" in str(list(turn_lines(turn))) for turn in turns] == [False, True]
     assert ready[0]["failed_groups"] == [{"group": "main", "model": "large", "code": "llm_busy"}]

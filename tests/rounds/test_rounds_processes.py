@@ -160,14 +160,14 @@ async def test_a_chat_continues_within_its_lease_when_its_worker_is_killed_insid
     assert model.asked["llm"] == 2
     async with opened(fleet) as services, services.database.read() as tx:
         rows = await tx.connection.exec_driver_sql(
-            "SELECT id, rounds, requests, prompt_tokens + completion_tokens FROM spendings "
-            "WHERE chat_key = 'llm' ORDER BY id"
+            "SELECT id, rounds, requests, estimated_requests, prompt_tokens + completion_tokens "
+            "FROM spendings WHERE chat_key = 'llm' ORDER BY id"
         )
     # What the killed worker had asked for counts as estimated, the second attempt as the model reports it.
     (killed_id, *dead), (next_id, *alive) = rows
     assert (killed_id, next_id) == (f"{round_.id}:1", f"{round_.id}:2")
-    assert dead[:2] == [1, 0] and dead[2] > fleet.settings.agent.answer_tokens
-    assert alive == [1, 1, 1200]
+    assert dead[:3] == [1, 0, 1] and dead[3] > fleet.settings.agent.answer_tokens
+    assert alive == [1, 1, 0, 1200]
 
 
 async def test_a_program_ends_with_its_worker_and_is_not_run_again(fleet: Fleet, model: SceneModel) -> None:

@@ -330,7 +330,7 @@ async def test_without_a_group_no_summary_is_written_or_shown(open_bench: OpenBe
         new = NewSummary(
             chat_key="chat", version=1, up_to=first.sequence, oldest_at=first.created_at,
             newest_at=first.created_at, text="Old.", group_name="g", model="m", prompt_tokens=None,
-            answer_tokens=None, cost=0,
+            answer_tokens=None, tokens_estimated=True, cost=0,
         )  # fmt: skip
         assert await tx.summaries.add(new, history_revision=0, reset_at=chat.reset_at)
     writer = summaries(bench, Summariser())

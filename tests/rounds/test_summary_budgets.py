@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -138,6 +139,24 @@ async def test_a_summary_that_reaches_the_mark_warns_the_chat_and_its_events_sho
         events = await tx.events.after("chat", number=0, limit=200)
     sent = [event for event in events if event.type == EventType.MESSAGE_SENT]
     assert [(event.message_id, event.data["text"]) for event in sent] == [(said[0].id, said[0].text)]
+
+
+class Unreported(Summariser):
+    """Answers with tokens that are an estimate."""
+
+    async def complete(self, request: LLMRequest) -> LLMAnswer:
+        """Answer."""
+        return replace(await super().complete(request), is_estimated=True)
+
+
+async def test_a_summary_without_reported_tokens_is_marked(open_bench: OpenBench, kind: str) -> None:
+    bench = await open_bench(kind, agent=AGENT)
+    for first, model in ((1, Summariser()), (11, Unreported())):
+        await fill(bench, *numbered(12, first=first))
+        assert await summaries(bench, model).summarise("chat") == 1
+    assert [one.tokens_estimated for one in await versions(bench)] == [True, False]
+    used = await total(bench, BudgetScope.CHAT, "chat")
+    assert used is not None and used.estimated_requests == 1
 
 
 class Failing(Summariser):

@@ -46,9 +46,7 @@ class Process:
         self.states = PluginStates(
             self.host,
             self._leases,
-            self._lanes,
             owner=self.owner,
-            lease_seconds=30,
             disabled=(),
             may_run_here=lambda _: True,
             on_change=lambda: None,
@@ -118,7 +116,8 @@ async def test_a_failed_init_lets_the_next_process_try(processes: list[Process])
 
 async def lease_until(database: Database) -> object:
     async with database.read() as tx:
-        return (await tx.connection.execute(select(LeaseRow.lease_until))).scalar_one()
+        found = select(LeaseRow.lease_until).where(LeaseRow.name == init_lock._LEASE)
+        return (await tx.connection.execute(found)).scalar_one()
 
 
 async def test_a_blocking_init_keeps_the_lease(
@@ -192,20 +191,6 @@ async def decide(database: Database, *, is_enabled: bool) -> bool:
         return await transaction.plugin_states.set("Ada.migrating", is_enabled=is_enabled)
 
 
-async def test_hooks_of_the_start_run_in_the_first_worker_only(processes: list[Process]) -> None:
-    ran: list[str] = []
-    mount_state_hooks(processes, ran)
-    await asyncio.gather(*(process.start() for process in processes[:3]))
-    assert len(ran) == 1
-    for process in processes[:3]:
-        await process.states.close()
-    await processes[3].start()
-    assert ran[1:] == ["enabled on worker-3"]
-    await processes[3].states.close()
-    for process in processes:
-        await process.database.dispose()
-
-
 async def test_a_decision_is_applied_everywhere_and_its_hooks_run_once(
     processes: list[Process], database: Database
 ) -> None:
@@ -218,7 +203,6 @@ async def test_a_decision_is_applied_everywhere_and_its_hooks_run_once(
     for process in processes:
         await process.start()
         process.states.start()
-    ran.clear()
     assert not await decide(database, is_enabled=True)
     assert await decide(database, is_enabled=False) and not await decide(database, is_enabled=False)
     await eventually(lambda: not any(process.plugin.is_enabled for process in processes) and not inits)
@@ -247,7 +231,6 @@ async def test_a_disabled_plugin_is_cleaned_up_although_the_database_failed_afte
     mount_state_hooks([first], ran)
     first.plugin.mount_cleanup_method()(lambda: ran.append("cleanup"))
     await first.start()
-    ran.clear()
     monkeypatch.setattr(PluginStateRepository, "announced", fail_first)
     first.states.start()
     await decide(database, is_enabled=False)

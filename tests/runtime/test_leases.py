@@ -412,6 +412,7 @@ async def test_pinned_plugins_are_acquired_after_an_unexpected_error(
         refresh=refresh,
         consume=consumed.append,
         run_start_hooks=run_start_hooks,
+        on_failure=lambda _: None,
     )
     owner.start()
     await eventually(lambda: bool(consumed), what="the queue to be served")
@@ -446,9 +447,7 @@ async def test_a_pinned_plugin_is_started_again_after_an_outage_during_its_start
     states = PluginStates(
         host,
         world.keeper,
-        lanes,
         owner="w",
-        lease_seconds=LEASE_SECONDS,
         disabled=(),
         may_run_here=lambda _: False,
         on_change=lambda: None,
@@ -464,6 +463,7 @@ async def test_a_pinned_plugin_is_started_again_after_an_outage_during_its_start
         refresh=refresh,
         consume=consumed.append,
         run_start_hooks=states.run_start_hooks,
+        on_failure=lambda _: None,
     )
     owner.start()
     await eventually(lambda: bool(consumed), what="the queue to be served")
@@ -496,6 +496,7 @@ async def test_a_pinned_plugin_that_cannot_be_started_leaves_the_others_served(
         refresh=refresh,
         consume=consumed.append,
         run_start_hooks=run_start_hooks,
+        on_failure=lambda _: None,
     )
     owner.start()
     await eventually(lambda: consumed == ["pinned.Ada.pinned"], what="the other plugin to be served")

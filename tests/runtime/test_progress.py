@@ -104,6 +104,25 @@ async def test_call_reports_its_progress_and_ends(
     assert (ended.state, ended.percent) == (JobState.SUCCEEDED, 100)
 
 
+async def test_a_report_that_cannot_be_written_ends_no_other_one(
+    database: Database, reports: CallReports, entry: MethodEntry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = invocation(), invocation()
+    failed = threading.Event()
+
+    def fail(*_: object) -> None:
+        failed.set()
+        raise RuntimeError("a fault of ours")
+
+    with monkeypatch.context() as patch, reports.following(entry, first) as on_progress:
+        patch.setattr(ProgressAnnouncer, "announce", fail)
+        on_progress(10, "first")
+        await asyncio.to_thread(failed.wait)
+    with reports.following(entry, second) as on_progress:
+        on_progress(20, "second")
+        await row(database, second.call_id, lambda job: job.percent == 20)
+
+
 async def test_failed_call_ends_as_failed_and_calls_without_reports_have_no_row(
     database: Database, reports: CallReports, entry: MethodEntry
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from runtime_bench import RecordingPublisher, emptied
 
 from broker_config.settings import StoreSettings
+from nekro_agent.execution.effects import effects_of
 from nekro_agent.ports import KeyValueStore, MessageKind, Messages, OutgoingMessage
 from nekro_agent.records import Records
 from nekro_agent.testing import InMemoryRuntime
@@ -118,6 +119,21 @@ async def test_presets_are_added_changed_and_deleted(services: Services) -> None
     assert await records.presets(preset_id=None, limit=9) == [found]
     assert await records.delete_preset(made.id) and not await records.delete_preset(made.id)
     assert not await records.change_preset(made.id, {"content": "x"})
+
+
+async def test_a_repeated_call_adds_its_presets_once(services: Services) -> None:
+    records = services.records
+
+    async def attempt(count: int) -> list[int]:
+        with effects_of("call"):
+            return [(await records.add_preset({"name": "Pirate"})).id for _ in range(count)]
+
+    first, second = [await attempt(count) for count in (2, 3)]
+    assert len(set(first)) == 2
+    assert second[:2] == first, "what the first attempt added is not added again"
+    assert len(await records.presets(preset_id=None, limit=9)) == 3
+    others = {(await records.add_preset({"name": "Pirate"})).id for _ in range(2)}
+    assert len(await records.presets(preset_id=None, limit=9)) == 5 and others.isdisjoint(first)
 
 
 async def test_chats_are_changed(services: Services) -> None:

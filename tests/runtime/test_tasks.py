@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 
 from nekro_agent.errors import StorageUnavailableError
-from runtime.tasks import OwnedTasks, end_tasks, repeat
+from runtime.tasks import OwnedTasks, clean_up_timeout, end_tasks, repeat
 
 
 async def test_a_step_is_repeated_after_one_that_failed() -> None:
@@ -62,3 +64,60 @@ async def test_ending_a_task_drops_its_error(is_done: bool) -> None:
     await asyncio.sleep(0)
     await end_tasks(None, task)
     assert isinstance(task.exception(), ValueError)
+
+
+async def cancelled(work: Coroutine[Any, Any, None], *, begun: asyncio.Event) -> asyncio.Task[None]:
+    """Return the task of work that was cancelled once it had begun."""
+    task = asyncio.create_task(work)
+    await begun.wait()
+    task.cancel()
+    return task
+
+
+async def test_the_limit_of_a_step_of_clean_up_ends_the_step_and_not_the_clean_up() -> None:
+    begun, steps = asyncio.Event(), []
+
+    async def work() -> None:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            try:
+                async with clean_up_timeout(0.01):
+                    await asyncio.Event().wait()
+            except TimeoutError:
+                steps.append("limited")
+            steps.append("next step")
+
+    task = await cancelled(work(), begun=begun)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert steps == ["limited", "next step"]
+
+
+async def test_another_cancellation_ends_a_step_of_clean_up() -> None:
+    begun, cleaning = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            async with clean_up_timeout(1000):
+                cleaning.set()
+                await asyncio.Event().wait()
+
+    task = await cancelled(work(), begun=begun)
+    await cleaning.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_step_of_clean_up_that_is_fast_enough_is_not_limited() -> None:
+    async with clean_up_timeout(1000) as limit:
+        await asyncio.sleep(0)
+    assert not limit.expired()
+    with pytest.raises(ZeroDivisionError):
+        async with clean_up_timeout(1000):
+            raise ZeroDivisionError

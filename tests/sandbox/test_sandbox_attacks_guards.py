@@ -446,10 +446,8 @@ for number in range(2000):
 
 
 @pytest.mark.skipif(landlock_version() < LEAST_LANDLOCK, reason="this kernel's Landlock is too old")
-async def test_attack_L13_a_process_with_an_unreadable_name_ends_with_its_run() -> None:
+async def test_attack_L13_a_process_with_an_unreadable_name_ends_with_its_run(passable_dir: Path) -> None:
     """Without a process namespace, the host finds the processes by ``/proc/PID/stat``."""
-    import shutil
-
     code = """
 import ctypes, os, time
 if os.fork() == 0:
@@ -463,18 +461,13 @@ if os.fork() == 0:
 while not os.path.exists('shared/alive'):
     pass
 """
-    root = Path("/tmp", f"nekro-guards-{os.getpid()}")
-    root.mkdir(mode=0o755)
-    try:
-        async with lab(root, driver="landlock") as box:
-            result = await box.run(code)
-            assert result.stop_type is StopType.NORMAL, result
-            alive = box.shared() / "alive"
-            size = alive.stat().st_size
-            await box.run("")
-            assert alive.stat().st_size == size
-    finally:
-        shutil.rmtree(root)
+    async with lab(passable_dir, driver="landlock") as box:
+        result = await box.run(code)
+        assert result.stop_type is StopType.NORMAL, result
+        alive = box.shared() / "alive"
+        size = alive.stat().st_size
+        await box.run("")
+        assert alive.stat().st_size == size
 
 
 async def test_attack_L13_output_that_is_not_text_does_not_stop_its_guard(box: Lab) -> None:

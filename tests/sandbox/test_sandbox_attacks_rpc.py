@@ -9,6 +9,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+from loop_clock import LoopClock
 from sandbox_lab import Lab, lab, method
 from waiting import WAIT_SECONDS
 
@@ -327,11 +328,15 @@ async def test_attack_R14_forged_good_exit_before_a_crash_is_an_error(box: Lab) 
 
 
 async def test_attack_R15_calls_of_a_killed_run_are_cancelled_and_their_answers_dropped(box: Lab) -> None:
+    clock = LoopClock()
+
     async def never() -> None:
+        await clock.forward(WAIT_SECONDS)
         await asyncio.Event().wait()
 
     box.handlers["never"] = never
-    result = await box.run("never()", wall_seconds=0.3)
+    methods = [method("never", timeout_seconds=2 * WAIT_SECONDS)]
+    result = await box.run("never()", methods=methods, wall_seconds=WAIT_SECONDS)
     assert result.stop_type is StopType.TIMEOUT
     assert box.cancelled == ["never"]
 

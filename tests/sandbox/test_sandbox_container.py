@@ -122,7 +122,7 @@ async def test_container_runs_code_with_methods_and_files(contained: Lab) -> Non
         "import os\nprint(os.getcwd(), open('uploads/in.txt').read(), echo(1))\n"
         "open('/app/shared/out.txt', 'w').write('x')"
     )
-    assert (result.stop_type, result.output) == (StopType.NORMAL, "/app upload ((1,), {})\n")
+    assert (result.stop_type, result.output) == (StopType.NORMAL, "/app/shared upload ((1,), {})\n")
     assert (contained.shared() / "out.txt").stat().st_uid != 0
 
 

@@ -54,6 +54,15 @@ async def fenced(open_dir: Path) -> AsyncIterator[Lab]:
         yield box
 
 
+async def test_landlock_writes_relative_names_to_the_shared_files(fenced: Lab) -> None:
+    (fenced.areas.uploads_dir("chat") / "in.txt").write_text("upload")
+    result = await fenced.run(
+        "open('out.txt', 'w').write(open('uploads/in.txt').read())\nprint(open('shared/out.txt').read())"
+    )
+    assert result.output == "upload\n", result
+    assert [path.name for path in fenced.shared().iterdir()] == ["out.txt"]
+
+
 async def test_landlock_runs_code_with_methods_and_files(fenced: Lab) -> None:
     (fenced.areas.uploads_dir("chat") / "in.txt").write_text("upload")
     result = await fenced.run(

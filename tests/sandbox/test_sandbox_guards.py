@@ -96,12 +96,14 @@ async def test_a_look_that_fails_ends_the_run(
         call = faulty(fault, released)
         if guard == "memory":
             # As without kernel limits of memory: only that look reads the usage.
-            type_of = type(sandbox)
             sandbox.__class__ = type(
-                "Unbounded", (type_of,), {"memory_bounded": property(lambda _: False), "usage": call}
+                "Unbounded", (type(sandbox),), {"memory_bounded": property(lambda _: False), "usage": call}
             )
         else:
-            sandbox.processes = call
+            # As with kernel limits of memory: only the look at the disk lists the processes.
+            sandbox.__class__ = type(
+                "Bounded", (type(sandbox),), {"memory_bounded": property(lambda _: True), "processes": call}
+            )
 
     async with faulty_lab(tmp_path, spoil) as box:
         assert_ended_by(await box.run(ENDLESS), guard)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import functools
+import gzip
 import hashlib
 import http.server
 import os
@@ -279,6 +281,96 @@ async def test_downloads_are_counted_over_all_wheels(tmp_path: Path, index: Inde
         await gateway.wheel(0)
     with pytest.raises(PackageInstallError, match="no page lists"):
         await gateway.wheel(7)
+
+
+class TableServer(http.server.ThreadingHTTPServer):
+    """Answers requests from a table: headers and body by path; a header ``Location`` makes a redirect."""
+
+    def __init__(self, answers: Mapping[str, tuple[Mapping[str, str], bytes]]) -> None:
+        super().__init__(("127.0.0.1", 0), TableHandler)
+        self.answers = answers
+        self.requests: list[str] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class TableHandler(QuietHandler):
+    def do_GET(self) -> None:
+        assert isinstance(self.server, TableServer)
+        headers, body = self.server.answers[self.path]
+        self.send_response(302 if "Location" in headers else 200)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):
+            self.wfile.write(body)
+
+
+@contextlib.contextmanager
+def table_server(answers: Mapping[str, tuple[Mapping[str, str], bytes]]) -> Iterator[TableServer]:
+    with TableServer(answers) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def inner() -> Iterator[TableServer]:
+    """A server of this host that is no part of the index."""
+    with table_server({"/simple/page/": ({}, b""), "/w-1.0-py3-none-any.whl": ({}, b"")}) as server:
+        yield server
+
+
+@pytest.fixture
+def strange(inner: TableServer) -> Iterator[TableServer]:
+    """An index that refers to the inner server, and whose pages are too long."""
+    link = f'<A HREF="{inner.url}/w-1.0-py3-none-any.whl">w</A>'.encode()
+    answers: dict[str, tuple[Mapping[str, str], bytes]] = {
+        "page": ({"Location": f"{inner.url}/simple/page/"}, b""),
+        "file": ({"Location": "file:///etc/passwd"}, b""),
+        "circle": ({"Location": "/simple/circle/"}, b""),
+        "moved": ({"Location": "/simple/wheel/"}, b""),
+        "wheel": ({"Content-Type": "text/html"}, link),
+        "packed": ({"Content-Encoding": "gzip"}, gzip.compress(bytes(65 << 20))),
+        "long": ({}, bytes(65 << 20)),
+        "broken": ({"Content-Type": "application/json"}, b'{"files": [{}]}'),
+    }
+    with table_server({f"/simple/{name}/": answer for name, answer in answers.items()}) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("project", "error"),
+    [
+        ("page", "neither its own address nor a public one; NEKRO_SANDBOX__PACKAGE_INDEX"),
+        ("file", "a URL of file, which is refused|does not answer"),
+        ("circle", "redirects more than 5 times"),
+        ("packed", "answers with more than 67108864 bytes"),
+        ("long", "more than 67108864 bytes"),
+        ("broken", "malformed"),
+    ],
+)
+async def test_an_index_does_not_lead_elsewhere_and_its_pages_are_bounded(
+    tmp_path: Path, strange: TableServer, inner: TableServer, project: str, error: str
+) -> None:
+    gateway = IndexGateway(f"{strange.url}/simple", directory=tmp_path, most_bytes=1000)
+    with pytest.raises(PackageInstallError, match=error):
+        await gateway.page(project)
+    assert inner.requests == []
+
+
+async def test_a_wheel_of_an_inner_address_is_not_fetched(
+    tmp_path: Path, strange: TableServer, inner: TableServer
+) -> None:
+    gateway = IndexGateway(f"{strange.url}/simple", directory=tmp_path, most_bytes=1000)
+    assert "w-1.0-py3-none-any.whl" in await gateway.page("moved")  # a redirect within the index
+    with pytest.raises(PackageInstallError, match="neither its own address nor a public one"):
+        await gateway.wheel(0)
+    assert inner.requests == []
 
 
 def test_publishing_accepts_regular_files_only(tmp_path: Path) -> None:

@@ -409,7 +409,7 @@ async def test_shared_is_writable_and_uploads_is_readable(box: Lab) -> None:
         "import os\nprint(os.getcwd(), open('uploads/in.txt').read())\n"
         "open('/app/shared/out.txt', 'w').write('x')"
     )
-    assert result.output == "/app upload\n"
+    assert result.output == "/app/shared upload\n"
     assert (box.shared() / "out.txt").read_text() == "x"
 
 

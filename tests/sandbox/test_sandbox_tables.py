@@ -88,3 +88,32 @@ async def test_a_forged_form_costs_only_its_variable(box: Lab, form: str) -> Non
     result = await box.run("print('bad' in globals(), good)", variables={"bad": form, "good": "1"})
     assert result.stop_type is StopType.NORMAL
     assert "[bad was not kept: " in result.output and result.output.endswith("False 1\n")
+
+
+async def test_values_of_a_data_frame_are_plain_arguments(box: Lab) -> None:
+    """Models pass what they read out of a table to methods as it is."""
+    code = """
+import collections, datetime
+import numpy as np, pandas as pd
+frame = pd.DataFrame({"n": [1, 2], "x": [0.5, 1.5], "t": pd.to_datetime(["2026-05-04", "2026-05-05"])})
+first = frame.iloc[0]
+values = [frame["n"].sum(), np.float64(0.5), np.bool_(True), np.str_("a"), first["t"], frame["t"].diff()[1]]
+counts = collections.Counter("aab")
+lists = collections.defaultdict(list, {"k": [np.int8(3)]})
+print(repr(echo(values)[0][0]))
+print(repr(echo({"counts": counts, "lists": lists})[0][0]))
+for value in (pd.NaT, np.array([1]), object()):
+    try:
+        echo(value)
+    except TypeError as exc:
+        print(str(exc)[:40])
+"""
+    result = await box.run(code, keep_bytes=MOST)
+    assert result.stop_type is StopType.NORMAL, result.output
+    assert result.output.split("\n")[:2] == [
+        "[3, 0.5, True, 'a', datetime.datetime(2026, 5, 4, 0, 0), datetime.timedelta(days=1)]",
+        "{'counts': {'a': 2, 'b': 1}, 'lists': {'k': [3]}}",
+    ]
+    assert result.output.count("an argument cannot be sent to a plugin") == 3
+    # Kept variables stay what they are, or are not kept.
+    assert result.kept is not None and {"values", "counts", "lists"} <= set(result.kept.not_kept)

@@ -15,6 +15,7 @@ import pytest
 from file_server import FileServer
 
 from nekro_agent.errors import DownloadError, DownloadRefusedError, InvalidValueError
+from nekro_agent.files import staging
 from nekro_agent.files.file_system import FileSystem
 from nekro_agent.files.staging import call_scope
 from nekro_agent.methods import SandboxMethodType
@@ -63,6 +64,70 @@ async def test_files_inside_an_area_are_mapped_not_copied(fs: FileSystem) -> Non
         assert await fs.mixed_forward_file(root / "sub" / "f", file_name="g") == "/app/shared/g"
     with pytest.raises(InvalidValueError, match="lies in neither area"):
         fs.forward_file("/etc/hostname")
+
+
+SPELLINGS = (
+    "chart.png", "./chart.png", "shared/chart.png", "./shared/chart.png", "/app/shared/chart.png",
+    # What `os.path.abspath` makes of them in the sandbox, where `shared` and `uploads` are links.
+    "/app/shared/shared/chart.png", "shared/shared/./chart.png",
+)  # fmt: skip
+
+
+@pytest.fixture
+def linked(fs: FileSystem) -> FileSystem:
+    """Areas with one file each, and the links that a sandbox makes."""
+    (fs.shared_path / "shared").symlink_to("../../tmp/.shared/20")
+    (fs.shared_path / "uploads").symlink_to("../uploads")
+    (fs.shared_path / "chart.png").write_bytes(b"chart")
+    (fs.upload_path / "in.csv").write_bytes(b"upload")
+    return fs
+
+
+@pytest.mark.parametrize("text", SPELLINGS)
+async def test_a_shared_file_has_each_name_that_code_uses(
+    linked: FileSystem, world: InMemoryRuntime, text: str
+) -> None:
+    assert linked.get_file(text).read_bytes() == b"chart"
+    assert await linked.mixed_forward_file(text) == "/app/shared/chart.png"
+    sent = await linked.bring_to_uploads(text)
+    assert sent == "/app/uploads/chart.png" and linked.get_file(sent).read_bytes() == b"chart"
+    async with call_scope(linked):
+        with staging.opened(text) as file:
+            assert file.read() == b"chart"
+
+
+@pytest.mark.parametrize("text", ["uploads/in.csv", "/app/uploads/in.csv", "/app/shared/uploads/in.csv"])
+async def test_an_upload_has_each_name_that_code_uses(linked: FileSystem, text: str) -> None:
+    assert linked.get_file(text).read_bytes() == b"upload"
+    assert await linked.mixed_forward_file(text) == "/app/uploads/in.csv"
+
+
+async def test_a_link_named_like_an_area_leads_to_the_area_and_nowhere_else(
+    fs: FileSystem, tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (fs.shared_path / "uploads").symlink_to(tmp_path)
+    (fs.shared_path / "shared").symlink_to(tmp_path)
+    for text in ("uploads/secret", "shared/secret", "/app/shared/uploads/secret", "shared/uploads/secret"):
+        with pytest.raises(InvalidValueError):
+            await fs.bring_to_uploads(text)
+        assert not fs.get_file(text).exists()
+
+
+async def test_a_directory_of_a_plugin_named_like_an_area_is_a_directory(fs: FileSystem) -> None:
+    (fs.shared_path / "uploads").mkdir()
+    (fs.shared_path / "uploads" / "own").write_text("own")
+    assert fs.get_file("/app/shared/uploads/own").read_text() == "own"
+    assert await fs.mixed_forward_file("/app/shared/uploads/own") == "/app/shared/uploads/own"
+
+
+@pytest.mark.parametrize("text", ["../in.csv", "a/../../x", "shared/../uploads/in.csv", "x\0.png", "link"])
+async def test_relative_names_are_checked_like_absolute_ones(linked: FileSystem, text: str) -> None:
+    (linked.shared_path / "link").symlink_to("/etc/passwd")
+    with pytest.raises(InvalidValueError):
+        linked.get_file(text)
+    with pytest.raises(InvalidValueError):
+        await linked.bring_to_uploads(text)
 
 
 @pytest.mark.parametrize(
@@ -259,3 +324,13 @@ async def test_a_race_with_sandboxed_code_leaks_nothing(fs: FileSystem, tmp_path
         stop.set()
         writer.join()
     assert "own" in contents and "host secret" not in contents
+
+
+@pytest.mark.parametrize(
+    "text", ["x" * 300, "y" * 100_000, "a sentence\nof two lines", "/" * 5000, "a/" * 3000, "\ud800.png"]
+)
+async def test_a_text_that_is_no_path_names_no_file(linked: FileSystem, text: str) -> None:
+    with pytest.raises(InvalidValueError):
+        await linked.bring_to_uploads(text)
+    with pytest.raises(InvalidValueError):
+        await linked.mixed_forward_file(text)

@@ -25,11 +25,30 @@ PATHS = {
         "CommandPermission CommandExecutionContext CommandResponse Arg CommandGroup CommandOutputSegment "
         "CommandOutputSegmentType PluginStore TaskCtl TaskRunner TaskSignal AsyncTaskHandle task"
     ),
-    "nekro_agent.services.plugin.base": "NekroPlugin ConfigBase SandboxMethodType PluginConfigType",
-    "nekro_agent.services.plugin.schema": "SandboxMethodType",
+    "nekro_agent.services.plugin.base": (
+        "NekroPlugin ConfigBase SandboxMethodType PluginConfigType CollectMethodsFunc PromptInjectMethod "
+        "WebhookMethod PluginStore"
+    ),
+    "nekro_agent.services.plugin.schema": "SandboxMethod SandboxMethodType PromptInjectMethod WebhookMethod",
     "nekro_agent.services.plugin.packages": "dynamic_import_pkg",
-    "nekro_agent.services.plugin.task": "task TaskCtl AsyncTaskHandle TaskSignal",
-    "nekro_agent.api.schemas": "AgentCtx ChatMessage ChatType",
+    "nekro_agent.services.plugin.task": (
+        "task TaskAPI TaskCtl TaskRunner AsyncTaskHandle AsyncTaskFunc TaskSignal"
+    ),
+    "nekro_agent.api.schemas": (
+        "AgentCtx AgentMessageSegment AgentMessageSegmentType ChatMessage ChatType MessageContent "
+        "WebhookRequest"
+    ),
+    "nekro_agent.api.user": "get_avatar",
+    "nekro_agent.adapters.onebot_v11.tools.user": "get_avatar",
+    "nekro_agent.adapters.onebot_v11.tools.onebot_util": (
+        "get_chat_info get_chat_info_old get_message_reply_info"
+    ),
+    "nekro_agent.tools.onebot_util": "get_chat_info get_chat_info_old get_message_reply_info",
+    "nekro_agent.core.tortoise_config": "resolve_db_url",
+    "nekro_agent.services.memory.embedding_service": (
+        "EmbeddingService embedding_service embed_text embed_batch get_memory_embedding_dimension "
+        "get_memory_embedding_model_group"
+    ),
     "nekro_agent.schemas.agent_ctx": "AgentCtx",
     "nekro_agent.schemas.chat_message": (
         "ChatMessage ChatType ChatMessageSegment ChatMessageSegmentType ChatMessageSegmentAt "
@@ -38,8 +57,12 @@ PATHS = {
     ),
     "nekro_agent.schemas.agent_message": "AgentMessageSegment AgentMessageSegmentType",
     "nekro_agent.schemas.signal": "MsgSignal",
-    "nekro_agent.schemas.i18n": "i18n_text get_text SupportedLang I18nDict",
-    "nekro_agent.api.i18n": "i18n_text get_text SupportedLang I18nDict",
+    "nekro_agent.schemas.i18n": (
+        "i18n_text get_text resolve_i18n t get_system_lang set_system_lang SupportedLang I18nDict"
+    ),
+    "nekro_agent.api.i18n": (
+        "i18n_text get_text resolve_i18n t get_system_lang set_system_lang SupportedLang I18nDict"
+    ),
     "nekro_agent.api.signal": "MsgSignal",
     "nekro_agent.api.core": (
         "logger config ModelConfigGroup CoreConfig get_sub_logger get_qdrant_client get_qdrant_config"
@@ -62,8 +85,8 @@ PATHS = {
         "PathLocation convert_to_container_path convert_filename_to_container_path get_sandbox_path"
     ),
     "nekro_agent.tools.common_util": (
-        "download_file download_file_from_bytes limited_text_output calculate_text_similarity "
-        "calculate_file_md5 copy_to_upload_dir"
+        "download_file download_file_from_base64 download_file_from_bytes limited_text_output "
+        "calculate_text_similarity calculate_file_md5 copy_to_upload_dir"
     ),
     "nekro_agent.tools.message_id": "normalize_ref_msg_id",
     "nekro_agent.tools.at_markup": "neutralize_at_all_markup normalize_malformed_at_markup",
@@ -82,7 +105,11 @@ PATHS = {
         "Arg CmdCtl CommandExecutionContext CommandGroup CommandPermission CommandResponse"
     ),
     "nekro_agent.services.command.group": "CommandGroup",
-    "nekro_agent.services.command.base": "CommandPermission CommandExecutionContext",
+    "nekro_agent.services.command.base": (
+        "BaseCommand CommandMetadata CommandPermission CommandExecutionContext"
+    ),
+    "nekro_agent.services.command.registry": "CommandRegistry command_registry",
+    "nekro_agent.services.command.i18n_helper": "t",
     "nekro_agent.services.command.ctl": "CmdCtl",
     "nekro_agent.services.command.schemas": (
         "CommandExecutionContext CommandResponse CommandOutputSegment CommandOutputSegmentType Arg"
@@ -101,7 +128,7 @@ PATHS = {
 
 #: Names without a counterpart; they import in plugins and raise when used.
 PLACEHOLDERS = [
-    "nekro_agent.api.context", "nekro_agent.api.user",
+    "nekro_agent.api.context",
     "nekro_agent.services.plugin.collector.plugin_collector",
     "nekro_agent.adapters.onebot_v11.core.bot.get_bot", "nekro_agent.core.bot.get_bot",
     "nekro_agent.services.festival_service.festival_service", "nekro_agent.tools.image_utils.anything",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,9 +16,13 @@ import pytest
 from loaded_plugins import unload_plugins
 from waiting import WAIT_SECONDS
 
+from nekro_agent.policies import CoreConfig, ModelConfigGroup, PackagePolicy
 from workers.plugins.discovery import SourceKind, discover
 from workers.plugins.loader import LoadedPlugins, PluginStatus, load_plugins
 
+#: The command that installs a package, with and without pip in this environment.
+_HERE = re.escape(sys.executable)
+INSTALL = f"({_HERE} -m pip install|uv pip install --python {_HERE})"
 PLUGIN = '''
 from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
 plugin = NekroPlugin("n", "{name}", "d", "2.0", "{author}", "u")
@@ -88,13 +93,15 @@ def test_files_without_a_plugin_are_not_imported(load: Load, folder: Path) -> No
         ("plugin = (", "bad.py, line 1: SyntaxError"),
         (
             "import no_such_package\nplugin = 1",
-            "-m pip install no_such_package; or let the plugin call dynamic_import_pkg('no_such_package')",
+            " no_such_package; or let the plugin call dynamic_import_pkg('no_such_package')",
         ),
         ("plugin = 42", "`plugin` is int; it must be the NekroPlugin instance"),
         ("x = 1\nraise ValueError('broken on purpose')\nplugin = 1", "bad.py, line 2: ValueError: broken on"),
         ("import sys\nsys.exit('bye')\nplugin = 1", "SystemExit: bye"),
         (source("bad").replace('"bad", "d"', '"1bad", "d"'), "module_name='1bad' must be letters"),
         ("plugin = None\ndef f(:\n  pass", "bad.py, line 2: SyntaxError"),
+        ("plugin = " + "-" * 200_000 + "1", "bad.py: SyntaxError: "),
+        ("plugin = a" + ".b" * 100_000, "bad.py: SyntaxError: "),
         ("plugin = 1\0", "bad.py: SyntaxError: source code string cannot contain null bytes"),
         (
             source("bad") + "\nimport asyncio; plugin.store.get(store_key='k').send(None)",
@@ -241,7 +248,7 @@ def test_a_guarded_import_that_leaves_no_plugin_is_named(load: Load, folder: Pat
         "PluginLoadError: absent.py sets `plugin` to None after an import that it guards failed: "
         "absent.py, line 2: No module named 'no_such_package' — install it for the workers: "
     )
-    assert f"{sys.executable} -m pip install no_such_package;" in absent
+    assert re.search(rf"{INSTALL} no_such_package;", absent)
     assert "real.py, line 2: No module named 'PIL" in inner
     assert "name.py, line 2: cannot import name 'no_such_name' from 'json'" in name
     assert other == (
@@ -318,7 +325,8 @@ def test_missing_names_of_exceptions_can_be_caught_and_raised(load: Load, folder
     assert module.send(ValueError()) == "value"
     assert module.send(module.FinishedException) == "finished"
     assert not isinstance(3, module.Bot)
-    assert "nonebot.exception.FinishedException" in loaded.records[0].placeholders
+    # By an exception that nothing raises a plugin loses nothing.
+    assert loaded.records[0].placeholders == ["nekro_agent.services.sandbox.runner", "nonebot.adapters.Bot"]
 
 
 def test_handlers_that_nothing_calls_are_listed(load: Load, folder: Path) -> None:
@@ -352,5 +360,162 @@ def test_packages_of_the_extra_are_here_and_their_absence_names_the_extra(load: 
     )
     everything, lacks = load().records
     assert everything.error is None
-    assert f"{sys.executable} -m pip install 'nekro-workers[plugins]'; or let" in str(lacks.error)
+    assert re.search(rf"{INSTALL} 'nekro-workers\[plugins\]'; or let", str(lacks.error))
     assert "dynamic_import_pkg('openpyxl')" in str(lacks.error)
+
+
+def test_the_import_of_a_plugin_sees_the_configuration(load: Load, folder: Path) -> None:
+    (folder / "one.py").write_text(
+        source(
+            "one",
+            extra="""
+from nekro_agent.api.core import config, get_qdrant_config
+ADDRESS = (get_qdrant_config().url, config.AI_CHAT_CONTEXT_MAX_LENGTH, list(config.MODEL_GROUPS))
+""",
+        )
+    )
+    group = ModelConfigGroup(GROUP_NAME="draw", CHAT_MODEL="m", BASE_URL="http://m", API_KEY="k")
+    core = CoreConfig(QDRANT_URL="http://q:6333", AI_CHAT_CONTEXT_MAX_LENGTH=7, MODEL_GROUPS={"draw": group})
+    loaded = load(core=core)
+    assert statuses(loaded) == {"Ada.one": PluginStatus.OK}
+    assert sys.modules[loaded.records[0].module].ADDRESS == ("http://q:6333", 7, ["draw"])
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "from nekro_agent.api.core import get_qdrant_config",
+        "from nekro_agent.api import core\ndef connect():\n    return core.get_qdrant_config().url",
+        "def connect():\n    from nekro_agent.core.vector_db import get_qdrant_config as where",
+        "from nekro_agent.core import config\ndef connect():\n    return config.QDRANT_URL",
+    ],
+)
+def test_a_plugin_that_connects_to_a_qdrant_server_itself_is_degraded_without_one(
+    load: Load, folder: Path, use: str
+) -> None:
+    (folder / "one.py").write_text(source("one", extra=f"\n{use}\n"))
+    (folder / "other.py").write_text(source("other"))
+    loaded = load()
+    assert statuses(loaded) == {"Ada.one": PluginStatus.DEGRADED, "Ada.other": PluginStatus.OK}
+    (missing,) = loaded.records[0].placeholders
+    assert missing.endswith("(no Qdrant server: set NEKRO_QDRANT__URL)")
+    assert statuses(load(core=CoreConfig(QDRANT_URL="http://q:6333"))) == dict.fromkeys(
+        ("Ada.one", "Ada.other"), PluginStatus.OK
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "for plugin in ('a', 'b'):\n    plugin = plugin.upper()",
+        "print([plugin for plugin in 'ab'], {plugin: 1 for plugin in 'ab'}, lambda plugin: plugin)",
+        "def load(name):\n    plugin = name\n    return plugin",
+        "class Found:\n    plugin = None",
+        "for number, plugin in enumerate('ab'): pass\nelse:\n    done = True",
+        "async def main():\n    async for plugin in x():\n        plugin = 1",
+        "if __name__ == '__main__':\n    plugin = 'script'",
+        "plugin: str\nwith open(__file__) as plugin: pass",
+        "def plugin(): pass",
+        "from math import *",
+        "try:\n    pass\nexcept OSError as plugin:\n    pass",
+    ],
+)
+def test_scripts_in_which_plugin_is_another_variable_are_left_alone(
+    load: Load, folder: Path, text: str
+) -> None:
+    (folder / "script.py").write_text(f"{text}\nraise RuntimeError('imported')\n")
+    assert load().records == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "plugin = make()",
+        "plugin: object = make()",
+        "(plugin := make())",
+        "other = plugin = make()",
+        "other, plugin = None, make()",
+        "try:\n    import no_json\nexcept ImportError:\n    import json\n    plugin = make()",
+        "if True:\n    plugin = make()",
+        "while True:\n    plugin = make()\n    break",
+        "for name in ['x']:\n    plugin = make()",
+        "with open(__file__):\n    plugin = make()",
+        "def bind():\n    global plugin\n    plugin = make()\nbind()",
+        "if __name__ == '__main__':\n    pass\nelse:\n    plugin = make()",
+        "from script_parts import made as plugin",
+        "from script_parts import *",
+        "from .script_parts import *",
+    ],
+)
+def test_each_way_to_bind_a_plugin_is_found(load: Load, folder: Path, text: str) -> None:
+    made = "NekroPlugin('n', 'script', '', '1', 'Ada', '')"
+    head = f"from nekro_agent.api.plugin import NekroPlugin\ndef make():\n    return {made}\n"
+    (folder / "script.py").write_text(f"{head}{text}\n")
+    if "script_parts" in text:
+        (folder / "_unused.py").touch()
+        parts = folder / "script_parts"
+        parts.mkdir()
+        (parts / "__init__.py").write_text(f"{head}made = make()\n")
+        if "*" in text:
+            (parts / "__init__.py").write_text(f"{head}globals()['plugin'] = make()\n")
+    assert statuses(load(folder / "script.py")) == {"Ada.script": PluginStatus.OK}
+
+
+@pytest.mark.parametrize(
+    ("module", "distribution"),
+    [
+        ("mem0", "mem0ai"),
+        ("cv2", "opencv-python-headless"),
+        ("PIL.Image", "Pillow"),
+        ("bs4", "beautifulsoup4"),
+        ("sklearn.svm", "scikit-learn"),
+        ("Crypto.Cipher", "pycryptodome"),
+        ("dotenv", "python-dotenv"),
+        ("google.generativeai", "google-generativeai"),
+        ("google.nothing", "google"),
+        ("no_such_package.part", "no_such_package"),
+    ],
+)
+def test_the_hint_names_the_distribution_of_a_module(module: str, distribution: str) -> None:
+    from workers.plugins.importing import _how_to_install
+
+    assert f"install {distribution};" in _how_to_install(module).replace("'", "")
+
+
+def test_a_plugin_that_guards_a_failed_import_is_degraded_by_what_it_does_without(
+    load: Load, folder: Path
+) -> None:
+    (folder / "partly.py").write_text(
+        "try:\n    import no_such_package.part\nexcept ImportError:\n    no_such_package = None\n"
+        "try:\n    from nekro_agent.core import no_such_name\nexcept Exception:\n    pass\n"
+        "try:\n    from mem0 import Memory\nexcept (ValueError, ImportError):\n    Memory = None\n"
+        "try:\n    import no_fast_json as json\nexcept ImportError:\n    import json\n"
+        "try:\n    import no_slow_json\nexcept ImportError:\n    no_slow_json = __import__('json')\n"
+        "try:\n    import no_class\nexcept ImportError:\n    class no_class: pass\n"
+        "try:\n    import no_such_package as again\nexcept ImportError:\n    HAS_IT = False\n"
+        + source("partly")
+    )
+    (record,) = load().records
+    assert record.status is PluginStatus.DEGRADED and record.error is None
+    assert record.placeholders == [
+        "without mem0 (partly.py, line 10: No module named 'mem0'; install mem0ai)",
+        "without nekro_agent.core.no_such_name "
+        "(partly.py, line 6: cannot import name 'no_such_name' from 'nekro_agent.core')",
+        "without no_such_package (partly.py, line 26: No module named 'no_such_package'; "
+        "install no_such_package)",
+    ]
+
+
+def test_a_plugin_is_degraded_by_a_package_that_it_may_not_install(load: Load, folder: Path) -> None:
+    (folder / "installs.py").write_text(
+        "from nekro_agent.api.plugin import dynamic_import_pkg\n"
+        "def get():\n    return dynamic_import_pkg('no-such-package>=1', import_name=WANTED)\n"
+        "WANTED = None\n"
+        "try:\n    get()\nexcept Exception:\n    pass\n" + source("installs")
+    )
+    (record,) = load(packages=PackagePolicy(allow=())).records
+    assert record.status is PluginStatus.DEGRADED
+    (lost,) = record.placeholders
+    assert lost.startswith(
+        "without no-such-package (PackageInstallError: no-such-package>=1 is not installed"
+    )

@@ -278,7 +278,7 @@ async def test_stored_values_are_found_and_deleted(world: InMemoryRuntime, plugi
 
 
 def test_messages_are_built_from_parts(tmp_path: Path) -> None:
-    (tmp_path / "a.jpg").write_bytes(b"jpg")
+    (tmp_path / "a.jpg").write_bytes(b"\xff\xd8\xff\xe0")
     message = (
         OpenAIChatMessage.create_empty("user")
         .add(ContentSegment.text_content("a"))

@@ -13,17 +13,21 @@ from nekro_agent.testing import InMemoryRuntime
 from workers.plugins.loader import LoadedPlugins, PluginStatus, load_plugins
 
 CODE = '''
+from typing import Optional, Union
+
 from nonebot import on_command
-from nonebot.adapters.onebot.v11 import Bot, GroupMessageEvent, Message, MessageEvent
+from nonebot.adapters.onebot.v11 import Bot, GroupMessageEvent, Message, MessageEvent, PrivateMessageEvent
 from nonebot.exception import FinishedException
 from nonebot.matcher import Matcher
 from nonebot.params import CommandArg
 from nonebot.permission import SUPERUSER
 
 from nekro_agent.adapters.onebot_v11.matchers.command import command_guard, finish_with
+from nekro_agent.adapters.onebot_v11.tools.onebot_util import get_chat_info_old
 from nekro_agent.api.plugin import NekroPlugin
 
 plugin = NekroPlugin("n", "diary", "d", "1", "Ada", "u")
+seen = set()
 
 
 @on_command("diary", aliases={"日记"}, priority=5, block=True).handle()
@@ -52,6 +56,18 @@ async def parts(matcher: Matcher, event: MessageEvent, arg: Message = CommandArg
     texts = "".join(segment.data.get("text", "") for segment in arg if segment.type == "text").split()
     people = [segment.data["qq"] for segment in event.message if segment.type == "at"]
     await matcher.finish(f"{texts} {people} {str(arg)!r} {len(list(event.original_message))}")
+
+
+@on_command("about").handle()
+async def about(event: Union[MessageEvent, GroupMessageEvent], matcher: Optional[Matcher] = None):
+    if event.message_id in seen:
+        await matcher.finish("a repeat")
+    seen.add(event.message_id)
+    chat_key, chat_type = await get_chat_info_old(event)
+    facts = [chat_key, chat_type.value, event.get_session_id(), event.get_type(), event.is_tome()]
+    facts.append(event.reply)
+    kinds = [isinstance(event, GroupMessageEvent), isinstance(event, PrivateMessageEvent)]
+    await matcher.finish(Message(f"{facts} {kinds} {event.time > 0} {type(event.message_id).__name__}"))
 
 
 @on_command("uses_bot", permission=SUPERUSER).handle()
@@ -121,6 +137,22 @@ async def test_a_handler_reads_the_segments_of_its_text(world: InMemoryRuntime) 
     assert (await answer(world, "/parts")).message == "[] [] '' 0"
 
 
+async def test_a_handler_reads_the_properties_of_its_event(world: InMemoryRuntime) -> None:
+    group = await answer(world, "/about")
+    assert group.message == (
+        "['onebot_v11-group_77', 'group', 'group_77_42', 'message', True, None] [True, False] True int"
+    )
+    private = await answer(world, "/about", chat_key="onebot_v11-private_42")
+    assert private.message == (
+        "['onebot_v11-private_42', 'private', '42', 'message', True, None] [False, True] True int"
+    )
+    lines = [
+        [one async for one in world.command("/about", who().model_copy(update={"message_id": "call-1"}))][-1]
+        for _ in range(2)
+    ]
+    assert lines[0].message == group.message and lines[1].message == "a repeat"
+
+
 async def test_permissions_and_kinds_of_chats_apply(world: InMemoryRuntime, loaded: LoadedPlugins) -> None:
     assert "needs the permission super_user" in (await answer(world, "/diary x")).message
     assert "needs the permission super_user" in (await answer(world, "/uses_bot")).message
@@ -131,6 +163,7 @@ async def test_permissions_and_kinds_of_chats_apply(world: InMemoryRuntime, load
         "diary": CommandPermission.PUBLIC,
         "echo": CommandPermission.PUBLIC,
         "parts": CommandPermission.PUBLIC,
+        "about": CommandPermission.PUBLIC,
         "uses_bot": CommandPermission.SUPER_USER,
         "fails": CommandPermission.PUBLIC,
     }
@@ -151,6 +184,7 @@ def test_registrations_of_another_meaning_are_listed(loaded: LoadedPlugins) -> N
         "nonebot.on_command('ruled').handle(…) has no effect on ruled",
         "nonebot.on_command('stateful').handle(…) has no effect on stateful",
     ]
-    assert "nonebot.on_command" not in record.placeholders
-    assert "nekro_agent.adapters.onebot_v11.matchers.command" not in record.placeholders
+    assert [name for name in record.placeholders if "has no effect" not in name] == [
+        "nonebot.adapters.onebot.v11.Bot"
+    ]
     unload_plugins(loaded)

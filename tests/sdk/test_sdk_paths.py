@@ -79,6 +79,8 @@ def test_mapping_keeps_the_path_below_the_area(area: str, parts: list[str]) -> N
     for spelling in (f"/app/{area}/{relative}", f"{area}/{relative}", f"./{area}/{relative}"):
         location, below = paths.locate(spelling)
         assert (location.value, below) == (area, relative)
+    if parts[0] not in ("uploads", "shared"):
+        assert paths.locate(relative) == paths.locate(f"./{relative}") == paths.locate(f"shared/{relative}")
     host = paths.convert_to_host_path(
         Path(f"/app/{area}/{relative}"), CHAT, "box", uploads_dir=Path("/u"), shared_dir=Path("/s")
     )
@@ -88,7 +90,7 @@ def test_mapping_keeps_the_path_below_the_area(area: str, parts: list[str]) -> N
 @pytest.mark.parametrize(
     "bad",
     [
-        "/etc/shared/passwd", "/etc/passwd", "/app/other/x", "/app", "/app/uploads2/x", "x.txt", "",
+        "/etc/shared/passwd", "/etc/passwd", "/app/other/x", "/app", "/app/uploads2/x", ".", "",
         "/app/uploads/../x", "/app/shared/../../etc/passwd", "../app/uploads/x", "/app/uploads/a\0b",
         "/data/uploads/chat/x", "//etc/passwd",
     ],

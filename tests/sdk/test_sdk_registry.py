@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from broker_config.settings import ApprovalSettings
+from nekro_agent.core.logger import logger
 from nekro_agent.errors import InvalidValueError, MethodDisabledError, MethodNotFoundError
 from nekro_agent.methods import Lane, SandboxMethod, SandboxMethodType
 from nekro_agent.mounts import long_running
@@ -49,7 +50,12 @@ def test_a_method_is_found_by_full_name_function_name_and_label() -> None:
 
 def test_of_two_equal_names_the_first_loaded_has_precedence_and_both_stay_callable() -> None:
     first, second = plugin_with("same", author="Ada"), plugin_with("same", author="Bob")
+    logged: list[str] = []
+    sink = logger.add(lambda message: logged.append(message.record["message"]), level="INFO")
     registry = LoadedRegistry([first, second])
+    registry.serve([first, second])
+    logger.remove(sink)
+    assert logged == []  # each process of a fleet would repeat it
     assert registry.find("same").plugin_key == first.key
     assert registry.find("Bob.m_same.same").plugin_key == second.key
     (warning,) = registry.warnings

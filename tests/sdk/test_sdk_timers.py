@@ -13,6 +13,7 @@ from waiting import WAIT_SECONDS, cpu_limit
 from nekro_agent import cron
 from nekro_agent.api import recurring_timer, timer
 from nekro_agent.errors import InvalidValueError
+from nekro_agent.execution import callback_timers
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.models.db_recurring_timer_job import DBRecurringTimerJob
 from nekro_agent.plugin import NekroPlugin
@@ -219,6 +220,11 @@ async def test_the_service_object_sets_replaces_and_clears_timers(world: InMemor
     assert await listed() == set()
 
 
+def next_second() -> int:
+    """A full second that is not over before a timer is set for it."""
+    return int(time.time() + 0.5) + 1
+
+
 async def test_a_timer_with_a_callback_is_called_once(world: InMemoryRuntime) -> None:
     called = asyncio.Event()
 
@@ -226,10 +232,45 @@ async def test_a_timer_with_a_callback_is_called_once(world: InMemoryRuntime) ->
         timer_service.get_timers(CHAT)[:]  # a callback may read the database as a method may
         called.set()
 
-    assert await timer_service.set_timer(CHAT, int(time.time()) + 1, "c", callback=callback) is True
+    assert await timer_service.set_timer(CHAT, next_second(), "c", callback=callback) is True
     await asyncio.wait_for(called.wait(), WAIT_SECONDS)
     assert await timer_service.set_timer(CHAT, 1, "past", callback=callback) is False
     assert list(await timer_service.get_timers(CHAT)) == []
+
+
+async def test_a_callback_is_called_although_the_loop_that_set_its_timer_has_ended(
+    world: InMemoryRuntime,
+) -> None:
+    """As in lane ``long``, whose loops run only while there is a job."""
+    called: asyncio.Queue[object] = asyncio.Queue()
+
+    async def callback() -> None:
+        called.put_nowait(asyncio.get_running_loop())
+
+    def run_job() -> None:
+        asyncio.run(timer_service.set_timer(CHAT, next_second(), "c", callback=callback))
+
+    await asyncio.to_thread(run_job)
+    (pending,) = await timer_service.get_timers(CHAT)
+    assert pending.event_desc == "c"
+    assert await asyncio.wait_for(called.get(), WAIT_SECONDS) is asyncio.get_running_loop()
+
+
+async def test_the_timers_of_a_plugin_end_when_it_stops(world: InMemoryRuntime, plugin: NekroPlugin) -> None:
+    async def never() -> None:
+        raise AssertionError
+
+    @plugin.mount_sandbox_method(SandboxMethodType.TOOL, "wait")
+    async def wait(ctx: AgentCtx) -> None:
+        later = int(time.time()) + 3600
+        await asyncio.create_task(timer_service.set_timer(ctx.chat_key, later, "its", callback=never))
+
+    await world.call("wait", chat_key=CHAT)
+    await timer_service.set_timer(CHAT, int(time.time()) + 3600, "other", callback=never)
+    assert [one.plugin_key for one in callback_timers.listed()] == [plugin.key, ""]
+    await world.host.stop_plugin(plugin)
+    assert [one.event_desc for one in await timer_service.get_timers(CHAT)] == ["other"]
+    await timer_service.set_timer(CHAT, -1, "")
 
 
 async def test_a_plugin_lists_and_deletes_its_timers_by_id(

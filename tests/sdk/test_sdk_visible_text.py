@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 
 import pytest
 
-from nekro_agent.tools.visible_text import shortened, visible, visible_json, visible_lines, visible_text
+from nekro_agent.tools.visible_text import (
+    IGNORABLE,
+    all_visible,
+    shortened,
+    visible,
+    visible_json,
+    visible_lines,
+    visible_text,
+    without_invisible,
+)
+
+JOINERS = "[\u180b-\u180d\u180f\u200c\u200d\ufe00-\ufe0f]"
 
 #: Visible characters of Arabic, Syriac and Kaithi in Unicode's category of format characters.
 SEEN_FORMATS = {*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD}
@@ -22,8 +34,8 @@ def is_hidden(char: str) -> bool:
 
 
 def test_every_control_format_surrogate_and_separator_is_escaped() -> None:
-    wrong = [hex(ord(char)) for char in every_character() if is_hidden(char) and char in visible(f"a{char}b")]
-    assert wrong == []
+    hidden = [char for char in every_character() if is_hidden(char)]
+    assert not set(visible("".join(f"a{char}b" for char in hidden))) & set(hidden)
 
 
 def test_invisible_characters_of_other_categories_are_escaped_too() -> None:
@@ -86,3 +98,50 @@ def test_a_shortened_text_names_the_omitted_length(size: int) -> None:
     assert shown == ("x" * size if size <= 50 else f"{'x' * 50}… ({size - 50} more characters)")
     assert len(visible("\U000e0041" * size, limit=50)) <= 90
     assert shortened("abc", 3) == "abc"
+
+
+def is_invisible(char: str) -> bool:
+    """By the properties of the running version of Python, and by that which it lacks."""
+    category = unicodedata.category(char)
+    return (
+        category in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+        or re.match(f"[{IGNORABLE}]", char) is not None
+        or char in "\u115f\u1160\u2800\u3164\uffa0"
+    )
+
+
+def test_the_ignorable_code_points_are_those_of_the_standard() -> None:
+    regex = pytest.importorskip("regex", reason="pip install regex")
+    text = "".join(char for char in every_character() if not "\ud800" <= char <= "\udfff")
+    wanted = set(regex.findall(r"\p{Default_Ignorable_Code_Point}", text))
+    assert len(wanted) == 4174
+    assert set(re.findall(f"[{IGNORABLE}]", text)) == wanted
+
+
+def test_what_a_person_must_read_exactly_has_every_invisible_character_escaped() -> None:
+    hidden = [char for char in every_character() if is_invisible(char) and char != "\n"]
+    for before in ("a", "猫", "❤"):
+        assert not set(all_visible("".join(f"{before}{char}b" for char in hidden))) & set(hidden)
+    assert all_visible("pay(\n    'é 猫',\n)") == "pay(\n    'é 猫',\n)"
+    assert all_visible("❤️") == "❤\\ufe0f"
+    text = "".join(every_character())
+    assert all_visible(all_visible(text)) == all_visible(text)
+
+
+def test_terminals_get_no_unassigned_and_no_private_character() -> None:
+    hidden = [char for char in every_character() if unicodedata.category(char) in ("Co", "Cn")]
+    assert not set(visible("".join(f"猫{char}b" for char in hidden))) & set(hidden)
+
+
+def test_prompts_lose_every_invisible_character() -> None:
+    text = "".join(f"猫{char}" for char in every_character() if is_invisible(char) and char not in "\t\n")
+    assert set(without_invisible(text, joiners=False)) == {"猫", " "}
+    # With joiners, one may follow a letter, as in words of Persian; emoji of the future stay too.
+    kept = set(without_invisible(text)) - {"猫", " "}
+    assert not {char for char in kept if char.isprintable() and not re.match(JOINERS, char)}
+    assert without_invisible("a\u200b\u2060b\ufe0f\ufe0f\U000e0041\tc\n") == "ab\tc\n"
+
+
+@pytest.mark.parametrize("text", ["plain", "❤️‍🔥 👨‍👩‍👧 1️⃣ 🇯🇵", "می‌خواهم", "क्‍ष", "一\u3000二", "a\u00a0b"])
+def test_words_of_chats_are_the_same_in_prompts(text: str) -> None:
+    assert without_invisible(text) == text

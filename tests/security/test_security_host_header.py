@@ -1,7 +1,8 @@
-"""Servers without a password refuse web sites whose name was made to resolve to this machine."""
+"""Ports on loopback: neither web sites whose name resolves to this machine nor its other users read them."""
 
 from __future__ import annotations
 
+import base64
 import http.client
 import re
 import socket
@@ -9,12 +10,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import pytest
 from redis_process import free_port
 from waiting import WAIT_SECONDS, wait_until
 
+from broker_config.secret_files import monitoring_key, secret_path
 from broker_config.settings import Settings
 from cli.environment import environment_of
 from workers.ops.host_header import AllowedHosts, is_loopback
@@ -31,7 +34,14 @@ OTHERS = (
 )  # fmt: skip
 
 
-def ask(port: int, host: str | tuple[str, ...], path: str = "/", *, method: str = "GET") -> tuple[int, str]:
+def ask(
+    port: int,
+    host: str | tuple[str, ...],
+    path: str = "/",
+    *,
+    method: str = "GET",
+    authorization: str | None = None,
+) -> tuple[int, str]:
     """Send one request with exactly these Host headers."""
     hosts = (host,) if isinstance(host, str) else host
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_SECONDS)
@@ -40,6 +50,8 @@ def ask(port: int, host: str | tuple[str, ...], path: str = "/", *, method: str 
         for name in hosts:
             connection.putheader("Host", name.format(port=port))
         connection.putheader("Content-Length", "0")
+        if authorization is not None:
+            connection.putheader("Authorization", authorization)
         connection.endheaders()
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
@@ -47,28 +59,48 @@ def ask(port: int, host: str | tuple[str, ...], path: str = "/", *, method: str 
         connection.close()
 
 
+PAGES = {"/metrics": lambda: Page(body=b"figures"), "/livez": lambda: Page(body=b"ok")}
+
+
 @pytest.fixture
-def pages() -> Iterator[PageServer]:
-    server = PageServer.on_port("127.0.0.1", 20_000, {"/metrics": lambda: Page(body=b"figures")}, tries=2000)
+def pages(tmp_path: Path) -> Iterator[PageServer]:
+    server = PageServer.on_port("127.0.0.1", 20_000, PAGES, data_dir=tmp_path, tries=2000)
     yield server
     server.close()
 
 
+@pytest.fixture
+def key(tmp_path: Path) -> str:
+    """The header with the key of the pages."""
+    return f"Bearer {monitoring_key(tmp_path)[1]}"
+
+
 @pytest.mark.parametrize("host", OUR_NAMES)
-def test_pages_on_loopback_answer_to_names_of_loopback(pages: PageServer, host: str) -> None:
-    assert ask(pages.port, host, "/metrics") == (HTTPStatus.OK, "figures")
+def test_pages_on_loopback_answer_to_names_of_loopback(pages: PageServer, key: str, host: str) -> None:
+    assert ask(pages.port, host, "/metrics", authorization=key) == (HTTPStatus.OK, "figures")
+
+
+@pytest.mark.parametrize("given", [None, "", "Bearer", "Bearer ", "Bearer x", "bearer {key}", "Basic {key}"])
+def test_pages_on_loopback_need_the_key_and_probes_do_not(
+    pages: PageServer, key: str, given: str | None
+) -> None:
+    sent = None if given is None else given.format(key=key.removeprefix("Bearer "))
+    for path in ("/metrics", "/nothing"):
+        status, text = ask(pages.port, "localhost", path, authorization=sent)
+        assert status == HTTPStatus.UNAUTHORIZED and "figures" not in text
+    assert ask(pages.port, "localhost", "/livez", authorization=sent) == (HTTPStatus.OK, "ok")
 
 
 @pytest.mark.parametrize("host", [*OTHERS, ("127.0.0.1", "evil.example"), ("evil.example", "127.0.0.1")])
-def test_pages_on_loopback_refuse_every_other_host(pages: PageServer, host: str) -> None:
+def test_pages_on_loopback_refuse_every_other_host(pages: PageServer, key: str, host: str) -> None:
     for path in ("/metrics", "/nothing"):
-        status, text = ask(pages.port, host, path)
+        status, text = ask(pages.port, host, path, authorization=key)
         assert status == HTTPStatus.MISDIRECTED_REQUEST
         assert "localhost" in text and "figures" not in text and "evil" not in text
 
 
-def test_pages_for_a_network_answer_to_every_host() -> None:
-    server = PageServer.on_port("0.0.0.0", 20_000, {"/metrics": lambda: Page(body=b"figures")}, tries=2000)
+def test_pages_for_a_network_answer_to_every_host(tmp_path: Path) -> None:
+    server = PageServer.on_port("0.0.0.0", 20_000, PAGES, data_dir=tmp_path, tries=2000)
     try:
         assert ask(server.port, "metrics.internal:9463", "/metrics") == (HTTPStatus.OK, "figures")
     finally:
@@ -77,8 +109,8 @@ def test_pages_for_a_network_answer_to_every_host() -> None:
     assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "metrics.internal", "")))
 
 
-def test_a_request_without_a_host_header_is_answered(pages: PageServer) -> None:
-    assert ask(pages.port, (), "/metrics")[0] == HTTPStatus.OK
+def test_a_request_without_a_host_header_is_answered(pages: PageServer, key: str) -> None:
+    assert ask(pages.port, (), "/metrics", authorization=key)[0] == HTTPStatus.OK
     assert AllowedHosts().admits([])
 
 
@@ -96,12 +128,14 @@ def test_pages_reflect_nothing_of_a_request(pages: PageServer, path: str) -> Non
 
 
 @pytest.fixture(scope="module")
-def start_flower(redis_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., int]]:
-    """Start a Flower; returns its port when it answers."""
+def start_flower(
+    redis_server: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., tuple[int, Path]]]:
+    """Start a Flower; returns its port when it answers, and its data directory."""
     pytest.importorskip("flower", reason="pip install nekro-workers[flower]")
     processes: list[subprocess.Popen[bytes]] = []
 
-    def start(*options: str, **environment: str) -> int:
+    def start(*options: str, **environment: str) -> tuple[int, Path]:
         port = free_port()
         settings = Settings.load(
             env_file=None,
@@ -119,7 +153,7 @@ def start_flower(redis_server: Any, tmp_path_factory: pytest.TempPathFactory) ->
         )
         processes.append(process)
         wait_until(lambda: answers(port))
-        return port
+        return port, settings.data_dir
 
     yield start
     for process in processes:
@@ -136,43 +170,50 @@ def answers(port: int) -> bool:
 
 
 @pytest.fixture(scope="module")
-def open_flower(start_flower: Callable[..., int]) -> int:
-    return start_flower("--allow-host", "Flower.Internal")
+def plain_flower(start_flower: Callable[..., tuple[int, Path]]) -> tuple[int, Path]:
+    """A Flower for which nobody stated a password."""
+    return start_flower()
 
 
-@pytest.mark.parametrize("host", [*OUR_NAMES, "flower.internal", "flower.internal:443"])
-def test_flower_without_a_password_answers_to_its_own_names(open_flower: int, host: str) -> None:
-    status, text = ask(open_flower, host, "/workers")
+def basic(text: str) -> str:
+    return f"Basic {base64.b64encode(text.encode()).decode()}"
+
+
+FLOWER_PATHS = ("/", "/workers", "/tasks/datatable", "/api/tasks", "/api/workers", "/metrics", "/nothing")
+
+
+def test_flower_always_has_a_password(plain_flower: tuple[int, Path]) -> None:
+    port, data_dir = plain_flower
+    path, key = monitoring_key(data_dir)
+    assert path.stat().st_mode & 0o077 == 0
+    guesses = (
+        None,
+        basic("nekro:"),
+        basic(":"),
+        basic("nekro:guess"),
+        f"Bearer {key}",
+        "Basic",
+        "Basic \xe9",
+    )
+    for guess in guesses:
+        for asked in FLOWER_PATHS:
+            status, text = ask(port, "127.0.0.1", asked, authorization=guess)
+            assert status == HTTPStatus.UNAUTHORIZED, (asked, guess)
+            assert "flower_" not in text
+        revoked = ask(port, "127.0.0.1", "/api/task/revoke/x", method="POST", authorization=guess)
+        assert revoked[0] == HTTPStatus.UNAUTHORIZED
+    status, text = ask(port, "127.0.0.1", "/workers", authorization=basic(f"nekro:{key}"))
     assert status == HTTPStatus.OK and "Flower" in text
+    assert "flower_" in ask(port, "127.0.0.1", "/metrics", authorization=basic(f"nekro:{key}"))[1]
 
 
-@pytest.mark.parametrize("host", [host for host in OTHERS if host.strip()])
-def test_flower_without_a_password_refuses_every_other_host(open_flower: int, host: str) -> None:
-    for path in (
-        "/workers",
-        "/tasks/datatable",
-        "/static/js/flower.js",
-        "/api/tasks",
-        "/metrics",
-        "/nothing",
-    ):
-        status, text = ask(open_flower, host, path)
-        assert 400 <= status < 500
-        assert "<html" not in text and "evil" not in text
-    assert ask(open_flower, host, "/api/task/revoke/x", method="POST")[0] >= 400
-
-
-def test_the_refusal_names_the_fix(open_flower: int) -> None:
-    status, text = ask(open_flower, "evil.example", "/")
-    assert status == HTTPStatus.MISDIRECTED_REQUEST
-    assert "FLOWER_BASIC_AUTH" in text and "--allow-host" in text
-
-
-def test_flower_with_a_password_answers_to_every_name(start_flower: Callable[..., int]) -> None:
-    port = start_flower(FLOWER_BASIC_AUTH="ada:secret")
+def test_a_stated_password_is_the_only_one(start_flower: Callable[..., tuple[int, Path]]) -> None:
+    port, data_dir = start_flower(FLOWER_BASIC_AUTH="ada:secret")
+    assert not secret_path(data_dir, "monitoring.key").exists()
     assert ask(port, "flower.example", "/workers")[0] == HTTPStatus.UNAUTHORIZED
+    assert ask(port, "flower.example", "/workers", authorization=basic("ada:secret"))[0] == HTTPStatus.OK
 
 
-def test_the_health_check_of_the_command_passes(open_flower: int) -> None:
-    asked = [sys.executable, "-P", "-m", "cli.main", "flower", "--check", "--port", str(open_flower)]
+def test_the_health_check_of_the_command_passes(plain_flower: tuple[int, Path]) -> None:
+    asked = [sys.executable, "-P", "-m", "cli.main", "flower", "--check", "--port", str(plain_flower[0])]
     assert subprocess.run(asked, capture_output=True, timeout=60).returncode == 0

@@ -16,6 +16,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -195,7 +196,7 @@ def add_dead_letter(settings: Settings) -> None:
 
 def finish_rows(path: Path) -> None:
     """Write the rows of a whole run, with foreign text in every column that a command shows."""
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(
             "UPDATE jobs SET message = ?, worker = ?, state = 'failed', finished_at = created_at",
             (HOSTILE,) * 2,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
-from collections.abc import Iterator
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -63,15 +62,6 @@ needs_landlock = pytest.mark.skipif(
 )
 
 
-@pytest.fixture
-def root() -> Iterator[Path]:
-    """A directory whose parents any user may enter, for code that sees host paths."""
-    path = Path("/tmp", f"nekro-landlock-{os.getpid()}")
-    path.mkdir(mode=0o755)
-    yield path
-    shutil.rmtree(path)
-
-
 def outcome(root: Path, code: str, **settings: int) -> RunResult:
     try:
         return asyncio.run(run(root, code, **settings))
@@ -80,10 +70,10 @@ def outcome(root: Path, code: str, **settings: int) -> RunResult:
 
 
 @needs_landlock
-def test_code_cannot_change_another_process_of_its_user(root: Path) -> None:
+def test_code_cannot_change_another_process_of_its_user(passable_dir: Path) -> None:
     # The code's own second process represents one of the same user outside: a filter cannot distinguish them.
     second = "import os, time\nother = os.fork()\nif other == 0:\n    time.sleep(20)\n    os._exit(0)\n"
-    result = outcome(root, second + ATTACK + "\nos.kill(other, 9)\n")
+    result = outcome(passable_dir, second + ATTACK + "\nos.kill(other, 9)\n")
     assert result.stop_type is StopType.NORMAL, result
     lines = dict(line.split(" ", 1) for line in result.output.splitlines())
     refused = {name: lines[name] for name in ("prlimit", "affinity", "scheduler", "priority", "user")}
@@ -92,7 +82,40 @@ def test_code_cannot_change_another_process_of_its_user(root: Path) -> None:
 
 
 @needs_landlock
-def test_tmp_is_limited_and_deleted_with_the_run(root: Path) -> None:
+def test_other_processes_of_the_user_do_not_use_up_the_limit_of_processes(passable_dir: Path) -> None:
+    """As an ordinary user without a namespace of users, the kernel counts all processes of the user."""
+    code = """
+import os
+children = []
+try:
+    while len(children) < 500:
+        child = os.fork()
+        if child == 0:
+            os.close(release)
+            os.read(held, 1)
+            os._exit(0)
+        children.append(child)
+except BlockingIOError:
+    pass
+print(len(children))
+os.close(release)
+for child in children:
+    os.waitpid(child, 0)
+"""
+    others = [subprocess.Popen(["sleep", "1000"]) for _ in range(40)]
+    try:
+        result = outcome(passable_dir, "import os\nheld, release = os.pipe()\n" + code, max_processes=30)
+    finally:
+        for other in others:
+            other.kill()
+        for other in others:
+            other.wait()
+    assert result.stop_type is StopType.NORMAL, result
+    assert 0 < int(result.output) < 100, result.output
+
+
+@needs_landlock
+def test_tmp_is_limited_and_deleted_with_the_run(passable_dir: Path) -> None:
     """With landlock it is a directory on the host's disk, not a file system with a size."""
     code = """
 import os, tempfile, time
@@ -105,7 +128,7 @@ for _ in range(1100):
     os.chdir("d" * 50)
 time.sleep(20)
 """
-    result = outcome(root, code, tmp_bytes=4 << 20)
+    result = outcome(passable_dir, code, tmp_bytes=4 << 20)
     assert (result.stop_type, result.limit) == (StopType.ERROR, Limit.DISK)
     assert not Path(result.output.strip()).parent.exists()
 

@@ -7,11 +7,14 @@ import itertools
 import pkgutil
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from re import _parser  # type: ignore[attr-defined]
 from typing import Any
 
 import pytest
 from waiting import cpu_limit
+
+from agent.answers.notations import WRAPPED
 
 pytestmark = pytest.mark.extended
 
@@ -25,8 +28,14 @@ PIECES = ("a", "0", " ", "\n", ".", "-", "\\", "[", "(", "<", '"', "'", "`", "@"
 SHORT, LONG = 400, 60_000
 #: Expressions that meet short texts only, with what makes them short.
 SHORT_TEXTS = {
-    "agent.replies._CALL": "its caller cuts lines to 300 characters",
-    "agent.replies._IMPORT": "its caller cuts lines to 300 characters",
+    "agent.answers.extraction.CODE_END": "its caller takes the end of a line, or matches a whole one",
+    "agent.answers.extraction.HEADED": "matched as a whole, so from one place",
+    "agent.answers.extraction.NAKED_HARMONY": "matched as a whole, so from one place",
+    "agent.answers.live_words._PARTIAL": "its caller searches the last 320 characters",
+    "agent.answers.replies._CALL": "its caller cuts lines to 300 characters",
+    "agent.answers.replies._IMPORT": "its caller cuts lines to 300 characters",
+    "broker_config.model_groups._VARIABLE": "names of environment variables, which the operator sets",
+    "nekro_agent.tools.message_id._REPLY_CODE": "its caller takes at most 1,000 characters",
     "cli.purge._KEY": "names that the operator writes, matched as a whole",
     "nekro_agent.downloads.part._PART_NAME": "names of files, which the file system limits",
     "sandbox.limits.proc_files._MAPPING": "lines of the kernel, matched from the beginning",
@@ -72,7 +81,42 @@ def texts(pattern: re.Pattern[Any]) -> Iterator[tuple[str, str]]:
     own = pattern.pattern.decode("latin-1") if isinstance(pattern.pattern, bytes) else pattern.pattern
     pieces = list(dict.fromkeys([*PIECES, *(char for char in own if char.isprintable())]))
     yield from itertools.product(("", *pieces), pieces)
+    yield from (
+        ("", word) for word in dict.fromkeys(words(_parser.parse(pattern.pattern, pattern.flags & ~re.U)))
+    )
     yield from (("", "".join(pair)) for pair in itertools.permutations(pieces, 2))
+
+
+def words(parts: Iterable[tuple[Any, Any]], before: str = "") -> Iterator[str]:
+    """Texts that beginnings of an expression match: repeated, each is a place where a search begins.
+
+    Args:
+        parts: as Python's parser of expressions returns them.
+        before: what the parts before them match.
+    """
+    for kind, value in parts:
+        match str(kind):
+            case "LITERAL":
+                before += chr(value)
+            case "IN":
+                before += next(
+                    (chr(_first(one)) for one in value if str(one[0]) in ("LITERAL", "RANGE")), "a"
+                )
+            case "SUBPATTERN":
+                *_, before = (before, *words(value[3], before))
+            case "BRANCH":
+                *_, before = (before, *(word for part in value[1] for word in words(part, before)))
+            case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
+                for _ in range(max(1, min(value[0], 4))):
+                    inside = list(words(value[2], before))
+                    yield from inside
+                    before = inside[-1] if value[0] and inside else before
+        if before:
+            yield before
+
+
+def _first(part: tuple[Any, Any]) -> int:
+    return int(part[1] if isinstance(part[1], int) else part[1][0])
 
 
 def seconds(pattern: re.Pattern[Any], text: str) -> float:
@@ -103,3 +147,9 @@ def test_no_expression_takes_quadratic_time() -> None:
             print(place, text)  # shown if the limit is reached
             with cpu_limit(CPU_SECONDS):
                 seconds(pattern, grown(text, LONG))
+
+
+@pytest.mark.parametrize("piece", [" ", "\n", "</answer>", "</answer> ", "<"])
+def test_a_wrapped_answer_is_matched_as_a_whole_in_linear_time(piece: str) -> None:
+    with cpu_limit(CPU_SECONDS):
+        assert WRAPPED.fullmatch("<answer>" + piece * 60_000 + "x") is not None

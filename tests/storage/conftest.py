@@ -46,10 +46,9 @@ def let_leases_run_out(database: Database) -> Callable[[], Awaitable[None]]:
 
 @pytest.fixture
 async def proxied(migrated_copy: Any, tmp_path: Path) -> AsyncIterator[tuple[Database, CutProxy]]:
-    """A database behind a proxy that cuts connections, and the proxy; transactions may take 0.5 s."""
+    """A database behind a proxy that cuts connections, and the proxy."""
     proxy = CutProxy(migrated_copy("postgres"))
-    settings = await proxy.start()
-    database = Database(settings.model_copy(update={"transaction_timeout_seconds": 0.5}), tmp_path)
+    database = Database(await proxy.start(), tmp_path)
     yield database, proxy
     await database.dispose()
     await proxy.stop()

@@ -324,6 +324,53 @@ async def test_a_caller_gets_the_recorded_outcome_whatever_the_worker_answered(
     assert (await calling).text == "done"
 
 
+# --- the deadline passes before the answer arrives ----------------------------------------------------------
+
+
+async def test_a_caller_gets_at_its_deadline_what_was_recorded_and_not_answered(
+    world: Caller, storage: Storage
+) -> None:
+    made = invocation(seconds=3)
+    calling, _ = await world.sent(made)
+    await finish(storage, made, await claim(storage, made))
+    assert (await calling).text == "done"
+
+
+async def test_a_caller_gets_at_its_deadline_the_failure_that_was_recorded(
+    world: Caller, storage: Storage
+) -> None:
+    made = invocation(seconds=3)
+    calling, _ = await world.sent(made)
+    fence = await claim(storage, made)
+    async with storage.database.begin() as tx:
+        await tx.calls.fail(made.call_id, fence=fence, error_type="ValueError", error_message="of the method")
+    with pytest.raises(errors.MethodFailedError, match="of the method"):
+        await calling
+
+
+async def test_nothing_is_recorded_after_a_caller_was_told_that_time_is_over(
+    world: Caller, storage: Storage
+) -> None:
+    made = invocation(seconds=3)
+    calling, _ = await world.sent(made)
+    fence = await claim(storage, made)
+    with pytest.raises(CallTimeoutError):
+        await calling
+    with pytest.raises(FencedError):
+        await finish(storage, made, fence)
+
+
+async def test_a_deadline_that_passes_while_the_database_is_down_has_an_unknown_outcome(
+    world: Caller, storage: Storage
+) -> None:
+    made = invocation(seconds=3)
+    calling, _ = await world.sent(made)
+    await finish(storage, made, await claim(storage, made))
+    storage.go_away()
+    with pytest.raises(OutcomeUnknownError):
+        await calling
+
+
 # --- a caller stops waiting ---------------------------------------------------------------------------------
 
 
@@ -847,3 +894,24 @@ async def test_a_spending_is_settled_after_a_short_outage(
         (total,) = await tx.spendings.totals([ScopeKey.of(BudgetScope.DAY, "", day="2026-01-01")])
     assert total.tokens == 5
     app.close()
+
+
+@pytest.mark.parametrize("is_started", [False, True])
+async def test_a_recorded_error_is_ours_only_if_no_code_of_a_plugin_ran(
+    database: Database, is_started: bool
+) -> None:
+    past = None if is_started else datetime.now(UTC) - timedelta(seconds=5)
+    request = CallRequest(
+        id="c1", method=METHOD, type=SandboxMethodType.TOOL, chat_key="chat", deadline=past, invocation={}
+    )
+    async with database.begin() as tx:
+        if is_started:
+            await tx.calls.claim(request, worker="w1", lease_seconds=60)
+            ended = await tx.calls.fail(
+                "c1", fence=1, error_type="CallTimeoutError", error_message="a plugin's own"
+            )
+        else:
+            await tx.calls.enqueue(request)
+            (ended,) = await tx.calls.sweep_expired(limit=9)
+    error = claims_module.error_of(ended)
+    assert type(error) is (errors.MethodFailedError if is_started else CallTimeoutError)

@@ -156,6 +156,16 @@ async def test_renewal_extends_claims_and_names_the_lost_ones(
     assert (await _claim(database, _request("c"))).verdict is ClaimVerdict.UNKNOWN
 
 
+async def test_a_late_renewal_does_not_keep_the_claims_of_a_dead_worker(database: Database) -> None:
+    claim = await _claim(database, _request())
+    async with database.autocommit() as tx:
+        assert await tx.calls.end_claims("w1") == 1
+        renewal = await tx.leases.renew(CALL_CLAIMS, [("c1", claim.fence)], lease_seconds=60)
+    assert renewal.lost == {("c1", claim.fence)}
+    async with database.begin() as tx:
+        assert [call.id for call in await tx.calls.sweep_lost(limit=9)] == ["c1"]
+
+
 async def test_enqueued_call_is_published_again_until_it_is_claimed(database: Database) -> None:
     soon = datetime.now(UTC) + timedelta(minutes=5)
     request = _request(invocation={"invocation": {}}, deadline=soon)

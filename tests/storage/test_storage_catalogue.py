@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
+import pytest
+
+from nekro_agent.errors import ConflictError
 from nekro_agent.methods import Lane
+from nekro_agent.ports import CallbackTimer
 from storage.caller_reads import (
     LaneOverride,
     Snapshot,
@@ -13,8 +19,10 @@ from storage.caller_reads import (
 )
 from storage.engine import Database
 from storage.publications import NewWorker
+from storage.repositories.timers import WorkerTimer
 from workers.catalogue.entries import PluginEntry, PluginStatus, digest_of
 from workers.catalogue.fleet import CatalogueReader, FleetCatalogue
+from workers.chats.timers import TimerChange, change_timer, timers_after
 
 
 def worker(name: str) -> NewWorker:
@@ -101,3 +109,46 @@ async def test_callers_read_chats_and_lane_overrides_as_they_were_written(databa
         assert await find_chat(tx.connection, "other") is None
         overrides = await lane_overrides(tx.connection)
     assert overrides == {"Ada.todo.add\0": LaneOverride(lane="long", reason="slow\0", source="operator")}
+
+
+def callback_timer(timer_id: str, *, chat_key: str = "no_chat") -> CallbackTimer:
+    return CallbackTimer(
+        id=timer_id,
+        chat_key=chat_key,
+        fire_at=datetime(2100, 1, 1, tzinfo=UTC),
+        description=f"d{timer_id}",
+        temporary=False,
+        plugin_key="Ada.a",
+    )
+
+
+async def listed(database: Database, chat_key: str | None = None) -> list[tuple[str, str]]:
+    async with database.read() as tx:
+        timers = await timers_after(tx, chat_key, limit=9)
+    return [(timer.id, timer.worker) for timer in timers if isinstance(timer, WorkerTimer)]
+
+
+async def test_timers_with_callbacks_are_listed_while_their_worker_lives(database: Database) -> None:
+    await publish(database, "one", snapshot("a"))
+    await publish(database, "two", snapshot("a"))
+    other = callback_timer("t2", chat_key="other")
+    async with database.begin() as tx:
+        await tx.catalogue.serve_timers("one", [callback_timer("t1"), other])
+        await tx.catalogue.serve_timers("two", [callback_timer("t3")])
+    assert await listed(database) == [("t1", "one"), ("t2", "one"), ("t3", "two")]
+    assert await listed(database, "other") == [("t2", "one")]
+    async with database.begin() as tx:
+        await tx.catalogue.serve_timers("one", [other])
+        before = await tx.change_listing.timers()
+        assert before.keys() == {"other", "no_chat"}
+        (timer,) = await timers_after(tx, "other", limit=9)
+        with pytest.raises(ConflictError, match=r"plugin Ada\.a in the memory of worker one"):
+            await change_timer(tx, timer, TimerChange.DELETE)
+    async with database.autocommit() as tx:
+        await tx.catalogue.leave("one")
+    assert await listed(database) == [("t3", "two")]
+    async with database.begin() as tx:
+        assert await tx.catalogue.forget_timers() == [other]
+        assert await tx.catalogue.forget_timers() == []
+        assert (await tx.change_listing.timers()).keys() == {"no_chat"}
+    assert await listed(database) == [("t3", "two")]

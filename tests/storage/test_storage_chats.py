@@ -11,10 +11,12 @@ from sqlalchemy import text
 
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import FencedError, InvalidValueError, NotFoundError
+from nekro_agent.ports import MessageKind
 from storage.engine import Database
 from storage.files.areas import DataAreas
 from storage.repositories.chats import CHAT_LEASES
 from storage.repositories.leases import NAMED_LEASES, LeaseTable
+from storage.repositories.messages import NewMessage
 from storage.transaction import Transaction
 
 RunOut = Callable[[], Awaitable[None]]
@@ -209,3 +211,32 @@ async def test_a_chat_keeps_its_model_group(database: Database) -> None:
     with pytest.raises(NotFoundError):
         async with database.begin() as tx:
             await tx.chats.use_model_group("nowhere", "cheap")
+
+
+async def test_a_chat_is_listed_with_its_given_title_and_the_first_words_of_a_person(
+    database: Database,
+) -> None:
+    words = "\x00 \ud800 first " * 200  # characters that are stored as escapes
+    for chat_key in ("one", "two"):
+        async with database.begin() as tx:
+            await tx.chats.ensure(chat_key)
+    async with database.begin() as tx:
+        for kind, said in (
+            (MessageKind.ASSISTANT, "Hello"), (MessageKind.USER, ""), (MessageKind.USER, words),
+            (MessageKind.USER, "second"),
+        ):  # fmt: skip
+            await tx.messages.append(NewMessage(chat_key="one", kind=kind, text=said))
+    async with database.begin() as tx:
+        await tx.messages.append(NewMessage(chat_key="two", kind=MessageKind.ASSISTANT, text="Hello"))
+        await tx.chats.give_title("two", "Title \x00")
+    async with database.read() as tx:
+        found = await tx.chat_listing.first_words(["one", "two", "none"])
+        assert list(found) == ["one"] and words.startswith(found["one"][:100]) and len(found["one"]) <= 1000
+        assert await tx.chat_listing.first_words([]) == {}
+        two = await tx.chat_listing.find("two")
+        assert two is not None and two.title == "Title \x00" == (await tx.chats.get("two")).title
+        assert [chat.chat_key for chat in await tx.chat_listing.page(limit=9, text="title")] == ["two"]
+        assert await tx.chat_listing.find("none") is None
+    with pytest.raises(NotFoundError):
+        async with database.begin() as tx:
+            await tx.chats.give_title("none", "x")

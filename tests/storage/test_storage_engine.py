@@ -17,6 +17,7 @@ import psycopg
 import pytest
 import uvloop
 from cut_proxy import CutProxy
+from loop_clock import LoopClock, time_passes
 from sqlalchemy import bindparam, insert, select
 from waiting import WAIT_SECONDS
 
@@ -422,12 +423,12 @@ async def test_frozen_server_is_an_error_after_the_time_limit_and_leaks_no_conne
     proxied: tuple[Database, CutProxy],
 ) -> None:
     database, proxy = proxied
-    pool_size = database.settings.pool_size
+    pool_size, clock = database.settings.pool_size, LoopClock()
     await asyncio.gather(*(leases.names(database) for _ in range(pool_size)))
     proxy.frozen.set()
-    failures = await asyncio.gather(
-        *(leases.names(database) for _ in range(pool_size)), return_exceptions=True
-    )
+    waiting = [asyncio.create_task(leases.names(database)) for _ in range(pool_size)]
+    await time_passes(clock, waiting)
+    failures = await asyncio.gather(*waiting, return_exceptions=True)
     assert {type(failure) for failure in failures} == {StorageUnavailableError}
     proxy.frozen.clear()
     # Each failure returned its place in the pool.

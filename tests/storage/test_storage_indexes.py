@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from storage.engine import Database
+from storage.listings.series import SeriesRange
 from storage.transaction import Transaction
 
+_SPAN = SeriesRange(
+    since=datetime(2026, 5, 4, tzinfo=UTC),
+    until=datetime(2026, 5, 5, tzinfo=UTC),
+    interval=timedelta(hours=1),
+    most_rows=100,
+)
 QUERIES: dict[str, Callable[[Transaction], Awaitable[object]]] = {
     "ix_rounds_open": lambda tx: tx.rounds.due_chats(limit=5),
     "ix_rounds_open ": lambda tx: tx.rounds.seconds_until_due("chat"),
@@ -27,6 +35,9 @@ QUERIES: dict[str, Callable[[Transaction], Awaitable[object]]] = {
     "ix_cron_jobs_next_fire_at": lambda tx: tx.cron_jobs.due(limit=5),
     "ix_approvals_decided_at": lambda tx: tx.change_listing.approvals(),
     "uq_jobs_open": lambda tx: tx.jobs.take_orphans(waiting_seconds=5, limit=5),
+    "ix_rounds_finished_at": lambda tx: tx.series.turns(_SPAN),
+    "ix_rounds_turn_id ": lambda tx: tx.series.turns(_SPAN),
+    "ix_spendings_created_at": lambda tx: tx.series.spent(_SPAN),
     "ix_plugin_values_plugin_key": lambda tx: _purge(tx),
 }
 

@@ -91,6 +91,21 @@ async def test_job_of_a_dead_worker_is_restarted_and_the_dead_one_cannot_write(
     assert (renewal.kept, renewal.lost) == ({(job.id, 2)}, {(job.id, 1)})
 
 
+async def test_a_late_renewal_does_not_keep_a_job_that_starts_again(database: Database) -> None:
+    job = await _add(database, _new())
+    for fence in (1, 2):
+        assert await _claim(database, job.id) is not None
+        async with database.begin() as tx:
+            assert await tx.jobs.restart(job.id, fence=fence, message="again")
+        async with database.autocommit() as tx:
+            renewal = await tx.leases.renew(JOB_CLAIMS, [(job.id, fence)], lease_seconds=60)
+        assert renewal.lost == {(job.id, fence)}
+    last = await _claim(database, job.id)
+    assert last is not None
+    async with database.begin() as tx:
+        assert not await tx.jobs.restart(job.id, fence=last.fence, message="again")
+
+
 async def test_released_job_is_free_at_once_and_a_late_renewal_does_not_keep_it(database: Database) -> None:
     job = await _add(database, _new())
     await _claim(database, job.id)

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic import command
@@ -22,14 +23,17 @@ import storage
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import StorageUnavailableError
 from storage.engine import Database
+from storage.listings.turn_search import TurnFilter
 from storage.migrate import check, configuration, locked, require_migrated, upgrade
 from storage.models import Base
 from storage.schema import known_revisions, require_schema
+from storage.states import StoredKind
 
 MIGRATIONS = Path(storage.__file__).parent / "migrations" / "versions"
 UPGRADE = """
 import asyncio, sys
 from pathlib import Path
+from typing import Any
 from broker_config.settings import DatabaseSettings
 from storage.migrate import upgrade
 sys.stdin.readline()
@@ -39,6 +43,7 @@ asyncio.run(upgrade(DatabaseSettings(url=sys.argv[1]), Path()))
 RECOGNISE = """
 import asyncio, json, sys
 from pathlib import Path
+from typing import Any
 from broker_config.settings import DatabaseSettings
 from storage.migrate import check, require_migrated, upgrade
 settings = DatabaseSettings(url=sys.argv[1])
@@ -231,3 +236,75 @@ def add_as_an_older_release(connection: Connection, *chat_keys: str, adapter: st
             ),
             {"key": key, "adapter": adapter},
         )
+
+
+async def test_keys_of_an_older_release_keep_nothing_stored_and_have_the_limit_of_the_settings(
+    database_settings: DatabaseSettings, tmp_path: Path
+) -> None:
+    with locked(database_settings, tmp_path) as connection:
+        command.upgrade(configuration(connection), "0022")
+        connection.execute(
+            text(
+                "INSERT INTO api_keys (id, name, digest, scopes, chats, created_at)"
+                " VALUES ('k', 'old', :digest, '[\"post\"]', '*', CURRENT_TIMESTAMP)"
+            ),
+            {"digest": b"d"},
+        )
+    await upgrade(database_settings, tmp_path)
+    async with Database(database_settings, tmp_path) as database:
+        async with database.begin() as tx:
+            key = await tx.keys.get("k")
+            assert (key.stored_bytes, key.stored_bytes_limit) == (0, None)
+            tx.stored_bytes.add("key:k", StoredKind.MESSAGES, 10)
+        async with database.read() as tx:
+            assert (await tx.keys.get("k")).stored_bytes == 10
+    with locked(database_settings, tmp_path) as connection:
+        command.downgrade(configuration(connection), "0022")
+        assert connection.execute(text("SELECT name FROM api_keys")).scalars().all() == ["old"]
+
+
+async def test_turns_of_an_older_release_are_found_by_state_cost_model_and_plugin(
+    database_settings: DatabaseSettings, tmp_path: Path
+) -> None:
+    insert = text(
+        "INSERT INTO rounds (id, chat_key, turn_id, number, trigger_kind, trigger_id, state, attempt, fence,"
+        " requested_at, not_before, finished_at, model, cost, calls, merged_into)"
+        " VALUES (:id, 'chat', :turn, 1, 'manual', :id, :state, 1, 1, CURRENT_TIMESTAMP, CURRENT_TIMESTAMP,"
+        " CURRENT_TIMESTAMP, :model, :cost, :calls, :into)"
+    )
+    event = text(
+        "INSERT INTO chat_events (chat_key, number, type, turn_id, data, created_at)"
+        " VALUES ('chat', :number, 'turn.ended', :turn, :data, CURRENT_TIMESTAMP)"
+    )
+    calls = '[{"method":"a.b.f"},{"method":"a.b.g"}]'
+    rounds = [
+        # A round that is done and whose turn has failed; a turn whose event has expired; open turns.
+        ("t1", "t1", "done", "m1", 1.0, calls, None),
+        ("r2", "t1", "done", "m2", 0.5, None, None),
+        ("t2", "t2", "failed", None, None, None, None),
+        ("t3", "t3", "done", "m1", 1.0, None, None),
+        ("r4", "t3", "running", None, None, None, None),
+        ("t5", "t5", "merged", None, None, None, "r4"),
+    ]
+    with locked(database_settings, tmp_path) as connection:
+        command.upgrade(configuration(connection), "0025")
+        add_as_an_older_release(connection, "chat")
+        names = ("id", "turn", "state", "model", "cost", "calls", "into")
+        for row in rounds:
+            connection.execute(insert, dict(zip(names, row, strict=True)))
+        data = '{"state": "failed", "error": {"code": "turn_limit", "text": "x"}}'
+        connection.execute(event, {"number": 1, "turn": "t1", "data": data})
+    await upgrade(database_settings, tmp_path)
+    async with Database(database_settings, tmp_path) as database, database.read() as tx:
+
+        async def found(*states: str | None, **wanted: Any) -> list[str]:
+            page = await tx.turn_search.page(TurnFilter(**wanted), states=states or None, limit=9)
+            return [item.id for item in page]
+
+        assert await found("failed") == ["t2", "t1"]
+        assert await found(None) == ["t5", "t3"]
+        assert await found(min_cost=1.5) == ["t1"]
+        assert await found(model="m2") == await found(plugin="a.b") == ["t1"]
+    with locked(database_settings, tmp_path) as connection:
+        command.downgrade(configuration(connection), "0025")
+        assert connection.execute(text("SELECT count(*) FROM rounds")).scalar() == len(rounds)

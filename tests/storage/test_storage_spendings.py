@@ -74,6 +74,49 @@ async def test_the_time_of_the_sandbox_is_settled_alone_once_the_rest_is(databas
     assert set(changed) == {"turn", "chat", "user", "key", "day"}
 
 
+@pytest.mark.parametrize("by", ["day", "chat", "user", "key", "plugin", "model"])
+async def test_estimated_requests_are_counted_in_each_total_and_grouping(database: Database, by: str) -> None:
+    async def counted(key: str) -> dict[str, int]:
+        async with database.read() as tx:
+            sums = await tx.spending_reports.sums(by, since=None, until=None, after=None, limit=9)
+        assert [one.key for one in sums] == [key]
+        return {one.scope: one.estimated_requests for one in (await totals(database)).values()} | {
+            "sum": sums[0].estimated_requests
+        }
+
+    expected = ModelUse(group="g", model="m", estimated_requests=1, prompt_tokens=9)
+    key = {"day": DAY, "chat": "chat", "user": "ada", "key": "k", "plugin": "p", "model": "m"}[by]
+    scopes = ("turn", "chat", "user", "key", "plugin", "day", "sum")
+    async with database.begin() as tx:
+        await tx.spendings.add(new(1, key_id="k", plugin_key="p", is_of_plugin=True, use=expected))
+    assert await counted(key) == dict.fromkeys(scopes, 1)
+    for estimated in (2, 2, 0):  # settling twice counts once
+        uses = [
+            ModelUse(group="g", model="m", requests=3, estimated_requests=estimated, prompt_tokens=9),
+            ModelUse(group="h", model="m", requests=1, estimated_requests=estimated // 2),
+        ]
+        async with database.begin() as tx:
+            await tx.spendings.settle("e1", uses, sandbox_seconds=1.5, is_of_plugin=True)
+        assert await counted(key) == dict.fromkeys(scopes, estimated + estimated // 2)
+
+
+async def test_entries_of_a_release_without_the_mark_count_as_reported(database: Database) -> None:
+    async with database.begin() as tx:
+        await tx.connection.exec_driver_sql(
+            "INSERT INTO spendings (id, part, day, model_group, model, rounds, requests, prompt_tokens, "
+            "completion_tokens, cost, sandbox_seconds, created_at) "
+            f"VALUES ('old', 0, '{DAY}', 'g', 'm', 1, 1, 9, 1, 0.5, 0.0, CURRENT_TIMESTAMP)"
+        )
+        await tx.connection.exec_driver_sql(
+            "INSERT INTO spending_totals (scope, period, id, tokens, cost, rounds, sandbox_seconds, warned, "
+            f"updated_at) VALUES ('day', '{DAY}', '', 10, 0.5, 1, 0.0, '', CURRENT_TIMESTAMP)"
+        )
+    async with database.read() as tx:
+        (one,) = await tx.spending_reports.sums("day", since=None, until=None, after=None, limit=9)
+    assert (one.requests, one.estimated_requests) == (1, 0)
+    assert (await totals(database))["day"].estimated_requests == 0
+
+
 async def test_an_entry_of_the_same_id_is_counted_once(database: Database) -> None:
     for _ in range(2):
         async with database.begin() as tx:

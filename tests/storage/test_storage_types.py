@@ -121,3 +121,15 @@ async def test_database_clock_compares_with_stored_times(scratch: Database) -> N
         ).one()
     assert tuple(map(bool, row[:5])) == (True, False, True, True, True)
     assert abs((row[5] - datetime.now(UTC)).total_seconds()) < 60
+
+
+async def test_values_beside_a_list_of_values_are_converted(scratch: Database) -> None:
+    """They went to the driver as they are: a time with its offset compares wrongly as a text of SQLite."""
+    at = datetime(2026, 5, 4, 12, tzinfo=timezone(timedelta(hours=2)))
+    row = {"text": "a\0b", "key": "k", "json": None, "at": at, "state": JobState.RUNNING}
+    async with scratch.begin() as tx:
+        await tx.connection.execute(insert(SCRATCH).values(**row))
+    beside = select(SCRATCH.c.key).where(SCRATCH.c.key.in_(["k", "l"]))
+    async with scratch.read() as tx:
+        for condition in (SCRATCH.c.at == at, SCRATCH.c.text == "a\0b", SCRATCH.c.state == JobState.RUNNING):
+            assert (await tx.connection.execute(beside.where(condition))).all() == [("k",)]

@@ -20,6 +20,7 @@ from redis_process import free_port
 from shifted_clock import shifted_clock
 from waiting import WAIT_SECONDS, eventually, wait_until
 
+from broker_config.secret_files import monitoring_key
 from codec.values import decode_value
 from storage.repositories.calls import CallRepository
 from storage.repositories.messages import MessageRepository
@@ -64,7 +65,11 @@ class Shifted:
 
     def offset(self, peer: str) -> float | None:
         """The clock's deviation according to the worker's metrics; None: not measured yet."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=WAIT_SECONDS) as page:
+        key = monitoring_key(self.fleet.settings.data_dir)[1]
+        asked = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/metrics", headers={"Authorization": f"Bearer {key}"}
+        )
+        with urllib.request.urlopen(asked, timeout=WAIT_SECONDS) as page:
             found = re.search(
                 rf'^nekro_clock_offset_seconds{{peer="{peer}"}} (\S+)$', page.read().decode(), re.M
             )

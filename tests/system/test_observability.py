@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from redis_process import free_port
 from waiting import WAIT_SECONDS, eventually
 
+from broker_config.secret_files import monitoring_key
 from broker_config.settings import DatabaseSettings
 from codec.values import encode_arguments
 from codec.wire import Invocation, new_id
@@ -41,9 +42,11 @@ class Observed:
 
     def get(self, path: str) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(
-                f"http://127.0.0.1:{self.port}{path}", timeout=WAIT_SECONDS
-            ) as answer:
+            key = monitoring_key(self.fleet.settings.data_dir)[1]
+            asked = urllib.request.Request(
+                f"http://127.0.0.1:{self.port}{path}", headers={"Authorization": f"Bearer {key}"}
+            )
+            with urllib.request.urlopen(asked, timeout=WAIT_SECONDS) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as exc:
             with exc:

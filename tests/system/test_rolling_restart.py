@@ -19,7 +19,7 @@ from codec.values import decode_value
 from nekro_agent.api.plugin import task
 from nekro_agent.ports import JobState
 from sandbox.models import StopType
-from storage.repositories.overview import OverviewRepository
+from storage.listings.overview import OverviewRepository
 from storage.repositories.rounds import Round
 from storage.states import RoundState, TriggerKind
 from workers.composition import Services

@@ -19,6 +19,7 @@ from redis_process import free_port
 from trace_collector import Collector
 from waiting import WAIT_SECONDS, eventually
 
+from broker_config.secret_files import monitoring_key
 from messaging.tracing import TurnTrace
 from storage.states import ApprovalState, TriggerKind
 from workers.composition import Services
@@ -176,7 +177,8 @@ async def test_workers_count_turns_model_requests_tokens_and_tools(
 ) -> None:
     await collector.named(TURN, turn_id=await say(fleet, "counted", "add please"))
     found: dict[str, float] = {}
-    async with httpx.AsyncClient(timeout=WAIT_SECONDS) as client:
+    headers = {"Authorization": f"Bearer {monitoring_key(fleet.settings.data_dir)[1]}"}
+    async with httpx.AsyncClient(headers=headers, timeout=WAIT_SECONDS) as client:
         for port in range(metrics_port, metrics_port + 3):
             text = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
             for family in text_string_to_metric_families(text):
@@ -249,7 +251,9 @@ async def test_a_posted_message_links_its_request_with_the_turn_which_names_its_
     client_trace, parent = os.urandom(16).hex(), os.urandom(8).hex()
     headers = {"traceparent": f"00-{client_trace}-{parent}-01"}
     with GatewayProcess(fleet) as gateway:
-        async with httpx.AsyncClient(base_url=gateway.url, timeout=WAIT_SECONDS) as client:
+        async with httpx.AsyncClient(
+            base_url=gateway.url, headers=gateway.headers, timeout=WAIT_SECONDS
+        ) as client:
             posted = await client.post(
                 "/api/v1/chats/posted/messages?wait=60",
                 json={"text": "hello", "user_id": "u1"},
@@ -284,7 +288,9 @@ async def test_a_request_continues_the_trace_of_its_client_into_worker_and_log(
     }
     with GatewayProcess(fleet) as gateway:
         body = {"method": "look_up", "args": ["x"], "chat_key": "traced"}
-        async with httpx.AsyncClient(base_url=gateway.url, timeout=WAIT_SECONDS) as client:
+        async with httpx.AsyncClient(
+            base_url=gateway.url, headers=gateway.headers, timeout=WAIT_SECONDS
+        ) as client:
             assert (await client.post("/api/v1/calls", json=body, headers=headers)).status_code == 200
             broken = {"traceparent": f"00-{'0' * 32}-{parent}-01"}
             assert (await client.get("/api/v1/methods", headers=broken)).status_code == 200

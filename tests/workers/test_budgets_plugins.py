@@ -123,6 +123,36 @@ async def test_cached_tokens_have_their_own_price(
         assert total.cost == pytest.approx(((1000 - cached) * 1000 + cached * 100) / 1e6)
 
 
+@pytest.mark.parametrize(
+    ("usage", "text", "is_estimated"),
+    [
+        ({}, "yes", False),
+        ({"prompt_tokens": None}, "yes", True),
+        ({"completion_tokens": None}, "yes", True),
+        ({"prompt_tokens": 0}, "yes", True),
+        ({"completion_tokens": 0}, "yes", True),
+        ({"completion_tokens": 0}, "", False),
+    ],
+    ids=["reported", "no-prompt", "no-answer", "prompt-0", "answer-0", "empty-answer"],
+)
+async def test_tokens_that_the_endpoint_does_not_report_are_marked(
+    open_world: Callable[..., Any], usage: dict[str, Any], text: str, is_estimated: bool
+) -> None:
+    async with open_world(complete(text, usage=usage)) as world:
+        await world.ask()
+        total = await world.total(BudgetScope.PLUGIN, "tests.asker")
+        assert total is not None and total.estimated_requests == int(is_estimated)
+        assert (total.tokens == 1000 + 200 * bool(text)) is not is_estimated and total.cost
+
+
+async def test_an_embedding_without_usage_is_marked(open_world: Callable[..., Any]) -> None:
+    async with open_world(respond(200, {**VECTOR, "usage": None}), respond(200, VECTOR)) as world:
+        for _ in range(2):
+            await gen_openai_embeddings(model="e", input="text", base_url=world.server.base_url)
+        total = await world.total(BudgetScope.PLUGIN, "tests.asker")
+        assert total is not None and (total.estimated_requests, total.tokens) == (1, 32)
+
+
 async def test_a_command_is_on_the_account_of_its_plugin_chat_and_user(
     open_world: Callable[..., Any],
 ) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import eventually
+from waiting import WAIT_SECONDS, eventually
 
 from broker_config.settings import DatabaseSettings, Settings
 from nekro_agent.errors import StorageUnavailableError
 from nekro_agent.plugin import NekroPlugin
+from storage.caller_reads import read_workers
 from workers.catalogue.fleet import CatalogueReader
 from workers.composition import Services
 from workers.plugins.importing import Imported
@@ -49,7 +52,6 @@ async def test_a_plugin_that_is_served_later_than_it_is_listed_is_published(
     await eventually(
         lambda: "catalogue_not_published" in [event for event, _ in logged],
         what="an attempt between the two steps",
-        seconds=20,
     )
     services.host.use(services.loaded.plugins)
     services.plugins_changed()
@@ -57,7 +59,7 @@ async def test_a_plugin_that_is_served_later_than_it_is_listed_is_published(
     async def is_published() -> bool:
         return plugin.key in await published(services)
 
-    await eventually(is_published, what="the plugin in the catalogue", seconds=20)
+    await eventually(is_published, what="the plugin in the catalogue")
 
 
 async def test_servers_that_were_declared_during_an_outage_become_plugins(
@@ -79,5 +81,28 @@ async def test_servers_that_were_declared_during_an_outage_become_plugins(
     async def are_published() -> bool:
         return {"mcp.one", "mcp.two"} <= await published(services)
 
-    await eventually(are_published, what="both servers in the catalogue", seconds=20)
+    await eventually(are_published, what="both servers in the catalogue")
     assert "mcp_servers_not_read" in [event for event, _ in logged]
+
+
+async def test_a_worker_that_leaves_during_a_publication_is_gone(
+    services: Services, logged: Logged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher, begun, may_end = services.publisher_of_catalogue, threading.Event(), threading.Event()
+    snapshots = publisher._snapshots
+
+    def slowly() -> Any:
+        begun.set()
+        may_end.wait(WAIT_SECONDS)
+        return snapshots()
+
+    monkeypatch.setattr(publisher, "_snapshots", slowly)
+    publisher._forget()  # the next check publishes again
+    await asyncio.to_thread(begun.wait, WAIT_SECONDS)
+    leaving = asyncio.create_task(publisher.close())
+    await asyncio.wait([leaving], timeout=0.5)
+    may_end.set()
+    await leaving
+    await eventually(lambda: "catalogue_published" in [event for event, _ in logged], what="its publication")
+    async with services.database.read() as tx:
+        assert [worker.is_live for worker in await read_workers(tx.connection)] == [False]

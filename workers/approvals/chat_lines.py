@@ -1,4 +1,7 @@
-"""Decisions of people in a chat: ``/approvals [ID]``, ``/approve ID [SCOPE]``, ``/deny ID [REASON]``.
+"""Decisions of people in a chat: ``/approvals``, ``/approve NUMBER [SCOPE]``, ``/deny NUMBER [REASON]``.
+
+An id, or its beginning, serves as well as a number. The name of a method does not: the call that it names may
+have been decided, and another one requested, since the person read it.
 
 Only a message that an adapter or the API received from a person comes here. What the agent, a plugin, a file
 or sandboxed code writes into a chat is no such message.
@@ -6,7 +9,7 @@ or sandboxed code writes into a chat is no such message.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from broker_config.settings import ApprovalSettings
@@ -15,7 +18,7 @@ from storage.access.approvals import Approval
 from storage.engine import Database
 from storage.states import ApprovalScope, ApprovalState
 from workers.approvals.decisions import ApprovalDecisions
-from workers.approvals.shown import difference, shown_call
+from workers.approvals.shown import call_line, difference, shown_call
 
 __all__ = ["ChatDecisions"]
 
@@ -71,35 +74,48 @@ class ChatDecisions:
     async def _shown(self, chat_key: str, words: list[str]) -> str:
         if words:
             row = await self._find(chat_key, words[0])
-            parts = (f"{row.id}: {row.state.value}", shown_call(row.method, row.arguments), difference(row))
-            return "\n".join(part for part in parts if part)
-        async with self._database.read() as transaction:
-            rows = await transaction.approvals.newest(
-                limit=_MOST_LISTED, chat_key=chat_key, state=ApprovalState.PENDING
+            parts = (
+                f"{row.number}: {row.state.value}",
+                shown_call(row.method, row.arguments),
+                difference(row),
             )
-        return "\n".join(f"{row.id} {row.method}" for row in rows) or "No call waits for approval here."
+            return "\n".join(part for part in parts if part)
+        return _listed(await self._pending(chat_key)) or "No call waits for approval here."
 
     async def _approve(self, chat_key: str, words: list[str], by: str) -> str:
         if len(words) not in (1, 2) or (words[1:] and words[1] not in _SCOPES):
-            raise UsageError("write /approve ID, or /approve ID once, turn or chat")
+            raise UsageError("write /approve NUMBER, or /approve NUMBER once, turn or chat")
         row = await self._find(chat_key, words[0])
         scope = ApprovalScope(words[1]) if words[1:] else ApprovalScope.ONCE
         await self._decisions().approve(row.id, by=by, scope=scope)
-        return f"Approved: {row.method} runs ({row.id})."
+        return f"Approved: {call_line(row.method, row.arguments)} runs ({row.number})."
 
     async def _deny(self, chat_key: str, words: list[str], by: str) -> str:
         if not words:
-            raise UsageError("write /deny ID, or /deny ID REASON")
+            raise UsageError("write /deny NUMBER, or /deny NUMBER REASON")
         row = await self._find(chat_key, words[0])
         await self._decisions().deny(row.id, by=by, reason=" ".join(words[1:]) or None)
-        return f"Denied: {row.method} does not run ({row.id})."
+        return f"Denied: {call_line(row.method, row.arguments)} does not run ({row.number})."
 
-    async def _find(self, chat_key: str, prefix: str) -> Approval:
-        """Return the request of this chat whose id begins with a text; other chats decide on their own."""
+    async def _find(self, chat_key: str, name: str) -> Approval:
+        """Return the request of this chat that a text names; other chats decide on their own."""
         async with self._database.read() as transaction:
-            near = await transaction.approvals.with_prefix(prefix, chat_key=chat_key, limit=2)
+            near = await transaction.approvals.named(name, chat_key=chat_key, limit=2)
         if not near:
-            raise NotFoundError(f"no call of this chat has an approval {prefix}")
+            waiting = [row for row in await self._pending(chat_key) if name in row.method.split(".")]
+            if waiting:
+                raise UsageError(f"write the number of the call:\n{_listed(waiting)}")
+            raise NotFoundError(f"no call of this chat has an approval {name}")
         if len(near) > 1:
-            raise UsageError(f"several approvals begin with {prefix}; write more of the id")
+            raise UsageError(f"several approvals begin with {name}; write more of the id")
         return near[0]
+
+    async def _pending(self, chat_key: str) -> list[Approval]:
+        async with self._database.read() as transaction:
+            return await transaction.approvals.newest(
+                limit=_MOST_LISTED, chat_key=chat_key, state=ApprovalState.PENDING
+            )
+
+
+def _listed(rows: Iterable[Approval]) -> str:
+    return "\n".join(f"{row.number} {call_line(row.method, row.arguments)}" for row in rows)

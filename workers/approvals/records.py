@@ -22,6 +22,7 @@ async def record_requested(transaction: Transaction, publisher: EventPublisher, 
     """Record that a call waits for approval."""
     data: dict[str, Any] = {
         "approval_id": row.id,
+        "number": row.number,
         "method": row.method,
         "user_id": row.user_id,
         "expires_at": row.expires_at.isoformat(),

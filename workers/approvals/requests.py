@@ -157,12 +157,12 @@ class ApprovalRequests:
 
     def _notice(self, row: Approval) -> NewMessage:
         """Return the message for people and the model that the call waits."""
-        text = f"{row.method} waits for approval {row.id}; it has not run yet."
+        text = f"{row.method} waits for approval {row.number}; it has not run yet."
         if self._settings.approvers:
             call = shown_call(row.method, row.arguments)
             is_short = len(call) <= _MOST_SHOWN_CHARS
-            text += f"\n{call}\n" if is_short else f" /approvals {row.id} shows it in full. "
-            text += f"Answer /approve {row.id} or /deny {row.id} REASON."
+            text += f"\n{call}\n" if is_short else f" /approvals {row.number} shows it in full. "
+            text += f"Answer /approve {row.number} or /deny {row.number} REASON."
         return NewMessage(
             chat_key=row.chat_key,
             kind=MessageKind.ASSISTANT,

@@ -13,6 +13,7 @@ from storage.access.spendings import PayingKey, ScopeKey, Total
 from storage.states import BudgetScope
 
 __all__ = [
+    "STORED_BYTES",
     "Budget",
     "BudgetState",
     "day_of",
@@ -31,6 +32,12 @@ _OWNERS: Final[Mapping[str, str]] = {
     BudgetScope.PLUGIN: "the budget of this plugin for today",
     BudgetScope.DAY: "the budget of the whole system for today",
 }
+
+
+#: Measures of what models used.
+_OF_MODELS: Final = ("tokens", "cost")
+#: Measure of what a key keeps stored, which no period renews.
+STORED_BYTES: Final = "stored_bytes"
 
 
 class BudgetState:
@@ -52,17 +59,21 @@ class Budget:
     period: str
     limit: float
     used: float
+    #: Requests whose part of ``used`` is an estimate.
+    estimated_requests: int = 0
 
     @classmethod
     def of(cls, total: Total | ScopeKey, measure: str, limit: float) -> Budget:
         """Return a limit of a total; nothing was used of one that has no row yet."""
+        counted = total if isinstance(total, Total) else None
         return cls(
             scope=total.scope,
             id=total.id,
             measure=measure,
             period=total.period,
             limit=limit,
-            used=float(getattr(total, measure)) if isinstance(total, Total) else 0.0,
+            used=0.0 if counted is None else float(getattr(counted, measure)),
+            estimated_requests=counted.estimated_requests if counted and measure in _OF_MODELS else 0,
         )
 
     @property

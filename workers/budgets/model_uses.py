@@ -9,7 +9,7 @@ from agent.llm.prices import cost_of
 from broker_config.model_groups import ModelGroup
 from storage.access.spendings import ModelUse
 
-__all__ = ["ModelUses", "price_of"]
+__all__ = ["ModelUses", "expected_use", "price_of"]
 
 
 class ModelUses:
@@ -24,6 +24,7 @@ class ModelUses:
         self._uses[spent.group, spent.model] = replace(
             known,
             requests=known.requests + 1,
+            estimated_requests=known.estimated_requests + spent.is_estimated,
             prompt_tokens=known.prompt_tokens + spent.prompt_tokens,
             completion_tokens=known.completion_tokens + spent.answer_tokens,
             cost=known.cost + spent.cost,
@@ -36,6 +37,7 @@ class ModelUses:
                 group=llm.group,
                 model=llm.model,
                 requests=llm.tries,
+                estimated_requests=int(llm.is_estimated),
                 prompt_tokens=llm.prompt_tokens or 0,
                 completion_tokens=llm.answer_tokens or 0,
                 cost=llm.cost,
@@ -45,6 +47,18 @@ class ModelUses:
     def all(self) -> list[ModelUse]:
         """Each model once."""
         return list(self._uses.values())
+
+
+def expected_use(group: ModelGroup, *, prompt_tokens: int, answer_tokens: int) -> ModelUse:
+    """Return what one request that is about to be sent is expected to use."""
+    return ModelUse(
+        group=group.name,
+        model=group.model,
+        estimated_requests=1,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=answer_tokens,
+        cost=price_of(group, prompt_tokens, answer_tokens),
+    )
 
 
 def price_of(group: ModelGroup, prompt_tokens: int, answer_tokens: int, cached_tokens: int = 0) -> float:

@@ -7,12 +7,12 @@ from dataclasses import replace
 from broker_config.model_groups import ModelGroup, model_groups
 from broker_config.settings import Settings
 from codec.wire import new_id
-from nekro_agent.execution.payer import Payer, current_payer
+from nekro_agent.execution.payer import Payer, current_account, current_payer
 from nekro_agent.ports import ModelRequest
 from nekro_agent.shared_clock import shared_time
-from storage.access.spendings import ModelUse, NewSpending, user_scope
+from storage.access.spendings import NewSpending, user_scope
 from workers.budgets.limits import day_of
-from workers.budgets.model_uses import price_of
+from workers.budgets.model_uses import expected_use, price_of
 from workers.budgets.spending import Reservation, Spending
 
 __all__ = ["PluginModels"]
@@ -34,13 +34,7 @@ class PluginModels:
             return None  # a model that the plugin brought itself
         payer = current_payer() or Payer(plugin_key="")
         answer = self._answer_tokens if request.answer_tokens is None else request.answer_tokens
-        use = ModelUse(
-            group=group.name,
-            model=group.model,
-            prompt_tokens=request.prompt_tokens,
-            completion_tokens=answer,
-            cost=price_of(group, request.prompt_tokens, answer),
-        )
+        use = expected_use(group, prompt_tokens=request.prompt_tokens, answer_tokens=answer)
         entry = NewSpending(
             id=new_id(),
             day=day_of(shared_time()),
@@ -51,7 +45,7 @@ class PluginModels:
             is_of_plugin=True,
             use=use,
         )
-        key = await self._spending.paying_key(payer.turn_id or payer.account_id)
+        key = await self._spending.paying_key(payer.turn_id, payer.account_id, current_account())
         reserved = await self._spending.reserve(entry, key=key, plugin_tokens=payer.tokens_per_day)
         return _Charge(self._spending, reserved, group)
 
@@ -62,11 +56,14 @@ class _Charge:
     def __init__(self, spending: Spending, reservation: Reservation, group: ModelGroup) -> None:
         self._spending, self._reservation, self._group = spending, reservation, group
 
-    async def settle(self, *, prompt_tokens: int, answer_tokens: int, cached_tokens: int = 0) -> None:
+    async def settle(
+        self, *, prompt_tokens: int, answer_tokens: int, cached_tokens: int = 0, is_estimated: bool = False
+    ) -> None:
         """See ``ModelCharge``."""
         use = replace(
             self._reservation.entry.use,
             requests=1,
+            estimated_requests=int(is_estimated),
             prompt_tokens=prompt_tokens,
             completion_tokens=answer_tokens,
             cost=price_of(self._group, prompt_tokens, answer_tokens, cached_tokens),

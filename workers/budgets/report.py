@@ -12,7 +12,7 @@ from storage.access.spending_reports import CostSum
 from storage.access.spendings import PayingKey, ScopeKey
 from storage.states import BudgetScope
 from storage.transaction import Transaction
-from workers.budgets.limits import Budget, key_limits, limits_of_settings, measures_of
+from workers.budgets.limits import STORED_BYTES, Budget, key_limits, limits_of_settings, measures_of
 
 __all__ = ["CostPage", "count_exhausted", "read_budgets", "read_costs"]
 
@@ -36,6 +36,7 @@ async def read_costs(
     until: date | None,
     after: str | None,
     limit: int,
+    key_id: str | None = None,
 ) -> CostPage:
     """Sum up what was spent, ordered by the group.
 
@@ -43,6 +44,7 @@ async def read_costs(
         by: day, chat, user, key, plugin or model.
         since, until: days (UTC), both included; None does not limit.
         after: as ``CostPage.after`` of the page before.
+        key_id: only what this key pays for; None: everything.
     """
     sums = await transaction.spending_reports.sums(
         by,
@@ -50,6 +52,7 @@ async def read_costs(
         until=None if until is None else until.isoformat(),
         after=after,
         limit=limit + 1,
+        key_id=key_id,
     )
     return CostPage(sums=sums[:limit], after=sums[limit - 1].key if len(sums) > limit else None)
 
@@ -57,7 +60,8 @@ async def read_costs(
 async def read_budgets(transaction: Transaction, settings: BudgetSettings, *, day: str) -> list[Budget]:
     """List the budgets of a day that were used, those with the largest share first.
 
-    Of turns only those that are nearly used up. The whole system's are listed in any case.
+    Of turns only those that are nearly used up. The whole system's are listed in any case. What keys keep
+    stored is of no day.
     """
     budgets: list[Budget] = []
     for scope, limits in limits_of_settings(settings).items():
@@ -72,6 +76,7 @@ async def read_budgets(transaction: Transaction, settings: BudgetSettings, *, da
             if scope is BudgetScope.DAY and not totals:
                 budgets.append(Budget.of(ScopeKey.of(scope, "", day=day), measure, limit))
     budgets += await _of_keys(transaction, settings, day=day)
+    budgets += await _stored(transaction)
     return sorted(budgets, key=lambda one: (-one.share, one.scope, one.id, one.measure))
 
 
@@ -89,6 +94,24 @@ async def count_exhausted(
     if of_keys or BudgetScope.KEY in limits:
         counts[BudgetScope.KEY] = len({one.id for one in of_keys if one.is_exhausted})
     return counts
+
+
+async def _stored(transaction: Transaction) -> list[Budget]:
+    """Return what keys keep stored, those with the largest share of their limit first."""
+    of_key = transaction.stored_bytes
+    found = [
+        Budget(
+            scope=BudgetScope.KEY,
+            id=key.id,
+            measure=STORED_BYTES,
+            period="",
+            limit=limit,
+            used=key.stored_bytes,
+        )
+        for key in await transaction.keys.all()
+        if key.revoked_at is None and key.stored_bytes and (limit := of_key.limit_of(key.stored_bytes_limit))
+    ]
+    return sorted(found, key=lambda one: -one.share)[:_MOST_SHOWN]
 
 
 async def _of_keys(transaction: Transaction, settings: BudgetSettings, *, day: str) -> list[Budget]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 
@@ -12,12 +13,14 @@ from broker_config.settings import Settings
 from nekro_agent.ports import ChatInfo
 from nekro_agent.shared_clock import shared_time
 from sandbox.models import RunResult
+from storage.access.keys import account_of_key
 from storage.access.spendings import ModelUse, NewSpending, PayingKey, plugin_of, user_scope
-from storage.repositories.rounds import ClaimedRound
-from storage.states import TriggerKind
+from storage.access.stored_bytes import ROW_BYTES, size_of
+from storage.repositories.rounds import ClaimedRound, Round
+from storage.states import StoredKind, TriggerKind
 from storage.transaction import Transaction
 from workers.budgets.limits import day_of
-from workers.budgets.model_uses import ModelUses, price_of
+from workers.budgets.model_uses import ModelUses, expected_use
 from workers.budgets.spending import Reservation, Spending
 
 __all__ = ["RoundBudgets", "RoundMeter"]
@@ -94,13 +97,7 @@ class RoundMeter:
             plugin_key=None if self._waking_method is None else plugin_of(self._waking_method),
             rounds=1,
             sandbox_seconds=sandbox_seconds,
-            use=ModelUse(
-                group=self._group.name,
-                model=self._group.model,
-                prompt_tokens=prompt_tokens,
-                completion_tokens=answer_tokens,
-                cost=price_of(self._group, prompt_tokens, answer_tokens),
-            ),
+            use=expected_use(self._group, prompt_tokens=prompt_tokens, answer_tokens=answer_tokens),
         )
         waking_call = None
         if round_.trigger_kind is TriggerKind.CALL and self._waking_method is None:
@@ -121,6 +118,7 @@ class RoundMeter:
     async def ended(
         self,
         transaction: Transaction,
+        ended: Round,
         *,
         llm: LLMAnswer | None = None,
         run: RunResult | None = None,
@@ -135,6 +133,10 @@ class RoundMeter:
         elif self._ran_at is not None:  # it was stopped while its code ran
             seconds = time.monotonic() - self._ran_at
         await self._settle(transaction, seconds, is_last=True, turn_goes_on=turn_goes_on)
+        if self._key is not None:
+            account_id = account_of_key(self._key.id)
+            transaction.stored_bytes.add(account_id, StoredKind.ROUNDS, _stored_size(ended), refuses=False)
+            await transaction.stored_bytes.add_calls(account_id, ended.id)
 
     async def _settle(
         self,
@@ -154,3 +156,9 @@ class RoundMeter:
                 turn_goes_on=turn_goes_on,
                 settled_uses=self._settled_uses,
             )
+
+
+def _stored_size(ended: Round) -> int:
+    """Return what a round takes: its texts are in its row and in its events."""
+    texts = size_of(ended.answer, ended.code, ended.output, ended.error)
+    return ROW_BYTES + 2 * (texts + size_of(json.dumps(ended.calls or [])))

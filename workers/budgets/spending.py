@@ -47,12 +47,13 @@ class Spending:
         self._settings = settings
         self._limits = limits_of_settings(settings)
 
-    async def paying_key(self, turn_id: str | None) -> PayingKey | None:
-        """Return the key that pays for a turn; None: no key does, or it is not a turn."""
-        if turn_id is None:
+    async def paying_key(self, *account_ids: str | None) -> PayingKey | None:
+        """Return the key that pays for the first of these accounts for which one pays; None: no key does."""
+        known = [account_id for account_id in account_ids if account_id is not None]
+        if not known:
             return None
         async with self._database.read() as transaction:
-            return await transaction.spendings.paying_key([turn_id])
+            return await transaction.spendings.paying_key(known)
 
     async def reserve(
         self,

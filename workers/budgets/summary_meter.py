@@ -13,9 +13,9 @@ from codec.wire import new_id
 from nekro_agent.errors import BudgetExceededError
 from nekro_agent.shared_clock import shared_time
 from runtime.completion import complete
-from storage.access.spendings import ModelUse, NewSpending
+from storage.access.spendings import NewSpending
 from workers.budgets.limits import day_of
-from workers.budgets.model_uses import ModelUses, price_of
+from workers.budgets.model_uses import ModelUses, expected_use
 from workers.budgets.spending import Spending
 
 __all__ = ["SummaryMeter"]
@@ -74,11 +74,5 @@ class SummaryMeter:
             id=f"summary:{new_id()}",
             day=day_of(shared_time()),
             chat_key=request.chat_key,
-            use=ModelUse(
-                group=group.name,
-                model=group.model,
-                prompt_tokens=prompt_tokens,
-                completion_tokens=answer_tokens,
-                cost=price_of(group, prompt_tokens, answer_tokens),
-            ),
+            use=expected_use(group, prompt_tokens=prompt_tokens, answer_tokens=answer_tokens),
         )

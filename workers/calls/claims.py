@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 from loguru import logger
 
 from codec.wire import Envelope, Invocation
+from messaging.failures import error_named
 from nekro_agent.durations import GRACE_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import (
     CallCancelledError,
@@ -31,10 +32,12 @@ from nekro_agent.errors import (
 from nekro_agent.execution.hooks import HOOK_SECONDS
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import MessageKind, SystemMessageHooks
+from runtime.tasks import clean_up_timeout
+from storage.access.stored_bytes import ROW_BYTES, size_of
 from storage.repositories.calls import Call, CallRequest, Claim, ClaimVerdict
 from storage.repositories.messages import NewMessage
 from storage.repositories.rounds import RoundRequest
-from storage.states import CallState, TriggerKind
+from storage.states import CallState, StoredKind, TriggerKind
 from storage.transaction import Transaction
 from workers.calls.detached import CallSubject, longest_seconds, settle
 from workers.chats.publisher import EventPublisher
@@ -119,6 +122,28 @@ class CallClaims:
         finally:
             if held is None or held.envelope is not None:
                 del self._under_way[invocation.call_id]
+
+    async def recorded(self, call_id: str) -> Envelope | None:
+        """Return what a call returned; None if it has not ended.
+
+        Raises:
+            DuplicateDelivery: a worker runs it.
+            OutcomeUnknownError: as its row says, or the database does not answer.
+            CallCancelledError, MethodFailedError: as its row says.
+        """
+        try:
+            async with self._database.read() as transaction:
+                call = await transaction.calls.find(call_id)
+        except StorageError as exc:
+            raise OutcomeUnknownError(
+                f"call {call_id}: its deadline has passed, and its outcome cannot be read ({exc}); check "
+                "before you repeat it"
+            ) from exc
+        if call is None or call.state is CallState.QUEUED:
+            return None
+        if call.state is CallState.RUNNING:
+            raise DuplicateDelivery(call_id)
+        return _earlier_outcome(call)
 
     async def _claim(self, subject: CallSubject, invocation: Invocation, worker: str) -> HeldClaim:
         claim = await self._claim_with_retries(subject, invocation, worker)
@@ -248,6 +273,9 @@ class CallClaims:
                 claim.call_id, fence=claim.fence, outcome=envelope.model_dump(mode="json")
             )
             await settle(transaction, self._publisher, ended, value=value)
+            size = ROW_BYTES + size_of(envelope.value, envelope.text)
+            account_id = _own_account(invocation)
+            transaction.stored_bytes.add(account_id, StoredKind.CALLS, size, refuses=False)
         return envelope
 
     async def _recorded_before(self, claim: HeldClaim, exc: FencedError) -> Envelope:
@@ -295,7 +323,7 @@ class CallClaims:
 
     async def _is_dropped(self, chat_key: str, text: str) -> bool:
         try:
-            async with asyncio.timeout(HOOK_SECONDS):
+            async with clean_up_timeout(HOOK_SECONDS):
                 return await self._hooks.on_system_message(chat_key, text)
         except TimeoutError:
             logger.bind(chat_key=chat_key, seconds=HOOK_SECONDS).warning("system_message_hooks_too_slow")
@@ -318,7 +346,14 @@ class CallClaims:
             once_key=f"observation:{invocation.call_id}",
         )
         later = _answer_goes_first(claim.subject.type, invocation)
-        await append_message(transaction, self._publisher, message, later=later)
+        await append_message(
+            transaction,
+            self._publisher,
+            message,
+            later=later,
+            account_id=_own_account(invocation),
+            is_admitted=True,
+        )
 
     async def _follow_up(
         self, transaction: Transaction, invocation: Invocation, envelope: Envelope
@@ -370,6 +405,8 @@ def error_of(call: Call) -> NekroError:
     """The error for a call that ended without a result."""
     if call.state is CallState.CANCELLED:
         return CallCancelledError(f"call {call.id} was cancelled")
+    if call.state is CallState.FAILED and call.started_at is None:  # no code of a plugin raised it
+        return error_named(call.error_type or "Exception", call.error_message or "")
     if call.state is CallState.FAILED:
         return MethodFailedError(call.error_type or "Exception", call.error_message or "")
     return outcome_unknown(call)
@@ -381,3 +418,8 @@ def outcome_unknown(call: Call) -> OutcomeUnknownError:
         f"call {call.id} of {call.method}: a worker died inside it, so its effect may or may not have "
         "happened; check before you repeat it"
     )
+
+
+def _own_account(invocation: Invocation) -> str | None:
+    """Return on whose account a call outside of rounds stores something; a round counts its calls itself."""
+    return None if invocation.turn_id is not None else invocation.account_id

@@ -70,7 +70,7 @@ class CommandLines(CallTarget):
     async def run(self, invocation: Invocation, arguments: Arguments, on_step: OnStep) -> Outcome:
         """Run a line; the value is every response as JSON data."""
         (line, fields), _ = arguments
-        context = CommandExecutionContext.model_validate(fields)
+        context = CommandExecutionContext.model_validate({**fields, "message_id": invocation.call_id})
         responses = []
         async with staging.call_scope():
             async for response in self._table.run(line, context):

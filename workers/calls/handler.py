@@ -26,7 +26,9 @@ from messaging.pace import ChatPace
 from nekro_agent.durations import RETRY_SECONDS
 from nekro_agent.errors import CallTimeoutError, ResultError
 from nekro_agent.execution.author_frames import AuthorFrame, attach
+from nekro_agent.execution.effects import effects_of
 from nekro_agent.execution.invoke import Outcome
+from nekro_agent.execution.payer import on_account
 from nekro_agent.methods import Lane, SandboxMethodType
 from nekro_agent.shared_clock import shared_time
 from runtime.redaction import Redactor
@@ -134,7 +136,7 @@ class CallHandler:
 
         Raises:
             MessageRefusedError: the body is unsigned, altered, malformed, or signed for another task.
-            CallTimeoutError: its deadline has passed; it was not started.
+            CallTimeoutError: its deadline has passed, and it has no recorded outcome; it was not started.
             MethodNotFoundError, MethodDisabledError, ArgumentError, ResultError,
                 OutcomeUnknownError: as their names say.
             DuplicateDelivery: another delivery of the call is running; nothing was done.
@@ -142,11 +144,17 @@ class CallHandler:
             Exception: what the target itself raised, redacted if its text holds a secret.
         """
         invocation = await self._verified(body, task_name)
+        target = find(invocation)
+        # The settings of its caller may require approval where those of this worker do not.
+        is_claimed = target.is_claimed or invocation.is_recorded
         if invocation.remaining_seconds() <= 0:
+            # An earlier delivery may have recorded an outcome that its caller did not get.
+            envelope = await self._claims.recorded(invocation.call_id) if is_claimed else None
+            if envelope is not None:
+                return envelope.model_dump(mode="json")
             raise CallTimeoutError(
                 f"{invocation.method}: the deadline of call {invocation.call_id} passed in the queue"
             )
-        target = find(invocation)
         try:
             # Arguments first: a call that cannot start must not be claimed.
             arguments = await self._arguments(invocation)
@@ -154,8 +162,7 @@ class CallHandler:
             if home is not None:
                 raise MisplacedCall(home, body)
             del body  # frees memory: thousands of calls may wait at a time
-            # The settings of its caller may require approval where those of this worker do not.
-            if target.is_claimed or invocation.is_recorded:
+            if is_claimed:
                 return await self._run_once(target, invocation, arguments)
             return await self._run(target, invocation, arguments)
         except (DuplicateDelivery, MisplacedCall):
@@ -217,7 +224,9 @@ class CallHandler:
 
     async def _outcome(self, target: CallTarget, invocation: Invocation, arguments: Arguments) -> Outcome:
         try:
-            return await target.run(invocation, arguments, self._on_step(invocation))
+            account_id = invocation.turn_id or invocation.account_id
+            with effects_of(invocation.call_id), on_account(account_id):
+                return await target.run(invocation, arguments, self._on_step(invocation))
         except Exception as exc:
             shown = redacted(target.explained(exc, arguments), self._redactor)
             attach(shown, target.places(exc, self._redactor))

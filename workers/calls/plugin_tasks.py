@@ -9,6 +9,7 @@ from typing import Any
 from codec.values import decode_value, encode_arguments
 from codec.wire import new_id
 from messaging.calls import MethodCaller
+from nekro_agent.execution.payer import current_account
 from nekro_agent.ports import ChatInfo
 from nekro_agent.shared_clock import shared_time
 from workers.calls.dispatch import CallScope
@@ -56,7 +57,9 @@ class PluginTasks:
             ArgumentError: an argument or the value is not plain data.
             The errors of ``MethodCaller.call``.
         """
-        invocation = CallScope(chat=chat, user_id=user_id, wakes_agent=False).invocation(
+        invocation = CallScope(
+            chat=chat, user_id=user_id, wakes_agent=False, account_id=current_account()
+        ).invocation(
             task,
             encode_arguments(arguments, {}),
             call_id=call_id or new_id(),

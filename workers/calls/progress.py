@@ -174,6 +174,8 @@ class CallReports:
                 with self._lock:
                     self._latest = reports | self._latest
                 await asyncio.sleep(RETRY_SECONDS)
+            except Exception:  # it would fail again, and without the writer no call could report
+                logger.bind(calls=len(reports)).exception("call_progress_lost")
             await asyncio.sleep(REFRESH_SECONDS)
 
     async def _write(self, reports: list[_Report]) -> None:

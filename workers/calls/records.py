@@ -7,7 +7,7 @@ the broker lost it, and if the caller has ended the result is not needed.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from loguru import logger
 
@@ -17,6 +17,7 @@ from nekro_agent.errors import (
     MessageRefusedError,
     MethodDisabledError,
     MethodNotFoundError,
+    NekroError,
     OutcomeUnknownError,
 )
 from nekro_agent.methods import SandboxMethodType
@@ -79,13 +80,18 @@ class CallRecords:
             call = await transaction.calls.withdraw(self._request(message), reason=WITHDRAWN)
         if call.state is CallState.CANCELLED and call.error_message == WITHDRAWN:
             return CallFate()
-        if call.state in (CallState.QUEUED, CallState.RUNNING):
-            return CallFate(is_running=True)
-        if call.state is CallState.DONE and call.outcome is not None:
-            return CallFate(outcome=call.outcome)
-        from workers.calls.claims import error_of
+        return _ended(call) or CallFate(is_running=True)
 
-        return CallFate(error=error_of(call))
+    async def end_of(self, call_id: str) -> dict[str, Any] | NekroError | None:
+        """Return what a call returned, or its error; None if it is not recorded or has not ended.
+
+        Raises:
+            StorageError: the database does not answer.
+        """
+        async with self._database.read() as transaction:
+            call = await transaction.calls.find(call_id)
+        fate = None if call is None else _ended(call)
+        return None if fate is None else fate.outcome or fate.error
 
     async def withdraw(self, call_id: str) -> None:
         """Cancel a call that is not finished."""
@@ -118,6 +124,16 @@ class CallRecords:
             return self._registry.find(invocation.method)
         except (MethodDisabledError, MethodNotFoundError):
             return None
+
+
+def _ended(call: Call) -> CallFate | None:
+    if call.state in (CallState.QUEUED, CallState.RUNNING):
+        return None
+    if call.state is CallState.DONE and call.outcome is not None:
+        return CallFate(outcome=call.outcome)
+    from workers.calls.claims import error_of
+
+    return CallFate(error=error_of(call))
 
 
 class CallSweep:

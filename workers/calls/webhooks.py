@@ -18,7 +18,7 @@ from messaging.calls import MethodCaller
 from nekro_agent.errors import NekroError
 from nekro_agent.execution.author_frames import AuthorFrame
 from nekro_agent.execution.invoke import Outcome, run_callable
-from nekro_agent.execution.payer import payer_of, paying
+from nekro_agent.execution.payer import Payer, current_account, paying
 from nekro_agent.execution.uses import using
 from nekro_agent.files import staging
 from nekro_agent.ports import ChatInfo
@@ -130,7 +130,7 @@ class _Webhook(CallTarget):
         loaded, watchdog = self._loaded, self._targets.watchdog
         loaded.plugin.refresh_config()
         context = await AgentCtx.create_by_webhook(WebhookRequest(headers=headers, body=body))
-        with using(loaded.plugin), paying(payer_of(loaded.plugin.key, context)):
+        with using(loaded.plugin), paying(Payer(plugin_key=loaded.plugin.key, account_id=current_account())):
             work = _called(loaded.method.func, context.for_plugin(loaded.plugin.key))
             if watchdog is None:
                 value = await work

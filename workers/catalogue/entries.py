@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
 from nekro_agent.methods import Lane, SandboxMethodType
+from runtime.plain import known_fields
 
 __all__ = [
     "CommandEntry",
@@ -31,11 +32,13 @@ class PluginStatus(StrEnum):
     """Result of loading a plugin."""
 
     OK = "ok"
-    #: It works, except where it uses Nekro Agent names that do not exist here.
+    #: It works, except where it uses names of Nekro Agent that do not exist here or need a setting.
     DEGRADED = "degraded"
     FAILED = "failed"
     #: Loaded, but switched off by an operator.
     DISABLED = "disabled"
+    #: Not offered yet: its import or init takes long.
+    STARTING = "starting"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,16 +182,23 @@ class PluginEntry:
 
     def to_json(self) -> str:
         """Return the stored form; equal entries have equal texts."""
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        values = asdict(self)
+        if self.status is PluginStatus.STARTING:  # which older releases do not know
+            values |= {"status": PluginStatus.FAILED, "is_starting": True}
+        return json.dumps(values, sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> PluginEntry:
         """Read what ``to_json`` of this or another release wrote."""
-        values = _known(cls, json.loads(text))
-        values["status"] = PluginStatus(values.get("status", PluginStatus.OK))
+        stored = json.loads(text)
+        values = known_fields(cls, stored)
+        status = PluginStatus(values.get("status", PluginStatus.OK))
+        values["status"] = PluginStatus.STARTING if stored.get("is_starting") else status
         values["methods"] = tuple(_method(method) for method in values.get("methods", ()))
         values["commands"] = tuple(
-            CommandEntry(**{**_known(CommandEntry, command), "aliases": tuple(command.get("aliases", ()))})
+            CommandEntry(
+                **{**known_fields(CommandEntry, command), "aliases": tuple(command.get("aliases", ()))}
+            )
             for command in values.get("commands", ())
         )
         values["webhooks"] = tuple(_webhook(webhook) for webhook in values.get("webhooks", ()))
@@ -203,20 +213,15 @@ def digest_of(text: str) -> str:
 
 
 def _webhook(values: Mapping[str, Any]) -> WebhookEntry:
-    known = _known(WebhookEntry, values)
+    known = known_fields(WebhookEntry, values)
     return WebhookEntry(**{**known, "lane": Lane(known.get("lane", Lane.METHODS))})
 
 
 def _method(values: Mapping[str, Any]) -> MethodEntry:
-    known = _known(MethodEntry, values)
+    known = known_fields(MethodEntry, values)
     known["type"], known["lane"] = SandboxMethodType(known["type"]), Lane(known["lane"])
     if known.get("parameters") is not None:
-        known["parameters"] = tuple(Parameter(**_known(Parameter, one)) for one in known["parameters"])
+        known["parameters"] = tuple(Parameter(**known_fields(Parameter, one)) for one in known["parameters"])
     if known.get("swapped") is not None:
         known["swapped"] = tuple(known["swapped"])
     return MethodEntry(**known)
-
-
-def _known(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop fields that this release does not know."""
-    return {one.name: values[one.name] for one in fields(kind) if one.name in values}

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["CatalogueReader", "FleetCatalogue", "ServedVersion"]
 
 _DIGEST_CHARS: Final = 8
+_NOT_LOADED: Final = (PluginStatus.FAILED, PluginStatus.STARTING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,9 +128,7 @@ class CatalogueReader:
 
 def _preference(version: ServedVersion) -> tuple[bool, datetime]:
     """Callers see the version that was published last, of those that loaded."""
-    return bool(
-        version.entry.methods
-    ) or version.entry.status is not PluginStatus.FAILED, version.published_at
+    return bool(version.entry.methods) or version.entry.status not in _NOT_LOADED, version.published_at
 
 
 def _differences(key: str, versions: Sequence[ServedVersion]) -> list[str]:

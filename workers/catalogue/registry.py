@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from loguru import logger
 
 from nekro_agent.errors import MethodDisabledError, MethodNotFoundError
+from nekro_agent.execution.failures import log_failure
 from nekro_agent.methods import BUILT_IN_METHODS, OWN_NAMES
 from workers.catalogue.entries import MethodEntry, PluginEntry
 
@@ -47,6 +48,7 @@ class Registry:
     def replace(self, plugins: Iterable[PluginEntry]) -> None:
         """Serve these plugins from now on."""
         self.plugins = list(plugins)
+        #: Names that two methods have, or the code itself; ``nekro plugins`` shows them.
         self.warnings: list[str] = []
         self._plugins = {plugin.key: plugin for plugin in self.plugins}
         self._by_task: dict[str, MethodEntry] = {}
@@ -61,9 +63,9 @@ class Registry:
         self._bare_names: dict[str, list[str]] = {}
         for name, owner in self._by_name.items():
             if name in OWN_NAMES or name in BUILT_IN_METHODS:
-                text = f"{owner.task} is callable by this full name only: code has its own {name}"
-                self.warnings.append(text)
-                logger.bind(method=owner.task, alias=name).warning("method_name_reserved")
+                self.warnings.append(
+                    f"{owner.task} is callable by this full name only: code has its own {name}"
+                )
             else:
                 self._bare_names.setdefault(owner.task, []).append(name)
 
@@ -137,7 +139,8 @@ class Registry:
         try:
             return await self._collect(plugin, own, ctx)
         except Exception as exc:  # plugin code; the other plugins' methods must stay available
-            logger.bind(plugin=plugin.key).opt(exception=exc).error("collect_methods_failed")
+            log = logger.bind(plugin=plugin.key)
+            log_failure(log, "collect_methods_failed", exc, plugin_key=plugin.key)
             return own
 
     def _claim(self, name: str, entry: MethodEntry) -> None:
@@ -147,7 +150,6 @@ class Registry:
                 f"method {name} exists in {winner.plugin_key} and {entry.plugin_key}: the bare name calls "
                 f"{winner.task}, the other is callable as {entry.task}"
             )
-            logger.bind(method=entry.task, alias=name, taken_by=winner.task).warning("method_name_taken")
 
     def _claim_label(self, entry: MethodEntry) -> None:
         label = entry.label

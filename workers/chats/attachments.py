@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import mimetypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Final
 
 from nekro_agent import layout
+from nekro_agent.files.media_types import IMAGE_TYPES, media_type_of
 from nekro_agent.schemas.chat_message import ChatMessageSegmentType
 
-__all__ = ["IMAGE_TYPES", "Attachment", "attachments_of", "media_type_of", "segments_of_message"]
+__all__ = ["Attachment", "attachments_of", "segments_of_message"]
 
-#: Media types of pictures that language models and browsers show.
-IMAGE_TYPES: Final = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 _FILE_SEGMENTS: Final = frozenset(
     kind.value
     for kind in (
@@ -60,11 +58,6 @@ class Attachment:
         }
 
 
-def media_type_of(name: str) -> str:
-    """Return the media type that a file's name suggests."""
-    return mimetypes.guess_type(name)[0] or "application/octet-stream"
-
-
 def segments_of_message(text: str, attachments: Sequence[Attachment]) -> list[dict[str, Any]]:
     """Return the segments of a message of text and files; empty if it has no files."""
     if not attachments:
@@ -103,8 +96,9 @@ def _of_segment(segment: object) -> Attachment | None:
 def _of_row(data: Mapping[str, Any]) -> Attachment:
     path = str(data["file_path"])
     name = str(data.get("file_name") or PurePosixPath(path).name)
-    media_type = media_type_of(PurePosixPath(path).name)
-    is_image = data.get("file_kind") == "image" or media_type in IMAGE_TYPES
+    # Rows of older releases have no type; then the plugin's word counts.
+    media_type = str(data.get("media_type") or media_type_of(PurePosixPath(path).name))
+    is_image = media_type in IMAGE_TYPES or (data.get("file_kind") == "image" and "media_type" not in data)
     return Attachment(
         kind="image" if is_image else "file",
         path=path,

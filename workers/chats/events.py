@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 #: Parts of a message's data that its event repeats.
-_FILE_FIELDS: Final = ("file_path", "file_name", "file_kind", "reply_to")
+_FILE_FIELDS: Final = ("file_path", "file_name", "file_kind", "media_type", "reply_to")
 #: Characters of a round's output in its event; the round's row has more.
 _OUTPUT_CHARS: Final = 16_000
 
@@ -126,6 +126,7 @@ def round_ended(item: Round) -> NewEvent:
         "output": _cut(item.output or ""),
         "prompt_tokens": item.prompt_tokens,
         "completion_tokens": item.completion_tokens,
+        "tokens_estimated": bool(item.tokens_estimated),
         "cost": item.cost,
         "worker": item.worker,
         "error": item.error,

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final
 
-from agent.multimodal import picture_type
 from broker_config.settings import Settings
 from nekro_agent import layout
 from nekro_agent.errors import (
@@ -22,17 +21,15 @@ from nekro_agent.errors import (
 )
 from nekro_agent.files import safe_files
 from nekro_agent.files.area_access import safe_basename
+from nekro_agent.files.media_types import HEAD_BYTES, IMAGE_TYPES, content_type
 from nekro_agent.files.uploads import UploadArea
 from nekro_agent.policies import UploadPolicy
 from nekro_agent.ports import ChatInfo
 from nekro_agent.tools.path_convertor import PathLocation, locate
 from storage.files.areas import DataAreas
-from workers.chats.attachments import IMAGE_TYPES, Attachment, media_type_of
+from workers.chats.attachments import Attachment
 
-__all__ = ["HEAD_BYTES", "ChatFile", "ChatFiles", "content_type"]
-
-#: Enough of a file to recognise a picture.
-HEAD_BYTES: Final = 16
+__all__ = ["ChatFile", "ChatFiles"]
 
 #: Most names of an area that are looked at.
 _MOST_NAMES: Final = 1_000_000
@@ -89,9 +86,16 @@ class ChatFiles:
             ServiceError: as ``list``.
         """
         with _explained(path):
-            location, relative = locate(path)
+            location, relative = locate(path, self._readable)
             with safe_files.open_file(self._readable(location), relative) as file:
                 yield file
+
+    def type_of(self, path: str) -> str:
+        """Return the media type of a file; by its name alone if it cannot be opened any more."""
+        head = b""
+        with contextlib.suppress(UsageError, NotFoundError, ServiceError), self.open(path) as file:
+            head = file.read(HEAD_BYTES)
+        return content_type(PurePosixPath(path).name, head)
 
     def put(self, source: Path, path: str | None = None) -> str:
         """Store a file of this host, replacing a file of its name; returns its path in the sandbox.
@@ -108,7 +112,7 @@ class ChatFiles:
             is_area = path.strip("/") in ("uploads", "shared", "app/uploads", "app/shared")
             if path.endswith("/") or is_area:
                 path = f"{path.rstrip('/')}/{safe_basename(source.name)}"
-            location, relative = locate(path)
+            location, relative = locate(path, self._area)
             with _ordinary(source) as file:
                 if location is PathLocation.UPLOADS:
                     self._put_upload(relative, file)
@@ -180,7 +184,7 @@ class ChatFiles:
             UsageError, NotFoundError, ServiceError: as ``open``.
         """
         with _explained(path):
-            location, relative = locate(path)
+            location, relative = locate(path, self._readable)
             safe_files.remove_file(self._readable(location), relative)
 
     @property
@@ -191,10 +195,10 @@ class ChatFiles:
     def _put_upload(self, relative: PurePosixPath, file: BinaryIO) -> None:
         if len(relative.parts) != 1:
             raise UsageError(f"the uploads have no folders; write {layout.SANDBOX_UPLOADS}/{relative.name}")
-        UploadArea(self._areas.uploads_dir(self._chat.chat_key), self._policy).put(relative.name, file)
+        UploadArea(self._area(PathLocation.UPLOADS), self._policy).put(relative.name, file)
 
     def _put_shared(self, relative: PurePosixPath, file: BinaryIO) -> None:
-        area = self._areas.shared_dir(self._chat.container_key)
+        area = self._area(PathLocation.SHARED)
         size, most = os.fstat(file.fileno()).st_size, self._settings.sandbox.shared_bytes
         used, _ = safe_files.measure(area, max_entries=_MOST_NAMES)
         if used + size > most:
@@ -204,24 +208,23 @@ class ChatFiles:
             )
         safe_files.replace_file(area, relative, file)
 
-    def _readable(self, location: PathLocation) -> Path:
+    def _area(self, location: PathLocation) -> Path:
         if location is PathLocation.UPLOADS:
             return self._areas.uploads_dir(self._chat.chat_key)
+        return self._areas.shared_dir(self._chat.container_key)
+
+    def _readable(self, location: PathLocation) -> Path:
+        area = self._area(location)
+        if location is PathLocation.UPLOADS:
+            return area
         from sandbox.areas.images import is_unmounted
 
-        area = self._areas.shared_dir(self._chat.container_key)
         if is_unmounted(area):
             raise ServiceError(
                 f"{layout.SANDBOX_SHARED} of this chat is an image that is not mounted on this host; run "
                 "this where its rounds run, after its next round"
             )
         return area
-
-
-def content_type(name: str, head: bytes) -> str:
-    """Return the media type of a file: of a picture by its first bytes, else as its name suggests."""
-    named = media_type_of(name)
-    return picture_type(head) or (named if named not in IMAGE_TYPES else "application/octet-stream")
 
 
 @contextlib.contextmanager

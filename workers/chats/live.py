@@ -1,16 +1,18 @@
 """Live events, and live text: pieces of a model's answer or of a program's output at a bounded rate.
 
 Live text is not kept. Each event carries the offset of its text, so a reader notices what was dropped; the
-whole text follows in a kept event.
+whole text follows in a kept event. A text may also be repeated from its beginning, for readers that come
+while it grows.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from nekro_agent.durations import REFRESH_SECONDS
+from nekro_agent.durations import FRESH_SECONDS, REFRESH_SECONDS
 from nekro_agent.shared_clock import shared_time
 from storage.states import EventType
 
@@ -33,13 +35,18 @@ class LiveText:
     """One growing text; used on one event loop."""
 
     def __init__(
-        self, publish: Callable[[dict[str, Any]], object], *, seconds: float = REFRESH_SECONDS / 3
+        self,
+        publish: Callable[[dict[str, Any]], object],
+        *,
+        seconds: float = REFRESH_SECONDS / 3,
+        repeats: bool = False,
     ) -> None:
         """Create it.
 
         Args:
             publish: receives ``{"offset", "text"}`` and what ``begin`` was given; must not block.
             seconds: least time between two events.
+            repeats: publish the whole text every ``FRESH_SECONDS`` while it grows and fits into one event.
         """
         self._publish = publish
         self._seconds = seconds
@@ -48,6 +55,9 @@ class LiveText:
         self._chars = 0
         self._offset = 0
         self._timer: asyncio.TimerHandle | None = None
+        #: The whole text, if it is repeated, and when it is next.
+        self._whole: list[str] | None = [] if repeats else None
+        self._repeat_at = 0.0
 
     def begin(self, fields: Mapping[str, Any]) -> None:
         """Begin another text, whose events carry these fields."""
@@ -79,7 +89,21 @@ class LiveText:
     def _send(self) -> None:
         if not self._chars:
             return
-        self._publish({**self._fields, "offset": self._offset, "text": "".join(self._pieces)})
+        offset, text = self._offset, "".join(self._pieces)
         self._offset += self._chars
+        if self._whole is not None:
+            offset, text = self._repeated(offset, text, time.monotonic())
+        self._publish({**self._fields, "offset": offset, "text": text})
         self._pieces.clear()
         self._chars = 0
+
+    def _repeated(self, offset: int, text: str, now: float) -> tuple[int, str]:
+        """Return the next event's offset and text: the whole text if it is time for it."""
+        if self._offset > _MOST_CHARS or self._whole is None:
+            self._whole = None
+            return offset, text
+        self._whole.append(text)
+        if now < self._repeat_at:
+            return offset, text
+        self._repeat_at = now + FRESH_SECONDS
+        return 0, "".join(self._whole)

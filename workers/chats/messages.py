@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from codec.wire import new_id
 from nekro_agent.execution.current_call import cause_turn_id, current_call
+from nekro_agent.execution.effects import effect_id
+from nekro_agent.execution.payer import current_account
 from nekro_agent.ports import MessageKind, OutgoingMessage, require_lengths
+from storage.driver.outages import outlasting
 from storage.engine import Database
 from storage.repositories.messages import Message, NewMessage
 from storage.repositories.rounds import Round, RoundRequest
@@ -25,7 +28,7 @@ class SqlMessages:
         self._debounce_seconds = debounce_seconds
 
     async def send(self, message: OutgoingMessage) -> str:
-        """Record a message of the agent and announce it; returns its id.
+        """Record a message of the agent and announce it, unless its id exists; returns its id.
 
         Raises:
             InvalidValueError: it is too long.
@@ -34,6 +37,7 @@ class SqlMessages:
             "file_path": message.file_path,
             "file_name": message.file_name,
             "file_kind": message.file_kind,
+            "media_type": message.file_media_type,
             "size_bytes": message.file_size,
             "modified_ns": message.file_modified_ns,
             "reply_to": message.reply_to,
@@ -41,6 +45,7 @@ class SqlMessages:
         }
         call = current_call(message.chat_key)
         new = NewMessage(
+            id=message.id or new_id(),
             chat_key=message.chat_key,
             kind=MessageKind.ASSISTANT,
             text=message.text,
@@ -50,9 +55,17 @@ class SqlMessages:
             turn_id=call.turn_id if call else None,
             plugin_key=message.plugin_key,
         )
-        return (await self._append(new)).id
+        return (await self._append(new, more_bytes=message.file_size or 0)).id
 
-    async def push_system(self, chat_key: str, text: str, *, trigger_agent: bool, call_id: str | None) -> str:
+    async def push_system(
+        self,
+        chat_key: str,
+        text: str,
+        *,
+        trigger_agent: bool,
+        call_id: str | None,
+        message_id: str | None = None,
+    ) -> str:
         """Record a system message; with ``trigger_agent`` a round is requested in the same transaction.
 
         A message from a call continues the turn of the running round, so an agent that triggers
@@ -60,6 +73,7 @@ class SqlMessages:
         """
         call = current_call(chat_key)
         new = NewMessage(
+            id=message_id or new_id(),
             chat_key=chat_key,
             kind=MessageKind.SYSTEM,
             text=text,
@@ -71,13 +85,22 @@ class SqlMessages:
 
     async def wake(self, chat_key: str) -> None:
         """Request a round of the chat's agent without a message."""
-        async with self._database.begin() as transaction:
-            await self._request_round(transaction, chat_key, TriggerKind.MANUAL, new_id(), None)
+        trigger_id = effect_id("wake", chat_key)
 
-    async def _append(self, new: NewMessage, *, wake: bool = False) -> Message:
+        @outlasting
+        async def request() -> None:
+            async with self._database.begin() as transaction:
+                await self._request_round(transaction, chat_key, TriggerKind.MANUAL, trigger_id, None)
+
+        await request()
+
+    @outlasting
+    async def _append(self, new: NewMessage, *, wake: bool = False, more_bytes: int = 0) -> Message:
         require_lengths(new.text, data=new.data)
         async with self._database.begin() as transaction:
-            row = await append_message(transaction, self._publisher, new)
+            row = await append_message(
+                transaction, self._publisher, new, account_id=current_account(), more_bytes=more_bytes
+            )
             if wake:
                 cause = None
                 if row.call_id is not None:
@@ -104,4 +127,6 @@ class SqlMessages:
             user_id=cause.user_id if cause else None,
             delay_seconds=self._debounce_seconds,
         )
-        await request_round(transaction, self._publisher, request, message=message)
+        await request_round(
+            transaction, self._publisher, request, account_id=current_account(), message=message
+        )

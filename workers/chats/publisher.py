@@ -30,7 +30,7 @@ from broker_config.topology import (
 )
 from messaging.call_messages import CallMessage
 from messaging.celery.names import request_of
-from messaging.revocations import revoke
+from messaging.revocations import name_request, revoke, revoke_request
 from nekro_agent.durations import DEFER_SECONDS
 from nekro_agent.errors import NekroError
 from nekro_agent.methods import Lane
@@ -123,6 +123,17 @@ class EventPublisher:
         """Stop running tasks, and drop waiting ones, on all workers that are running."""
         send = partial(revoke, self._app, list(task_ids))
         await self._publish("tasks.revoked", send)
+
+    async def name_request(self, digest: str, call_id: str) -> None:
+        """Keep which call a client's request causes; ``revoke_request`` finds it, also in another process."""
+        await self._publish("request.named", partial(name_request, self._app, digest, call_id))
+
+    def revoke_request(self, digest: str) -> None:
+        """Revoke the call that a client's request causes, if one is known; returns at once.
+
+        Whoever asks for it may be cancelled before it has happened.
+        """
+        self._submit("tasks.revoked", partial(revoke_request, self._app, digest))
 
     def events_added(
         self, chat_key: str, number: int, *, types: frozenset[str] = frozenset(), later: bool = False

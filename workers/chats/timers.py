@@ -1,4 +1,7 @@
-"""Lists and changes the timers of chats for operators: one-time and recurring ones alike."""
+"""Lists the timers of chats for operators, and changes those that are rows: one-time and recurring ones.
+
+Timers with callbacks are in the memory of a worker, which owns them; they are listed only.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,14 @@ from collections.abc import Collection
 from enum import StrEnum
 
 from nekro_agent import cron
-from nekro_agent.errors import NotFoundError
+from nekro_agent.errors import ConflictError, NotFoundError
 from nekro_agent.ports import CronJob
-from storage.repositories.timers import RecordedTimer
+from storage.repositories.timers import RecordedTimer, WorkerTimer
 from storage.transaction import Transaction
 
 __all__ = ["Timer", "TimerChange", "change_timer", "id_of", "timers_after", "timers_of"]
 
-Timer = RecordedTimer | CronJob
+Timer = RecordedTimer | CronJob | WorkerTimer
 
 
 class TimerChange(StrEnum):
@@ -39,7 +42,11 @@ async def timers_after(
 
 async def timers_of(transaction: Transaction, ids: Collection[str]) -> dict[str, Timer]:
     """Return those of some ids whose timers have not ended."""
-    found: list[Timer] = [*await transaction.timers.open_of(ids), *await transaction.cron_jobs.of(ids)]
+    found: list[Timer] = [
+        *await transaction.timers.open_of(ids),
+        *await transaction.cron_jobs.of(ids),
+        *await transaction.timers.with_callback(ids),
+    ]
     return {id_of(timer): timer for timer in found}
 
 
@@ -48,7 +55,13 @@ async def change_timer(transaction: Transaction, timer: Timer, change: TimerChan
 
     Raises:
         NotFoundError: it has fired or was deleted meanwhile.
+        ConflictError: it has a callback, so only its plugin can change it.
     """
+    if isinstance(timer, WorkerTimer):
+        raise ConflictError(
+            f"timer {timer.id} calls a function of plugin {timer.plugin_key or 'unknown'} in the memory of "
+            f"worker {timer.worker}; only the plugin can change it, and disabling the plugin deletes it"
+        )
     if isinstance(timer, CronJob):
         return await _change_recurring(transaction, timer, change)
     return await _change_once(transaction, timer, change)

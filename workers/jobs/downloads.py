@@ -17,8 +17,10 @@ from nekro_agent.ports import DownloadReport, DownloadStatus
 from nekro_agent.shared_clock import elapsed_seconds
 from runtime.completion import complete
 from runtime.error_logging import log_errors
+from runtime.plain import known_fields
+from storage.driver.outages import outlasting
 from storage.engine import Database
-from storage.repositories.downloads import DownloadRecord
+from storage.outbound.downloads import DownloadRecord
 from storage.transaction import Transaction
 from workers.chats.retried_writes import write_with_retries
 from workers.leases.keeper import HeldLease, LeaseKeeper
@@ -57,6 +59,7 @@ class SqlDownloads:
             on_error="download_progress_not_written",
         )
 
+    @outlasting
     async def claim(self, target: Path, *, request: str) -> SqlDownloadClaim | None:
         """Claim the download to ``target``; None when another download holds the claim."""
         name = self._name(target)
@@ -79,6 +82,7 @@ class SqlDownloads:
         self._poll.start()
         return claim
 
+    @outlasting
     async def status(self, target: Path) -> DownloadStatus | None:
         """Return the progress of the download to ``target``, or its end; None if there is none."""
         async with self._database.read() as transaction:
@@ -124,6 +128,7 @@ class SqlDownloadClaim:
         """Publish the progress."""
         self._progress = (done_bytes, whole_bytes)
 
+    @outlasting
     async def confirm(self) -> None:
         """Verify the claim.
 
@@ -196,5 +201,7 @@ def _status(record: DownloadRecord) -> DownloadStatus:
         fence=record.fence,
         done_bytes=record.done_bytes,
         whole_bytes=record.whole_bytes,
-        report=None if record.report is None else DownloadReport(**record.report),
+        report=None
+        if record.report is None
+        else DownloadReport(**known_fields(DownloadReport, record.report)),
     )

@@ -29,4 +29,4 @@ async def notify_chat_of_failure(transaction: Transaction, publisher: EventPubli
     request = RoundRequest(
         chat_key=job.chat_key, trigger_kind=TriggerKind.JOB, trigger_id=job.id, cause_turn_id=job.turn_id
     )
-    await request_round(transaction, publisher, request, message=row)
+    await request_round(transaction, publisher, request, account_id=job.id, message=row)

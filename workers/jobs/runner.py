@@ -16,11 +16,13 @@ from messaging.tracing import TurnTrace, is_tracing, span
 from nekro_agent.durations import GRACE_SECONDS
 from nekro_agent.errors import (
     ArgumentError,
+    BrokerUnavailableError,
     FencedError,
     MethodDisabledError,
     MethodFailedError,
     MethodNotFoundError,
     NekroError,
+    StorageUnavailableError,
 )
 from nekro_agent.execution.current_call import working_for
 from nekro_agent.execution.payer import Payer, paying
@@ -39,6 +41,7 @@ from workers.chats.publisher import EventPublisher
 from workers.chats.retried_writes import write_with_retries
 from workers.chats.turn_traces import trace_of
 from workers.jobs.data import plain_data, unpack
+from workers.jobs.lines import JobLines
 from workers.jobs.notices import notify_chat_of_failure
 from workers.jobs.running import RunningJob, RunningJobs
 from workers.leases.keeper import on_this_loop
@@ -51,6 +54,10 @@ _STATES: Final = {
     TaskSignal.FAIL: JobState.FAILED,
     TaskSignal.CANCEL: JobState.CANCELLED,
 }
+
+
+#: Most causes of an exception that are looked at: plugins may link exceptions in a circle.
+_MOST_CAUSES: Final = 20
 
 
 class Interruption(StrEnum):
@@ -105,28 +112,31 @@ class JobRunner:
 
         Raises:
             DuplicateDelivery: the job has ended or belongs to another worker; nothing was done, or
-                the work done is discarded.
+                the work done is discarded: the job starts again, or another worker has it.
             MethodFailedError: the job failed, which is recorded.
         """
         interruption = cache(interruption)  # while the job cleans up, the worker may begin to stop
         job = await self._claim(job_id)
         trace = await self._trace_of(job)
+        lines = JobLines(job.id, self._redactor)
         ids = {"job_id": job.id, "turn_id": job.turn_id, "call_id": job.call_id, "attempt": job.attempt}
         with (
             logger.contextualize(job_id=job.id, job_type=job.type, chat_key=job.chat_key),
             span(f"job {job.plugin_key}.{job.type}", ids, kind="consumer", headers={}, turn=trace) as part,
         ):
             try:
-                last, is_chat_notified = await self._carry_out(job, interruption)
+                last, is_chat_notified = await self._carry_out(job, lines, interruption)
             except FencedError as exc:
                 logger.bind(fence=job.fence).warning("job_claim_lost")
                 raise DuplicateDelivery(job_id) from exc
             except asyncio.CancelledError:
                 # The pool's hard limit must not interrupt the record of the end.
-                await complete(self._leave(job, interruption()))
+                await complete(self._leave(job, lines, interruption()))
                 raise
+            if last.signal is TaskSignal.FAIL and _is_outage(last.data):
+                await complete(self._restart(job, lines, last))
             # A stop that comes now must not lose the end: the job would be started again.
-            ended = await complete(self._finish(job, last, is_chat_notified=is_chat_notified))
+            ended = await complete(self._finish(job, lines, last, is_chat_notified=is_chat_notified))
             part.set_attributes(state=ended.state.value)
             if ended.state is JobState.FAILED:
                 part.fail("JobFailed")
@@ -145,7 +155,7 @@ class JobRunner:
         return None if first is None else trace_of(first)
 
     async def _claim(self, job_id: str) -> Job:
-        async with self._database.autocommit() as transaction:
+        async with self._database.begin() as transaction:
             job = await transaction.jobs.claim(
                 job_id, worker=self._worker_name, lease_seconds=self._running.lease_seconds
             )
@@ -155,14 +165,15 @@ class JobRunner:
             logger.bind(job_id=job_id, attempt=job.attempt).warning("job_started_again")
         return job
 
-    async def _carry_out(self, job: Job, interruption: Callable[[], Interruption]) -> tuple[TaskCtl, bool]:
+    async def _carry_out(
+        self, job: Job, lines: JobLines, interruption: Callable[[], Interruption]
+    ) -> tuple[TaskCtl, bool]:
         """Run the job; returns its last signal, and whether its own code notified the chat of a failure."""
         try:
             plugin, func = self._function(job)
             args, kwargs = unpack(job.args)
         except (MethodNotFoundError, MethodDisabledError, ArgumentError) as exc:
             return TaskCtl.fail(str(exc), exc), False
-        handle = AsyncTaskHandle(job.task_id, job.chat_key, plugin, job_id=job.id, task_type=job.type)
         work: asyncio.Task[TaskCtl] | None = None
         is_stopped = False
 
@@ -175,9 +186,19 @@ class JobRunner:
                 work.cancel()
 
         stop = on_this_loop(cancel)
-        payer = Payer(plugin_key=plugin.key, chat_key=job.chat_key or None, turn_id=job.turn_id)
+        payer = Payer(
+            plugin_key=plugin.key, chat_key=job.chat_key or None, turn_id=job.turn_id, account_id=job.id
+        )
         working = working_for(job.chat_key, job.turn_id)
-        with using(plugin), paying(payer), working, self._running.follow(job, stop=stop) as running:
+        with using(plugin), paying(payer), working, self._running.follow(job, lines, stop=stop) as running:
+            handle = AsyncTaskHandle(
+                job.task_id,
+                job.chat_key,
+                plugin,
+                job_id=job.id,
+                task_type=job.type,
+                stop_requested=lambda: running.must_stop,
+            )
             work = asyncio.ensure_future(_contained(drive(func, handle, args, kwargs, report=running.report)))
             try:
                 await asyncio.wait([work])
@@ -200,7 +221,9 @@ class JobRunner:
             raise MethodNotFoundError(f"plugin {job.plugin_key} has no task type {job.type!r} any more")
         return plugin, func
 
-    async def _finish(self, job: Job, last: TaskCtl, *, is_chat_notified: bool = False) -> Job:
+    async def _finish(
+        self, job: Job, lines: JobLines, last: TaskCtl, *, is_chat_notified: bool = False
+    ) -> Job:
         """Record the end, and notify the chat of a failure; retries for a minute without a database.
 
         Args:
@@ -214,7 +237,10 @@ class JobRunner:
         if last.signal is TaskSignal.FAIL:
             message, data = self._redactor(message), self._redactor(data) if isinstance(data, str) else data
 
+        logged = lines.take()
+
         async def write(transaction: Transaction) -> Job:
+            await transaction.jobs.log(job.id, *logged, fence=job.fence)
             ended = await transaction.jobs.finish(
                 job.id, fence=job.fence, state=_STATES[last.signal], message=message, data=data
             )
@@ -233,7 +259,33 @@ class JobRunner:
             logger.bind(job_id=job.id, fence=job.fence).warning("job_claim_lost")
             raise DuplicateDelivery(job.id) from exc
 
-    async def _leave(self, job: Job, why: Interruption) -> None:
+    async def _restart(self, job: Job, lines: JobLines, last: TaskCtl) -> None:
+        """Let a job start again that failed because our database or broker did not answer it.
+
+        Returns if it does not restart: then it has failed.
+
+        Raises:
+            DuplicateDelivery: it starts again.
+        """
+        message = self._redactor(f"starts again after an outage: {last.message}")
+
+        logged = lines.take()
+
+        async def write(transaction: Transaction) -> bool:
+            await transaction.jobs.log(job.id, *logged, fence=job.fence)
+            return await transaction.jobs.restart(job.id, fence=job.fence, message=message)
+
+        try:
+            restarts = await write_with_retries(
+                self._database.begin, write, unknown=None, seconds=12 * GRACE_SECONDS
+            )
+        except FencedError as exc:
+            raise DuplicateDelivery(job.id) from exc
+        if restarts:
+            logger.bind(job_id=job.id, attempt=job.attempt, error=last.message).warning("job_met_an_outage")
+            raise DuplicateDelivery(job.id)
+
+    async def _leave(self, job: Job, lines: JobLines, why: Interruption) -> None:
         """Record why the worker stopped the job, or release it for the next worker."""
         ends = {
             Interruption.TIME_LIMIT: TaskCtl.fail("stopped at the time limit of lane long"),
@@ -241,12 +293,25 @@ class JobRunner:
         }
         try:
             if why in ends:
-                await self._finish(job, ends[why])
+                await self._finish(job, lines, ends[why])
                 return
-            async with self._database.autocommit() as transaction:
+            async with self._database.begin() as transaction:
+                await transaction.jobs.log(job.id, *lines.take(), fence=job.fence)
                 await transaction.jobs.release(job.id, fence=job.fence)
         except (NekroError, DuplicateDelivery) as exc:  # the lease expires by itself
             logger.bind(job_id=job.id, error=str(exc)).warning("job_not_handed_on")
+
+
+def _is_outage(error: object, *, most: int = _MOST_CAUSES) -> bool:
+    """Whether an exception, or what caused it, says that our database or broker did not answer."""
+    if isinstance(error, StorageUnavailableError | BrokerUnavailableError):
+        return True
+    if not isinstance(error, BaseException) or not most:
+        return False
+    if isinstance(error, BaseExceptionGroup):
+        return any(_is_outage(inner, most=most - 1) for inner in error.exceptions)
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return _is_outage(cause, most=most - 1)
 
 
 async def _contained(work: Coroutine[Any, Any, TaskCtl]) -> TaskCtl:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from nekro_agent.durations import REFRESH_SECONDS
-from nekro_agent.errors import FencedError
+from nekro_agent.errors import FencedError, StorageError
 from nekro_agent.jobs import TaskCtl
 from runtime.error_logging import log_errors
 from storage.repositories.jobs import Job
@@ -19,6 +19,7 @@ from storage.states import EventType
 from workers.chats.events import record_job
 from workers.chats.publisher import EventPublisher
 from workers.jobs.data import plain_data
+from workers.jobs.lines import JobLines
 from workers.leases.keeper import HeldLease, LeaseKeeper
 from workers.leases.kinds import JOB
 from workers.pools.background import BackgroundLoop
@@ -26,16 +27,17 @@ from workers.pools.polls import Poll
 
 __all__ = ["RunningJob", "RunningJobs"]
 
-#: Least time between two events of a job's progress, which are kept; its row has every report.
+#: Least time between two events of a job's progress, and entries of its log; its row has every report.
 _EVENT_SECONDS: Final = 2.0
 
 
 class RunningJob:
     """One job, from its claim until its function has ended."""
 
-    def __init__(self, job: Job, lease: HeldLease, *, stop: Callable[[], object]) -> None:
+    def __init__(self, job: Job, lease: HeldLease, lines: JobLines, *, stop: Callable[[], object]) -> None:
         self.job = job
         self.lease = lease
+        self.lines = lines
         self.stop = stop
         #: Whether a stop was requested.
         self.is_cancelled = False
@@ -43,6 +45,11 @@ class RunningJob:
         self.unwritten: TaskCtl | None = None
         #: When its progress may be recorded as an event again, by ``time.monotonic``.
         self.next_event_at = 0.0
+
+    @property
+    def must_stop(self) -> bool:
+        """Whether a stop was requested, or the claim passed to another worker; no I/O."""
+        return self.is_cancelled or self.lease.is_lost
 
     async def report(self, signal: TaskCtl) -> None:
         """Schedule a report for writing; a newer report replaces it, so any rate of reports is allowed."""
@@ -83,18 +90,19 @@ class RunningJobs:
         )
 
     @contextmanager
-    def follow(self, job: Job, *, stop: Callable[[], object]) -> Iterator[RunningJob]:
-        """Keep a job's claim and write its reports for the length of a block.
+    def follow(self, job: Job, lines: JobLines, *, stop: Callable[[], object]) -> Iterator[RunningJob]:
+        """Keep a job's claim and write its reports and log lines for the length of a block.
 
         Args:
             stop: called, on any thread, when a stop is requested and when the claim is lost.
         """
         lease = self._leases.hold(JOB, job.id, job.fence, seconds=self.lease_seconds, on_lost=stop)
-        running = RunningJob(job, lease, stop=stop)
+        running = RunningJob(job, lease, lines, stop=stop)
         self._jobs.add(running)
         try:
             self._poll.start()
-            yield running
+            with lines.gathered():
+                yield running
         finally:
             self._jobs.discard(running)
             lease.drop()
@@ -116,23 +124,40 @@ class RunningJobs:
                 running.stop()
 
     async def _write(self, running: RunningJob) -> None:
-        report, running.unwritten = running.unwritten, None
+        with suppress(FencedError):  # the job has ended, or its claim is lost: the next read shows which
+            await self._write_lines(running)
+            await self._write_report(running)
+
+    async def _write_lines(self, running: RunningJob) -> None:
+        lines = running.lines.take()
+        if not lines:
+            return
+        try:
+            async with self.database.begin() as transaction:
+                await transaction.jobs.log(running.job.id, *lines, fence=running.job.fence)
+        except StorageError:
+            running.lines.put_back(lines)
+            raise
+
+    async def _write_report(self, running: RunningJob) -> None:
+        report = running.unwritten
         if report is None:
             return
         percent: int = running.job.percent if report.progress is None else report.progress
-        try:
-            async with self.database.begin() as transaction:
-                job = await transaction.jobs.progress(
-                    running.job.id,
-                    fence=running.job.fence,
-                    percent=percent,
-                    message=report.message,
-                    data=plain_data(report.data),
-                )
-                if time.monotonic() >= running.next_event_at:
-                    running.next_event_at = time.monotonic() + _EVENT_SECONDS
-                    await record_job(transaction, self._publisher, EventType.JOB_PROGRESS, job)
-        except FencedError:  # the job has ended, or its claim is lost: the next read shows which
-            return
+        is_due = time.monotonic() >= running.next_event_at
+        async with self.database.begin() as transaction:
+            job = await transaction.jobs.progress(
+                running.job.id,
+                fence=running.job.fence,
+                percent=percent,
+                message=report.message,
+                data=plain_data(report.data),
+                logged_as=running.lines.redacted(report.message) if is_due else None,
+            )
+            if is_due:
+                running.next_event_at = time.monotonic() + _EVENT_SECONDS
+                await record_job(transaction, self._publisher, EventType.JOB_PROGRESS, job)
+        if running.unwritten is report:
+            running.unwritten = None
         if running in self._jobs:
             self._announce(job.id, job.percent, job.message)

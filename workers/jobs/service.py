@@ -7,23 +7,32 @@ waits are rows too, so ``notify`` reaches a ``wait`` in another process in eithe
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import json
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
+
+from loguru import logger
 
 from codec.wire import new_id
 from nekro_agent.durations import POLL_SECONDS, REFRESH_SECONDS
-from nekro_agent.errors import ConflictError
+from nekro_agent.errors import ConflictError, StorageUnavailableError
 from nekro_agent.execution import greenlets as bridge
 from nekro_agent.execution.current_call import current_call
+from nekro_agent.execution.effects import effect_id
+from nekro_agent.execution.payer import current_account
 from nekro_agent.ports import JobInfo, JobRequest
 from runtime.completion import complete
+from runtime.error_logging import log_errors
+from storage.access.stored_bytes import ROW_BYTES, size_of
+from storage.driver.outages import outlasting
 from storage.engine import Database
 from storage.repositories.job_signals import WaitState
 from storage.repositories.jobs import Job, NewJob
-from storage.states import CrashPolicy, EventType
+from storage.states import CrashPolicy, EventType, JobState, StoredKind
 from storage.transaction import Transaction
 from workers.chats.events import record_job
 from workers.chats.publisher import EventPublisher
@@ -51,7 +60,8 @@ class SqlJobs:
     (``nekro_agent.execution.greenlets``). Called anywhere else (a task or a thread that the plugin started)
     they block their thread while the background loop executes the query: about a millisecond, at
     most ``ANSWER_SECONDS``. There a write that meets a locked database continues in the background
-    after ``POLL_SECONDS``; it is lost only if the process dies before it ends.
+    after ``POLL_SECONDS``; it is lost only if the process dies before it ends. While the database does not
+    answer, ``peek`` and ``running`` return what they returned before.
     """
 
     def __init__(self, database: Database, background: BackgroundLoop, publisher: EventPublisher) -> None:
@@ -60,9 +70,13 @@ class SqlJobs:
         self._publisher = publisher
         self._watch = JobWatch(database, background)
         self._alarms = _Alarms()
+        self._seen = _LastAnswers()
 
     async def start(self, request: JobRequest) -> JobInfo:
         """Record the job and publish its message.
+
+        A call that is repeated because its worker died gets the job that it has started, unless that job
+        was asked to end.
 
         Raises:
             ConflictError: a job of that plugin, type and name is open.
@@ -71,8 +85,9 @@ class SqlJobs:
             OutcomeUnknownError: the database does not answer; the job may run.
         """
         call = current_call(request.chat_key)
+        name = (request.plugin_key, request.task_type, request.task_id)
         new = NewJob(
-            id=new_id(),
+            id=effect_id("job", *name),
             type=request.task_type,
             task_id=request.task_id,
             plugin_key=request.plugin_key,
@@ -83,32 +98,41 @@ class SqlJobs:
             round_id=call.round_id if call else None,
             turn_id=call.turn_id if call else None,
         )
-        may_exist = False
+        account_id = current_account()
 
         async def write(transaction: Transaction) -> Job:
-            nonlocal may_exist
-            job = await transaction.jobs.find(new.id) if may_exist else None
-            may_exist = True
+            nonlocal new
+            job = await transaction.jobs.find(new.id)
+            while job is not None and job.cancel_requested_at is not None:
+                new = dataclasses.replace(new, id=effect_id("job", *name))
+                job = await transaction.jobs.find(new.id)
             if job is None:
                 job = await transaction.jobs.add(new)
+                await transaction.keys.pass_on(account_id, new.id)
+                size = ROW_BYTES + size_of(json.dumps(new.args))
+                transaction.stored_bytes.add(account_id, StoredKind.ROUNDS, size)
                 await record_job(transaction, self._publisher, EventType.JOB_STARTED, job)
-            transaction.after_commit(partial(self._publisher.job_queued, new.id))
+            if job.state is JobState.QUEUED:
+                transaction.after_commit(partial(self._publisher.job_queued, job.id))
             return job
 
         unknown = f"job {new.id} ({new.type}) may or may not run"
         job = await write_with_retries(self._database.begin, write, unknown=unknown)
         if request.on_terminal is not None:
             self._watch.add(job.id, request.on_terminal)
-        return info_of(job)
+        info = info_of(job)
+        return self._seen.answer(name, lambda: info)
 
     def peek(self, plugin_key: str, task_type: str, task_id: str) -> JobInfo | None:
         """Return the newest job of that name, or None.
 
         Raises:
-            StorageUnavailableError: the database does not answer.
+            StorageUnavailableError: the database does not answer, and was not asked before.
         """
-        return self._answer(self._latest(plugin_key, task_type, task_id))
+        name = (plugin_key, task_type, task_id)
+        return self._seen.answer(name, lambda: self._answer(self._latest(*name)))
 
+    @outlasting
     async def cancel(self, job_id: str) -> bool:
         """Request a job's end, which the job notices within a second; False when it has already ended.
 
@@ -126,11 +150,13 @@ class SqlJobs:
 
         Raises:
             ArgumentError: the data are not plain data.
-            StorageUnavailableError: the database does not answer.
         """
         packed = pack((data,), {})
-        if not self._answer(self._is_open(job_id)):
-            return False
+        try:
+            if not self._answer(self._is_open(job_id)):
+                return False
+        except StorageUnavailableError:
+            logger.bind(job_id=job_id, key=key).warning("signal_waits_for_database")
         self._write(self._signal(job_id, key, packed))
         return True
 
@@ -151,9 +177,11 @@ class SqlJobs:
         async with self._waiting(job_id, key, waiter) as signalled, asyncio.timeout(timeout_seconds):
             while True:
                 signalled.clear()
-                packed = await self._take(job_id, key, waiter)
-                if packed is not None:
-                    return unpack(packed)[0][0]
+                # The job waits anyway, so it waits for a database that does not answer too.
+                with suppress(StorageUnavailableError):
+                    packed = await self._take(job_id, key, waiter)
+                    if packed is not None:
+                        return unpack(packed)[0][0]
                 try:
                     async with asyncio.timeout(REFRESH_SECONDS):
                         await signalled.wait()
@@ -175,10 +203,11 @@ class SqlJobs:
         """Return every open job.
 
         Raises:
-            StorageUnavailableError: the database does not answer.
+            StorageUnavailableError: the database does not answer, and was not asked before.
         """
-        return self._answer(self._open_ones())
+        return self._seen.answer((), lambda: self._answer(self._open_ones()))
 
+    @outlasting
     async def _open_ones(self) -> list[JobInfo]:
         async with self._database.read() as transaction:
             jobs = await transaction.jobs.newest(limit=_MOST_JOBS, open_only=True)
@@ -195,16 +224,19 @@ class SqlJobs:
         else:
             self._background.settle(write, seconds=POLL_SECONDS)
 
+    @outlasting
     async def _latest(self, plugin_key: str, task_type: str, task_id: str) -> JobInfo | None:
         async with self._database.read() as transaction:
             job = await transaction.jobs.find_latest(plugin_key, task_type, task_id)
         return None if job is None or is_call(job) else info_of(job)
 
+    @outlasting
     async def _is_open(self, job_id: str) -> bool:
         async with self._database.read() as transaction:
             job = await transaction.jobs.find(job_id)
         return job is not None and not job.state.is_final
 
+    @outlasting
     async def _signal(self, job_id: str, key: str, packed: dict[str, str]) -> None:
         async with self._database.autocommit() as transaction:
             await transaction.job_signals.signal(job_id, key=key, data=packed)
@@ -214,6 +246,7 @@ class SqlJobs:
         async with self._database.read() as transaction:
             return await transaction.job_signals.waiting_keys(job_id, key=key)
 
+    @outlasting
     async def _cancel_waits(self, job_id: str, key: str | None) -> None:
         async with self._database.autocommit() as transaction:
             await transaction.job_signals.cancel(job_id, key=key)
@@ -238,18 +271,52 @@ class SqlJobs:
 
     @asynccontextmanager
     async def _waiting(self, job_id: str, key: str, waiter: str) -> AsyncIterator[asyncio.Event]:
-        async with self._database.autocommit() as transaction:
-            await transaction.job_signals.begin(job_id, key=key, waiter=waiter)
+        await self._begin_wait(job_id, key, waiter)
         try:
             with self._alarms.set(job_id, key) as signalled:
                 yield signalled
         finally:
             # A cancelled caller must not leave the row of its wait behind.
-            await complete(self._end_wait(job_id, key, waiter))
+            with log_errors("wait_not_ended", job_id=job_id):
+                await complete(self._end_wait(job_id, key, waiter))
 
+    @outlasting
+    async def _begin_wait(self, job_id: str, key: str, waiter: str) -> None:
+        async with self._database.autocommit() as transaction:
+            await transaction.job_signals.begin(job_id, key=key, waiter=waiter)
+
+    @outlasting
     async def _end_wait(self, job_id: str, key: str, waiter: str) -> None:
         async with self._database.autocommit() as transaction:
             await transaction.job_signals.end(job_id, key=key, waiter=waiter)
+
+
+class _LastAnswers:
+    """What synchronous functions have returned, for the time in which the database does not answer."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._answers: dict[tuple[str, ...], Any] = {}
+
+    def answer(self, question: tuple[str, ...], ask: Callable[[], T]) -> T:
+        """Return what ``ask`` returns; if it cannot tell, what it returned before.
+
+        Raises:
+            StorageUnavailableError: it cannot tell, and was not asked before.
+        """
+        try:
+            found = ask()
+        except StorageUnavailableError:
+            with self._lock:
+                if question not in self._answers:
+                    raise
+                return cast("T", self._answers[question])
+        with self._lock:
+            self._answers.pop(question, None)
+            self._answers[question] = found
+            if len(self._answers) > _MOST_JOBS:
+                del self._answers[next(iter(self._answers))]
+        return found
 
 
 class _Alarms:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,6 +27,8 @@ class _Watcher:
     callback: Callable[[Any], object]
     #: The loop on which the job was started; the callback runs there.
     loop: asyncio.AbstractEventLoop
+    #: Of the code that started the job: what the callback causes is on the same account.
+    context: contextvars.Context
 
 
 class JobWatch:
@@ -45,7 +48,9 @@ class JobWatch:
 
     def add(self, job_id: str, callback: Callable[[Any], object]) -> None:
         """Call ``callback`` with the job's last ``TaskCtl``, on the loop that is running now."""
-        watcher = _Watcher(callback=callback, loop=asyncio.get_running_loop())
+        watcher = _Watcher(
+            callback=callback, loop=asyncio.get_running_loop(), context=contextvars.copy_context()
+        )
         with self._lock:
             self._watchers[job_id] = watcher
         self._poll.start()
@@ -66,7 +71,7 @@ class JobWatch:
     @staticmethod
     def _call_back(watcher: _Watcher, last: TaskCtl) -> None:
         with suppress(RuntimeError):  # the loop that started the job has ended
-            watcher.loop.call_soon_threadsafe(_call, watcher.callback, last)
+            watcher.loop.call_soon_threadsafe(_call, watcher.callback, last, context=watcher.context)
 
 
 def _call(callback: Callable[[Any], object], last: TaskCtl) -> None:

@@ -20,15 +20,20 @@ _LEASE_SECONDS: Final = 15.0
 
 
 @asynccontextmanager
-async def init_lock(leases: LeaseKeeper, *, owner: str) -> AsyncIterator[None]:
-    """Hold the lease for a block; losing it cancels the block and raises ``FencedError`` at its end."""
+async def init_lock(leases: LeaseKeeper, *, owner: str, plugin_key: str = "") -> AsyncIterator[None]:
+    """Hold the lease for a block; losing it cancels the block and raises ``FencedError`` at its end.
+
+    Args:
+        plugin_key: of the only plugin whose hooks run; "" means all plugins.
+    """
     task, is_inside = asyncio.current_task(), True
 
     def interrupt() -> None:
         if task is not None and is_inside:
             task.cancel()
 
-    lease = await _acquire(leases, owner=owner, on_lost=on_this_loop(interrupt))
+    name = f"{_LEASE}:{plugin_key}" if plugin_key else _LEASE
+    lease = await _acquire(leases, name, owner=owner, on_lost=on_this_loop(interrupt))
     try:
         yield
     except asyncio.CancelledError:
@@ -44,10 +49,10 @@ async def init_lock(leases: LeaseKeeper, *, owner: str) -> AsyncIterator[None]:
         )
 
 
-async def _acquire(leases: LeaseKeeper, *, owner: str, on_lost: Callable[[], None]) -> HeldLease:
+async def _acquire(leases: LeaseKeeper, name: str, *, owner: str, on_lost: Callable[[], None]) -> HeldLease:
     """Wait for the lease."""
     while True:
-        lease = await leases.acquire(INIT, _LEASE, owner=owner, seconds=_LEASE_SECONDS, on_lost=on_lost)
+        lease = await leases.acquire(INIT, name, owner=owner, seconds=_LEASE_SECONDS, on_lost=on_lost)
         if lease is not None:
             return lease
         await asyncio.sleep(POLL_SECONDS)

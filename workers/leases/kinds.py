@@ -12,10 +12,10 @@ from functools import partial
 from typing import Final
 
 from storage.access.requests import REQUEST_CLAIMS
+from storage.outbound.downloads import DOWNLOAD_CLAIMS
 from storage.publications import WORKER_LEASES
 from storage.repositories.calls import CALL_CLAIMS
 from storage.repositories.chats import CHAT_LEASES, ChatRepository
-from storage.repositories.downloads import DOWNLOAD_CLAIMS
 from storage.repositories.jobs import JOB_CLAIMS
 from storage.repositories.leases import NAMED_LEASES, LeaseRepository, LeaseTable
 from storage.transaction import Transaction
@@ -28,7 +28,6 @@ __all__ = [
     "JOB",
     "PINNED",
     "REQUEST",
-    "SERVING",
     "SUMMARY",
     "SWEEP",
     "WORKER",
@@ -66,8 +65,6 @@ JOB: Final = LeaseKind(name="job", table=JOB_CLAIMS, is_lost_with_time=False)
 DOWNLOAD: Final = LeaseKind(name="download", table=DOWNLOAD_CLAIMS, is_lost_with_time=True)
 #: The init hooks of the plugins: one process at a time.
 INIT: Final = _named_kind(name="init", is_lost_with_time=True)
-#: A worker that runs plugins. A second one that does not know of it runs the hooks of a start once more.
-SERVING: Final = _named_kind(name="serving", is_lost_with_time=False)
 #: A plugin whose state is in one process.
 PINNED: Final = _named_kind(name="pinned", is_lost_with_time=True)
 #: A request with an idempotency key. After a loss another execution answers, and this answer is not stored.

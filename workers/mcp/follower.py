@@ -69,6 +69,9 @@ class McpServers:
         self._built: dict[str, tuple[object, Imported]] = {}
         self._seen: object = None
         self._tasks = OwnedTasks("nekro-mcp")
+        #: The loop that follows changes; plugins are replaced on it only.
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._looking = asyncio.Lock()
         #: Servers that this process is listing.
         self._listing: set[str] = set()
 
@@ -80,8 +83,22 @@ class McpServers:
         """
         await self._look(starts=False)
 
+    async def refresh(self) -> None:
+        """Read what is declared now.
+
+        Raises:
+            StorageUnavailableError: the database does not answer.
+        """
+        own = asyncio.get_running_loop()
+        if self._loop is None or self._loop is own:
+            await self._look(starts=True)
+        else:  # a call on another loop of this process
+            looking = asyncio.run_coroutine_threadsafe(self._look(starts=True), self._loop)
+            await asyncio.wrap_future(looking)
+
     def start(self) -> None:
         """Follow declarations and listings from now on, on the running loop."""
+        self._loop = asyncio.get_running_loop()
         self._tasks.begin(repeat(self._follow, seconds=FRESH_SECONDS, on_error="mcp_servers_not_read"))
 
     async def close(self) -> None:
@@ -91,6 +108,11 @@ class McpServers:
     def server_of(self, plugin_key: str) -> McpServer | None:
         """Return the server of a plugin; None if it is none of a server."""
         return next((server for server in self._servers if server.plugin_key == plugin_key), None)
+
+    def may_use(self, server: McpServer) -> bool:
+        """Whether this process may connect with a server: one with a command has a single owner."""
+        declaration = server.declaration
+        return declaration is None or not declaration.is_stdio or self._may_run_here(server.plugin_key)
 
     async def listed(self, server: McpServer, tools: str, about: dict[str, Any]) -> None:
         """See ``Listings``."""
@@ -116,6 +138,10 @@ class McpServers:
         await self._list_what_is_due()
 
     async def _look(self, *, starts: bool) -> None:
+        async with self._looking:
+            await self._read(starts=starts)
+
+    async def _read(self, *, starts: bool) -> None:
         path = file_path(self._settings)
         async with self._database.read() as transaction:
             seen = (await transaction.mcp_servers.revisions(), await asyncio.to_thread(_stamp, path))
@@ -163,7 +189,8 @@ class McpServers:
             if old.plugin is not None:
                 self._tasks.begin(self._retire(old.plugin))
         if has_sdk() and starts:
-            await self.hub.keep_only(self._servers)
+            # Beside the rest: closing a server that does not answer takes time.
+            self._tasks.begin(self.hub.keep_only(self._servers))
 
     def _imported(self, server: McpServer) -> Imported:
         path = f"mcp:{server.name} ({server.source.value})"
@@ -232,7 +259,7 @@ class McpServers:
     async def _list(self, server: McpServer) -> None:
         try:
             with log_errors("mcp_server_not_listed", server=server.name):
-                await self.hub.relist(server)
+                await self.hub.listing(server)
         finally:
             self._listing.discard(server.name)
 

@@ -4,53 +4,61 @@ from __future__ import annotations
 
 from typing import Any
 
+from broker_config.settings import Settings
 from connectors.mcp.hub import SDK_MISSING, has_sdk
 from connectors.mcp.masking import redactor_of
 from connectors.mcp.plugins import build_plugin, needs_approval
-from nekro_agent.errors import InvalidValueError, NekroError, NotFoundError, SandboxUnavailableError
+from connectors.mcp.servers import McpServer, read_servers
+from connectors.mcp.views import unused_reason
+from nekro_agent.errors import InvalidValueError, MethodNotFoundError, NekroError, SandboxUnavailableError
 from nekro_agent.execution.signatures import describe
+from storage.engine import Database
 from workers.mcp.follower import McpServers
 
-__all__ = ["try_server"]
+__all__ = ["try_server", "untried"]
+
+
+async def untried(settings: Settings, database: Database, plugin_key: str) -> dict[str, Any] | None:
+    """Return the answer for a server that no worker uses; None if one may."""
+    for server in await read_servers(settings, database):
+        if server.plugin_key == plugin_key and (reason := unused_reason(server)) is not None:
+            return _answer(server, reason)
+    return None
 
 
 async def try_server(servers: McpServers, plugin_key: str) -> dict[str, Any]:
     """Connect with the server of a plugin, list its tools, and say how it is confined; plain data.
 
-    The answer has ``error``, which is None if the server works, ``about``, ``confinement`` (None for a server
-    with a URL) and ``tools``.
+    The declaration is the one that holds now. The answer has ``error``, which is None if the server works,
+    ``about``, ``confinement`` (None for a server with a URL), ``tools`` and ``notes`` on faulty tools.
 
     Raises:
-        NotFoundError: the plugin is not that of a server.
+        MethodNotFoundError: no server that this process may use has the plugin, or it has lost it.
     """
+    await servers.refresh()
     server = servers.server_of(plugin_key)
-    if server is None:
-        raise NotFoundError(f"plugin {plugin_key!r} is not that of an MCP server")
-    answer: dict[str, Any] = {
-        "name": server.name, "plugin": plugin_key, "error": server.error, "about": None,
-        "confinement": None, "tools": [],
-    }  # fmt: skip
+    if server is None or not servers.may_use(server):
+        raise MethodNotFoundError(f"plugin {plugin_key!r} is not that of an MCP server of this worker")
+    answer = _answer(server, server.error)
     if server.declaration is None:
         return answer
     if not has_sdk():
         return {**answer, "error": SDK_MISSING}
-    from connectors.mcp.session import ServerFault
+    from connectors.mcp.faults import ServerFault
     from connectors.mcp.tools import tools_text
 
     hide = redactor_of(server.declaration)
     try:
-        opened = await servers.hub.listing(server)
-        tools = await opened.session.tools()
+        opened, listing = await servers.hub.listing(server)
     except (ServerFault, InvalidValueError, SandboxUnavailableError, NekroError) as exc:
         return {**answer, "error": hide(str(exc))}
     from dataclasses import asdict, replace
 
-    text = tools_text(tools)
-    await servers.listed(server, text, opened.session.about)
-    listed = replace(server, tools_text=text, about=opened.session.about)
+    listed = replace(server, tools_text=tools_text(listing.tools), about=opened.session.about)
     plugin = build_plugin(listed, servers.hub)
     answer["error"] = None
     answer["about"] = opened.session.about
+    answer["notes"] = listing.described_notes()
     if opened.confinement is not None:
         confinement = asdict(opened.confinement)
         answer["confinement"] = {**confinement, "files": list(confinement["files"])}
@@ -65,3 +73,10 @@ async def try_server(servers: McpServers, plugin_key: str) -> dict[str, Any]:
         for tool, method in zip(listed.tools, plugin.sandbox_methods, strict=True)
     ]
     return answer
+
+
+def _answer(server: McpServer, error: str | None) -> dict[str, Any]:
+    return {
+        "name": server.name, "plugin": server.plugin_key, "error": error, "about": None,
+        "confinement": None, "tools": [], "notes": [],
+    }  # fmt: skip

@@ -19,7 +19,7 @@ from nekro_agent.errors import NekroError
 from nekro_agent.shared_clock import shared_time
 from storage.database_clock import follow_database_clock
 from storage.engine import Database
-from storage.repositories.overview import OpenDeliveries, OpenWork, OverviewRepository
+from storage.listings.overview import OpenDeliveries, OpenWork, OverviewRepository
 from storage.states import BudgetScope
 from workers.budgets.limits import day_of
 from workers.budgets.report import count_exhausted
@@ -38,7 +38,7 @@ FLEET_METRICS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "nekro_queue_messages": ("Messages that wait in a lane's queue.", ("lane",)),
     "nekro_queue_held_messages": ("Messages that workers of a lane hold.", ("lane",)),
     "nekro_queue_oldest_seconds": (
-        "Age of the oldest waiting item: in lanes rounds and long the oldest due row, else the oldest call.",
+        "Age of the oldest item that waits for a worker: of a due row in lanes rounds and long, else a call.",
         ("lane",),
     ),
     "nekro_lane_workers": ("Workers that serve a lane and answer.", ("lane",)),

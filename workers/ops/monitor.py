@@ -15,7 +15,7 @@ from http import HTTPStatus
 
 from loguru import logger
 
-from broker_config.settings import MetricsSettings
+from broker_config.settings import Settings
 from runtime.metrics import start_metrics
 from workers.ops.health import Health, Report
 from workers.ops.http_server import Page, PageServer
@@ -25,23 +25,25 @@ __all__ = ["monitored"]
 
 
 @contextmanager
-def monitored(settings: MetricsSettings, health: Health, *, lane: str) -> Iterator[None]:
+def monitored(settings: Settings, health: Health, *, lane: str) -> Iterator[None]:
     """Serve this worker's state while the block lasts.
 
     Raises:
         ServiceError: no port of the configured range is free.
+        SettingsError: the key for metrics on loopback cannot be read.
     """
     pages = {"/livez": lambda: _page_of(health.live), "/readyz": lambda: _page_of(health.ready)}
-    if settings.port:
+    metrics = settings.metrics
+    if metrics.port:
         pages["/metrics"] = _metrics_page
     path = socket_path(lane, os.getpid())
     with ExitStack() as stack:
         stack.callback(path.unlink, missing_ok=True)
         stack.callback(PageServer.on_socket(path, pages).close)
-        if settings.port:
-            server = PageServer.on_port(settings.address, settings.port, pages)
+        if metrics.port:
+            server = PageServer.on_port(metrics.address, metrics.port, pages, data_dir=settings.data_dir)
             stack.callback(server.close)
-            logger.bind(address=settings.address, port=server.port).info("metrics_served")
+            logger.bind(address=metrics.address, port=server.port).info("metrics_served")
         yield
 
 

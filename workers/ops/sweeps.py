@@ -67,7 +67,7 @@ class TimerFirings:
             trigger_id=firing.id,
             delay_seconds=self._debounce_seconds,
         )
-        await request_round(transaction, self._publisher, request, message=row)
+        await request_round(transaction, self._publisher, request, account_id=firing.account_id, message=row)
 
 
 class TimerSweep:

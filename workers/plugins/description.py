@@ -95,7 +95,7 @@ def _root_of(record: PluginRecord) -> Path | None:
 def _describe() -> dict[str, object]:
     from broker_config.settings import Settings
     from workers.plugins.loader import load_plugins
-    from workers.plugins.policies import package_policy
+    from workers.plugins.policies import core_config, package_policy
 
     settings = Settings.load()
     loaded = load_plugins(
@@ -104,6 +104,7 @@ def _describe() -> dict[str, object]:
         shipped=settings.plugins.load_shipped,
         data_dir=settings.data_dir,
         packages=package_policy(settings.plugins),
+        core=core_config(settings),
     )
     registry = LoadedRegistry(
         loaded.plugins, long_methods=settings.workers.long_methods, approval=settings.approval

@@ -12,8 +12,10 @@ import os
 import re
 import shlex
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -22,46 +24,24 @@ from typing import Final, TextIO
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from nekro_agent import placeholders
+from nekro_agent import placeholders, runtime
 from nekro_agent.commands import onebot
+from nekro_agent.commands.registration import kept
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import PluginLoadError
 from nekro_agent.packages import contexts
 from nekro_agent.packages.contexts import NAMESPACE, PluginImports
+from nekro_agent.packages.distributions import distribution_of
 from nekro_agent.plugin import NekroPlugin
 from workers.plugins.discovery import Source, SourceKind
 
 __all__ = ["SHIPPED", "Imported", "import_entry_point", "import_plugin"]
 
 SHIPPED: Final = "plugin_pkgs"
-#: Distributions of modules whose names differ, for the packages of the extra ``plugins`` and common others.
-_DISTRIBUTIONS: Final = {
-    "PIL": "Pillow",
-    "bs4": "beautifulsoup4",
-    "chinese_calendar": "chinesecalendar",
-    "cv2": "opencv-python-headless",
-    "dateutil": "python-dateutil",
-    "discord": "discord.py",
-    "docx": "python-docx",
-    "fitz": "PyMuPDF",
-    "git": "GitPython",
-    "googleapiclient": "google-api-python-client",
-    "jose": "python-jose",
-    "jwt": "PyJWT",
-    "lunar_python": "lunar-python",
-    "magic": "python-magic",
-    "multipart": "python-multipart",
-    "psycopg2": "psycopg2-binary",
-    "qdrant_client": "qdrant-client",
-    "skimage": "scikit-image",
-    "sklearn": "scikit-learn",
-    "telegram": "python-telegram-bot",
-    "websocket": "websocket-client",
-    "yaml": "PyYAML",
-    "Crypto": "pycryptodome",
-}
 #: Failed imports that an error names.
 _MAX_FAILURES: Final = 3
+#: What plugins use to connect to a Qdrant server themselves.
+_OF_QDRANT_SERVERS: Final = ("get_qdrant_config", "QDRANT_URL")
 _OUR_DISTRIBUTION: Final = "nekro-workers"
 _EXTRA: Final = "plugins"
 
@@ -83,6 +63,8 @@ class Imported:
     source: Source | None = None
     #: None for shipped plugins, entry points and plugins that failed.
     imports: PluginImports | None = None
+    #: Result of an import that still runs; None when it has ended.
+    later: Future[Imported] | None = None
 
     @property
     def is_shipped(self) -> bool:
@@ -112,20 +94,22 @@ def import_plugin(source: Source, *, is_shipped: bool = False, is_reload: bool =
         with placeholders.loading(), stdout_to_stderr():
             module = _executed(source, name, context) if context else importlib.import_module(name)
         plugin = _plugin_of(module, source.path.name, context)
-        for command in onebot.registered(package):
+        for command in kept(package):
             plugin.add_command(command)
     except KeyboardInterrupt:
         raise
     except BaseException as exc:  # a plugin's code may raise anything; the others must load
         error = _explain(exc, source.path)
         _log.bind(path=str(source.path), error=error).error("plugin_not_loaded")
-        onebot.registered(package)  # drops them
+        kept(package)  # drops them
         if context is not None:
             context.adopt_paths()
             context.forget()
         return dataclasses.replace(base, error=error)
     if context is not None:
+        _record_losses(context)
         context.loaded()
+    _record_missing(package)
     return dataclasses.replace(base, module=module.__name__, key=plugin.key, plugin=plugin, imports=context)
 
 
@@ -138,22 +122,63 @@ def import_entry_point(point: importlib.metadata.EntryPoint) -> Imported:
         with placeholders.loading(), stdout_to_stderr():
             target = point.load()
         plugin = target if isinstance(target, NekroPlugin) else _plugin_of(target, point.value, None)
+        plugin.adopt_commands()
     except KeyboardInterrupt:
         raise
     except BaseException as exc:  # as in import_plugin
         error = _explain(exc, None)
         _log.bind(path=path, error=error).error("plugin_not_loaded")
         return dataclasses.replace(base, error=error)
+    _record_missing(point.module)
     return dataclasses.replace(base, key=plugin.key, plugin=plugin)
+
+
+def _record_missing(package: str) -> None:
+    """Record the functions and values that a plugin's modules name and that need a setting which is unset."""
+    if runtime.core_config().QDRANT_URL:
+        return
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if (name == package or name.startswith(f"{package}.")) and file:
+            with contextlib.suppress(OSError):
+                text = Path(file).read_bytes()
+                for used in (used for used in _OF_QDRANT_SERVERS if used.encode() in text):
+                    placeholders.record_missing(name, f"{used} (no Qdrant server: set NEKRO_QDRANT__URL)")
 
 
 @contextlib.contextmanager
 def stdout_to_stderr() -> Iterator[None]:
     """Send to stderr what is written to stdout in the block, also by subprocesses and C libraries.
 
-    A plugin that prints during its import must not write into the output of a command.
+    A plugin that prints during its import must not write into the output of a command. Blocks on several
+    threads overlap; the last one restores the streams.
     """
-    with contextlib.ExitStack() as restore:
+    with _REDIRECTION:
+        yield
+
+
+class _Redirection:
+    """The redirection of stdout while any thread is inside."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._restore = contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1:
+                self._begin()
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._restore.close()
+
+    def _begin(self) -> None:
+        restore = self._restore
         with contextlib.suppress(OSError, ValueError, io.UnsupportedOperation):
             sys.stdout.flush()
             kept = os.dup(1)
@@ -161,8 +186,17 @@ def stdout_to_stderr() -> Iterator[None]:
             restore.callback(os.dup2, kept, 1)
             os.dup2(2, 1)
             restore.callback(_flush, sys.stdout)
-        restore.enter_context(contextlib.redirect_stdout(sys.stderr))
-        yield
+        before, sys.stdout = sys.stdout, sys.stderr
+        restore.callback(_put_back, before, sys.stderr)
+
+
+_REDIRECTION: Final = _Redirection()
+
+
+def _put_back(before: TextIO, redirected: TextIO) -> None:
+    """Restore stdout, unless the process has replaced it meanwhile."""
+    if sys.stdout is redirected:
+        sys.stdout = before
 
 
 def _flush(stream: TextIO) -> None:
@@ -198,6 +232,16 @@ def _executed(source: Source, name: str, context: PluginImports) -> ModuleType:
     return contexts.executed(name, file, context)
 
 
+def _record_losses(context: PluginImports) -> None:
+    """Record what the plugin does without, since it guards imports that failed."""
+    for failure in context.failures or ():
+        is_here_now = failure.missing is not None and contexts.is_importable(failure.missing)
+        if not is_here_now and not placeholders.is_replaced(failure.file, failure.line):
+            is_on_index = failure.missing is not None and not _is_of_the_reference(failure.missing)
+            fix = f"; install {distribution_of(failure.missing or '')}" if is_on_index else ""
+            placeholders.record_lost(context.package, failure.name, f"{failure.text}{fix}")
+
+
 def _plugin_of(module: ModuleType, name: str, context: PluginImports | None) -> NekroPlugin:
     plugin = getattr(module, "plugin", None)
     if isinstance(plugin, NekroPlugin):
@@ -211,7 +255,7 @@ def _plugin_of(module: ModuleType, name: str, context: PluginImports | None) -> 
         state = "sets `plugin` to None" if "plugin" in vars(module) else "does not bind `plugin`"
         reasons = "; ".join(failure.text for failure in failures[:_MAX_FAILURES])
         missing = next((failure.missing for failure in failures if failure.missing), None)
-        fix = f" — {_how_to_install(missing)}" if missing else ""
+        fix = f" — {_how_to_install(missing)}" if missing and not _is_of_the_reference(missing) else ""
         raise PluginLoadError(f"{name} {state} after an import that it guards failed: {reasons}{fix}")
     raise PluginLoadError(f"{name} has no module-level name `plugin`; it must be the NekroPlugin instance")
 
@@ -233,10 +277,14 @@ def _explain(exc: BaseException, path: Path | None) -> str:
     return text
 
 
+def _is_of_the_reference(module: str) -> bool:
+    """Whether no package of the index has a module, because it is one of Nekro Agent or its framework."""
+    return module.partition(".")[0] in placeholders.ROOTS
+
+
 def _how_to_install(module: str) -> str:
     """Return the command that installs the package of a missing module for this installation."""
-    top = module.partition(".")[0]
-    distribution = _DISTRIBUTIONS.get(top, top)
+    distribution = distribution_of(module)
     wanted = f"{_OUR_DISTRIBUTION}[{_EXTRA}]" if _is_in_extra(distribution) else distribution
     has_pip = importlib.util.find_spec("pip") is not None
     tool = (

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import functools
 import importlib
 import importlib.metadata
+import math
 import sys
-from collections.abc import Iterable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from nekro_agent import placeholders, runtime
 from nekro_agent.core.logger import get_sub_logger
+from nekro_agent.durations import PROGRESS_SECONDS
 from nekro_agent.methods import BUILT_IN_PLUGIN
 from nekro_agent.plugin import NekroPlugin
-from nekro_agent.policies import PackagePolicy
+from nekro_agent.policies import CoreConfig, PackagePolicy
 from workers.catalogue.entries import PluginStatus
-from workers.plugins.discovery import discover
+from workers.plugins.discovery import Source, discover
 from workers.plugins.importing import SHIPPED, Imported, import_entry_point, import_plugin
 
 __all__ = [
@@ -25,11 +33,20 @@ __all__ = [
     "LoadedPlugins",
     "PluginRecord",
     "PluginStatus",
+    "PreparedPlugins",
+    "Step",
+    "close_loop_of_imports",
     "forget",
+    "import_step",
     "load_plugins",
+    "loop_of_imports",
+    "plugin_steps",
+    "prepare_imports",
 ]
 
 ENTRY_POINT_GROUP: Final = "nekro_agent.plugins"
+#: What Python says to a plugin that sets a signal handler at import, off the main thread.
+_NEEDS_MAIN_THREAD: Final = "signal only works in main thread"
 
 _log = get_sub_logger("loader")
 
@@ -48,6 +65,17 @@ class PluginRecord:
     plugin: NekroPlugin | None
     #: Import name of its module; "" when none was imported.
     module: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedPlugins:
+    """What the process has already imported from which this worker is forked; see ``workers.template``."""
+
+    steps: tuple[Step, ...]
+    #: By text of the step; the others are imported by the worker itself.
+    imported: dict[str, Imported]
+    #: Texts of the steps that took too long there.
+    slow: frozenset[str]
 
 
 class LoadedPlugins:
@@ -74,10 +102,16 @@ class LoadedPlugins:
         """Every plugin and failure."""
         return list(self._found)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether no import goes on."""
+        return all(loaded.later is None for loaded in self._found)
+
     def replace(self, old: Imported, new: Imported) -> None:
         """List a new version of a plugin instead of the old one, without the errors of its init."""
         self._found[self._found.index(old)] = new
-        self._init_errors.pop(new.key, None)
+        if old.later is None:
+            self._init_errors.pop(new.key, None)
 
     def add(self, new: Imported) -> None:
         """List one more plugin."""
@@ -97,7 +131,9 @@ class LoadedPlugins:
         plugin = loaded.plugin
         error = loaded.error or (self._init_errors.get(plugin.key) if plugin else None)
         status = PluginStatus.OK
-        if error is not None:
+        if loaded.later is not None:
+            status = PluginStatus.STARTING
+        elif error is not None:
             status = PluginStatus.FAILED
         elif plugin is not None and not plugin.is_enabled:
             status = PluginStatus.DISABLED
@@ -123,6 +159,10 @@ def load_plugins(
     entry_points: bool = True,
     data_dir: Path | None = None,
     packages: PackagePolicy | None = None,
+    core: CoreConfig | None = None,
+    patience_seconds: float | None = None,
+    on_progress: Callable[[str], None] = lambda _: None,
+    prepared: PreparedPlugins | None = None,
 ) -> LoadedPlugins:
     """Import every plugin: the shipped ones, those of ``dirs`` in order, then installed entry points.
 
@@ -134,13 +174,26 @@ def load_plugins(
         data_dir: data root for plugins that need it during their import, when no runtime is
             bound yet.
         packages: what plugins may install during their import.
+        core: what ``core.config`` has during their import.
+        patience_seconds: how long to wait for the import of one plugin. A slower one is listed with the
+            status ``starting``, and its import goes on. None waits, and imports on this thread.
+        on_progress: called with what is done next.
+        prepared: what this process has imported already, of the same folders.
     """
-    placeholders.install()
-    if data_dir is not None and not runtime.is_bound():
-        runtime.prepare(data_dir=data_dir, packages=packages)
+    prepare_imports(data_dir=data_dir, packages=packages, core=core)
+    steps = prepared.steps if prepared else plugin_steps(dirs, shipped=shipped, entry_points=entry_points)
     found: list[Imported] = []
     paths_by_key = {BUILT_IN_PLUGIN: ""}
-    for loaded in _load_all(dirs, shipped=shipped, entry_points=entry_points):
+    for step in steps:
+        loaded = prepared.imported.get(step.text) if prepared else None
+        if loaded is None:
+            on_progress(step.text)
+            is_slow = prepared is not None and step.text in prepared.slow
+            loaded = (
+                step.work()
+                if patience_seconds is None
+                else _within(step, patience_seconds, on_progress, waits=not is_slow)
+            )
         found.append(_unique(loaded, paths_by_key))
     off = set(disabled)
     result = LoadedPlugins(found)
@@ -154,6 +207,15 @@ def load_plugins(
     return result
 
 
+def prepare_imports(
+    *, data_dir: Path | None, packages: PackagePolicy | None, core: CoreConfig | None
+) -> None:
+    """Provide what plugins use during their import; for the arguments see ``load_plugins``."""
+    placeholders.install()
+    if data_dir is not None and not runtime.is_bound():
+        runtime.prepare(data_dir=data_dir, packages=packages, core=core)
+
+
 def forget(imported: Imported) -> None:
     """Drop the modules of one plugin, and what is known of its placeholders."""
     if imported.imports is not None:
@@ -164,21 +226,107 @@ def forget(imported: Imported) -> None:
     placeholders.forget(imported.package)
 
 
-def _load_all(dirs: Iterable[Path], *, shipped: bool, entry_points: bool) -> Iterator[Imported]:
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One plugin to import."""
+
+    name: str
+    path: str
+    work: Callable[[], Imported]
+    source: Source | None = None
+
+    @property
+    def text(self) -> str:
+        """What is done."""
+        return f"importing {self.name} ({self.path})"
+
+
+def plugin_steps(dirs: Iterable[Path], *, shipped: bool = True, entry_points: bool = True) -> Iterator[Step]:
+    """Find the plugins, in loading order; for the arguments see ``load_plugins``."""
+
+    def step(source: Source, *, is_shipped: bool) -> Step:
+        work = partial(import_plugin, source, is_shipped=is_shipped)
+        return Step(name=source.name, path=str(source.path), work=work, source=source)
+
     if shipped:
         package = importlib.import_module(SHIPPED)
         for source in discover(Path(package.__path__[0])):
-            yield import_plugin(source, is_shipped=True)
+            yield step(source, is_shipped=True)
     for directory in dirs:
         if not directory.exists():
             error = f"{directory} does not exist (NEKRO_PLUGINS__DIRS)"
-            yield Imported(path=str(directory), module="", package="", key=directory.name, error=error)
+            none = Imported(path=str(directory), module="", package="", key=directory.name, error=error)
+            yield Step(name=directory.name, path=none.path, work=partial(_itself, none))
             continue
         for source in discover(directory.absolute()):
-            yield import_plugin(source)
+            yield step(source, is_shipped=False)
     if entry_points:
         for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
-            yield import_entry_point(point)
+            yield Step(name=point.name, path=point.value, work=partial(import_entry_point, point))
+
+
+def _itself(imported: Imported) -> Imported:
+    return imported
+
+
+@functools.cache
+def loop_of_imports() -> asyncio.AbstractEventLoop:
+    """Return what plugins get that ask for an event loop at import, as on a main thread; it never runs."""
+    return asyncio.new_event_loop()
+
+
+def close_loop_of_imports() -> None:
+    """Close that loop, whose descriptors a fork would share; the next import gets another one."""
+    loop_of_imports().close()
+    loop_of_imports.cache_clear()
+
+
+def import_step(step: Step) -> Imported:
+    """Import one plugin as a worker does, however long it takes."""
+    return _within(step, math.inf, lambda _: None)
+
+
+def _within(
+    step: Step, seconds: float, on_progress: Callable[[str], None], *, waits: bool = True
+) -> Imported:
+    """Import on a thread; after ``seconds`` return what says that the import goes on.
+
+    Args:
+        waits: False returns at once, because it is known to take longer.
+    """
+    result: Future[Imported] = Future()
+
+    def work() -> None:
+        asyncio.set_event_loop(loop_of_imports())
+        try:
+            result.set_result(step.work())
+        except BaseException as exc:
+            result.set_exception(exc)
+
+    threading.Thread(target=work, name=f"nekro-import-{step.name}", daemon=True).start()
+    end = time.monotonic() + (seconds if waits else 0.0)
+    while not wait([result], timeout=min(PROGRESS_SECONDS, max(0.0, end - time.monotonic()))).done:
+        on_progress(step.text)
+        if time.monotonic() < end:
+            continue
+        error = (
+            f"its import takes longer than {seconds:g} s (NEKRO_PLUGINS__START_SECONDS); it is loaded as soon"
+            " as it is imported"
+        )
+        _log.bind(path=step.path, seconds=seconds).warning("plugin_import_slow")
+        return Imported(
+            path=step.path,
+            module="",
+            package="",
+            key=step.name,
+            error=error,
+            source=step.source,
+            later=result,
+        )
+    imported = result.result()
+    if imported.error is not None and _NEEDS_MAIN_THREAD in imported.error:
+        return step.work()
+    return imported
 
 
 def _unique(loaded: Imported, paths_by_key: dict[str, str]) -> Imported:

@@ -1,7 +1,8 @@
 """Pinned plugins: each runs in one process of the fleet, which owns it by lease and serves its queue.
 
-Only the owner runs the plugin's init. When the owner dies its lease expires, and another process runs
-init and serves the queue; calls wait there meanwhile.
+Only the owner runs the plugin's init and ``on_enabled`` hooks. When the owner dies its lease expires, and
+another process runs both and serves the queue; calls wait there meanwhile. A disabled plugin has an owner
+too, which runs the hooks of decisions about it.
 
 Processes of lane ``pinned`` compete for all pinned plugins. While the fleet has none, processes of lane
 ``methods`` compete, so a small system needs no additional process.
@@ -53,6 +54,7 @@ class PinnedOwner:
         refresh: Callable[[], Awaitable[None]],
         consume: Callable[[str], None],
         run_start_hooks: Callable[[NekroPlugin], Awaitable[list[HookFailure]]],
+        on_failure: Callable[[HookFailure], None],
     ) -> None:
         """Create the competitor.
 
@@ -61,6 +63,7 @@ class PinnedOwner:
             refresh: updates ``lanes``.
             is_fallback: do not compete while a process of lane ``pinned`` exists.
             consume: starts serving a plugin's queue.
+            on_failure: called with each init or ``on_enabled`` hook that failed.
         """
         self._leases = leases
         self._host = host
@@ -71,6 +74,7 @@ class PinnedOwner:
         self._refresh = refresh
         self._consume = consume
         self._run_start_hooks = run_start_hooks
+        self._on_failure = on_failure
         self._held: dict[str, HeldLease] = {}
         #: Keys of the plugins whose init and ``on_enabled`` have run here. Until then nothing else of this
         #: process may run hooks of them.
@@ -120,7 +124,7 @@ class PinnedOwner:
         if not await self._may_compete():
             return
         for plugin in pinned:
-            if plugin.is_enabled and await self._acquire(f"{_OWNER_LEASE}{plugin.key}"):
+            if await self._acquire(f"{_OWNER_LEASE}{plugin.key}"):
                 with log_errors("pinned_plugin_not_started", plugin=plugin.key):  # the others must start
                     await self._adopt(plugin)
 
@@ -159,14 +163,22 @@ class PinnedOwner:
 
     async def _start(self, plugin: NekroPlugin) -> None:
         """Run init and ``on_enabled`` here, then serve the plugin's calls, which thus find it initialised."""
+        is_started = False
+        while is_started != plugin.is_enabled:  # it may be enabled or disabled meanwhile
+            if is_started:
+                await self._host.stop_plugin(plugin)
+            else:
+                await self._initialise(plugin)
+            is_started = not is_started
+        self._adopted.add(plugin.key)
+        self._consume(str(lane_queue(Lane.METHODS, plugin.key).name))
+        logger.bind(plugin=plugin.key, owner=self._owner).info("pinned_plugin_owned")
+
+    async def _initialise(self, plugin: NekroPlugin) -> None:
         for failure in [*await self._host.start_plugin(plugin), *await self._run_start_hooks(plugin)]:
             # It keeps its methods, like a plugin that is not pinned.
             logger.bind(plugin=plugin.key, error=failure.error).error("pinned_plugin_init_failed")
-        self._adopted.add(plugin.key)
-        if not plugin.is_enabled:  # it was disabled meanwhile, when it was not yet here
-            await self._host.stop_plugin(plugin)
-        self._consume(str(lane_queue(Lane.METHODS, plugin.key).name))
-        logger.bind(plugin=plugin.key, owner=self._owner).info("pinned_plugin_owned")
+            self._on_failure(failure)
 
     def _give_up(self, name: str) -> None:
         """Exit the process: only this ends what init started, and another process may run it now."""

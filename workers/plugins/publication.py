@@ -6,12 +6,13 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from loguru import logger
 
 from codec.wire import new_id
 from nekro_agent.durations import FRESH_SECONDS
+from nekro_agent.ports import CallbackTimer
 from nekro_agent.shared_clock import elapsed_seconds
 from runtime.error_logging import log_errors
 from runtime.release import release
@@ -44,12 +45,14 @@ class CataloguePublisher:
         lane: str,
         lease_seconds: float,
         sites: Callable[[], Mapping[str, str]] = dict,
+        timers: Callable[[], Sequence[CallbackTimer]] = list,
     ) -> None:
         """Create the publisher; nothing is written yet.
 
         Args:
             name: how the catalogue names this worker.
             sites: returns where this worker serves the HTTP routes of plugins.
+            timers: returns the timers with callbacks that exist in this worker.
             lease_seconds: how long a worker that died stays in the catalogue.
         """
         self._database = database
@@ -59,6 +62,7 @@ class CataloguePublisher:
         self._registry = registry
         self._lease_seconds = lease_seconds
         self._sites = sites
+        self._timers = timers
         self._worker = NewWorker(
             id=new_id(),
             name=name,
@@ -69,8 +73,11 @@ class CataloguePublisher:
         )
         self._lease: HeldLease | None = None
         self._published: object = None
+        self._listed: Sequence[CallbackTimer] = ()
         self._digests: dict[str, tuple[object, str]] = {}
         self._is_closed = False
+        #: Held on the background loop: a publication under way must not add a worker that has left.
+        self._writing = asyncio.Lock()
 
     async def start(self) -> None:
         """Publish what the worker serves, and publish it again whenever that changes.
@@ -88,8 +95,11 @@ class CataloguePublisher:
             return
         self._lease.drop()
         with log_errors("worker_not_taken_out_of_the_catalogue"):
-            async with self._database.autocommit() as transaction:
-                await transaction.catalogue.leave(self._worker.id)
+            await self._background.wait(self._leave())
+
+    async def _leave(self) -> None:
+        async with self._writing, self._database.autocommit() as transaction:
+            await transaction.catalogue.leave(self._worker.id)
 
     async def publish(self) -> None:
         """Write what the worker serves now, even if nothing has changed.
@@ -97,28 +107,43 @@ class CataloguePublisher:
         Raises:
             StorageUnavailableError: the database does not answer; nothing has changed.
         """
-        state, sites = self._state(), self._sites()
+        state, sites, timers = self._state(), self._sites(), self._timers()
         snapshots = await asyncio.to_thread(self._snapshots)
         since = elapsed_seconds()
         async with self._database.begin() as transaction:
             fence = await transaction.catalogue.enter(self._worker, lease_seconds=self._lease_seconds)
             await transaction.catalogue.serve(self._worker.id, snapshots)
             await transaction.catalogue.serve_sites(self._worker.id, sites)
+            await transaction.catalogue.serve_timers(self._worker.id, timers)
+            ended = await transaction.catalogue.forget_timers()
             await transaction.catalogue.forget_gone()
+        for timer in ended:
+            # Set again if ``on_enabled`` had set it; a timer that a method set is lost.
+            log = logger.bind(plugin=timer.plugin_key, chat_key=timer.chat_key, timer=timer.description)
+            log.warning("callback_timer_ended_with_its_worker")
         if self._lease is not None:
             self._lease.drop()
         self._lease = self._leases.hold(
             WORKER, self._worker.id, fence, seconds=self._lease_seconds, since=since, on_lost=self._forget
         )
-        self._published = state
+        self._published, self._listed = state, timers
         logger.bind(plugins=len(snapshots)).debug("catalogue_published")
 
     async def _keep(self) -> None:
         while not self._is_closed:
             await asyncio.sleep(FRESH_SECONDS)  # a check costs some microseconds per plugin
             with log_errors("catalogue_not_published"):
-                if not self._is_closed and self._published != self._state():
-                    await self.publish()
+                async with self._writing:
+                    if not self._is_closed and self._published != self._state():
+                        await self.publish()
+                    await self._list_timers()
+
+    async def _list_timers(self) -> None:
+        timers = self._timers()
+        if not self._is_closed and timers != self._listed:
+            async with self._database.begin() as transaction:
+                await transaction.catalogue.serve_timers(self._worker.id, timers)
+            self._listed = timers
 
     def _forget(self) -> None:
         """Let the next check publish again: another process has deleted the rows of this one."""

@@ -12,7 +12,7 @@ from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError, MethodDisabledError, MethodNotFoundError
 from nekro_agent.execution.invoke import run_callable
 from nekro_agent.execution.signatures import describe, takes_context_second
-from nekro_agent.methods import Lane, SandboxMethod
+from nekro_agent.methods import Lane, SandboxMethod, WebhookMethod
 from nekro_agent.mounts import LANE_ATTRIBUTE, REPEATABLE_ATTRIBUTE
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.schemas.agent_ctx import AgentCtx
@@ -46,7 +46,7 @@ class LoadedWebhook:
     entry: WebhookEntry
     plugin: NekroPlugin
     #: What a request runs.
-    method: SandboxMethod
+    method: WebhookMethod
 
 
 class LoadedRegistry(Registry):
@@ -151,7 +151,7 @@ class LoadedRegistry(Registry):
             serves_http=plugin.hook("router") is not None or plugin.webui_path is not None,
         )
 
-    def _webhook(self, plugin: NekroPlugin, endpoint: str, method: SandboxMethod) -> WebhookEntry:
+    def _webhook(self, plugin: NekroPlugin, endpoint: str, method: WebhookMethod) -> WebhookEntry:
         task = f"{plugin.key}.webhook:{endpoint}"
         lane = getattr(method.func, LANE_ATTRIBUTE, None) or Lane.METHODS
         if any(fnmatch.fnmatchcase(task, pattern) for pattern in self._long_methods):

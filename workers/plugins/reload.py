@@ -3,7 +3,8 @@
 The new version is imported under module names of its own, on a thread, and initialised; then it gets all new
 calls. Calls, commands, hooks and jobs that run end on the old version, which is cleaned up after the last of
 them. A version that cannot be imported or initialised changes nothing: the old one stays, and the log and
-``nekro plugins`` name the reason.
+``nekro plugins`` name the reason. A plugin whose import or init took too long when the worker started is
+taken up in the same way, as the first version of it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 
 from loguru import logger
 
@@ -56,19 +58,35 @@ class PluginReloader:
         self._owner, self._may_run_here, self._is_wanted = owner, may_run_here, is_wanted
         self._on_change = on_change
         self._watches: dict[str, SourceWatch] = {}
+        self._is_watching = False
         self._tasks = OwnedTasks("nekro-plugin-reload")
 
-    def start(self) -> None:
-        """Watch from now on, on the running loop."""
-        self._tasks.begin(self._watch())
+    def start(self, *, watches: bool) -> None:
+        """Take up the plugins that are still imported, on the running loop.
+
+        Args:
+            watches: whether to follow the files too.
+        """
+        for imported in self._loaded.found:
+            if imported.later is not None:
+                self._tasks.begin(self._take_up(imported, imported.later))
+        self._is_watching = watches
+        if watches:
+            self._tasks.begin(self._watch())
 
     async def close(self) -> None:
         """Stop watching; versions that are still in use are cleaned up with the others."""
         await self._tasks.close()
 
+    async def _take_up(self, waiting: Imported, later: Future[Imported]) -> None:
+        new = await asyncio.wrap_future(later)
+        with log_errors("plugin_not_loaded", path=waiting.path):
+            await self._use(waiting, new)
+
     async def _watch(self) -> None:
         for imported in self._loaded.found:
-            if imported.source is not None and not imported.is_shipped:
+            is_here = imported.source is not None and imported.later is None
+            if is_here and not imported.is_shipped:
                 self._watches[imported.path] = SourceWatch(imported)
         while True:
             # A change takes effect after the second check that sees it.
@@ -83,7 +101,9 @@ class PluginReloader:
     async def _reload(self, path: str) -> None:
         old = next(imported for imported in self._loaded.found if imported.path == path)
         assert old.source is not None  # noqa: S101 - only sources are watched
-        new = await asyncio.to_thread(import_plugin, old.source, is_reload=True)
+        await self._use(old, await asyncio.to_thread(import_plugin, old.source, is_reload=True))
+
+    async def _use(self, old: Imported, new: Imported) -> None:
         error = await self._why_unusable(old, new)
         if error is not None:
             self._refuse(old, new, error)
@@ -92,7 +112,8 @@ class PluginReloader:
         self._loaded.replace(old, new)
         self._host.use(self._loaded.plugins)
         self._on_change()
-        self._watches[path] = SourceWatch(new)
+        if self._is_watching and not new.is_shipped:
+            self._watches[new.path] = SourceWatch(new)
         logger.bind(plugin=new.key, version=new.plugin.version).info("plugin_reloaded")
         if old.plugin is not None:
             self._tasks.begin(self._retire(old, old.plugin))
@@ -106,6 +127,8 @@ class PluginReloader:
         if old.plugin is not None and new.key != old.key:
             return f"its key is now {new.key}, which needs a restart of the workers"
         new.plugin.set_enabled(await self._is_wanted(new.plugin))
+        if self._host.has_started(new.plugin):  # its init took long, and has ended now
+            return None
         if not new.plugin.is_enabled or not self._may_run_here(new.key):
             return None
         return await self._initialise(old.plugin, new.plugin)
@@ -116,6 +139,8 @@ class PluginReloader:
             self._host.cancel_tasks(old)  # its loops must exist once
         async with init_lock(self._leases, owner=self._owner):
             failures = await self._host.start_plugin(new)
+            if not failures and self._lanes.is_pinned(new.key):
+                await self._host.run_state_hooks(new)  # what those of the old version set up ends with it
         if not failures:
             return None
         await self._host.stop_plugin(new)
@@ -130,7 +155,7 @@ class PluginReloader:
             error_of_old = f"reload: {error}; version {old.plugin.version} is still used"
             self._loaded.add_error(old.key, error_of_old)
         else:
-            self._loaded.replace(old, dataclasses.replace(old, error=error))
+            self._loaded.replace(old, dataclasses.replace(old, error=error, later=None))
         logger.bind(plugin=old.key, error=error).error("plugin_reload_failed")
 
     async def _retire(self, old: Imported, plugin: NekroPlugin) -> None:

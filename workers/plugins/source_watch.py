@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 from workers.plugins.discovery import SourceKind
 from workers.plugins.importing import Imported
 
-__all__ = ["SourceWatch"]
+__all__ = ["SourceWatch", "Stamps", "stamps_below"]
 
 _SKIPPED: Final = frozenset({"__pycache__", "node_modules", "venv", "tests", "docs"})
 
 #: Path → time of change in ns, size, inode.
-_Stamps = dict[str, tuple[int, int, int]]
+Stamps = dict[str, tuple[int, int, int]]
 
 
 class SourceWatch:
@@ -39,15 +39,8 @@ class SourceWatch:
         self._loaded = stamps
         return True
 
-    def _stamps(self) -> _Stamps:
-        stamps: _Stamps = {}
-        for path in self._files():
-            try:
-                stat = os.stat(path)
-            except OSError:
-                continue
-            stamps[path] = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-        return stamps
+    def _stamps(self) -> Stamps:
+        return _stamps_of(self._files())
 
     def _files(self) -> Iterator[str]:
         source = self._imported.source
@@ -57,9 +50,7 @@ class SourceWatch:
             yield str(source.path)
             yield from self._imported_files()
             return
-        for folder, folders, files in os.walk(source.path):
-            folders[:] = [name for name in folders if name not in _SKIPPED and not name.startswith(".")]
-            yield from (str(Path(folder, name)) for name in files if name.endswith(".py"))
+        yield from _python_files(source.path)
 
     def _imported_files(self) -> Iterator[str]:
         """Yield the files beside a plugin of one file that it has imported."""
@@ -68,3 +59,34 @@ class SourceWatch:
             file = getattr(module, "__file__", None)
             if name.startswith(prefix) and file:
                 yield file
+
+
+def stamps_below(paths: Iterable[Path]) -> Stamps:
+    """Return the stamps of the Python files that are some paths, or in folders at these paths."""
+    stamps: Stamps = {}
+    for path in paths:
+        stamps |= _stamps_of([str(path)] if path.is_file() else _python_files(path, follows_links=True))
+    return stamps
+
+
+def _stamps_of(files: Iterable[str]) -> Stamps:
+    stamps: Stamps = {}
+    for path in files:
+        try:
+            stat = os.stat(path)
+        except OSError:
+            continue
+        stamps[path] = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+    return stamps
+
+
+def _python_files(path: Path, *, follows_links: bool = False) -> Iterator[str]:
+    seen = set[str]()
+    for folder, folders, files in os.walk(path, followlinks=follows_links):
+        real = os.path.realpath(folder) if follows_links else folder
+        if real in seen:  # a link to a folder above
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = [name for name in folders if name not in _SKIPPED and not name.startswith(".")]
+        yield from (str(Path(folder, name)) for name in files if name.endswith(".py"))

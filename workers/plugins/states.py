@@ -2,17 +2,18 @@
 
 Each worker applies a decision within ``FRESH_SECONDS``: methods, commands and message hooks appear or
 disappear; a disabled plugin is cleaned up in each process, an enabled one initialised. The plugin's
-``on_enabled`` and ``on_disabled`` hooks run once per decision in the fleet, for things that must exist once,
-such as timers: in one worker, under the lease of the init hooks. If that worker dies in a hook, another
-worker runs it again. As in Nekro Agent, ``on_enabled`` also runs when the system starts: in the first worker
-that finds no other one alive. The hooks of a pinned plugin run in the process that owns it.
+``on_enabled`` and ``on_disabled`` hooks run once per decision in the fleet, in one worker, under the lease of
+the init hooks. If that worker dies in a hook, another worker runs it again.
+
+What ``on_enabled`` sets up (timers, loops, caches) is in the memory of the process that runs it. A plugin
+with such a hook is therefore pinned: its owner runs the hook after each init, and so does the process that
+takes the plugin over when the owner has gone.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from typing import Final
 
 from loguru import logger
 
@@ -22,13 +23,9 @@ from nekro_agent.plugin import NekroPlugin
 from runtime.tasks import end_tasks, repeat
 from storage.repositories.lane_overrides import PluginState
 from workers.leases.init_lock import init_lock
-from workers.leases.keeper import HeldLease, LeaseKeeper
-from workers.leases.kinds import SERVING
-from workers.plugins.lanes import LaneChooser
+from workers.leases.keeper import LeaseKeeper
 
 __all__ = ["PluginStates"]
-
-_PRESENCE_LEASE: Final = "plugins.worker:"
 
 
 class PluginStates:
@@ -38,10 +35,8 @@ class PluginStates:
         self,
         host: PluginHost,
         leases: LeaseKeeper,
-        lanes: LaneChooser,
         *,
         owner: str,
-        lease_seconds: float,
         disabled: Collection[str],
         may_run_here: Callable[[str], bool],
         on_change: Callable[[], None],
@@ -55,16 +50,10 @@ class PluginStates:
             on_change: called after plugins were enabled or disabled.
             on_failure: called with each init that failed.
         """
-        self._host, self._leases, self._lanes = host, leases, lanes
-        self._owner, self._lease_seconds = owner, lease_seconds
+        self._host, self._leases, self._owner = host, leases, owner
         self._disabled = frozenset(disabled)
         self._may_run_here, self._on_change, self._on_failure = may_run_here, on_change, on_failure
-        self._presence: HeldLease | None = None
         self._task: asyncio.Task[None] | None = None
-
-    def has_hooks(self) -> bool:
-        """Whether a plugin has hooks for changes of its state."""
-        return any(plugin.enabled_callbacks or plugin.disabled_callbacks for plugin in self._host.plugins)
 
     async def read(self) -> None:
         """Enable and disable plugins as decided, before they are started; runs no hook.
@@ -77,28 +66,8 @@ class PluginStates:
             plugin.set_enabled(self._is_wanted(plugin, decisions))
         self._on_change()
 
-    async def serve(self) -> list[HookFailure]:
-        """Run the ``on_enabled`` hooks if no other worker is alive; returns those that failed.
-
-        The caller holds the lease of the init hooks.
-        """
-        if not self.has_hooks():
-            return []
-        async with self._leases.database.read() as transaction:
-            others = await transaction.leases.held(prefix=_PRESENCE_LEASE, limit=1)
-        self._presence = await self._leases.acquire(
-            SERVING, f"{_PRESENCE_LEASE}{self._owner}", owner=self._owner, seconds=self._lease_seconds
-        )
-        if others:
-            return []
-        failures: list[HookFailure] = []
-        for plugin in self._host.plugins:
-            if plugin.is_enabled and not self._lanes.is_pinned(plugin.key):
-                failures += await self.run_start_hooks(plugin)
-        return failures
-
     async def run_start_hooks(self, plugin: NekroPlugin) -> list[HookFailure]:
-        """Run the ``on_enabled`` hooks of a plugin that was started here for the fleet."""
+        """Run the ``on_enabled`` hooks of a plugin that its owner has started."""
         if not state_hooks(plugin):
             return []
         failures = await self._host.run_state_hooks(plugin)
@@ -115,10 +84,8 @@ class PluginStates:
         )
 
     async def close(self) -> None:
-        """Stop following; a worker that starts later may be the first one."""
+        """Stop following."""
         await end_tasks(self._task)
-        if self._presence is not None:
-            await self._presence.release()
 
     async def _follow(self) -> None:
         await self._apply(await self._decisions())

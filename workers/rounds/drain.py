@@ -23,6 +23,7 @@ from agent.rounds import RoundAnswer, RoundOutcome, RoundRunner
 from broker_config.settings import AgentSettings
 from messaging.tracing import span
 from nekro_agent.errors import FencedError, NekroError, StorageUnavailableError
+from nekro_agent.execution.payer import on_account
 from runtime.tasks import end_tasks
 from storage.engine import Database
 from storage.repositories.rounds import ClaimedRound
@@ -69,7 +70,7 @@ class RoundDrain:
             slots: number of drains that this process runs concurrently; the drain that takes the last
                 slot releases its chat after each round.
             is_stopping: whether this process is stopping; then every drain releases its chat.
-            redact: removes secrets and host paths from arguments and results in events.
+            redact: removes secrets and host paths from arguments and results in events, and from prompts.
             on_rest: called with a chat that was released; must not block or raise.
         """
         self._database = database
@@ -164,6 +165,7 @@ class RoundDrain:
                 claimed.round,
                 fence=lease.fence,
                 tool_call_share=self._tool_call_share,
+                keeps_prompts=self._settings.keep_prompts,
                 redact=self._redact,
             )
             attempt = _Attempt(
@@ -193,6 +195,7 @@ class RoundDrain:
         links = [trace_of(item) for item in others.values()]
         with (
             logger.contextualize(round_id=found.id),
+            on_account(found.turn_id),
             span("round", ids, turn=trace_of(found), links=links),
         ):
             return await self._carry_out(attempt)

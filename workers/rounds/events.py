@@ -18,17 +18,21 @@ from typing import Any, Final
 from loguru import logger
 from pydantic_core import from_json
 
+from agent.llm.inference import message_json
+from agent.llm.port import LLMRequest
 from agent.rounds import RoundAnswer
 from codec.wire import Envelope
+from messaging.tracing.content import content_text
 from nekro_agent.durations import POLL_SECONDS, REFRESH_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import FencedError, StorageError
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.shared_clock import shared_time
 from sandbox.models import StubCall
+from storage.access.stored_bytes import ROW_BYTES, size_of
 from storage.engine import Database
 from storage.repositories.events import TOOLS_NOT_KEPT, NewEvent
 from storage.repositories.rounds import Round
-from storage.states import EventType
+from storage.states import EventType, StoredKind
 from storage.transaction import Transaction
 from workers.calls.dispatch import CallRecord
 from workers.catalogue.entries import MethodEntry
@@ -75,6 +79,7 @@ class RoundEvents:
         *,
         fence: int,
         tool_call_share: float = 1,
+        keeps_prompts: bool = False,
         redact: Callable[[str], str] = str,
     ) -> None:
         """Create it for a round that was just started.
@@ -82,7 +87,8 @@ class RoundEvents:
         Args:
             fence: fencing token of the chat's lease.
             tool_call_share: share of turns whose TOOL calls are kept, 0 to 1.
-            redact: removes secrets and host paths from arguments and results.
+            keeps_prompts: whether what is sent to the model is stored.
+            redact: removes secrets and host paths from arguments, results and prompts.
         """
         self._database = database
         self._publisher = publisher
@@ -90,6 +96,9 @@ class RoundEvents:
         self._fence = fence
         self._keeps_tools = _is_chosen(round_.turn_id, tool_call_share)
         self._redact = redact
+        self._keeps_prompts = keeps_prompts
+        #: As ``PromptRepository.keep`` takes it, until it is written.
+        self._prompt: str | None = None
         self._waiting: list[_Waiting] = []
         #: Whether a transaction took what waits and its commit was not reported, so the outcome is unknown.
         self._is_in_doubt = False
@@ -103,10 +112,19 @@ class RoundEvents:
         #: The try whose answer arrives.
         self._answer_of = 0
         self._output = LiveText(partial(self._publish_live, EventType.OUTPUT_CHUNK))
+        self._words = LiveText(partial(self._publish_live, EventType.MESSAGE_DELTA), repeats=True)
+        #: The words that readers were shown.
+        self._shown: list[str] = []
+        #: The request whose words arrive, the words shown before it, and how many characters of these it has
+        #: repeated; None: it says something else.
+        self._words_of, self._repeating = 0, ""
+        self._repeated: int | None = 0
 
-    def model_requested(self, prompt_chars: int) -> None:
+    def model_requested(self, request: LLMRequest) -> None:
         """The prompt is sent to the model."""
-        self._add(EventType.MODEL_REQUESTED, data={"prompt_chars": prompt_chars})
+        if self._keeps_prompts:
+            self._prompt = content_text([message_json(item) for item in request.messages], self._redact)
+        self._add(EventType.MODEL_REQUESTED, data={"prompt_chars": request.chars})
 
     def model_delta(self, number: int, text: str) -> None:
         """The model's answer to the request of that number, from 1, goes on with a text."""
@@ -115,9 +133,37 @@ class RoundEvents:
             self._answer.begin({"try": number})
         self._answer.add(text)
 
+    def words(self, number: int, text: str) -> None:
+        """Words for people in the answer to the request of that number go on with a text.
+
+        Readers are shown one text that only grows: the words of another request go on where those before end
+        if they repeat them, and are not shown if they do not.
+        """
+        if self._words_of != number:
+            self._words_of, self._repeating, self._repeated = number, "".join(self._shown), 0
+        if self._repeated is None:
+            return
+        again = self._repeating[self._repeated : self._repeated + len(text)]
+        if not text.startswith(again):
+            self._repeated = None
+            return
+        self._repeated += len(again)
+        if new := text[len(again) :]:
+            self._shown.append(new)
+            self._words.add(new)
+
+    def settle_words(self, words: str | None) -> None:
+        """The round sends these words, or none; what readers were shown beyond them is withdrawn."""
+        self._words.flush()
+        shown = "".join(self._shown)
+        self._shown.clear()
+        if shown and not (words or "").startswith(shown):
+            self._add(EventType.MESSAGE_WITHDRAWN, data={"text": shown})
+
     def code_ready(self, answer: RoundAnswer) -> None:
-        """The model has answered."""
+        """The model has answered with something that is no message."""
         self._answer.flush()
+        self.settle_words(None)
         llm = answer.llm
         data = {
             # First, where the database finds it.
@@ -131,6 +177,7 @@ class RoundEvents:
             "tries": llm.tries,
             "prompt_tokens": llm.prompt_tokens,
             "completion_tokens": llm.answer_tokens,
+            "tokens_estimated": llm.is_estimated,
             "cost": llm.cost,
         }
         self._add(EventType.CODE_READY, data=data)
@@ -186,18 +233,24 @@ class RoundEvents:
         Args:
             later: as of ``workers.chats.events.record``.
         """
-        for text in (self._answer, self._output):
+        for text in (self._answer, self._output, self._words):
             text.flush()
         count = len(self._waiting)
         events = [waiting.event for waiting in self._waiting]
         if self._is_in_doubt:
             events = await self._missing(transaction, events)
         self._is_in_doubt = True  # a stop may come during the commit
+        if (prompt := self._prompt) is not None:
+            await transaction.prompts.keep(self._round.id, prompt)
+            size = ROW_BYTES + size_of(prompt)
+            transaction.stored_bytes.add(self._round.turn_id, StoredKind.PROMPTS, size, refuses=False)
         if events:
             record(transaction, self._publisher, self._round.chat_key, *events, later=later)
 
         async def written() -> None:
             del self._waiting[:count]
+            if self._prompt is prompt:
+                self._prompt = None
             self._is_in_doubt = False
 
         transaction.after_commit(written)
@@ -206,7 +259,8 @@ class RoundEvents:
         """Drop what waits, and wait until nothing is written any more."""
         self._is_closed = True
         self._waiting.clear()
-        for text in (self._answer, self._output):
+        self._prompt = None
+        for text in (self._answer, self._output, self._words):
             text.flush()
         if self._timer is not None:
             self._timer.cancel()

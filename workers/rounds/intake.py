@@ -12,6 +12,8 @@ from loguru import logger
 from broker_config.settings import AgentSettings
 from codec.wire import new_id
 from nekro_agent.durations import CLOSE_STEP_SECONDS
+from nekro_agent.execution.effects import effect_id
+from nekro_agent.execution.payer import current_account
 from nekro_agent.ports import ChatInfo, IncomingMessage, MessageKind, require_lengths
 from nekro_agent.schemas.chat_message import (
     ChatMessage,
@@ -21,6 +23,7 @@ from nekro_agent.schemas.chat_message import (
 )
 from nekro_agent.schemas.signal import MsgSignal
 from nekro_agent.shared_clock import shared_now, shared_time
+from storage.access.keys import account_of_key
 from storage.engine import Database
 from storage.repositories.messages import Message, NewMessage
 from storage.repositories.rounds import RoundRequest
@@ -29,7 +32,7 @@ from storage.transaction import Transaction
 from workers.calls.fleet_hooks import MessageHooks
 from workers.chats.contexts import context_of
 from workers.chats.publisher import EventPublisher
-from workers.chats.writer import append_message, request_round
+from workers.chats.writer import append_message, ensure_chat, request_round
 from workers.rounds.stop import RoundStopper, StoppedRounds
 
 __all__ = ["MessageIntake", "Receipt"]
@@ -89,8 +92,9 @@ class MessageIntake:
         self._debounce_seconds = settings.debounce_seconds
 
     async def receive(self, message: IncomingMessage) -> str | None:
-        """Receive a person's message; returns its id, None when a plugin's hook blocked it."""
-        receipt = await self.accept(message)
+        """Receive a message that a plugin passes on; returns its id, None when a plugin's hook blocked it."""
+        once_key = f"pushed:{effect_id('pushed', message.chat_key)}"
+        receipt = await self.accept(message, once_key=once_key)
         return None if receipt is None else receipt.message.id
 
     async def accept(
@@ -168,14 +172,15 @@ class MessageIntake:
             once_key=f"decision:{new.id}",
         )
         async with self._database.begin() as transaction:
-            row = await append_message(transaction, self._publisher, new)
+            row = await append_message(transaction, self._publisher, new, account_id=current_account())
             await append_message(transaction, self._publisher, reply)
         return Receipt(message=row, turn_id=None)
 
     async def _known(self, message: IncomingMessage) -> ChatInfo:
         """Record the chat and the person of a message; returns the chat."""
         async with self._database.begin() as transaction:
-            chat = await transaction.chats.ensure(
+            chat = await ensure_chat(
+                transaction,
                 message.chat_key,
                 adapter_key=message.adapter_key,
                 channel_id=message.channel_id,
@@ -197,8 +202,9 @@ class MessageIntake:
         return Receipt(message=row, turn_id=None if round_ is None else round_.turn_id)
 
     async def _record(self, new: NewMessage, *, adapter_key: str, wakes: bool, key_id: str | None) -> Receipt:
+        account_id = current_account() if key_id is None else account_of_key(key_id)
         async with self._database.begin() as transaction:
-            row = await append_message(transaction, self._publisher, new)
+            row = await append_message(transaction, self._publisher, new, account_id=account_id)
             # Read here and not before the hooks, because a hook may have banned the person.
             if not wakes or not await _may_trigger(transaction, adapter_key, new.sender_id):
                 return Receipt(message=row, turn_id=None)
@@ -209,9 +215,9 @@ class MessageIntake:
                 user_id=new.sender_id,
                 delay_seconds=self._debounce_seconds,
             )
-            round_ = await request_round(transaction, self._publisher, request, message=row)
-            if round_ is not None and key_id is not None:
-                await transaction.keys.add_turn(key_id, round_.turn_id)
+            round_ = await request_round(
+                transaction, self._publisher, request, account_id=account_id, message=row
+            )
         return Receipt(message=row, turn_id=None if round_ is None else round_.turn_id)
 
 

@@ -136,6 +136,7 @@ class RoundLedger:
             code=answer.code,
             prompt_tokens=answer.llm.prompt_tokens,
             completion_tokens=answer.llm.answer_tokens,
+            tokens_estimated=answer.llm.is_estimated,
             cost=answer.llm.cost,
         )
         events.code_ready(answer)
@@ -187,6 +188,7 @@ class RoundLedger:
             if meter is not None:
                 await meter.ended(
                     transaction,
+                    ended,
                     llm=outcome.llm,
                     run=outcome.run,
                     turn_goes_on=outcome.needs_follow_up and ended.state is not RoundState.CANCELLED,
@@ -251,7 +253,7 @@ class RoundLedger:
                 transaction, claimed, report, events, fence=fence, state=RoundState.FAILED
             )
             if meter is not None:
-                await meter.ended(transaction)
+                await meter.ended(transaction, ended)
             if ended.state is RoundState.FAILED:
                 said = error.for_people if isinstance(error, LLMError) else None
                 await self._explain_failure(transaction, ended, said)
@@ -285,7 +287,7 @@ class RoundLedger:
                 transaction, claimed, report, events, fence=fence, state=RoundState.CANCELLED
             )
             if meter is not None:
-                await meter.ended(transaction)
+                await meter.ended(transaction, ended)
             await self._end_turns(transaction, ended)
             return ended
 
@@ -344,6 +346,7 @@ class RoundLedger:
         later: bool = False,
     ) -> Round:
         ended = await transaction.rounds.finish(claimed.round.id, fence=fence, state=state, report=report)
+        events.settle_words(words if ended.state is not RoundState.CANCELLED else None)
         await events.take(transaction, later=later)
         if words is not None and ended.state is not RoundState.CANCELLED:
             await self._send_words(transaction, ended, words, later=later)
@@ -543,6 +546,7 @@ def _report(outcome: RoundOutcome, calls: Sequence[CallRecord]) -> RoundReport:
         output=outcome.output,
         prompt_tokens=llm.prompt_tokens if llm else None,
         completion_tokens=llm.answer_tokens if llm else None,
+        tokens_estimated=llm.is_estimated if llm else None,
         cost=llm.cost if llm else None,
         calls=_calls(calls),
         error=outcome.reason or None,

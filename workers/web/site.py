@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from http import HTTPStatus
@@ -9,23 +10,27 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI
+from loguru import logger
 from starlette.applications import Starlette
-from starlette.responses import FileResponse, PlainTextResponse
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from codec.http_signature import CALLER_HEADER, PROOF_HEADER, SIGNATURE_HEADER, HttpVerifier
 from nekro_agent.errors import InvalidValueError, MessageRefusedError
-from nekro_agent.execution.payer import payer_of, paying
+from nekro_agent.execution.payer import Payer, paying
 from nekro_agent.execution.uses import using
 from nekro_agent.execution.web_caller import WebCaller, calling
 from nekro_agent.plugin import NekroPlugin
+from nekro_client.models import Problem
 
-__all__ = ["PluginSite", "application_of", "pages_of"]
+__all__ = ["PluginSite", "application_of", "has_ambiguous_length", "pages_of"]
 
 _PAGE_SUFFIXES: Final = (".html", ".htm")
 _PAGE_PATH: Final = "/__webui__"
+_FAILED: Final = "the plugin's route raised an error; the worker's log has it under the request's id"
 
 
 def application_of(plugin: NekroPlugin) -> ASGIApp:
@@ -36,7 +41,14 @@ def application_of(plugin: NekroPlugin) -> ASGIApp:
             neither a directory nor a page.
         Exception: what the plugin raised.
     """
-    app = FastAPI(title=plugin.name, version=plugin.version, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title=plugin.name,
+        version=plugin.version,
+        docs_url=None,
+        redoc_url=None,
+        # ``PluginSite`` logs the error, which is raised again after this answer.
+        exception_handlers={Exception: _failed},
+    )
     make_router = plugin.hook("router")
     if make_router is not None:
         router = make_router()
@@ -50,6 +62,17 @@ def application_of(plugin: NekroPlugin) -> ASGIApp:
     if path and not path.startswith("/"):  # else it names a path of the router
         _mount_pages(app, pages_of(plugin, path))
     return Starlette(routes=[Mount(f"/plugins/{plugin.key}", app=app)])
+
+
+def has_ambiguous_length(scope: Scope) -> bool:
+    """Whether two servers may see different ends of a request's body; such a request is refused.
+
+    Source: RFC 9112, section 6.1.
+    """
+    names = {name for name, _ in scope["headers"]}
+    if b"transfer-encoding" not in names:
+        return False
+    return b"content-length" in names or scope["http_version"] == "1.0"
 
 
 def pages_of(plugin: NekroPlugin, path: str) -> Path:
@@ -92,6 +115,26 @@ class _Pages(StaticFiles):
         return ("", None) if is_private else super().lookup_path(path)
 
 
+async def _failed(request: Request, _error: Exception) -> JSONResponse:
+    return _problem(request.scope, HTTPStatus.INTERNAL_SERVER_ERROR, "plugin_route_failed", _FAILED)
+
+
+def _problem(
+    scope: Scope, status: HTTPStatus, code: str, detail: str, headers: dict[str, str] | None = None
+) -> JSONResponse:
+    """Return a problem document, as the gateway's own errors are."""
+    problem = Problem(
+        title=status.phrase,
+        status=status,
+        detail=detail,
+        code=code,
+        request_id=Request(scope).headers.get("x-request-id"),
+    )
+    return JSONResponse(
+        problem.model_dump(mode="json"), status, headers=headers, media_type="application/problem+json"
+    )
+
+
 class PluginSite:
     """Admits the requests of gateways only, and only while the plugin is enabled."""
 
@@ -101,6 +144,13 @@ class PluginSite:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http":
+            return
+        if has_ambiguous_length(scope):
+            detail = "send Content-Length or Transfer-Encoding, not both"
+            refused = _problem(
+                scope, HTTPStatus.BAD_REQUEST, "length_ambiguous", detail, {"Connection": "close"}
+            )
+            await refused(scope, receive, send)
             return
         headers = {name: value for name, value in scope["headers"] if name.startswith(b"x-")}
         target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
@@ -119,8 +169,12 @@ class PluginSite:
             await PlainTextResponse(f"{exc}\n", HTTPStatus.FORBIDDEN)(scope, receive, send)
             return
 
+        has_begun = False
+
         async def prove(message: Message) -> None:
+            nonlocal has_begun
             if message["type"] == "http.response.start":
+                has_begun = True
                 message["headers"] = [*message.get("headers", ()), (PROOF_HEADER.encode(), proof.encode())]
             await send(message)
 
@@ -129,8 +183,31 @@ class PluginSite:
             await refusal(scope, receive, prove)
             return
         self._plugin.refresh_config()
-        with using(self._plugin), paying(payer_of(self._plugin.key)), calling(caller or None):
-            await self._app(_as_asked(scope, headers), receive, prove)
+        payer = Payer(plugin_key=self._plugin.key, account_id=caller.account_id if caller else None)
+        try:
+            with using(self._plugin), paying(payer), calling(caller or None):
+                await self._app(_as_asked(scope, headers), receive, prove)
+        except BaseException as exc:  # of the plugin's code, also SystemExit, which must not end the worker
+            answer = self._ended(scope, exc)
+            if not has_begun:
+                await answer(scope, receive, prove)
+            # Else the server closes the connection, since the answer has no end.
+
+    def _ended(self, scope: Scope, error: BaseException) -> JSONResponse:
+        """Log how a request failed, and return the answer to it."""
+        log = logger.bind(plugin=self._plugin.key, request_id=Request(scope).headers.get("x-request-id"))
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            log.warning("plugin_request_cut")
+            return _problem(
+                scope,
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "stopping",
+                "the plugin's server is stopping; the request may have had its effect",
+                {"Retry-After": "1"},
+            )
+        log.opt(exception=error).error("plugin_route_failed")
+        return _problem(scope, HTTPStatus.INTERNAL_SERVER_ERROR, "plugin_route_failed", _FAILED)
 
 
 def _as_asked(scope: Scope, headers: dict[bytes, bytes]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ router = APIRouter(route_class=KeyedRoute, tags=["catalogue"])
 
 
 @router.get("/methods")
-async def methods(
+async def list_methods(
     services: ServicesDep,
     identity: IdentityDep,
     text: Annotated[str, Query(max_length=500, description="only methods whose full name contains it")] = "",
@@ -45,7 +45,7 @@ async def methods(
 
 
 @router.get("/plugins")
-async def plugins(services: ServicesDep, identity: IdentityDep) -> Page[Plugin]:
+async def list_plugins(services: ServicesDep, identity: IdentityDep) -> Page[Plugin]:
     """List the plugins that the workers serve, all on one page."""
     _require_any(identity, Scope.CALL, Scope.RUN, Scope.ADMIN)
     catalogue = await services.read_catalogue()
@@ -55,7 +55,9 @@ async def plugins(services: ServicesDep, identity: IdentityDep) -> Page[Plugin]:
 
 
 @router.get("/plugins/{plugin_key}/config")
-async def config(plugin_key: PathText, services: ServicesDep, identity: IdentityDep) -> PluginConfig:
+async def get_plugin_config(
+    plugin_key: PathText, services: ServicesDep, identity: IdentityDep
+) -> PluginConfig:
     """Show a plugin's configuration, its JSON schema, and which secrets are set, but no secret."""
     identity.require_all(Scope.ADMIN)
     await _require_plugin(services, plugin_key)
@@ -63,7 +65,7 @@ async def config(plugin_key: PathText, services: ServicesDep, identity: Identity
 
 
 @router.patch("/plugins/{plugin_key}/config")
-async def configure(
+async def change_plugin_config(
     plugin_key: PathText,
     body: PluginConfigBody,
     request: Request,
@@ -80,7 +82,7 @@ async def configure(
 
 
 @router.post("/plugins/{plugin_key}/enable", response_model=PluginState)
-async def enable(
+async def enable_plugin(
     plugin_key: PathText, request: Request, services: ServicesDep, identity: IdentityDep, once: OnceDep
 ) -> Response:
     """Enable a plugin on all workers, within a second."""
@@ -88,7 +90,7 @@ async def enable(
 
 
 @router.post("/plugins/{plugin_key}/disable", response_model=PluginState)
-async def disable(
+async def disable_plugin(
     plugin_key: PathText, request: Request, services: ServicesDep, identity: IdentityDep, once: OnceDep
 ) -> Response:
     """Disable a plugin on all workers, within a second, also on those that start later."""

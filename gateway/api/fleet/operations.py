@@ -21,7 +21,7 @@ from messaging.dead_letters import DeadLetters, DeadPosition
 from messaging.queue_figures import QueueFigures, read_dead, read_queues
 from nekro_agent.errors import BrokerUnavailableError, NekroError
 from nekro_client.models import DeadLetter, Page, Queue, Queues, RetryBody, Work, Worker
-from storage.repositories.overview import OpenWork, OverviewRepository
+from storage.listings.overview import OpenWork, OverviewRepository
 from workers.composition import Services
 
 __all__ = ["router"]
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 @router.get("/workers")
-async def workers(services: ServicesDep, identity: IdentityDep) -> Page[Worker]:
+async def list_workers(services: ServicesDep, identity: IdentityDep) -> Page[Worker]:
     """List the workers that published what they serve, the one that started last at the end."""
     identity.require_all(Scope.ADMIN)
     catalogue = await services.read_catalogue()
@@ -60,7 +60,7 @@ async def workers(services: ServicesDep, identity: IdentityDep) -> Page[Worker]:
 
 
 @router.get("/queues")
-async def queues(services: ServicesDep, identity: IdentityDep) -> Queues:
+async def get_queues(services: ServicesDep, identity: IdentityDep) -> Queues:
     """Show what waits and runs."""
     identity.require_all(Scope.ADMIN)
     figures, dead = await asyncio.to_thread(_read_broker, services)
@@ -79,7 +79,7 @@ async def queues(services: ServicesDep, identity: IdentityDep) -> Queues:
 
 
 @router.get("/dead-letters")
-async def dead_letters(
+async def list_dead_letters(
     services: ServicesDep, identity: IdentityDep, limit: Limit = 50, cursor: Cursor = None
 ) -> Page[DeadLetter]:
     """List dead letters, not verified: valid ones before refused ones, the newest first."""
@@ -92,7 +92,7 @@ async def dead_letters(
 
 
 @router.get("/dead-letters/{letter_id}")
-async def dead_letter(letter_id: PathText, services: ServicesDep, identity: IdentityDep) -> DeadLetter:
+async def get_dead_letter(letter_id: PathText, services: ServicesDep, identity: IdentityDep) -> DeadLetter:
     """Show a dead letter, with its signatures verified."""
     identity.require_all(Scope.ADMIN)
 
@@ -104,7 +104,7 @@ async def dead_letter(letter_id: PathText, services: ServicesDep, identity: Iden
 
 
 @router.post("/dead-letters/{letter_id}/retry", response_model=DeadLetter)
-async def retry(
+async def retry_dead_letter(
     letter_id: PathText,
     body: RetryBody,
     request: Request,
@@ -126,7 +126,7 @@ async def retry(
 
 
 @router.delete("/dead-letters/{letter_id}")
-async def drop(
+async def delete_dead_letter(
     letter_id: PathText, request: Request, services: ServicesDep, identity: IdentityDep
 ) -> DeadLetter:
     """Delete a dead letter; returns what it was."""

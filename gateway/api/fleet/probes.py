@@ -18,13 +18,13 @@ router = APIRouter(tags=["probes"])
 
 
 @router.get("/healthz")
-async def healthz() -> dict[str, bool]:
+async def get_health() -> dict[str, bool]:
     """Answer while the event loop responds."""
     return {"ok": True}
 
 
 @router.get("/readyz")
-async def readyz(request: Request, services: ServicesDep) -> dict[str, bool]:
+async def get_readiness(request: Request, services: ServicesDep) -> dict[str, bool]:
     """Answer 200 if the database answers and the gateway is not stopping, else 503."""
     if request.app.state.stopping.is_set():
         raise ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, "stopping", "the gateway is stopping")
@@ -33,7 +33,7 @@ async def readyz(request: Request, services: ServicesDep) -> dict[str, bool]:
 
 
 @router.get("/metrics", response_class=Response)
-async def metrics(identity: IdentityDep) -> Response:
+async def get_metrics(identity: IdentityDep) -> Response:
     """Metrics of this gateway, for Prometheus; those of the fleet are served by `nekro metrics`."""
     from prometheus_client import generate_latest
 

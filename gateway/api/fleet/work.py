@@ -8,22 +8,25 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from gateway.access.audit import record_act
+from gateway.access.budgets import require_budget
 from gateway.dependencies import IdentityDep, PathText, ServicesDep
 from gateway.idempotency import OnceDep
 from gateway.identity import Identity, Scope
 from gateway.problems import ProblemError
 from gateway.routing import KeyedRoute
-from gateway.views import job_answer, timer_answer
+from gateway.views import job_answer, job_log_answer, timer_answer
 from gateway.web.paging import Cursor, Limit, cursor_of, text_of
 from nekro_agent.errors import NotFoundError
-from nekro_client.models import Job, Page, SignalBody, Timer, TimerBody
+from nekro_client.models import Job, JobLog, Page, SignalBody, Timer, TimerBody
 from storage.repositories.jobs import Job as JobRow
 from storage.transaction import Transaction
 from workers.chats.timers import Timer as TimerRow
-from workers.chats.timers import TimerChange, change_timer, id_of, timers_after, timers_of
+from workers.chats.timers import TimerChange, id_of, timers_after, timers_of
+from workers.chats.timers import change_timer as change_stored_timer
 from workers.composition import Services
-from workers.jobs.cancel import cancel_job
-from workers.jobs.signals import signal_job
+from workers.jobs.cancel import cancel_job as cancel_stored_job
+from workers.jobs.retry import retry_job as retry_stored_job
+from workers.jobs.signals import signal_job as signal_stored_job
 
 __all__ = ["router"]
 
@@ -32,7 +35,7 @@ OfChat = Annotated[str | None, Query(max_length=1250, description="only of this 
 
 
 @router.get("/jobs")
-async def jobs(
+async def list_jobs(
     services: ServicesDep,
     identity: IdentityDep,
     chat_key: OfChat = None,
@@ -40,23 +43,70 @@ async def jobs(
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Page[Job]:
-    """List background jobs, calls that report progress, and detached calls, the newest first."""
-    identity.require_list(Scope.ADMIN, chat_key=chat_key)
+    """List background jobs, calls that report progress, and detached calls, the newest first.
+
+    A key without the scope `admin` sees those of its chats; a page of it may be shorter than `limit` although
+    another one follows.
+    """
+    sees_all = Scope.ADMIN in identity.scopes
+    if sees_all:
+        identity.require_list(Scope.ADMIN, chat_key=chat_key)
+    else:
+        identity.require(Scope.READ, chat_key=chat_key)
     after = None if cursor is None else text_of(cursor)
     async with services.database.read() as transaction:
         rows = await transaction.jobs.newest(limit=limit, chat_key=chat_key, open_only=open_only, after=after)
     more = cursor_of(rows[-1].id) if len(rows) == limit else None
-    return Page(items=[job_answer(row) for row in rows], next_cursor=more)
+    seen = (row for row in rows if sees_all or _has(identity, row))
+    return Page(items=[job_answer(row) for row in seen], next_cursor=more)
 
 
 @router.get("/jobs/{job_id}")
-async def job(job_id: PathText, services: ServicesDep, identity: IdentityDep) -> Job:
+async def get_job(job_id: PathText, services: ServicesDep, identity: IdentityDep) -> Job:
     """Show a job."""
-    return job_answer(await _job(services, identity, job_id))
+    scope = Scope.ADMIN if Scope.ADMIN in identity.scopes else Scope.READ
+    return job_answer(await _job(services, identity, job_id, scope=scope))
+
+
+@router.get("/jobs/{job_id}/log")
+async def get_job_log(job_id: PathText, services: ServicesDep, identity: IdentityDep) -> JobLog:
+    """Show the attempts at a job, its reports, and what its code logged.
+
+    Secrets of the settings are replaced. A call that is shown as a job has no log.
+    """
+    scope = Scope.ADMIN if Scope.ADMIN in identity.scopes else Scope.READ
+    row = await _job(services, identity, job_id, scope=scope)
+    async with services.database.read() as transaction:
+        return job_log_answer(await transaction.job_log.of_job(row.id))
+
+
+@router.post("/jobs/{job_id}/retry", status_code=HTTPStatus.CREATED, response_model=Job)
+async def retry_job(
+    job_id: PathText, request: Request, services: ServicesDep, identity: IdentityDep, once: OnceDep
+) -> Response:
+    """Start a job that failed or was cancelled again, as a new job with the same arguments.
+
+    The new job names the old one in `retry_of`, belongs to the same chat and turn, and the key that asks pays
+    for it. 409: the job is open or succeeded, is a call, whose arguments are not kept, or a job of the same
+    plugin, type and name is open.
+    """
+    row = await _job(services, identity, job_id)
+    new_id = once.id
+
+    async def work() -> Job:
+        await require_budget(services, identity)
+        job = await retry_stored_job(
+            services.database, services.publisher, row.id, new_id=new_id, account_id=identity.account_id
+        )
+        async with services.database.begin() as transaction:
+            await record_act(transaction.audit, request, identity, "job.retry", row.id, {"job": job.id})
+        return job_answer(job)
+
+    return await once.run(work, status=HTTPStatus.CREATED)
 
 
 @router.post("/jobs/{job_id}/cancel", response_model=Job)
-async def cancel(
+async def cancel_job(
     job_id: PathText, request: Request, services: ServicesDep, identity: IdentityDep, once: OnceDep
 ) -> Response:
     """Ask a job to end, or stop a detached call; a job that has ended is returned unchanged."""
@@ -65,13 +115,13 @@ async def cancel(
     async def work() -> Job:
         async with services.database.begin() as transaction:
             await record_act(transaction.audit, request, identity, "job.cancel", row.id)
-        return job_answer(await cancel_job(services.database, services.publisher, row.id))
+        return job_answer(await cancel_stored_job(services.database, services.publisher, row.id))
 
     return await once.run(work)
 
 
 @router.post("/jobs/{job_id}/signals", status_code=HTTPStatus.ACCEPTED, response_model=Job)
-async def signal(
+async def signal_job(
     job_id: PathText,
     body: SignalBody,
     request: Request,
@@ -85,7 +135,7 @@ async def signal(
     async def work() -> Job:
         async with services.database.begin() as transaction:
             await record_act(transaction.audit, request, identity, "job.signal", row.id, {"key": body.key})
-        if not await signal_job(services.database, row.id, body.key, body.data):
+        if not await signal_stored_job(services.database, row.id, body.key, body.data):
             raise ProblemError(HTTPStatus.CONFLICT, "job_ended", f"job {row.id} has ended")
         return job_answer(row)
 
@@ -94,7 +144,7 @@ async def signal(
 
 
 @router.get("/timers")
-async def timers(
+async def list_timers(
     services: ServicesDep,
     identity: IdentityDep,
     chat_key: OfChat = None,
@@ -111,7 +161,7 @@ async def timers(
 
 
 @router.patch("/timers/{timer_id}")
-async def change(
+async def change_timer(
     timer_id: PathText, body: TimerBody, request: Request, services: ServicesDep, identity: IdentityDep
 ) -> Timer:
     """Pause or resume a timer; a one-time timer whose time has passed fires when it is resumed."""
@@ -120,7 +170,9 @@ async def change(
 
 
 @router.delete("/timers/{timer_id}")
-async def delete(timer_id: PathText, request: Request, services: ServicesDep, identity: IdentityDep) -> Timer:
+async def delete_timer(
+    timer_id: PathText, request: Request, services: ServicesDep, identity: IdentityDep
+) -> Timer:
     """Delete a timer; returns what it was."""
     return await _change(timer_id, TimerChange.DELETE, request, services, identity)
 
@@ -132,7 +184,7 @@ async def _change(
     async with services.database.begin() as transaction:
         timer = await _timer(transaction, identity, timer_id)
         await record_act(transaction.audit, request, identity, f"timer.{wanted.value}", timer_id)
-        return timer_answer(await change_timer(transaction, timer, wanted))
+        return timer_answer(await change_stored_timer(transaction, timer, wanted))
 
 
 async def _timer(transaction: Transaction, identity: Identity, timer_id: str) -> TimerRow:
@@ -142,8 +194,13 @@ async def _timer(transaction: Transaction, identity: Identity, timer_id: str) ->
     raise NotFoundError(f"there is no timer {timer_id!r}")
 
 
-async def _job(services: Services, identity: Identity, job_id: str) -> JobRow:
-    identity.require(Scope.ADMIN)
+def _has(identity: Identity, row: JobRow) -> bool:
+    """Whether a job is of a chat that the key has."""
+    return bool(row.chat_key) and identity.has_chat(row.chat_key)
+
+
+async def _job(services: Services, identity: Identity, job_id: str, *, scope: Scope = Scope.ADMIN) -> JobRow:
+    identity.require(scope)
     async with services.database.read() as transaction:
         row = await transaction.jobs.find(job_id)
     if row is None or not identity.has_chat(row.chat_key):

@@ -17,8 +17,10 @@ const ROUTES = [
   { pattern: "/", page: () => import("./pages/chats.js"), area: "chats" },
   { pattern: "/chats", page: () => import("./pages/chats.js"), area: "chats" },
   { pattern: "/chats/:chat", page: () => import("./pages/talk.js"), area: "chats", hasOwnStream: true },
+  { pattern: "/turns", page: () => import("./pages/turns.js"), area: "turns" },
   { pattern: "/turns/:turn", page: () => import("./pages/turn.js"), area: "chats", hasOwnStream: true },
   { pattern: "/jobs", page: () => import("./pages/jobs.js"), area: "jobs" },
+  { pattern: "/jobs/:job", page: () => import("./pages/job.js"), area: "jobs" },
   { pattern: "/approvals", page: () => import("./pages/approvals.js"), area: "approvals" },
   { pattern: "/approvals/:approval", page: () => import("./pages/approval.js"), area: "approvals" },
   { pattern: "/timers", page: () => import("./pages/timers.js"), area: "timers" },
@@ -26,6 +28,7 @@ const ROUTES = [
   { pattern: "/plugins/:plugin", page: () => import("./pages/plugin.js"), area: "plugins" },
   { pattern: "/mcp", page: () => import("./pages/mcp.js"), area: "mcp" },
   { pattern: "/operations", page: () => import("./pages/operations.js"), area: "operations" },
+  { pattern: "/charts", page: () => import("./pages/charts.js"), area: "charts" },
   { pattern: "/costs", page: () => import("./pages/costs.js"), area: "costs" },
   { pattern: "/keys", page: () => import("./pages/keys.js"), area: "keys" },
   { pattern: "/login", page: () => import("./pages/login.js"), area: "login" },
@@ -84,8 +87,8 @@ async function show({ isFirst = false } = {}) {
 }
 
 whenLoginNeeded(() => {
-  const { segments, path } = here();
-  if (segments[0] !== "login") go(`${href("/login")}?next=${encodeURIComponent(path)}`, { replace: true });
+  // The whole address: its query has the filters of the page.
+  if (here().segments[0] !== "login") go(`${href("/login")}?next=${encodeURIComponent(location.hash.slice(1))}`, { replace: true });
 });
 whenConnectionChanges((state, error) => {
   if (state === "live") setText(connection, "");

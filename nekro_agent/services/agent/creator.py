@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import base64
-import mimetypes
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.files import staging
+from nekro_agent.files.media_types import HEAD_BYTES, content_type
 
 __all__ = ["ContentSegment", "OpenAIChatMessage"]
 
 Segment: TypeAlias = dict[str, Any]
 Role: TypeAlias = Literal["user", "assistant", "system"]
-
-_SIGNATURES: Final = {
-    b"\x89PNG\r\n\x1a\n": "image/png",
-    b"\xff\xd8\xff": "image/jpeg",
-    b"GIF8": "image/gif",
-    b"BM": "image/bmp",
-}
 
 
 class ContentSegment(BaseModel):
@@ -60,8 +53,7 @@ class ContentSegment(BaseModel):
                 or call, because it may come from a model; a ``Path`` may name any file.
 
         Raises:
-            InvalidValueError: neither content nor suffix is that of an image, or the text names
-                another file.
+            InvalidValueError: the content is not that of an image, or the text names another file.
             OSError: the file cannot be read.
         """
         if isinstance(image_path, str) and image_path.startswith("data:"):
@@ -69,9 +61,11 @@ class ContentSegment(BaseModel):
         path = Path(image_path)
         with staging.opened(image_path) as file:
             content = file.read()
-        media_type = _media_type(content) or mimetypes.guess_type(path.name)[0] or ""
+        media_type = content_type(path.name, content[:HEAD_BYTES])
         if not media_type.startswith("image/"):
-            raise InvalidValueError(f"{path.name!r} does not look like an image by its content or its suffix")
+            raise InvalidValueError(
+                f"{path.name!r} does not look like an image: its first bytes are not those of one"
+            )
         return ContentSegment.image_content_from_bytes(content, media_type)
 
 
@@ -133,13 +127,6 @@ class OpenAIChatMessage(BaseModel):
         if self.content and all(part.get("type") == "text" for part in self.content):
             return {"role": self.role, "content": "".join(part["text"] for part in self.content)}
         return {"role": self.role, "content": list(self.content)}
-
-
-def _media_type(content: bytes) -> str | None:
-    """Recognise an image by its first bytes, because plugins save downloads under names without a suffix."""
-    if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
-        return "image/webp"
-    return next((media_type for start, media_type in _SIGNATURES.items() if content.startswith(start)), None)
 
 
 def _plain(segment: Segment | ContentSegment) -> Segment:

@@ -100,8 +100,11 @@ async def gen_openai_chat_response(
                 raise TypeError("the text is none")
         usage = answer.usage
         prompt, completion = token_count(usage, "prompt_tokens"), token_count(usage, "completion_tokens")
-        used.answer_tokens = _tokens_of(text) if completion is None else completion
-        used.prompt_tokens = asked.prompt_tokens if prompt is None else prompt
+        if completion is None or (text and not completion):
+            used.answer_tokens, used.is_estimated = _tokens_of(text), True
+        else:
+            used.answer_tokens = completion
+        used.add_prompt(prompt, expected=asked.prompt_tokens)
         used.cached_tokens = _cached_tokens(usage)
     return OpenAIResponse(
         response_content=text,
@@ -148,7 +151,7 @@ async def gen_openai_embeddings(
             answer = await client.embeddings.create(model=model, input=input, **given)
             embedding = list(answer.data[0].embedding)
         prompt = token_count(answer.usage, "prompt_tokens")
-        used.prompt_tokens = asked.prompt_tokens if prompt is None else prompt
+        used.add_prompt(prompt, expected=asked.prompt_tokens)
     return embedding
 
 
@@ -167,6 +170,12 @@ class _Used:
     prompt_tokens: int = 0
     answer_tokens: int = 0
     cached_tokens: int = 0
+    is_estimated: bool = False
+
+    def add_prompt(self, reported: int | None, *, expected: int) -> None:
+        """Count the tokens of the prompt; one that was answered has some."""
+        self.prompt_tokens = reported or expected
+        self.is_estimated |= not reported
 
 
 @contextlib.asynccontextmanager
@@ -186,6 +195,7 @@ async def _charged(request: ModelRequest) -> AsyncIterator[_Used]:
             prompt_tokens=used.prompt_tokens,
             answer_tokens=used.answer_tokens,
             cached_tokens=used.cached_tokens,
+            is_estimated=used.is_estimated,
         )
 
 
@@ -197,9 +207,12 @@ def _cached_tokens(usage: Any) -> int:
 def token_count(usage: object, field_name: str) -> int | None:
     """Return a number of tokens that an endpoint has counted; None if it says none.
 
-    The package does not check what servers send.
+    Nothing checks what servers send.
+
+    Args:
+        usage: an object of the package, or the JSON of an endpoint.
     """
-    count = getattr(usage, field_name, None)
+    count = usage.get(field_name) if isinstance(usage, dict) else getattr(usage, field_name, None)
     return count if type(count) is int and 0 <= count <= _MOST_TOKENS else None
 
 
@@ -235,6 +248,8 @@ async def _asked(
     # Imported here because the package takes a second to import and most plugins do not use a model.
     from openai import NOT_GIVEN, AsyncOpenAI, DefaultAsyncHttpxClient, OpenAIError
 
+    from nekro_client.answer_limits import AnswerTooLargeError, EncodedAnswerError, limited
+
     key = (api_key or "").strip()
     try:
         async with AsyncOpenAI(
@@ -242,10 +257,12 @@ async def _asked(
             base_url=base_url,
             timeout=timeout_seconds or NOT_GIVEN,
             max_retries=1,
-            http_client=DefaultAsyncHttpxClient(proxy=proxy_url) if proxy_url else None,
+            http_client=DefaultAsyncHttpxClient(proxy=proxy_url or None, event_hooks=limited()),
         ) as client:
             yield client
     except OpenAIError as exc:
-        text = str(exc).replace(key, "***") if key else str(exc)
+        # The client hides behind "Connection error." what was wrong with an answer.
+        cause = exc.__cause__ if isinstance(exc.__cause__, AnswerTooLargeError | EncodedAnswerError) else exc
+        text = str(cause).replace(key, "***") if key else str(cause)
         # Not chained: the original error contains the endpoint's text with the key.
         raise LLMError(f"model {model} at {base_url or 'the default endpoint'}: {text}") from None

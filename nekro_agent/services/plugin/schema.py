@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from nekro_agent.methods import SandboxMethod, SandboxMethodType
+from nekro_agent.methods import PromptInjectMethod, SandboxMethod, SandboxMethodType, WebhookMethod
 
-__all__ = ["SandboxMethod", "SandboxMethodType"]
+__all__ = ["PromptInjectMethod", "SandboxMethod", "SandboxMethodType", "WebhookMethod"]

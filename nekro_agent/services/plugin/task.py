@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
-from nekro_agent.jobs import AsyncTaskHandle, TaskCtl, TaskRunner, TaskSignal, task
+from nekro_agent.jobs import AsyncTaskFunc, AsyncTaskHandle, TaskAPI, TaskCtl, TaskRunner, TaskSignal, task
 
-__all__ = ["AsyncTaskHandle", "TaskCtl", "TaskRunner", "TaskSignal", "task"]
+__all__ = [
+    "AsyncTaskFunc",
+    "AsyncTaskHandle",
+    "TaskAPI",
+    "TaskCtl",
+    "TaskRunner",
+    "TaskSignal",
+    "task",
+]

@@ -39,6 +39,7 @@ POINTS = {
     "claimed": ("workers.calls.claims", "CallClaims", "claim", False),
     "ran": ("workers.calls.claims", "CallClaims", "finish", True),
     "recorded": ("workers.calls.claims", "CallClaims", "finish", False),
+    "sent": ("workers.chats.messages", "SqlMessages", "send", False),
     "announcing": ("workers.chats.publisher", "EventPublisher", "round_requested", True),
 }
 

@@ -7,8 +7,10 @@ import threading
 import time
 from typing import Any
 
-from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
+from nekro_agent.api import recurring_timer, timer
+from nekro_agent.api.plugin import AsyncTaskHandle, NekroPlugin, SandboxMethodType, task
 from nekro_agent.api.schemas import AgentCtx
+from nekro_agent.services.message.message_service import message_service
 
 plugin = NekroPlugin(
     name="Chaos",
@@ -109,6 +111,53 @@ async def never(_ctx: AgentCtx, name: str) -> None:
             await asyncio.sleep(3600)
         except asyncio.CancelledError:
             continue
+
+
+def die_once(name: str) -> None:
+    """Kill the worker that comes here first."""
+    try:
+        (plugin.get_plugin_data_dir() / f"died {name}").touch(exist_ok=False)
+    except FileExistsError:
+        return
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "tell", "Does what people see")
+async def tell(_ctx: AgentCtx, name: str) -> str:
+    """Have every effect that people see, and kill the worker after each; may run again."""
+    note("start", name)
+    chat = _ctx.chat_key
+    for number in range(2):
+        await _ctx.send_text("equal")
+        die_once(f"text {number}")
+    for _ in range(2):
+        await _ctx.send_text(f"told at {time.time()}")
+    for number in range(2):
+        path = plugin.get_plugin_data_dir() / f"{time.time()}.txt"
+        path.write_text(str(time.time()))
+        await _ctx.send_file(str(path))
+        die_once(f"file {number}")
+    await _ctx.push_system("for the model")
+    await message_service.push_system_message(chat, "for the agent", trigger_agent=True)
+    die_once("system")
+    await message_service.push_bot_message(chat, "said elsewhere")
+    await timer.set_timer(chat, -1, "")
+    for number in range(2):
+        await timer.set_timer(chat, int(time.time()) + 3600, "tea")
+        die_once(f"timer {number}")
+    await timer.set_temp_timer(chat, int(time.time()) + 3600, "look again")
+    await recurring_timer.create_cron_job(chat, "0 9 * * *", "every morning", "UTC")
+    die_once("recurring")
+    await task.start("quick", name, chat, plugin)
+    die_once("job")
+    note("end", name)
+    return name
+
+
+@plugin.mount_async_task("quick")
+async def quick(handle: AsyncTaskHandle) -> None:
+    """End at once."""
+    note("job", handle.task_id)
 
 
 @plugin.mount_sandbox_method(SandboxMethodType.TOOL, "give", "Returns odd values")

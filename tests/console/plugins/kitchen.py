@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, SecretStr
 
 from nekro_agent.api import timer
+from nekro_agent.api.core import logger
 from nekro_agent.api.plugin import ConfigBase, ExtraField, NekroPlugin, SandboxMethodType, TaskCtl
 from nekro_agent.api.plugin import task as tasks
 from nekro_agent.api.schemas import AgentCtx
@@ -145,6 +146,7 @@ async def remind(ctx: AgentCtx, text: str, seconds: int = 3600) -> bool:
 @plugin.mount_async_task("baking")
 async def baking(handle: Any) -> Any:
     """Bake; a signal lets it go on."""
+    logger.info("The oven is hot.")
     for step in range(1, 7):
         yield TaskCtl.report_progress(f"{step * 3} of 40 loaves", step * 7)
         await asyncio.sleep(0.1)

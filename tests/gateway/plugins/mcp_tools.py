@@ -14,6 +14,16 @@ plugin = NekroPlugin("mcp_tools", "mcp_tools", "For tests of the MCP server.", "
 _PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
 
+@plugin.mount_sandbox_method(SandboxMethodType.BEHAVIOR, "repeat_with_call")
+async def repeat_with_call(ctx: AgentCtx, text: str) -> str:
+    """Return the text and the id of the call.
+
+    Args:
+        text: what to return.
+    """
+    return f"{text} in call {ctx.call_id}"
+
+
 @plugin.mount_sandbox_method(SandboxMethodType.TOOL, "test_simple_text")
 async def test_simple_text(_ctx: AgentCtx) -> str:
     """Return a text."""

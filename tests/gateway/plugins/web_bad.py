@@ -49,6 +49,11 @@ def create_router() -> APIRouter:
         await asyncio.sleep(3600)
         return {}
 
+    @router.get("/raises")
+    async def raises(error: str) -> dict:
+        kinds = {"ValueError": ValueError, "CancelledError": asyncio.CancelledError, "SystemExit": SystemExit}
+        raise kinds[error]("secret of the plugin")
+
     @router.get("/half")
     async def half() -> StreamingResponse:
         async def lines():

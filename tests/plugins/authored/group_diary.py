@@ -12,6 +12,7 @@ from nonebot.params import CommandArg
 
 from nekro_agent.adapters.onebot_v11.core.bot import get_bot
 from nekro_agent.adapters.onebot_v11.matchers.command import command_guard, finish_with, on_command
+from nekro_agent.adapters.onebot_v11.tools.onebot_util import get_chat_info_old
 from nekro_agent.api import message, timer
 from nekro_agent.api.plugin import (
     Arg,
@@ -44,6 +45,7 @@ plugin = NekroPlugin(
 _worker: asyncio.Task | None = None
 _queue: asyncio.Queue | None = None
 _counts: dict[str, int] = {}
+_answered: set[int] = set()
 
 welcome = on_notice(priority=5, block=False)
 
@@ -57,6 +59,15 @@ async def _(bot: Bot, event: GroupIncreaseNoticeEvent):
 async def _(matcher: Matcher, event: MessageEvent, bot: Bot, arg: Message = CommandArg()):
     username, cmd_content, chat_key, chat_type = await command_guard(event, bot, arg, matcher)
     await finish_with(matcher, message=f"{username}: {cmd_content}")
+
+
+@on_command("diary_last", block=True).handle()
+async def _(matcher: Matcher, event: MessageEvent):
+    if event.message_id in _answered:
+        await matcher.finish("again")
+    _answered.add(event.message_id)
+    chat_key, chat_type = await get_chat_info_old(event)
+    await matcher.finish(f"{chat_key} {chat_type.value} {event.get_session_id()}")
 
 
 async def _count_messages() -> None:

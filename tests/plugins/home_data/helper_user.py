@@ -1,7 +1,7 @@
 """小助手: the helpers that plugins import from the reference."""
 
 from nekro_agent.api import recurring_timer
-from nekro_agent.api.core import get_qdrant_client, get_qdrant_config
+from nekro_agent.api.core import get_qdrant_client
 from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
 from nekro_agent.api.schemas import AgentCtx
 from nekro_agent.schemas.chat_message import ChatMessage, ChatType
@@ -80,4 +80,4 @@ async def vectors(_ctx: AgentCtx, number: int) -> list:
     point = models.PointStruct(id=number, vector=[1.0, number / 10], payload={"text": f"note {number}"})
     await client.upsert(collection_name=name, points=[point])
     found = await client.query_points(collection_name=name, query=[1.0, 0.0], limit=9)
-    return [hit.payload["text"] for hit in found.points] + [get_qdrant_config().url]
+    return [hit.payload["text"] for hit in found.points]

@@ -63,9 +63,9 @@ async def look(_ctx: AgentCtx, topic: str) -> str:
 
 
 @plugin.mount_sandbox_method(SandboxMethodType.TOOL, "nag", "Wakes the agent by a message")
-async def nag(_ctx: AgentCtx) -> None:
+async def nag(_ctx: AgentCtx, chat_key: str = "") -> None:
     """Push a system message that wakes the agent, each time."""
-    await message.push_system(_ctx.chat_key, "nagging", _ctx, trigger_agent=True)
+    await message.push_system(chat_key or _ctx.chat_key, "nagging", _ctx, trigger_agent=True)
 
 
 @plugin.mount_async_task("brewing")

@@ -129,6 +129,7 @@ class RoundInputs:
             recent=partial(self._recent, chat.chat_key, entries, first_round=turn.first_sequence),
             on_request=events.model_requested,
             on_delta=events.model_delta,
+            on_words=events.words,
             on_answer=on_answer,
             on_output=events.output,
         )

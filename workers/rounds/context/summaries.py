@@ -189,6 +189,7 @@ class ChatSummaries:
             model=answer.model,
             prompt_tokens=answer.prompt_tokens,
             answer_tokens=answer.answer_tokens,
+            tokens_estimated=answer.is_estimated,
             cost=answer.cost,
         )
         async with self._database.begin() as transaction:

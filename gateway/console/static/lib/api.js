@@ -3,7 +3,7 @@
 const BASE = "/api/v1";
 /** Called when the API wants a login. */
 let onLoginNeeded = () => {};
-/** The session's token, which requests that change something repeat; null on a gateway without keys. */
+/** The session's token, which requests that change something repeat; null without a session. */
 let token = Promise.resolve(null);
 
 /** An error as the API reports it (a problem document), or a failed connection (status 0). */

@@ -2,8 +2,10 @@
  * The only place where elements are created.
  *
  * Everything that comes from people, models, plugins and sandboxes is set as text or as a plain attribute. No
- * function here, and none elsewhere in the console, parses markup.
+ * function here, and none elsewhere in the console, parses markup. Invisible characters of a text are escaped.
  */
+
+import { visible } from "./visible.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 /** Set as properties, because their attributes mean the initial value only. */
@@ -44,11 +46,11 @@ export function fill(node, ...children) {
 
 /** Set the text of a node, but touch the document only if it differs. */
 export function setText(node, text) {
-  const wanted = String(text ?? "");
+  const wanted = visible(String(text ?? ""));
   if (node.textContent !== wanted) node.textContent = wanted;
 }
 
-/** Return a URL if it is safe to follow, else "#". Only paths of this origin, fragments, blobs and http(s) are. */
+/** Return a URL if it is safe to follow, else "#". Only paths of this origin, fragments, blobs, http(s) and mailboxes are. */
 export function safeUrl(value) {
   const text = String(value);
   if (text.startsWith("#")) return text;
@@ -58,14 +60,14 @@ export function safeUrl(value) {
   } catch {
     return "#";
   }
-  return ["http:", "https:", "blob:"].includes(url.protocol) ? text : "#";
+  return ["http:", "https:", "blob:", "mailto:"].includes(url.protocol) ? text : "#";
 }
 
 function apply(node, props) {
   for (const [name, value] of Object.entries(props)) {
     if (value === null || value === undefined || value === false) continue;
     if (name === "class") node.className = `${node.className} ${value}`.trim();
-    else if (name === "text") node.textContent = String(value);
+    else if (name === "text") node.textContent = visible(String(value));
     else if (name === "on") for (const [type, listener] of Object.entries(value)) node.addEventListener(type, listener);
     else if (name === "data") for (const [key, item] of Object.entries(value)) node.dataset[key] = String(item);
     else if (name === "aria") for (const [key, item] of Object.entries(value)) setAria(node, key, item);
@@ -83,6 +85,6 @@ function setAria(node, key, value) {
 function append(node, children) {
   for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
-    node.append(child instanceof Node ? child : String(child));
+    node.append(child instanceof Node ? child : visible(String(child)));
   }
 }

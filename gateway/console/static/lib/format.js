@@ -3,6 +3,7 @@
 const WHOLE = new Intl.NumberFormat("en");
 const DAY = new Intl.DateTimeFormat("en", { day: "numeric", month: "short" });
 const DAY_YEAR = new Intl.DateTimeFormat("en", { day: "numeric", month: "short", year: "numeric" });
+const DAY_UTC = new Intl.DateTimeFormat("en", { day: "numeric", month: "short", timeZone: "UTC" });
 const CLOCK = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
 const CLOCK_SECONDS = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const FULL = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "long" });
@@ -53,6 +54,12 @@ export function when(text) {
   if (date.toDateString() === now.toDateString()) return CLOCK.format(date);
   const day = date.getFullYear() === now.getFullYear() ? DAY : DAY_YEAR;
   return `${day.format(date)}, ${CLOCK.format(date)}`;
+}
+
+/** The day of a time, in UTC. */
+export function dayOf(text) {
+  const at = moment(text);
+  return at === null ? NOTHING : DAY_UTC.format(at);
 }
 
 export function clock(text) {

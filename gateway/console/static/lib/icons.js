@@ -4,12 +4,14 @@ import { svg } from "./dom.js";
 
 const PATHS = {
   chats: "M4 5h16v11H9l-5 4z",
+  turns: "M4 6h10M4 12h16M4 18h7",
   jobs: "M12 3a9 9 0 1 0 9 9M12 7v5l3.5 2",
   approvals: "M12 3l8 3v6c0 4.5-3.4 7.9-8 9-4.6-1.1-8-4.5-8-9V6zM9 12l2.2 2.2L15.5 10",
   timers: "M12 8v5l3 2M9 2h6M12 5a8 8 0 1 0 0 16 8 8 0 0 0 0-16z",
   plugins: "M9 3v4m6-4v4M6 7h12v5a6 6 0 0 1-12 0zm6 11v3",
   mcp: "M5 4h14v6H5zm0 10h14v6H5zM8 7h.01M8 17h.01",
   operations: "M3 12h4l3-7 4 14 3-7h4",
+  charts: "M4 4v16h16M7 15l4-5 3 3 5-7",
   costs: "M5 20V11m7 9V4m7 16v-6",
   keys: "M14.5 9.5a4.5 4.5 0 1 0-4 4.47L12 15.5h2V18h2.5v2.5H20v-3l-5.8-5.8c.2-.7.3-1.4.3-2.2zM8.5 8.5h.01",
   menu: "M4 7h16M4 12h16M4 17h16",

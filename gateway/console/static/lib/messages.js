@@ -3,6 +3,8 @@
 import { el } from "./dom.js";
 import { bytes, clock } from "./format.js";
 import { icon } from "./icons.js";
+import { lineOf, parse } from "./markdown/blocks.js";
+import { markdownView } from "./markdown/view.js";
 import { fold, time } from "./widgets.js";
 
 /** Pictures that browsers draw without running anything of theirs; others are offered as files. */
@@ -10,14 +12,19 @@ const DRAWN = new Set(["image/png", "image/jpeg", "image/gif", "image/webp", "im
 /** Fenced code in a text, as people write it. */
 const FENCE = /```[\w+-]*\n?([\s\S]*?)(?:```|$)/g;
 
-/** One message. Notices and results for the agent, which people do not see, are folded. */
-export function messageView(message, { agent = "Agent" } = {}) {
+/**
+ * One message. Notices and results for the agent, which people do not see, are folded. Words of the agent are
+ * Markdown; those of people are shown as they were written.
+ *
+ * @param {number} options.level of the first heading in it
+ */
+export function messageView(message, { agent = "Agent", level = 2 } = {}) {
   if (message.kind === "system") return notice(message);
   const isPerson = message.kind === "user";
   const name = isPerson ? message.sender_name || message.sender_id || "Person" : agent;
   return el("article.message", { class: isPerson ? "from-person" : "from-agent", data: { message: message.id }, aria: { label: `${name}, ${clock(message.created_at)}` } },
     el("header", {}, el("span.message-name", {}, name), time(message.created_at)),
-    el("div.message-body", {}, bodyOf(message)));
+    el("div.message-body", {}, bodyOf(message, isPerson ? textOf : (text) => markdownView(text, { level }))));
 }
 
 function notice(message) {
@@ -26,9 +33,9 @@ function notice(message) {
     () => el("div.notice-text", {}, textOf(message.text)), { class: "notice", data: { message: message.id } });
 }
 
-function bodyOf(message) {
+function bodyOf(message, wordsView) {
   const parts = message.parts?.length ? message.parts : [{ type: "text", text: message.text }];
-  return parts.map((part) => part.type === "text" ? (part.text ? textOf(part.text) : null) : fileView(part.file, part.type === "image"));
+  return parts.map((part) => part.type === "text" ? (part.text ? wordsView(part.text) : null) : fileView(part.file, part.type === "image"));
 }
 
 /** A text; fenced code is set in a fixed width. */
@@ -45,6 +52,11 @@ export function textOf(text) {
 /** A text without its fenced code. */
 export function withoutCode(text) {
   return text.replace(FENCE, " ").trim();
+}
+
+/** A message on one line, without code and without the marks of Markdown if the agent wrote it. */
+export function lineOfMessage(message) {
+  return message.kind === "user" ? withoutCode(message.text) : lineOf(parse(message.text).blocks);
 }
 
 function paragraph(text) {

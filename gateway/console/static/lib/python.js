@@ -1,12 +1,7 @@
 /** Code with line numbers and quiet colours. The text is cut into spans; none of it is interpreted. */
 
+import { piecesOf } from "./colours.js";
 import { el } from "./dom.js";
-
-const KEYWORDS = new Set(("False None True and as assert async await break class continue def del elif else except finally for from global if "
-  + "import in is lambda match nonlocal not or pass raise return try while with yield case").split(" "));
-/** Strings over several lines are found first, then the rest token by token. */
-const TOKEN = /([rbfuRBFU]{0,2}(?:"""[\s\S]*?(?:"""|$)|'''[\s\S]*?(?:'''|$)|"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?))|(#[^\n]*)|(\b\d[\w.]*)|([A-Za-z_]\w*)/g;
-const MOST_COLOURED = 200_000;
 
 /**
  * A view of code. `mark(lines)` highlights the lines that run now.
@@ -36,23 +31,6 @@ function linesOf(code) {
     if (at) lines.push([]);
     if (piece) lines.at(-1).push(kind ? el(`span.${kind}`, {}, piece) : piece);
   });
-  if (code.length > MOST_COLOURED) {
-    put(code, null);
-    return lines;
-  }
-  let end = 0;
-  for (const found of code.matchAll(TOKEN)) {
-    put(code.slice(end, found.index), null);
-    put(found[0], kindOf(found));
-    end = found.index + found[0].length;
-  }
-  put(code.slice(end), null);
+  for (const [text, kind] of piecesOf(code, "python")) put(text, kind);
   return lines;
-}
-
-function kindOf([text, string, comment, number]) {
-  if (string !== undefined) return "tok-string";
-  if (comment !== undefined) return "tok-comment";
-  if (number !== undefined) return "tok-number";
-  return KEYWORDS.has(text) ? "tok-keyword" : null;
 }

@@ -6,7 +6,7 @@ const URL = "/console/session";
 let known = null;
 
 /**
- * Return {key_id, name, scopes, chats, user_id, expires_at}; key_id is null on a gateway without keys.
+ * Return {key_id, name, scopes, chats, user_id, expires_at}; key_id is null for the local key of the machine's user.
  *
  * @throws {ApiError} 401 without a session
  */
@@ -19,6 +19,7 @@ export function session({ again = false } = {}) {
   return known;
 }
 
+/** Log in with a key, or with the code of a link. */
 export async function login(key) {
   const response = await send(URL, { method: "POST", body: { key }, quiet: true, withoutToken: true });
   known = response.json();

@@ -4,7 +4,7 @@ import { el } from "./dom.js";
 import { go, href } from "./router.js";
 import { ask } from "./widgets.js";
 
-const PAGES = { c: ["/chats", "Chats"], j: ["/jobs", "Jobs"], a: ["/approvals", "Approvals"], p: ["/plugins", "Plugins"], w: ["/operations", "Workers"] };
+const PAGES = { c: ["/chats", "Chats"], t: ["/turns", "Turns"], j: ["/jobs", "Jobs"], a: ["/approvals", "Approvals"], p: ["/plugins", "Plugins"], w: ["/operations", "Workers"] };
 /** How long the second key may take. */
 const SECOND_KEY_MILLISECONDS = 1500;
 

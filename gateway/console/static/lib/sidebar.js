@@ -10,8 +10,8 @@ import { setTheme, theme, THEMES } from "./theme.js";
 import { acting } from "./widgets.js";
 
 const GROUPS = [
-  ["Work", [["chats", "Chats"], ["approvals", "Approvals"], ["jobs", "Jobs"], ["timers", "Timers"]]],
-  ["System", [["plugins", "Plugins"], ["mcp", "MCP servers"], ["operations", "Workers and queues"]]],
+  ["Work", [["chats", "Chats"], ["turns", "Turns"], ["approvals", "Approvals"], ["jobs", "Jobs"], ["timers", "Timers"]]],
+  ["System", [["plugins", "Plugins"], ["mcp", "MCP servers"], ["operations", "Workers and queues"], ["charts", "Charts"]]],
   ["Account", [["costs", "Costs"], ["keys", "Keys"]]],
 ];
 const THEME_NAMES = { system: "System", light: "Light", dark: "Dark" };
@@ -31,7 +31,7 @@ export function sidebar() {
   const node = el("aside.sidebar", { id: "sidebar", aria: { label: "Console" } },
     el("a.brand", { href: href("/chats") }, el("img", { src: "/console/icon.svg", alt: "", width: "24", height: "24" }), "Nekro"),
     el("nav", { aria: { label: "Pages" } }, groups),
-    el("div.sidebar-foot", {}, themeSwitch(), account));
+    el("div.sidebar-foot", {}, el("a.nav-link", { href: "/reference", target: "_blank" }, icon("external"), el("span", {}, "API reference")), themeSwitch(), account));
   const shade = el("div.shade", { on: { click: () => close() } });
   let opener = null;
 
@@ -95,8 +95,8 @@ export function sidebar() {
 }
 
 function accountOf(found) {
-  const name = found.name ?? found.key_id ?? "This machine";
-  const out = found.key_id === null || !found.csrf_token ? null : el("button.button.quiet.small", {
+  const name = found.name ?? found.key_id ?? "local";
+  const out = !found.csrf_token ? null : el("button.button.quiet.small", {
     type: "button",
     on: { click: acting(async () => { await logout(); go(href("/login")); }) },
   }, icon("logout"), el("span", {}, "Log out"));

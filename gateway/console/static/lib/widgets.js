@@ -5,9 +5,9 @@ import { el, fill, setText } from "./dom.js";
 import { duration, exactly, fromNow, when } from "./format.js";
 import { icon } from "./icons.js";
 
-/** The head of a page: where it is, its title, facts, and what can be done. */
+/** The head of a page: where it is, its title (a heading, if it changes), facts, and what can be done. */
 export function pageHead({ title, crumbs = [], facts = [], actions = [], lead = null }) {
-  const heading = el("h1", { tabindex: "-1" }, title);
+  const heading = title instanceof Node ? title : el("h1", { tabindex: "-1" }, title);
   return el("header.page-head", {},
     crumbs.length ? el("nav.crumbs", { aria: { label: "Breadcrumb" } }, crumbs.map(([text, address]) => el("a", { href: address }, text))) : null,
     el("div.page-title", {}, heading, actions.length ? el("div.actions", {}, actions) : null),
@@ -151,7 +151,8 @@ export async function paged(page, show, { none, held, quietly, again }) {
     items.push(...answer.items);
     cursor = answer.next_cursor;
     pages += 1;
-  } while (cursor && pages < held.pages);
+    // A page may be empty although another one follows.
+  } while (cursor && (pages < held.pages || !items.length));
   if (!items.length) return none;
   // The whole list, so that a change that comes meanwhile cannot show fewer pages.
   const more = button("Show more", acting(async () => {

@@ -32,7 +32,7 @@ export function show(place, { query, signal }) {
 function row(item) {
   return el("li", {}, el("a.list-link", { href: href("/approvals", item.id), data: { key: item.id } },
     el("span.list-main", {},
-      el("span.list-title.mono", {}, item.method),
-      el("span.list-text", {}, [item.chat_key, item.user_id ? `for ${item.user_id}` : null, item.decided_by ? `by ${item.decided_by}` : null].filter(Boolean).join(" · "))),
+      el("span.list-title.mono", {}, item.summary ?? item.method),
+      el("span.list-text", {}, [`No. ${item.number}`, item.chat_key, item.user_id ? `for ${item.user_id}` : null, item.decided_by ? `by ${item.decided_by}` : null].filter(Boolean).join(" · "))),
     el("span.list-side", {}, badge(item.state), item.state === "pending" ? ["expires ", time(item.expires_at, { relative: true })] : time(item.decided_at ?? item.requested_at))));
 }

@@ -5,7 +5,7 @@ import { whenChanged } from "../lib/changes.js";
 import { el, fill } from "../lib/dom.js";
 import { several, short } from "../lib/format.js";
 import { icon } from "../lib/icons.js";
-import { withoutCode } from "../lib/messages.js";
+import { lineOfMessage } from "../lib/messages.js";
 import { go, href, remember } from "../lib/router.js";
 import { failuresSince, unread } from "../lib/seen.js";
 import { badge } from "../lib/states.js";
@@ -49,7 +49,7 @@ function chatRow(chat) {
   const failures = unread(chat);
   return el("li", {}, el("a.list-link", { href: href("/chats", chat.chat_key), data: { key: chat.chat_key } },
     el("span.list-main", {},
-      el("span.list-title", {}, chat.name || chat.chat_key, chat.name ? el("span.quiet-text.mono", {}, ` ${chat.chat_key}`) : null),
+      el("span.list-title", {}, chat.title || chat.chat_key, chat.title ? el("span.quiet-text.mono", {}, ` ${chat.chat_key}`) : null),
       el("span.list-text", {}, chat.last_message ? lastWords(chat.last_message) : "No messages")),
     el("span.list-side", {}, time(chat.active_at),
       failures ? badge("failed", several(failures, "failure")) : chat.open_rounds ? badge("running", "Working") : null)));
@@ -57,7 +57,7 @@ function chatRow(chat) {
 
 function lastWords(message) {
   const who = message.kind === "user" ? message.sender_name || "Person" : "Agent";
-  return `${who}: ${short(withoutCode(message.text), 140) || "a file"}`;
+  return `${who}: ${short(lineOfMessage(message), 140) || "a file"}`;
 }
 
 async function newChat() {

@@ -3,7 +3,7 @@
 import { get } from "../lib/api.js";
 import { whenChanged } from "../lib/changes.js";
 import { el, fill } from "../lib/dom.js";
-import { cost, count, duration } from "../lib/format.js";
+import { cost, count, duration, several } from "../lib/format.js";
 import { href, remember } from "../lib/router.js";
 import { badge } from "../lib/states.js";
 import { empty, field, loaded, meter, pageHead, section, select, table, time } from "../lib/widgets.js";
@@ -29,7 +29,7 @@ export function show(place, { query, signal }) {
   const again = loaded(list, async () => {
     const since = new Date(Date.now() - (Number(chosen.days) - 1) * DAY_MILLISECONDS).toISOString().slice(0, 10);
     const found = await all({ by: chosen.by, since }, signal);
-    return el("div.page", {}, totals(found.items), found.items.length ? bars(found.items, chosen) : empty("Nothing was spent", "No round asked a model in this time."), budgets(found.budgets));
+    return el("div.page", {}, totals(found.items), estimates(found.items), found.items.length ? bars(found.items, chosen) : empty("Nothing was spent", "No round asked a model in this time."), budgets(found.budgets));
   }, { signal });
   whenChanged(["costs"], () => again({ quietly: true }), { signal, pause: PAUSE_MILLISECONDS });
 }
@@ -59,7 +59,14 @@ function totals(items) {
   ].map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
 }
 
+/** Says that some figures are no counts of an endpoint; null if all are. */
+function estimates(items) {
+  const requests = sum(items, (one) => one.estimated_requests);
+  return requests ? el("p.quiet-text", {}, `Tokens and cost of ${several(requests, "request")} are estimated: the endpoint reported none, or the request is running or was lost with its worker.`) : null;
+}
+
 function bars(items, { by, measure }) {
+  const isEstimated = items.some((item) => item.estimated_requests);
   const most = Math.max(...items.map((item) => figureOf(item, measure)), 0);
   const sorted = by === "day" ? [...items].sort((one, other) => String(other.key).localeCompare(String(one.key))) : [...items].sort((one, other) => figureOf(other, measure) - figureOf(one, measure));
   return table(`Costs per ${by}`, [
@@ -68,6 +75,7 @@ function bars(items, { by, measure }) {
     { title: "Cost", class: "number", cell: (item) => cost(item.cost) },
     { title: "Tokens in", class: "number", cell: (item) => count(item.prompt_tokens) },
     { title: "Tokens out", class: "number", cell: (item) => count(item.completion_tokens) },
+    ...(isEstimated ? [{ title: "Estimated", class: "number", cell: (item) => item.estimated_requests ? count(item.estimated_requests) : "–" }] : []),
     { title: "Rounds", class: "number", cell: (item) => count(item.rounds) },
     { title: "Sandbox", class: "number", cell: (item) => item.sandbox_seconds ? duration(item.sandbox_seconds * 1000) : "–" },
   ], sorted, { keyOf: (item) => item.key });
@@ -85,6 +93,6 @@ function budgets(items) {
     const bar = meter(Math.min(percent, 100), `Budget of ${name}`);
     bar.dataset.tone = percent >= 100 ? "bad" : percent >= 80 ? "wait" : "good";
     return el("li.budget", {}, el("div.split", {}, el("span", {}, name, el("span.quiet-text", {}, ` · ${one.measure.replace("_", " ")} ${period}`)), badge(one.state ?? "ok")),
-      bar, el("p.quiet-text", {}, `${amount(one.used)} of ${amount(one.limit)} (${percent} %)`, one.renews_at ? [" · renews ", time(one.renews_at, { relative: true })] : null));
+      bar, el("p.quiet-text", {}, `${amount(one.used)} of ${amount(one.limit)} (${percent} %)`, one.estimated_requests ? ` · ${several(one.estimated_requests, "request")} estimated` : null, one.renews_at ? [" · renews ", time(one.renews_at, { relative: true })] : null));
   })));
 }

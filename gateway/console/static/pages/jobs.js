@@ -34,30 +34,35 @@ export function show(place, { query, signal }) {
 /** One job, with its progress, rate and time left. */
 export function jobRow(job, onChange) {
   const isRunning = isOpen(job.state);
-  const cancel = isRunning ? button("Cancel", acting(async () => {
-    if (!await ask({ title: `Cancel the job “${nameOf(job)}”?`, content: el("p", {}, "It ends as soon as its plugin allows it."), confirm: "Cancel the job", danger: true })) return;
-    await post(`${path("/jobs", job.id)}/cancel`);
-    say("The job is asked to end.");
-    onChange();
-  }), { kind: "small", label: `Cancel the job “${nameOf(job)}”`, data: { key: `cancel-${job.id}` } }) : null;
   const name = nameOf(job);
   return el("article.job", { data: { job: job.id } },
     el("div.job-main", {},
-      el("div.split", {}, el("span.job-name", {}, name), badge(job.state)),
+      el("div.split", {}, el("a.job-name", { href: href("/jobs", job.id) }, name), badge(job.state)),
       el("p.quiet-text", {}, name === job.type ? job.plugin : `${job.type} · ${job.plugin}`, job.chat_key ? [" · ", el("a", { href: href("/chats", job.chat_key) }, job.chat_key)] : null),
       isRunning ? meter(job.percent, `Progress of ${name}`) : null,
       el("p.job-text", {}, [job.percent ? `${job.percent} %` : null, job.message || null, ...estimate(job)].filter(Boolean).join(" · ") || " "),
       job.data ? el("p.quiet-text.mono", {}, inline(job.data, 160)) : null),
-    el("div.job-side", {}, el("span.quiet-text", {}, job.attempt > 1 ? `attempt ${job.attempt} · ` : "", isRunning ? ["since ", time(job.started_at ?? job.created_at)] : time(job.finished_at)), cancel));
+    el("div.job-side", {}, el("span.quiet-text", {}, job.attempt > 1 ? `attempt ${job.attempt} · ` : "", isRunning ? ["since ", time(job.started_at ?? job.created_at)] : time(job.finished_at)), cancelButton(job, onChange)));
+}
+
+/** A button that asks a job to end; null when it has ended. */
+export function cancelButton(job, onChange) {
+  if (!isOpen(job.state)) return null;
+  return button("Cancel", acting(async () => {
+    if (!await ask({ title: `Cancel the job “${nameOf(job)}”?`, content: el("p", {}, "It ends as soon as its plugin allows it."), confirm: "Cancel the job", danger: true })) return;
+    await post(`${path("/jobs", job.id)}/cancel`);
+    say("The job is asked to end.");
+    onChange();
+  }), { kind: "small", label: `Cancel the job “${nameOf(job)}”`, data: { key: `cancel-${job.id}` } });
 }
 
 /** The plugin's own name of a job; calls have none, only an id. */
-function nameOf(job) {
+export function nameOf(job) {
   return job.task_id && job.task_id !== job.id && !/^[0-9a-f]{32}$/.test(job.task_id) ? job.task_id : job.type;
 }
 
 /** How fast it goes on average, and how long it will take at that rate. */
-function estimate(job) {
+export function estimate(job) {
   const lasted = between(job.started_at, job.finished_at);
   if (!isOpen(job.state)) return lasted === null ? [] : [`took ${duration(lasted)}`];
   // Until now, not until its last report: a job that waits gets slower.

@@ -38,6 +38,7 @@ function columns(onChange) {
     { title: "May", cell: (one) => el("span.tags", {}, one.scopes.map((scope) => el("span.tag", {}, scope))) },
     { title: "Chats", cell: (one) => el("span.mono", {}, one.chats) },
     { title: "Limits", cell: (one) => limits(one) },
+    { title: "Stored", class: "tight", cell: (one) => `${count(one.stored_bytes)} bytes` },
     { title: "Expires", cell: (one) => one.expires_at ? time(one.expires_at) : "never" },
     { title: "State", class: "tight", cell: (one) => badge(stateOf(one), stateOf(one) === "ok" ? "Valid" : undefined) },
     { title: "", class: "tight", cell: (one) => one.revoked_at ? "" : button("Revoke", acting(async () => {
@@ -54,6 +55,7 @@ function limits(key) {
     key.user_id ? `user ${key.user_id}` : null,
     key.requests_per_minute ? `${count(key.requests_per_minute)} requests a minute` : null,
     key.cost_per_day ? `cost ${key.cost_per_day} a day` : null,
+    key.stored_bytes_limit ? `${count(key.stored_bytes_limit)} bytes stored` : null,
     key.tokens_per_day ? `${count(key.tokens_per_day)} tokens a day` : null,
   ].filter(Boolean).join(", ") || "none";
 }
@@ -66,6 +68,7 @@ async function create(onChange) {
   const rate = el("input", { type: "number", min: "0", step: "1" });
   const spend = el("input", { type: "number", min: "0", step: "any" });
   const tokens = el("input", { type: "number", min: "0", step: "1" });
+  const stored = el("input", { type: "number", min: "0", step: "1" });
   const expires = el("input", { type: "datetime-local" });
   const number = (control) => (control.value === "" ? null : Number(control.value));
   const made = await ask({
@@ -77,11 +80,11 @@ async function create(onChange) {
       el("fieldset", {}, el("legend", {}, "It may"), scopes.map(([, one]) => one.node)),
       field("Chats", chats, { hint: "A pattern: * stands for any text." }),
       field("Acts for user", user, { optional: true }),
-      el("div.grid", {}, field("Requests per minute", rate, { optional: true }), field("Cost per day", spend, { optional: true }), field("Tokens per day", tokens, { optional: true }), field("Expires", expires, { optional: true })),
+      el("div.grid", {}, field("Requests per minute", rate, { optional: true }), field("Cost per day", spend, { optional: true }), field("Tokens per day", tokens, { optional: true }), field("Bytes stored", stored, { optional: true }), field("Expires", expires, { optional: true })),
     ],
     read: () => post("/keys", {
       name: name.value, scopes: scopes.filter(([, one]) => one.box.checked).map(([scope]) => scope), chats: chats.value, user_id: user.value || null,
-      requests_per_minute: number(rate), cost_per_day: number(spend), tokens_per_day: number(tokens),
+      requests_per_minute: number(rate), cost_per_day: number(spend), tokens_per_day: number(tokens), stored_bytes_limit: number(stored),
       expires_at: expires.value ? new Date(expires.value).toISOString() : null,
     }),
   });

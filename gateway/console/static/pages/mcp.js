@@ -36,6 +36,7 @@ function card(server, trial, onChange) {
       server.listed_at ? ["Listed", time(server.listed_at)] : null, el("a", { href: href("/plugins", server.plugin) }, "Plugin")]),
     server.error ? textView(server.error, "Error") : null,
     server.tools.length ? fold("Tools", () => el("ul.tags", { role: "list" }, server.tools.map((tool) => el("li.tag.mono", {}, tool))), { data: { key: `tools-${server.name}` } }) : null,
+    server.notes.length ? fold(several(server.notes.length, "note"), () => notesView(server.notes), { data: { key: `notes-${server.name}` } }) : null,
     fold("Declaration", () => valueView(server.declaration, "Declaration"), { data: { key: `declaration-${server.name}` } }),
     el("div.row", {},
       button("Test", acting(async () => {
@@ -60,7 +61,14 @@ function card(server, trial, onChange) {
 function trialView(trial) {
   if (trial.error) return el("div.form", {}, el("div.banner", { data: { tone: "bad" } }, "It does not work."), textView(trial.error, "Error"));
   return el("div.form", {}, el("div.banner", {}, `It works: ${several(trial.tools.length, "tool")}.`),
-    el("ul.form", { role: "list" }, trial.tools.map((tool) => el("li.row", {}, el("code", {}, `${tool.name}${tool.signature}`), tool.requires_approval ? el("span.tag", {}, "needs approval") : null, tool.runs_once ? el("span.tag", {}, "runs once") : null))));
+    el("ul.form", { role: "list" }, trial.tools.map((tool) => el("li.row", {}, el("code", {}, `${tool.name}${tool.signature}`), tool.requires_approval ? el("span.tag", {}, "needs approval") : null, tool.runs_once ? el("span.tag", {}, "runs once") : null))),
+    trial.notes.length ? notesView(trial.notes) : null);
+}
+
+/** What is wrong with tools of a server; those that are left out cannot be called. */
+function notesView(notes) {
+  return el("ul.form", { role: "list", aria: { label: "Notes on tools" } }, notes.map((note) => el("li.row", {},
+    note.tool ? el("code", {}, note.tool) : null, el("span", {}, note.reason), note.is_left_out ? el("span.tag", {}, "left out") : null)));
 }
 
 async function declare(server, onChange) {

@@ -1,14 +1,15 @@
 /** A chat, as the person sees it: messages with files and pictures, what the agent does now, approvals. */
 
-import { get, path, post } from "../lib/api.js";
+import { get, patch, path, post } from "../lib/api.js";
 import { el, fill, setText } from "../lib/dom.js";
 import { href } from "../lib/router.js";
 import { messageView } from "../lib/messages.js";
 import { markSeen } from "../lib/seen.js";
 import { followChat } from "../lib/stream.js";
-import { acting, ask, button, failed, loading, pageHead, say } from "../lib/widgets.js";
+import { acting, ask, button, failed, field, loading, pageHead, say } from "../lib/widgets.js";
 import { Activity } from "./talk/activity.js";
 import { composer } from "./talk/composer.js";
+import { LiveWords } from "./talk/live_words.js";
 
 export const title = "Chat";
 const PAGE = 50;
@@ -16,12 +17,15 @@ const REFRESH_MILLISECONDS = 150;
 
 export async function show(place, { params, signal, setTitle }) {
   setTitle(params.chat);
-  await new TalkPage(place, params.chat, signal).start();
+  await new TalkPage(place, params.chat, { signal, setTitle }).start();
 }
 
 class TalkPage {
-  constructor(place, chatKey, signal) {
-    Object.assign(this, { place, chatKey, signal });
+  constructor(place, chatKey, { signal, setTitle }) {
+    Object.assign(this, { place, chatKey, signal, setTitle });
+    this.chat = null;
+    this.heading = el("h1", { tabindex: "-1" }, chatKey);
+    this.key = el("p.quiet-text.mono", { hidden: true }, chatKey);
     this.known = new Map();
     this.cursor = null;
     this.timer = null;
@@ -29,17 +33,20 @@ class TalkPage {
     this.older = button("Show earlier messages", acting(() => this.showOlder()), { hidden: true, kind: "wide" });
     this.state = el("p.live-state", { role: "status" });
     this.activity = new Activity(chatKey, signal);
+    this.words = new LiveWords();
     this.none = el("p.quiet-text.talk-none", { hidden: true }, "No messages yet. Write the first one below.");
   }
 
   async start() {
     const actions = [
+      button("Rename", acting(() => this.rename())),
       button("Stop", acting(() => this.stop()), { label: "Stop what the agent does" }),
       button("New conversation", acting(() => this.reset())),
     ];
-    fill(this.place, el("div.talk", {},
-      pageHead({ title: this.chatKey, crumbs: [["Chats", href("/chats")]], actions }), this.state,
-      el("div.talk-scroll", {}, this.older, this.none, this.log, this.activity.node),
+    const head = pageHead({ title: this.heading, crumbs: [["Chats", href("/chats")]], actions });
+    head.append(this.key);
+    fill(this.place, el("div.talk", {}, head, this.state,
+      el("div.talk-scroll", {}, this.older, this.none, this.log, this.words.node, this.activity.node),
       composer(this.chatKey, { onPosted: (posted) => this.posted(posted) })));
     const mark = loading(3);
     fill(this.log, mark);
@@ -48,7 +55,7 @@ class TalkPage {
     });
     await begun;
     try {
-      await Promise.all([this.refresh(), this.activity.load()]);
+      await Promise.all([this.refresh(), this.activity.load(), this.readTitle()]);
       mark.remove();
     } catch (error) {
       mark.replaceWith(error.status === 404 ? "" : failed(error));
@@ -59,9 +66,16 @@ class TalkPage {
   }
 
   take(event) {
+    if (event.type === "message.delta") return this.grow(event);
+    this.words.take(event);
     if (event.type.startsWith("message.") || event.type === "file.sent" || event.type === "events.lost") this.plan();
     if (event.type === "turn.ended" && event.data.state === "failed") markSeen(this.chatKey, this.signal);
     this.activity.take(event);
+  }
+
+  grow(event) {
+    const isAtEnd = this.isAtEnd();
+    if (this.words.take(event) && isAtEnd) this.toEnd();
   }
 
   /** Read new messages soon; many events cause one reading. */
@@ -79,8 +93,30 @@ class TalkPage {
     const isAtEnd = this.isAtEnd();
     if (this.cursor === null && !this.known.size) this.cursorFrom(page);
     for (const message of [...page.items].sort((one, other) => one.sequence - other.sequence)) this.add(message);
+    for (const message of page.items) if (message.kind === "assistant") this.words.end(message.round_id, true);
     this.none.hidden = this.known.size > 0;
     if (isAtEnd) this.toEnd();
+    // The first message of a person gives the chat its title.
+    if (this.chat !== null && !this.chat.title && page.items.some((one) => one.kind === "user")) await this.readTitle();
+  }
+
+  /** Show the title of the chat, with its key below; a chat that has none yet is known by its key. */
+  async readTitle() {
+    this.chat = await get(path("/chats", this.chatKey), {}, this.signal).catch((error) => {
+      if (error.status === 404) return { title: null };
+      throw error;
+    });
+    setText(this.heading, this.chat.title ?? this.chatKey);
+    this.setTitle(this.chat.title ?? this.chatKey);
+    this.key.hidden = !this.chat.title;
+  }
+
+  async rename() {
+    const title = el("input", { value: this.chat?.title ?? "", maxlength: "200", autocomplete: "off" });
+    const given = await ask({ title: "Rename the chat", content: field("Title", title, { hint: "Without one, the chat has the name of its platform, or the first words of a person.", optional: true }), confirm: "Rename", read: () => ({ title: title.value || null }) });
+    if (!given) return;
+    await patch(path("/chats", this.chatKey), given);
+    await this.readTitle();
   }
 
   cursorFrom(page) {

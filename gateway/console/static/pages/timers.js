@@ -12,7 +12,7 @@ export const title = "Timers";
 export function show(place, { signal }) {
   const list = el("div");
   const held = {};
-  fill(place, pageHead({ title, lead: "The agent wakes at these times." }), list);
+  fill(place, pageHead({ title, lead: "The agent wakes at these times. A timer with an owner calls its plugin in that worker instead." }), list);
   const again = loaded(list, (how) => paged((cursor) => get("/timers", { cursor, limit: 100 }, signal),
     (items) => table("Timers", columns(() => again({ quietly: true })), items, { keyOf: (one) => one.id }),
     { ...how, held, none: empty("No timers", "Plugins and the agent set timers.") }), { signal });
@@ -27,8 +27,9 @@ function columns(onChange) {
     { title: "Fires", cell: (one) => time(one.fires_at, { relative: true }) },
     { title: "Repeats", cell: (one) => one.schedule ? el("span.stack", {}, el("code", {}, one.schedule), el("span.quiet-text", {}, one.timezone ?? "")) : "once" },
     { title: "Last", cell: (one) => time(one.last_fired_at) },
+    { title: "Owner", cell: (one) => one.owner ? el("span.stack", {}, el("span", {}, one.owner), el("span.quiet-text", {}, one.plugin)) : null },
     { title: "State", class: "tight", cell: (one) => badge(one.state) },
-    { title: "", class: "tight", cell: (one) => el("span.row", {},
+    { title: "", class: "tight", cell: (one) => one.owner ? null : el("span.row", {},
       button(one.state === "paused" ? "Resume" : "Pause", acting(async () => {
         await patch(path("/timers", one.id), { state: one.state === "paused" ? "waiting" : "paused" });
         onChange();

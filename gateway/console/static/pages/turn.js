@@ -72,10 +72,18 @@ class TurnPage {
     this.status = el("span.turn-status", { role: "status" });
     this.facts = el("div");
     this.actions = el("div.actions");
-    this.head.append(el("nav.crumbs", { aria: { label: "Breadcrumb" } }, el("a", { href: href("/chats") }, "Chats"), el("a", { href: href("/chats", tree.chat_key) }, tree.chat_key)),
+    this.chat = el("a", { href: href("/chats", tree.chat_key), title: tree.chat_key }, tree.chat_key);
+    this.nameChat(tree.chat_key);
+    this.head.append(el("nav.crumbs", { aria: { label: "Breadcrumb" } }, el("a", { href: href("/chats") }, "Chats"), this.chat),
       el("div.page-title", {}, this.heading, this.actions), el("div.row", {}, this.status, this.facts), this.live);
     fill(this.place, this.head, this.people, this.waterfall.node, this.story, this.jobs, this.end);
     this.draw();
+  }
+
+  /** Show the title of the chat in place of its key; a key that may not read it sees the key. */
+  async nameChat(chatKey) {
+    const chat = await get(path("/chats", chatKey), {}, this.signal).catch(() => null);
+    if (chat?.title) setText(this.chat, short(chat.title, 60));
   }
 
   take(event) {
@@ -140,9 +148,10 @@ class TurnPage {
     const name = asked ? short(asked.text.split("```", 1)[0], 110) || short(withoutCode(asked.text), 110) || "A message without text" : nameOf(turn);
     setText(this.heading, name);
     this.setTitle(short(name, 40));
-    if (this.shownState !== turn.state) {
-      this.shownState = turn.state;
-      fill(this.status, badge(turn.state));
+    const state = turn.waits_for?.length ? "awaiting" : turn.state;
+    if (this.shownState !== state) {
+      this.shownState = state;
+      fill(this.status, badge(state));
       fill(this.actions, this.buttons(turn));
     }
     this.facing();
@@ -159,7 +168,7 @@ class TurnPage {
       duration(between(turn.requested_at, turn.finished_at)),
       several(this.model.rounds.size, "round"),
       calls.length ? `${several(calls.length, "call")}${failed ? ` (${failed} failed)` : ""}` : null,
-      tokens === null ? null : `${count(tokens)} tokens in, ${count(this.model.sum("completion_tokens"))} out`,
+      tokens === null ? null : `${count(tokens)} tokens in, ${count(this.model.sum("completion_tokens"))} out${[...this.model.rounds.values()].some((round) => round.tokens_estimated) ? " (estimated)" : ""}`,
       this.model.sum("cost") ? `cost ${cost(this.model.sum("cost"))}` : null,
       turn.cause.turn_id && turn.cause.turn_id !== turn.id ? el("a", { href: href("/turns", turn.cause.turn_id) }, "The turn before") : null,
       traceLink(turn),

@@ -7,6 +7,7 @@ import { jsonOf } from "../../lib/schema_form.js";
 import { badge } from "../../lib/states.js";
 import { codeView } from "../../lib/python.js";
 import { textView } from "../../lib/values.js";
+import { visibleJson } from "../../lib/visible.js";
 import { acting, ask, button, copyButton, factRow, field, fold, loading, nextId, say, time } from "../../lib/widgets.js";
 
 const SCOPES = [["once", "This call only"], ["turn", "Further calls of this method in the same turn"], ["chat", "Further calls of this method in this chat"]];
@@ -20,6 +21,7 @@ export function approvalCard(item, { onDecided, isCompact = false }) {
   return el("section.card.approval", { aria: { labelledby: title.id }, data: { approval: item.id } },
     el("div.split", {}, title, badge(item.state)),
     factRow([
+      `No. ${item.number}`,
       isCompact ? el("span.mono", {}, item.method) : null,
       isCompact ? null : el("a", { href: href("/chats", item.chat_key) }, item.chat_key),
       item.user_id ? `for ${item.user_id}` : null,
@@ -38,7 +40,7 @@ function decision(item, onDecided) {
     const box = el("input", { type: "radio", name, value, id: nextId("scope"), checked: value === "once" });
     return el("div.field.tick", {}, box, el("label", { for: box.id }, text));
   });
-  const edited = el("textarea.mono", { rows: "6", spellcheck: "false", value: JSON.stringify(item.arguments ?? {}, null, 2) });
+  const edited = el("textarea.mono", { rows: "6", spellcheck: "false", value: visibleJson(JSON.stringify(item.arguments ?? {}, null, 2)) });
   const original = edited.value;
   const reason = el("input", { maxlength: "2000", autocomplete: "off" });
   const form = el("form.form", { on: { submit: (event) => event.preventDefault() } },

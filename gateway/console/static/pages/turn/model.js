@@ -75,7 +75,7 @@ export class TurnModel {
   }
 
   liveOf(roundId) {
-    if (!this.live.has(roundId)) this.live.set(roundId, { answer: "", output: "", try: null, ends: {} });
+    if (!this.live.has(roundId)) this.live.set(roundId, { answer: "", output: "", try: null, ends: {}, missed: {} });
     return this.live.get(roundId);
   }
 }
@@ -96,13 +96,13 @@ const HANDLERS = {
   "model.delta": (model, event, round) => {
     if (!round || round.code !== null && round.code !== undefined || ENDED_ROUND.has(round.state)) return null;
     const live = model.liveOf(round.id);
-    if (live.try !== event.data.try) Object.assign(live, { try: event.data.try, answer: "", ends: { ...live.ends, answer: 0 } });
+    if (live.try !== event.data.try) Object.assign(live, { try: event.data.try, answer: "", ends: { ...live.ends, answer: 0 }, missed: { ...live.missed, answer: 0 } });
     append(live, "answer", event.data);
     return { round: round.id };
   },
   "code.ready": (model, event, round) => {
-    const { code, model: name, prompt_tokens, completion_tokens, cost, tries, failed_groups, tool_calls_kept = true } = event.data;
-    return changed(round, { code, tool_calls_kept, model: name, prompt_tokens, completion_tokens, cost, tries, failed_groups, answered_at: round?.answered_at ?? event.at });
+    const { code, model: name, prompt_tokens, completion_tokens, tokens_estimated = false, cost, tries, failed_groups, tool_calls_kept = true } = event.data;
+    return changed(round, { code, tool_calls_kept, model: name, prompt_tokens, completion_tokens, tokens_estimated, cost, tries, failed_groups, answered_at: round?.answered_at ?? event.at });
   },
   "output.chunk": (model, event, round) => {
     if (!round || event.call_id || ENDED_ROUND.has(round.state)) return null;
@@ -137,10 +137,10 @@ const HANDLERS = {
   "round.ended": (model, event, round) => {
     if (!round || ENDED_ROUND.has(round.state)) return null;
     const { error, ...rest } = event.data;
-    return changed(round, { ...rest, output: longer(rest.output, model.live.get(round.id)?.output), finished_at: event.at, error: error ? { code: rest.state, text: error } : null }, { round: round.id, turn: true, reload: "soon" });
+    return changed(round, { ...rest, output: longer(rest.output, model.live.get(round.id)), finished_at: event.at, error: error ? { code: rest.state, text: error } : null }, { round: round.id, turn: true, reload: "soon" });
   },
   "turn.ended": (model, event) => {
-    model.turn = { ...model.turn, state: event.data.state, error: event.data.error ?? null, finished_at: event.at };
+    model.turn = { ...model.turn, state: event.data.state, waits_for: event.data.waits_for ?? [], error: event.data.error ?? null, finished_at: event.at };
     return { turn: true, reload: "now" };
   },
   "message.received": () => ({ reload: "soon" }),
@@ -152,7 +152,7 @@ const HANDLERS = {
   "job.ended": (model, event) => job(model, event),
 };
 
-const EMPTY_ROUND = { state: "requested", attempt: 0, worker: null, started_at: null, answered_at: null, finished_at: null, prompt_chars: null, observation: null, model: null, prompt_tokens: null, completion_tokens: null, cost: null, answer: null, code: null, output: null, stop_type: null, exit_code: null, error: null, merged_into: null, cancel_requested_at: null };
+const EMPTY_ROUND = { state: "requested", attempt: 0, worker: null, started_at: null, answered_at: null, finished_at: null, prompt_chars: null, observation: null, model: null, prompt_tokens: null, completion_tokens: null, tokens_estimated: false, cost: null, answer: null, code: null, output: null, stop_type: null, exit_code: null, error: null, merged_into: null, cancel_requested_at: null };
 const EMPTY_CALL = { method: "", type: "tool", state: "running", lane: null, worker: null, requested_at: null, started_at: null, finished_at: null, duration_ms: null, attempts: null, arguments: null, value: null, error: null, follow_up: null, approval_id: null };
 
 function changed(target, values, change = null) {
@@ -190,14 +190,18 @@ function errorOf(text) {
   return at < 0 ? { code: text, text } : { code: text.slice(0, at), text: text.slice(at + 2) };
 }
 
-/** Append a piece that begins at an offset; what was missed before it is marked, what is known already is left out. */
+/**
+ * Append a piece that begins at an offset; what is known already is left out. If a part before it was missed, the
+ * text begins with the piece, and `missed` says how many characters are not shown.
+ */
 function append(live, name, { offset, text }) {
   const end = live.ends[name] ?? 0;
   if (offset + text.length <= end) return;
-  live[name] += offset > end ? `… (part missing) …\n${text}` : text.slice(end - offset);
+  if (offset > end) Object.assign(live, { [name]: text, missed: { ...live.missed, [name]: offset } });
+  else live[name] += text.slice(end - offset);
   live.ends[name] = offset + text.length;
 }
 
 function longer(kept, live) {
-  return (live ?? "").length > (kept ?? "").length ? live : kept;
+  return live && !live.missed.output && live.output.length > (kept ?? "").length ? live.output : kept;
 }

@@ -9,6 +9,7 @@ import { badge } from "../../lib/states.js";
 import { textView } from "../../lib/values.js";
 import { copyButton, fold } from "../../lib/widgets.js";
 import { CallList } from "./calls.js";
+import { showPrompt } from "./prompt.js";
 
 const STOPS = {
   NORMAL: null,
@@ -23,6 +24,7 @@ export class RoundView {
     this.round = round;
     this.head = el("header.round-head");
     this.cause = el("p.round-cause", { hidden: true });
+    this.prompt = el("div");
     this.thought = el("div");
     this.codePlace = el("div.code-place");
     this.output = el("div.output-place");
@@ -36,7 +38,7 @@ export class RoundView {
     this.figures = el("ul.facts", { role: "list" });
     this.head.append(el("div.split", {}, this.title, this.badge), this.figures);
     this.node = el("section.card.round", { aria: { labelledby: this.title.id }, data: { round: round.id } },
-      this.head, this.cause, this.thought, this.codePlace, this.output, this.calls.node, this.sampled, this.messages, this.fault);
+      this.head, this.cause, this.prompt, this.thought, this.codePlace, this.output, this.calls.node, this.sampled, this.messages, this.fault);
   }
 
   span() {
@@ -55,6 +57,7 @@ export class RoundView {
     fill(this.badge, badge(round.state), round.attempt > 1 ? el("span.tag.attempt", {}, `attempt ${round.attempt}`) : null);
     fill(this.figures, figures(round).map((one) => el("li", {}, one)));
     this.showCause(round);
+    if (round.prompt_kept && !this.prompt.hasChildNodes()) showPrompt(this.prompt, round).catch(() => {}); // the page says what fails
     this.showThought(round, live);
     this.showCode(round);
     this.showOutput(round, live);
@@ -97,7 +100,7 @@ export class RoundView {
     if (this.thoughtKey === key) return;
     this.thoughtKey = key;
     if (!said) return fill(this.thought, round.state === "running" && round.code === null ? el("p.quiet-text", {}, "Waiting for the model…") : null);
-    if (round.code === null && round.state === "running") return fill(this.thought, el("pre.text.live", { tabindex: "0", role: "group", aria: { label: "The model's answer so far" } }, said));
+    if (round.code === null && round.state === "running") return fill(this.thought, missedNote(live?.missed.answer), el("pre.text.live", { tabindex: "0", role: "group", aria: { label: "The model's answer so far" } }, said));
     const whole = said.includes("```") ? fold("Answer of the model in full", () => textView(said, "Answer")) : null;
     fill(this.thought, words ? el("div.thought", {}, textOf(words)) : null, whole);
   }
@@ -123,7 +126,7 @@ export class RoundView {
       if (atEnd) pre.scrollTop = pre.scrollHeight;
       return;
     }
-    fill(this.output, el("h3", {}, isLive ? "Output so far" : "Output"), textView(text, "Output", { kind: isLive ? "pre.text.output.is-live" : "pre.text.output" }));
+    fill(this.output, el("h3", {}, isLive ? "Output so far" : "Output"), isLive ? missedNote(live?.missed.output) : null, textView(text, "Output", { kind: isLive ? "pre.text.output.is-live" : "pre.text.output" }));
   }
 
   showMessages(messages) {
@@ -131,7 +134,7 @@ export class RoundView {
     if (key === this.messageKey) return;
     this.messageKey = key;
     const old = new Map([...this.messages.children].map((node) => [node.dataset.message, node]));
-    fill(this.messages, messages.map((message) => old.get(message.id) ?? messageView(message)));
+    fill(this.messages, messages.map((message) => old.get(message.id) ?? messageView(message, { level: 3 })));
   }
 
   showEnd(round) {
@@ -151,7 +154,7 @@ function figures(round) {
   const model = round.answered_at ? moment(round.answered_at) - moment(round.started_at) : null;
   return [
     round.model,
-    round.prompt_tokens === null ? null : `${count(round.prompt_tokens)} tokens in, ${count(round.completion_tokens)} out`,
+    round.prompt_tokens === null ? null : `${count(round.prompt_tokens)} tokens in, ${count(round.completion_tokens)} out${round.tokens_estimated ? " (estimated)" : ""}`,
     round.cost ? `cost ${cost(round.cost)}` : null,
     (round.model_tries ?? round.tries) > 1 ? `${round.model_tries ?? round.tries} requests` : null,
     round.failed_groups?.length ? `fallback after ${round.failed_groups.map((one) => one.model).join(", ")}` : null,
@@ -181,4 +184,9 @@ function attemptsOf(round) {
   const known = (round.attempts ?? []).filter((one) => one.number < round.attempt);
   if (!known.length && round.attempt > 1) return [`Attempt ${round.attempt}: the worker of the attempt before stopped, so ${round.worker ?? "another worker"} took over.`];
   return known.map((one) => `Attempt ${one.number} on ${one.worker ?? "a worker"} was lost after ${duration(moment(one.last_event_at ?? one.ended_at) - moment(one.started_at))}; ${round.attempt === one.number + 1 ? `${round.worker ?? "another worker"} began again.` : "another worker began again."}`);
+}
+
+/** Says that a live text lacks its beginning, which follows when it is complete. */
+function missedNote(chars) {
+  return chars ? el("p.quiet-text", {}, `The first ${chars} characters were written before this page was opened. They appear when the text is complete.`) : null;
 }

@@ -1,0 +1,101 @@
+"""Secrets of an installation, in files of the data directory that only its user can read.
+
+``secrets/signing.key`` signs messages; ``secrets/api.key`` is the key of the HTTP API for this user;
+``secrets/monitoring.key`` is the password of Flower and the token of metrics on loopback.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from nekro_agent.errors import SettingsError
+from nekro_agent.files.private_files import make_directory, restrict
+
+__all__ = ["monitoring_key", "secret_path", "secret_text"]
+
+_OTHERS: Final = 0o077
+_MOST_BYTES: Final = 4096
+
+
+def secret_path(data_dir: Path, name: str) -> Path:
+    """Return the path of a secret."""
+    return data_dir / "secrets" / name
+
+
+def secret_text(path: Path, make: Callable[[], str]) -> str:
+    """Return the text of a secret's file, which ``make`` provides if there is none.
+
+    Processes that create it at the same time agree on one text.
+
+    Raises:
+        SettingsError: another user can read or change the file, or it cannot be read.
+    """
+    try:
+        make_directory(path.parent)
+        restrict(path.parent, 0o700)
+        _require_own(path.parent, os.lstat(path.parent), data_dir=path.parent.parent)
+        if not os.path.lexists(path):
+            _create(path, make())
+        return _read(path)
+    except OSError as exc:
+        raise SettingsError(
+            f"{path}: {exc.strerror}; set NEKRO_DATA_DIR to a directory of this user"
+        ) from exc
+    except UnicodeDecodeError:
+        raise SettingsError(f"{path} contains no secret; delete it, and a new one is made") from None
+
+
+def monitoring_key(data_dir: Path) -> tuple[Path, str]:
+    """Return the file and the text of the key for metrics and Flower on loopback; at first use it is made.
+
+    Raises:
+        SettingsError: as from ``secret_text``.
+    """
+    path = secret_path(data_dir, "monitoring.key")
+    return path, secret_text(path, lambda: secrets.token_urlsafe(32))
+
+
+def _read(path: Path) -> str:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        info = os.fstat(descriptor)
+        if not stat.S_ISREG(info.st_mode):
+            raise SettingsError(f"{path} is not a file; delete it, and a new one is made")
+        _require_own(path, info, data_dir=path.parent.parent)
+        return file.read(_MOST_BYTES).decode("ascii").strip()
+
+
+def _require_own(path: Path, info: os.stat_result, *, data_dir: Path) -> None:
+    """Return if only this user, or root, controls a file or directory of secrets."""
+    owners = {0, os.geteuid()}
+    if os.geteuid() == 0:
+        owners.add(data_dir.stat().st_uid)  # root works on a data directory of an ordinary user
+    if info.st_uid not in owners:
+        raise SettingsError(
+            f"{path} belongs to user {info.st_uid}, not to user {os.geteuid()} who runs this; "
+            "run it as that user, or set NEKRO_DATA_DIR"
+        )
+    if info.st_mode & _OTHERS:
+        right = "700" if stat.S_ISDIR(info.st_mode) else "600"
+        raise SettingsError(f"{path} can be read by others; run `chmod {right} {path}`")
+
+
+def _create(path: Path, text: str) -> None:
+    """Write the text to a temporary file and link it, so that concurrent processes agree on one text."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent)  # mkstemp creates it with mode 0600
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, path)
+    except FileExistsError:
+        pass  # the other process was first
+    finally:
+        os.unlink(temporary)

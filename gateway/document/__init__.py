@@ -1,0 +1,1 @@
+"""The OpenAPI document: its making, its examples and the page for readers."""

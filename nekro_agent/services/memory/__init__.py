@@ -1,0 +1,1 @@
+"""Import paths that plugins of Nekro Agent use."""

@@ -1,0 +1,185 @@
+"""Figures over time: how turns ended and how long they took, and what was spent, per interval of a range."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from sqlalchemy import BigInteger, ColumnElement, case, exists, func, select
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.orm import aliased
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
+
+from storage.models import KeyTurnRow, RoundRow, SpendingRow
+from storage.repositories.base import Repository, is_one_of
+from storage.states import RoundState
+
+__all__ = ["SeriesRange", "SeriesRepository", "SpentPoint", "TurnPoint"]
+
+_ENDED: Final = (RoundState.DONE, RoundState.FAILED, RoundState.CANCELLED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeriesRange:
+    """A range of time in intervals of one length, and how many rows may be read for it."""
+
+    since: datetime
+    until: datetime
+    interval: timedelta
+    #: The newest rows that are read; those before them are left out.
+    most_rows: int
+
+    def number_of(self, moment: ColumnElement[datetime]) -> ColumnElement[int]:
+        """SQL: the number of the interval in which a time of the range lies, from 0."""
+        begin = round(self.since.timestamp() * 1000)
+        return (_milliseconds(moment) - begin) // round(self.interval.total_seconds() * 1000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Point:
+    #: Of the interval.
+    number: int
+    #: Rows that were read for the whole range, and the time of the oldest of them.
+    rows: int
+    oldest: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnPoint(_Point):
+    """The turns that ended in an interval."""
+
+    turns: int
+    failed: int
+    cancelled: int
+    #: Half of them took at most so long, from the request to the end of the last round.
+    turn_p50_ms: int
+    #: 95 % of them took at most so long.
+    turn_p95_ms: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpentPoint(_Point):
+    """What was spent in an interval, estimates of running work included."""
+
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost: float
+
+
+class SeriesRepository(Repository):
+    """Reads series by the index on time, at most ``SeriesRange.most_rows`` rows of it."""
+
+    async def turns(self, span: SeriesRange, *, key_id: str | None = None) -> list[TurnPoint]:
+        """List the intervals in which turns ended.
+
+        A turn ends with its last round. One that was merged into a round of another turn does not count.
+
+        Args:
+            key_id: only turns for which this key pays; None: all.
+        """
+        statement = select(
+            RoundRow.turn_id, RoundRow.number, RoundRow.state, RoundRow.finished_at.label("at")
+        ).where(
+            RoundRow.finished_at >= span.since,
+            RoundRow.finished_at < span.until,
+            is_one_of(RoundRow.state, *_ENDED),
+        )
+        if key_id is not None:
+            is_paid = exists().where(KeyTurnRow.turn_id == RoundRow.turn_id, KeyTurnRow.key_id == key_id)
+            statement = statement.where(is_paid)
+        ended = statement.order_by(RoundRow.finished_at.desc()).limit(span.most_rows).cte("ended")
+        first, later = aliased(RoundRow), aliased(RoundRow)
+        goes_on = exists().where(
+            later.turn_id == ended.c.turn_id,
+            later.number > ended.c.number,
+            later.state != RoundState.MERGED,
+        )
+        turns = (
+            select(
+                span.number_of(ended.c.at).label("number"),
+                ended.c.state,
+                (_milliseconds(ended.c.at) - _milliseconds(first.requested_at)).label("lasted"),
+            )
+            .join(first, first.id == ended.c.turn_id)
+            .where(~goes_on)
+            .cte("turns")
+        )
+        in_interval: dict[str, Any] = {"partition_by": turns.c.number}
+        ranked = select(
+            turns,
+            func.row_number().over(**in_interval, order_by=turns.c.lasted).label("rank"),
+            func.count().over(**in_interval).label("size"),
+        ).subquery("ranked")
+
+        def count(state: RoundState) -> ColumnElement[int]:
+            return func.count(case((ranked.c.state == state, 1)))
+
+        def percentile(percent: int) -> ColumnElement[int]:
+            is_reached = ranked.c.rank * 100 >= ranked.c.size * percent
+            return func.min(case((is_reached, ranked.c.lasted)))
+
+        found = select(
+            ranked.c.number,
+            func.count().label("turns"),
+            count(RoundState.FAILED).label("failed"),
+            count(RoundState.CANCELLED).label("cancelled"),
+            percentile(50).label("turn_p50_ms"),
+            percentile(95).label("turn_p95_ms"),
+            select(func.count()).select_from(ended).scalar_subquery().label("rows"),
+            select(func.min(ended.c.at)).scalar_subquery().label("oldest"),
+        )
+        return await self._all(TurnPoint, found.group_by(ranked.c.number).order_by(ranked.c.number))
+
+    async def spent(self, span: SeriesRange, *, key_id: str | None = None) -> list[SpentPoint]:
+        """List the intervals in which something was spent.
+
+        Args:
+            key_id: only what this key pays for; None: everything.
+        """
+        names = ("requests", "prompt_tokens", "completion_tokens", "cost")
+        statement = select(
+            SpendingRow.created_at.label("at"), *(getattr(SpendingRow, name) for name in names)
+        )
+        statement = statement.where(SpendingRow.created_at >= span.since, SpendingRow.created_at < span.until)
+        if key_id is not None:
+            statement = statement.where(SpendingRow.key_id == key_id)
+        entries = statement.order_by(SpendingRow.created_at.desc()).limit(span.most_rows).cte("entries")
+        number = span.number_of(entries.c.at).label("number")
+        sums = [func.sum(entries.c[name]).label(name) for name in names]
+        rows = select(func.count()).select_from(entries).scalar_subquery().label("rows")
+        oldest = select(func.min(entries.c.at)).scalar_subquery().label("oldest")
+        found = await self._rows(select(number, *sums, rows, oldest).group_by(number).order_by(number))
+        return [
+            SpentPoint(
+                number=row[0],
+                requests=int(row[1]),
+                prompt_tokens=int(row[2]),
+                completion_tokens=int(row[3]),
+                cost=float(row[4]),
+                rows=row[5],
+                oldest=row[6],
+            )
+            for row in found
+        ]
+
+
+class _milliseconds(FunctionElement[int]):
+    """Milliseconds since the epoch of a time."""
+
+    type = BigInteger()
+    inherit_cache = True
+
+
+@compiles(_milliseconds, "postgresql")
+def _milliseconds_postgresql(element: _milliseconds, compiler: SQLCompiler, **options: Any) -> str:
+    return f"CAST(extract(epoch FROM {compiler.process(element.clauses, **options)}) * 1000 AS BIGINT)"
+
+
+@compiles(_milliseconds, "sqlite")
+def _milliseconds_sqlite(element: _milliseconds, compiler: SQLCompiler, **options: Any) -> str:
+    # Days as a float are exact to 40 microseconds, so rounding gives the millisecond.
+    days = f"julianday({compiler.process(element.clauses, **options)})"
+    return f"CAST(round(({days} - 2440587.5) * 86400000.0) AS INTEGER)"
