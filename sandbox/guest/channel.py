@@ -82,11 +82,13 @@ class Waiter:
         self.thread = get_ident()
         #: Id of the call; 0 until it is being sent.
         self.id = 0
-        #: Whether the whole call is in the socket.
-        self.is_sent = False
+        #: Whether its thread may be given the role of the reader: not while it sends the call itself.
+        self.may_read = False
         #: Kind of the answer; 0 until it arrives, ABANDONED when it is no longer awaited.
         self.kind = 0
         self.payload = b""
+        #: Why another thread could not send the call.
+        self.error: BaseException | None = None
 
     def wait(self) -> None:
         """Wait for the answer, or for the role of the reader."""
@@ -94,10 +96,11 @@ class Waiter:
 
     def go_on(self) -> None:
         """Open the gate."""
-        try:  # noqa: SIM105 - contextlib is slow to import
+        try:
             self._gate.release()
-        except RuntimeError:  # it is open
-            pass
+        except RuntimeError as exc:  # it is open
+            if is_of_handler(exc):
+                raise
 
 
 class Arrivals:
@@ -116,14 +119,14 @@ class Arrivals:
         self._begins = {0: 0}
 
     def read(self, size: int) -> bool:
-        """Read and store a chunk; False when the bridge has closed the socket.
-
-        Raises:
-            BlockingIOError: nothing arrived within the socket's timeout.
-            OSError: the code has closed the socket.
-        """
-        # No bytecode runs between the read, the number and the list. A handler may run before data is read.
-        self._chunks.extend(zip(map(os.read, (CHANNEL,), (size,)), self._numbers, strict=False))
+        """Read and store a chunk, if one arrives within the socket's timeout; False when an end is closed."""
+        try:
+            # No bytecode runs between the read, the number and the list; a handler may run before the read.
+            self._chunks.extend(zip(map(os.read, (CHANNEL,), (size,)), self._numbers, strict=False))
+        except OSError as exc:
+            if is_of_handler(exc):
+                raise
+            return isinstance(exc, BlockingIOError)
         last = self._chunks[-1:]  # none when a handler's call has delivered them all
         return not last or bool(last[0][0])
 
@@ -162,10 +165,11 @@ class Arrivals:
             number = chunk[1] + 1
         self._begins[number] = end
         for chunk in passed:
-            try:  # noqa: SIM105 - contextlib is slow to import
+            try:
                 self._chunks.remove(chunk)
-            except ValueError:  # a handler's call has done it
-                pass
+            except ValueError as exc:  # a handler's call has done it
+                if is_of_handler(exc):
+                    raise
             self._begins.pop(chunk[1], None)
 
 
@@ -182,6 +186,9 @@ class Channel:
         # Reentrant: a signal's handler may run, and call, while its thread holds a lock.
         self._send_lock = RLock()
         self._role_lock = RLock()
+        #: All calls in the order in which they began: of a thread's calls, the last one is the innermost.
+        self._calls: list[Waiter] = []
+        #: Those whose sending has begun, by id.
         self._waiters: dict[int, Waiter] = {}
         self._ids = count(1)
         #: Ids of calls whose answer was not read.
@@ -265,7 +272,9 @@ class Channel:
         me, outer = get_ident(), self._main_thread_waits
         is_nested = self._reader == me  # a signal's handler calls while this thread reads
         try:
+            self._calls.append(waiter)
             self._post(waiter, token.encode() + b"\0" + arguments)
+            waiter.may_read = True
             if me == self._main_thread:
                 self._main_thread_waits = True
             if is_nested or self._takes_role(me):
@@ -277,68 +286,69 @@ class Channel:
                     self._read_until(waiter)
         finally:
             waiter.kind = waiter.kind or ABANDONED
+            if waiter in self._calls:
+                self._calls.remove(waiter)
             self._waiters.pop(waiter.id, None)
             if me == self._main_thread:
                 self._main_thread_waits = outer
-            if self._reader == me and not is_nested:
-                self._pass_on()
+            if not is_nested:
+                self._pass_on(me)
         return open_answer(waiter)
 
     def _post(self, waiter: Waiter, payload: bytes) -> None:
         """Send a call so that no signal's handler runs while its frame is partly written.
 
-        Handlers run in the main thread only. Beside other threads, which may fill the socket, a thread
-        of its own sends the frame, and handlers run while it waits. Without them, the main thread blocks
-        signals, so the kernel writes the frame as a whole. A thread of a library, or one that is about to
-        end, may receive a signal nevertheless: its handler runs before or after the frame is written.
+        Handlers run in the main thread only. While nothing else can fill the socket, it blocks signals, and
+        the kernel writes the frame as a whole. Otherwise the bridge may take the frame only after answers
+        were read: a thread of its own sends it, and the main thread reads meanwhile. A thread of a library,
+        or one that is about to end, may receive a signal nevertheless: its handler runs before or after the
+        frame is written.
         """
         if get_ident() != self._main_thread:
             self._send_call(waiter, payload)
+            return
         # Below a call that holds the lock, another thread would wait for it forever.
-        elif self._main_thread_sends or not (count_threads() and self._send_on_thread(waiter, payload)):
-            outer, self._main_thread_sends = self._main_thread_sends, True
-            before = pthread_sigmask(SIG_BLOCK, ALL_SIGNALS)
+        if not self._main_thread_sends and (self._unanswered or count_threads()):
             try:
-                self._send_call(waiter, payload)
-            finally:
-                pthread_sigmask(SIG_SETMASK, before)
-                self._main_thread_sends = outer
-
-    def _send_on_thread(self, waiter: Waiter, payload: bytes) -> bool:
-        """Send a call from a thread of its own; False when none can be started."""
-        sent = allocate_lock()
-        sent.acquire()
-        errors: list[BaseException] = []
-
-        def send() -> None:
-            try:
-                self._send_call(waiter, payload)
-            except BaseException as exc:
-                errors.append(exc)
-            sent.release()
-
+                start_new_thread(self._send_apart, (waiter, payload))
+            except RuntimeError as exc:  # no more threads
+                if is_of_handler(exc):
+                    raise
+            else:
+                return
+        outer, self._main_thread_sends = self._main_thread_sends, True
+        before = pthread_sigmask(SIG_BLOCK, ALL_SIGNALS)
         try:
-            start_new_thread(send, ())
-        except RuntimeError:
-            return False
-        sent.acquire()
-        if errors:
-            raise errors[0]
-        return True
+            self._send_call(waiter, payload)
+        finally:
+            pthread_sigmask(SIG_SETMASK, before)
+            self._main_thread_sends = outer
+
+    def _send_apart(self, waiter: Waiter, payload: bytes) -> None:
+        """Send a call of the main thread, which raises what goes wrong here."""
+        try:
+            self._send_call(waiter, payload)
+        except BaseException as exc:
+            waiter.error = exc
+            waiter.kind = waiter.kind or ABANDONED
+            waiter.go_on()
 
     def _send_call(self, waiter: Waiter, payload: bytes) -> None:
         with self._send_lock:
             if self._stopped:
                 raise RunStopped(0)
+            if waiter.kind:  # its caller was interrupted and has gone on
+                return
             waiter.id = next(self._ids)
             self._waiters[waiter.id] = waiter
             self._unanswered.add(waiter.id)
             self.send(CALL, payload, waiter.id)
-            waiter.is_sent = True
+            if waiter.kind:
+                self._waiters.pop(waiter.id, None)
 
     def _wake_reader(self) -> None:
-        """Open the gate of the reading thread: a handler may have interrupted ``_pass_on`` before it did."""
-        for waiter in list(self._waiters.values()):
+        """Open the gates of the reading thread: a handler may have interrupted ``_pass_on`` before it did."""
+        for waiter in list(self._calls):
             if waiter.thread == self._reader:
                 waiter.go_on()
 
@@ -348,21 +358,27 @@ class Channel:
                 self._reader = me
             return self._reader == me
 
-    def _pass_on(self) -> None:
-        """Pass the role of the reader to another caller that waits, if there is one.
+    def _pass_on(self, me: int) -> None:
+        """Pass the role of the reader to a thread that waits, if there is one; unless another one has it.
 
-        Not to one that is still sending: a signal's handler may call before it reads, and the bridge accepts
-        no further call while answers are not read. After that it takes the role itself if it is free.
+        Not to a thread that is sending: the bridge accepts no further call while answers are not read. After
+        that it takes the role itself if it is free. Of a thread's calls the innermost one decides; the
+        others lie below a signal's handler.
         """
         with self._role_lock:
+            if self._reader not in (0, me):
+                return
             self._reader = 0
-            # The newest first: an older call of the same thread may wait below a signal's handler.
-            for waiter in reversed(list(self._waiters.values())):
+            sending = set()
+            for waiter in reversed(list(self._calls)):
                 if self._reader:  # a handler called meanwhile, and passed the role on itself
                     return
-                if waiter.is_sent and not waiter.kind:
+                if not waiter.may_read:
+                    sending.add(waiter.thread)
+                elif not waiter.kind and waiter.thread not in sending:
                     self._reader = waiter.thread
                     waiter.go_on()
+                    return
 
     def _read_until(self, mine: Waiter) -> None:
         """Deliver answers until there is one for ``mine``."""
@@ -371,13 +387,7 @@ class Channel:
             if mine.kind:
                 return
             # With a timeout, because a call in a signal's handler may read the awaited answer.
-            try:
-                is_open = self._arrivals.read(READ_BYTES if missing < READ_BYTES else LONG_READ_BYTES)
-            except BlockingIOError:
-                continue
-            except (OSError, ValueError):  # the code has closed it
-                os._exit(self._exit_code)
-            if not is_open:
+            if not self._arrivals.read(READ_BYTES if missing < READ_BYTES else LONG_READ_BYTES):
                 os._exit(self._exit_code)
 
     def _deliver(self, mine: Waiter) -> int:
@@ -429,7 +439,7 @@ class Channel:
         """Raise ``RunStopped`` in the main thread and in every waiting thread; end the process soon."""
         self._stopped = True
         interrupt_main = not self._main_thread_waits
-        for waiter in list(self._waiters.values()):
+        for waiter in list(self._calls):
             waiter.kind = STOP
             if waiter is not mine:
                 waiter.go_on()
@@ -473,6 +483,11 @@ class Channel:
             return True
 
 
+def is_of_handler(exc: BaseException) -> bool:
+    """Whether a signal's handler raised what is caught here around a call of a function in C."""
+    return exc.__traceback__ is not None and exc.__traceback__.tb_next is not None
+
+
 def end_of_frame(data: bytes, begin: int) -> int:
     """Return the end of the frame at ``begin``; beyond the data when the header is incomplete."""
     if len(data) < begin + HEADER.size:
@@ -483,6 +498,8 @@ def end_of_frame(data: bytes, begin: int) -> int:
 
 def open_answer(waiter: Waiter) -> Any:
     """Return a call's value or raise its error."""
+    if waiter.error is not None:
+        raise waiter.error
     if waiter.kind == RETURN:
         try:
             return open_value(waiter.payload)

@@ -216,6 +216,96 @@ print(rung == list(range(20)))
     assert (result.stop_type, result.output) == (StopType.NORMAL, "True\n"), result
 
 
+async def test_a_handlers_call_that_was_sent_before_the_outer_one_becomes_the_reader(box: Lab) -> None:
+    later(box)
+    result = await box.run(
+        """
+import signal, threading, time
+channel, seen = later._call.__self__, []
+send = channel._send_call
+def slow(waiter, payload):
+    if b"outer" in payload:
+        time.sleep(0.2)
+    send(waiter, payload)
+channel._send_call = slow
+thread = threading.Thread(target=later, args=(0.6, 0))  # it reads first
+thread.start()
+time.sleep(0.1)
+signal.signal(signal.SIGALRM, lambda *_: seen.append(later(0.8, "inner")))
+signal.setitimer(signal.ITIMER_REAL, 0.1)
+seen.append(later(1, "outer"))
+thread.join()
+print(seen)
+""",
+        wall_seconds=30,
+    )
+    assert (result.stop_type, result.output) == (StopType.NORMAL, "['inner', 'outer']\n")
+
+
+async def test_a_handler_may_call_while_its_thread_reads_and_no_further_call_is_accepted(box: Lab) -> None:
+    later(box)
+    result = await box.run(
+        """
+import signal, threading, time
+large, seen = "x" * 900_000, []
+def others():
+    for thread in threads:
+        thread.start()
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+threads = [threading.Thread(target=later, args=(1, large)) for _ in range(12)]
+signal.signal(signal.SIGALRM, lambda *_: seen.append(len(echo(large)[0][0])))
+threading.Timer(0.2, others).start()
+seen.append(later(3, "outer"))
+for thread in threads:
+    thread.join()
+print(seen)
+""",
+        wall_seconds=30,
+    )
+    assert (result.stop_type, result.output) == (StopType.NORMAL, "[900000, 'outer']\n")
+
+
+async def test_a_call_is_sent_while_answers_of_interrupted_calls_fill_the_socket(box: Lab) -> None:
+    later(box)
+    result = await box.run(
+        """
+import signal
+large = "x" * 900_000
+def ring(*_):
+    raise TimeoutError
+signal.signal(signal.SIGALRM, ring)
+for _ in range(12):
+    signal.setitimer(signal.ITIMER_REAL, 0.02)
+    try:
+        later(1, large)
+    except TimeoutError:
+        pass
+print(len(echo(large)[0][0]))
+""",
+        wall_seconds=30,
+    )
+    assert (result.stop_type, result.output) == (StopType.NORMAL, "900000\n")
+
+
+@pytest.mark.parametrize("error", ["TimeoutError", "BlockingIOError", "OSError", "ValueError"])
+async def test_what_an_alarm_raises_reaches_the_code_that_waits(box: Lab, error: str) -> None:
+    later(box)
+    result = await box.run(
+        f"""
+import signal
+def ring(*_):
+    raise {error}("too long")
+signal.signal(signal.SIGALRM, ring)
+signal.setitimer(signal.ITIMER_REAL, 0.1)
+try:
+    later(60, "an answer")
+except {error} as exc:
+    print(exc, later(0, "goes on"))
+"""
+    )
+    assert (result.stop_type, result.output) == (StopType.NORMAL, "too long goes on\n")
+
+
 async def test_an_answer_to_ended_code_does_not_hide_its_result(box: Lab) -> None:
     is_waiting, is_over = asyncio.Event(), asyncio.Event()
 
