@@ -71,7 +71,15 @@ def test_doctor_prints_the_isolation_of_this_machine_line_by_line(
     limits = {name.removeprefix("limit ") for name in isolation if name.startswith("limit ")}
     assert limits == {"memory", "swap", "pids", "cpu", "disk", "inodes", "file_size", "wall", "output"}
     isolation -= {f"limit {name}" for name in limits}
-    assert isolation == {"bubblewrap", "interpreter", "seccomp", "control groups", "network", "run"}
+    assert isolation == {
+        "bubblewrap",
+        "interpreter",
+        "seccomp",
+        "control groups",
+        "network",
+        "packages",
+        "run",
+    }
     assert lines["sandbox limit disk"]["detail"].startswith("polled: ")
     assert "NEKRO_SANDBOX__SHARED_STORAGE" in lines["sandbox limit disk"]["fix"]
     mode = "root mode" if os.geteuid() == 0 else "user mode"
