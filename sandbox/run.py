@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from broker_config.settings import SandboxSettings
+from sandbox.areas.links import ProgramLinks, mentions_areas
 from sandbox.bridge import Bridge, BridgeOutcome
 from sandbox.driver import ExitStatus, Sandbox
 from sandbox.kept import MOST_VARIABLES, read_kept, reserved_names
@@ -126,7 +127,10 @@ class SandboxRun:
             clean_up.push_async_callback(self._sandbox.close)
             clean_up.push_async_callback(bridge.close)
             clean_up.callback(self._sandbox.kill)
+            links = clean_up.enter_context(contextlib.ExitStack())
             shared_dir = self._sandbox.spec.shared_dir
+            if mentions_areas((self._request.code, *self._request.variables.values())):
+                links.callback((await asyncio.to_thread(ProgramLinks, shared_dir)).end)
             if not self._sandbox.spec.shared_bounded:
                 self._quota = await asyncio.to_thread(Quota.at_start, shared_dir, self._settings)
             clean_up.callback(self._guards.stop)
@@ -141,6 +145,7 @@ class SandboxRun:
             else:
                 status = await self._exit_or_kill(outcome)
                 await asyncio.wait([pump], timeout=_EXIT_SECONDS)
+            links.close()
         broken, words = self._broken or (None, None)
         stop_type, limit, error = judge(
             outcome, status, limit=broken, words=words, stopped_by_operator=self._stopped_by_operator

@@ -45,7 +45,7 @@ _NO_WORDS: Final = re.compile(
     re.MULTILINE,
 )
 #: Marks of a quotation or a list, behind which a fence may follow.
-_LEAD: Final = re.compile(r"[ \t>]*(?:[-*+]|\d{1,9}[.)]?)?[ \t]*")
+_LEAD: Final = re.compile(r"[ \t>]*+(?:[-*+]|\d{1,9}[.)]?)?[ \t]*")
 #: What a call in other notations begins a line with.
 _LINE_MARKS: Final = ("functools[{", "commentary to=", "action:", "invoke name=", "tool_code")
 #: How an answer begins whose reasoning has a heading of words.
@@ -58,7 +58,7 @@ _HEADINGS: Final = (
     "thoughts:",
 )
 #: What may stand before an answer in the box of a formula.
-_BEFORE_BOX: Final = re.compile(r"[\s$]*(?:\\[(\[])?\s*")
+_BEFORE_BOX: Final = re.compile(r"[\s$]*+(?:\\[(\[])?\s*")
 _BOX: Final = "\\boxed{"
 #: Labels of blocks that may be programs or calls; those of a shell are known at their end.
 _HELD_LABELS: Final = PYTHON_LABELS | CALL_LABELS | {""}

@@ -70,7 +70,7 @@ REASONING: Final = re.compile(
 )
 #: What a chat template puts before an answer.
 ROLE_HEADER: Final = re.compile(
-    r"\s*(?:<s>|<bos>|<\|begin_of_text\|>|<\uff5cbegin\u2581of\u2581sentence\uff5c>)?\s*"
+    r"\s*+(?:<s>|<bos>|<\|begin_of_text\|>|<\uff5cbegin\u2581of\u2581sentence\uff5c>)?\s*+"
     r"(?:<\|im_start\|>assistant|<\|start_header_id\|>assistant<\|end_header_id\|>|<\|assistant\|>"
     r"|<\|im_assistant\|>assistant<\|im_middle\|>"
     r"|<\uff5cAssistant\uff5c>|<start_of_turn>model|<\|turn>model|<\|START_RESPONSE\|>|<\|START_OF_TURN_TOKEN\|>"

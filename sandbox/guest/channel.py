@@ -25,6 +25,7 @@ from sandbox.guest.signatures import parse_signature
 from sandbox.guest.values import open_value, read_json
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, NoReturn
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "MethodError",
     "RunStopped",
     "Stub",
+    "unsignalled",
 ]
 
 HELLO, RUN, CALL, RETURN, RAISE, STOP, EXIT, KEEP = range(1, 9)
@@ -55,6 +57,11 @@ CHANNEL = 3
 READ_BYTES, LONG_READ_BYTES = 1 << 16, 1 << 20
 #: Receive timeout of the socket: one second, as a ``struct timeval``.
 READ_TIMEOUT = Struct("ll").pack(1, 0)
+#: How long a thread waits before it looks for its answer and for the role of the reader itself: what a
+#: signal's handler raises may keep another thread from opening its gate.
+GATE_SECONDS = 1.0
+#: The same, and the receive timeout, at the end of the code while its last frames are sent.
+LAST_SECONDS = 0.01
 #: After STOP, how long clean-up code (``finally``, ``with``) may still run.
 STOP_GRACE_SECONDS = 0.1
 #: As long, for code whose variables are kept.
@@ -90,9 +97,9 @@ class Waiter:
         #: Why another thread could not send the call.
         self.error: BaseException | None = None
 
-    def wait(self) -> None:
-        """Wait for the answer, or for the role of the reader."""
-        self._gate.acquire()
+    def wait(self, seconds: float) -> bool:
+        """Wait for the answer, or for the role of the reader; False after so many seconds."""
+        return self._gate.acquire(timeout=seconds)
 
     def go_on(self) -> None:
         """Open the gate."""
@@ -124,7 +131,7 @@ class Arrivals:
             # No bytecode runs between the read, the number and the list; a handler may run before the read.
             self._chunks.extend(zip(map(os.read, (CHANNEL,), (size,)), self._numbers, strict=False))
         except OSError as exc:
-            if is_of_handler(exc):
+            if exc.errno is None or is_of_handler(exc):
                 raise
             return isinstance(exc, BlockingIOError)
         last = self._chunks[-1:]  # none when a handler's call has delivered them all
@@ -185,7 +192,6 @@ class Channel:
     def __init__(self) -> None:
         # Reentrant: a signal's handler may run, and call, while its thread holds a lock.
         self._send_lock = RLock()
-        self._role_lock = RLock()
         #: All calls in the order in which they began: of a thread's calls, the last one is the innermost.
         self._calls: list[Waiter] = []
         #: Those whose sending has begun, by id.
@@ -199,6 +205,8 @@ class Channel:
         #: Thread that reads; 0 when none does.
         self._reader = 0
         self._stopped = False
+        #: Whether the code has ended, so that no call may be sent.
+        self._is_over = False
         #: Whether a stopped process waits until the host ends it: freeing its memory and mounts keeps a
         #: processor busy that the host may need for the result.
         self.lingers = False
@@ -227,18 +235,44 @@ class Channel:
         while data:
             data = data[os.write(CHANNEL, data) :]
 
-    def send_kept(self, payload: bytes, seconds: float) -> None:
-        """Send the variables to keep, between the frames of other threads.
+    def send_last(self, kind: int, payload: bytes, seconds: float | None = None) -> None:
+        """Send a frame of the code's end, EXIT or KEEP, behind those that other threads are sending.
+
+        While answers are missing, the bridge may accept a frame only after they were read. So a thread of its
+        own sends it, and this one takes turns to read. After EXIT no call is sent.
+
+        Args:
+            seconds: how long other frames may take; None: as long as they need.
 
         Raises:
-            TimeoutError: a thread was sending for so many seconds.
+            TimeoutError: they took longer.
         """
-        if not self._send_lock.acquire(timeout=seconds):
+        last = Waiter()
+        self._is_over = kind == EXIT
+        if self._unanswered and start_thread(self._send_apart, last, self._send_end, kind, payload):
+            self._socket.setsockopt(SOL_SOCKET, SO_RCVTIMEO, Struct("ll").pack(0, int(LAST_SECONDS * 1e6)))
+        else:
+            self._send_apart(last, self._send_end, kind, payload)
+        ends = None if seconds is None else time.monotonic() + seconds
+        self._calls.append(last)
+        while not last.kind and (ends is None or time.monotonic() < ends):
+            if not last.wait(LAST_SECONDS) and self._takes_role(last.thread):
+                self._deliver(last)
+                if not last.kind and not self._arrivals.read(READ_BYTES):
+                    break
+        is_sent, last.kind = bool(last.kind), last.kind or ABANDONED
+        self._calls.remove(last)
+        self._pass_on(last.thread)
+        if not is_sent:
             raise TimeoutError("a thread is still sending a call")
-        try:
-            self.send(KEEP, payload)
-        finally:
-            self._send_lock.release()
+        if last.error is not None:
+            raise last.error
+
+    def _send_end(self, last: Waiter, kind: int, payload: bytes) -> None:
+        with self._send_lock:
+            if not last.kind:
+                self.send(kind, payload)
+                last.kind = kind
 
     def receive(self) -> tuple[int, int, bytes]:
         """Read one whole frame.
@@ -270,7 +304,8 @@ class Channel:
         waiter = Waiter()
         arguments = self._encode(args, kwargs)
         me, outer = get_ident(), self._main_thread_waits
-        is_nested = self._reader == me  # a signal's handler calls while this thread reads
+        # A signal's handler calls while this thread reads.
+        is_nested = self._reader == me and any(call.thread == me and not call.kind for call in self._calls)
         try:
             self._calls.append(waiter)
             self._post(waiter, token.encode() + b"\0" + arguments)
@@ -281,8 +316,9 @@ class Channel:
                 self._read_until(waiter)
             while not waiter.kind:
                 self._wake_reader()
-                waiter.wait()
-                if self._reader == me:
+                if not waiter.wait(GATE_SECONDS):
+                    self._free_role()
+                if self._takes_role(me):
                     self._read_until(waiter)
         finally:
             waiter.kind = waiter.kind or ABANDONED
@@ -293,7 +329,9 @@ class Channel:
                 self._main_thread_waits = outer
             if not is_nested:
                 self._pass_on(me)
-        return open_answer(waiter)
+        if self._stopped:  # after the answer and before this thread went on
+            raise RunStopped(0)
+        return unsignalled(open_answer, waiter) if me == self._main_thread else open_answer(waiter)
 
     def _post(self, waiter: Waiter, payload: bytes) -> None:
         """Send a call so that no signal's handler runs while its frame is partly written.
@@ -308,36 +346,36 @@ class Channel:
             self._send_call(waiter, payload)
             return
         # Below a call that holds the lock, another thread would wait for it forever.
-        if not self._main_thread_sends and (self._unanswered or count_threads()):
-            try:
-                start_new_thread(self._send_apart, (waiter, payload))
-            except RuntimeError as exc:  # no more threads
-                if is_of_handler(exc):
-                    raise
-            else:
-                return
-        outer, self._main_thread_sends = self._main_thread_sends, True
-        before = pthread_sigmask(SIG_BLOCK, ALL_SIGNALS)
+        if (
+            self._main_thread_sends
+            or not (self._unanswered or count_threads())
+            or not start_thread(self._send_apart, waiter, self._send_call, payload)
+        ):
+            unsignalled(self._send_directly, waiter, payload)
+
+    def _send_directly(self, waiter: Waiter, payload: bytes) -> None:
+        outer = self._main_thread_sends
         try:
+            self._main_thread_sends = True
             self._send_call(waiter, payload)
         finally:
-            pthread_sigmask(SIG_SETMASK, before)
             self._main_thread_sends = outer
 
-    def _send_apart(self, waiter: Waiter, payload: bytes) -> None:
-        """Send a call of the main thread, which raises what goes wrong here."""
+    def _send_apart(self, waiter: Waiter, send: Callable[..., None], *args: Any) -> None:
+        """Send a frame of the main thread, which raises what goes wrong here."""
         try:
-            self._send_call(waiter, payload)
+            send(waiter, *args)
         except BaseException as exc:
             waiter.error = exc
             waiter.kind = waiter.kind or ABANDONED
+        if waiter.kind:
             waiter.go_on()
 
     def _send_call(self, waiter: Waiter, payload: bytes) -> None:
         with self._send_lock:
-            if self._stopped:
+            if self._stopped or self._is_over:
                 raise RunStopped(0)
-            if waiter.kind:  # its caller was interrupted and has gone on
+            if waiter.kind or waiter.id:  # its caller was interrupted and has gone on
                 return
             waiter.id = next(self._ids)
             self._waiters[waiter.id] = waiter
@@ -352,33 +390,51 @@ class Channel:
             if waiter.thread == self._reader:
                 waiter.go_on()
 
+    # The role has no lock: a handler may run, and call, while its thread holds one, and wait for threads that
+    # wait for that lock. CPython runs handlers and switches threads only at calls and loops, so nothing comes
+    # between a comparison and a store without these.
+
     def _takes_role(self, me: int) -> bool:
-        with self._role_lock:
-            if not self._reader:
-                self._reader = me
-            return self._reader == me
+        if not self._reader:
+            self._reader = me
+        return self._reader == me
+
+    def _free_role(self) -> None:
+        """Free the role of a thread that waits for no answer: it was interrupted before it passed it on."""
+        reader = self._reader
+        is_waiting = any(call.thread == reader and not call.kind for call in list(self._calls))
+        if not is_waiting and self._reader == reader:
+            self._reader = 0
 
     def _pass_on(self, me: int) -> None:
         """Pass the role of the reader to a thread that waits, if there is one; unless another one has it.
 
-        Not to a thread that is sending: the bridge accepts no further call while answers are not read. After
+        A thread that begins to wait meanwhile finds the role free, or is found.
+        """
+        while self._reader in (0, me):
+            waiter = self._next_reader()
+            if waiter is None and not self._reader:
+                return
+            if self._reader in (0, me) and (waiter is None or not waiter.kind):
+                self._reader = 0 if waiter is None else waiter.thread
+                if waiter is not None:
+                    waiter.go_on()
+                    return
+
+    def _next_reader(self) -> Waiter | None:
+        """The newest call whose thread may read.
+
+        Not a thread that is sending: the bridge accepts no further call while answers are not read. After
         that it takes the role itself if it is free. Of a thread's calls the innermost one decides; the
         others lie below a signal's handler.
         """
-        with self._role_lock:
-            if self._reader not in (0, me):
-                return
-            self._reader = 0
-            sending = set()
-            for waiter in reversed(list(self._calls)):
-                if self._reader:  # a handler called meanwhile, and passed the role on itself
-                    return
-                if not waiter.may_read:
-                    sending.add(waiter.thread)
-                elif not waiter.kind and waiter.thread not in sending:
-                    self._reader = waiter.thread
-                    waiter.go_on()
-                    return
+        sending = set()
+        for waiter in reversed(list(self._calls)):
+            if not waiter.may_read:
+                sending.add(waiter.thread)
+            elif not waiter.kind and waiter.thread not in sending:
+                return waiter
+        return None
 
     def _read_until(self, mine: Waiter) -> None:
         """Deliver answers until there is one for ``mine``."""
@@ -486,6 +542,27 @@ class Channel:
 def is_of_handler(exc: BaseException) -> bool:
     """Whether a signal's handler raised what is caught here around a call of a function in C."""
     return exc.__traceback__ is not None and exc.__traceback__.tb_next is not None
+
+
+def start_thread(function: Callable[..., None], *args: Any) -> bool:
+    """Start a thread; False when there can be no more."""
+    try:
+        start_new_thread(function, args)
+    except RuntimeError as exc:
+        if is_of_handler(exc):
+            raise
+        return False
+    return True
+
+
+def unsignalled(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function while this thread blocks signals: what a handler raises comes before it or after it."""
+    before = pthread_sigmask(SIG_BLOCK, ())
+    try:
+        pthread_sigmask(SIG_BLOCK, ALL_SIGNALS)
+        return function(*args)
+    finally:
+        pthread_sigmask(SIG_SETMASK, before)
 
 
 def end_of_frame(data: bytes, begin: int) -> int:

@@ -9,6 +9,7 @@ from _json import encode_basestring
 from typing import TYPE_CHECKING
 
 from codec.tagged import write_arguments
+from sandbox.guest.channel import KEEP, unsignalled
 from sandbox.guest.tables import form_of, value_of
 from sandbox.guest.values import open_value
 
@@ -62,7 +63,7 @@ class Variables:
             return
         self._is_sent = True
         try:
-            self._channel.send_kept(self._payload(), LOCK_SECONDS)
+            unsignalled(self._channel.send_last, KEEP, self._payload(), LOCK_SECONDS)
         except BaseException as exc:
             print(f"[variables were not kept: {type(exc).__name__}: {exc}]", file=sys.stderr)
 

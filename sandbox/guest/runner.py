@@ -40,6 +40,7 @@ from sandbox.guest.channel import (
     MethodError,
     RunStopped,
     Stub,
+    unsignalled,
 )
 from sandbox.guest.display import Display, ImportWatch, extend_path
 from sandbox.guest.kept import Variables
@@ -273,16 +274,18 @@ def run_code(config: dict[str, Any]) -> NoReturn:
     set_limits(run["limits"])
     variables.restore()
 
-    def leave() -> None:
-        if os.getpid() == channel.owner:
-            directory.leave()
-        variables.send()
-
-    report = execute(run["code"], module, channel, display, leave)
+    report = execute(run["code"], module, channel, display, variables.send)
     del runner
     module.__dict__.clear()  # closes, and so flushes, files that the code left open
-    if os.getpid() == channel.owner:  # not in a fork that reached the end of the code
-        channel.send(EXIT, encode_report(report))
+
+    unsignalled(end, channel, report)
+    raise AssertionError("the process goes on after its end")
+
+
+def end(channel: Channel, report: dict[str, Any]) -> NoReturn:
+    """Send EXIT, but not from a fork that reached the end of the code, and end the process."""
+    if os.getpid() == channel.owner:
+        channel.send_last(EXIT, encode_report(report))
     channel.finish(report["code"])
 
 

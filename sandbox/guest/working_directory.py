@@ -24,7 +24,8 @@ class WorkingDirectory:
 
     Links make them valid. Programs that list, count, search or clear their files must not meet these. So a
     link exists only while a program runs whose text mentions the area other than by ``/app/…``, and lists of
-    that program omit it. ``nekro_agent.tools.path_convertor`` reads such names in the same way.
+    that program omit it; the host removes it (``sandbox.areas.links``). ``nekro_agent.tools.path_convertor``
+    reads such names in the same way.
     """
 
     def __init__(self) -> None:
@@ -50,15 +51,6 @@ class WorkingDirectory:
                 self._link(name, os.path.relpath(areas[name], self.path))
         if self._links:
             hide_links(self._links)
-
-    def leave(self) -> None:
-        """Remove the links."""
-        for name in self._links:
-            try:
-                if os.path.islink(f"{self.path}/{name}"):
-                    os.unlink(f"{self.path}/{name}")
-            except OSError:  # the code closed the directory; links do no harm
-                continue
 
     def _link(self, name: str, target: str) -> None:
         """Make a link, or replace another link of its name; a file or directory of that name stays."""

@@ -306,6 +306,113 @@ except {error} as exc:
     assert (result.stop_type, result.output) == (StopType.NORMAL, "too long goes on\n")
 
 
+@pytest.mark.parametrize(("function", "seconds"), [("go_on", 0.8), ("_pass_on", 0.2)])
+async def test_a_thread_gets_its_answer_when_a_handler_raises_in_the_one_that_reads(
+    box: Lab, function: str, seconds: float
+) -> None:
+    later(box)
+    result = await box.run(
+        f"""
+import signal, sys, threading
+def ring(*_):
+    raise TimeoutError
+signal.signal(signal.SIGALRM, ring)
+def trace(frame, event, _):
+    if event == "call" and frame.f_code.co_name == {function!r}:
+        sys.settrace(None)
+        signal.raise_signal(signal.SIGALRM)
+answers = []
+def other():
+    answers.append(later(0.4, "other"))
+thread = threading.Thread(target=other)
+threading.Timer(0.1, thread.start).start()
+sys.settrace(trace)
+try:
+    later({seconds}, "main")
+except TimeoutError:
+    answers.append("alarm")
+thread.join()
+print(sorted(answers), later(0, "goes on"))
+""",
+        wall_seconds=30,
+    )
+    assert (result.stop_type, result.output) == (StopType.NORMAL, "['alarm', 'other'] goes on\n")
+
+
+async def test_what_a_handler_raises_at_the_end_of_sending_changes_nothing_for_later_calls(box: Lab) -> None:
+    later(box)
+    result = await box.run(
+        """
+import signal
+def ring(*_):
+    raise TimeoutError
+signal.signal(signal.SIGALRM, ring)
+channel = later._call.__self__
+send = channel.send
+def send_and_ring(*frame):
+    signal.raise_signal(signal.SIGALRM)  # blocked until the frame is written
+    send(*frame)
+channel.send = send_and_ring
+try:
+    later(0, 1)
+except TimeoutError:
+    print("alarm", signal.pthread_sigmask(signal.SIG_BLOCK, ()), channel._main_thread_sends)
+channel.send = send
+print(later(0, "goes on"))
+"""
+    )
+    assert (result.stop_type, result.output) == (StopType.NORMAL, "alarm set() False\ngoes on\n")
+
+
+async def test_what_an_alarm_raises_while_a_value_is_opened_is_no_error_of_the_method(box: Lab) -> None:
+    result = await box.run(
+        """
+import signal
+def ring(*_):
+    raise TimeoutError
+signal.signal(signal.SIGALRM, ring)
+is_opened = echo.__class__.__call__.__globals__["open_value"]
+def opens_and_rings(payload):
+    signal.raise_signal(signal.SIGALRM)
+    return is_opened(payload)
+echo.__class__.__call__.__globals__["open_value"] = opens_and_rings
+try:
+    echo(1)
+except TimeoutError:
+    print("alarm")
+"""
+    )
+    assert (result.stop_type, result.output) == (StopType.NORMAL, "alarm\n")
+
+
+@pytest.mark.parametrize("answer", ["size", "later"])
+async def test_code_ends_normally_while_calls_of_its_own_are_still_being_sent(box: Lab, answer: str) -> None:
+    async def size(_: float, value: str) -> int:
+        await asyncio.sleep(1)
+        return len(value)
+
+    later(box)
+    box.handlers["size"] = size
+    result = await box.run(
+        f"""
+import signal
+large = "x" * 900_000
+def ring(*_):
+    raise TimeoutError
+signal.signal(signal.SIGALRM, ring)
+for _ in range(14):
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        {answer}(1, large)
+    except TimeoutError:
+        pass
+print("end of code")
+""",
+        wall_seconds=60,
+    )
+    assert (result.stop_type, result.output, result.error) == (StopType.NORMAL, "end of code\n", None)
+
+
 async def test_an_answer_to_ended_code_does_not_hide_its_result(box: Lab) -> None:
     is_waiting, is_over = asyncio.Event(), asyncio.Event()
 

@@ -122,9 +122,31 @@ async def test_links_and_directories_of_the_code_with_the_names_of_areas_stay_ha
 @pytest.mark.parametrize("end", ["", "agent()", "exit(3)", "raise ValueError", "import os; os._exit(0)"])
 async def test_the_host_finds_no_link_after_a_run(box: Lab, end: str) -> None:
     await box.run(f"open('shared/x', 'w')\nimport os\nos.listdir('uploads')\n{end}")
-    links = [path.name for path in box.shared().iterdir() if path.is_symlink()]
-    assert sorted(links) == (["shared", "uploads"] if "_exit" in end else [])
-    assert not (box.shared() / "uploads").exists()
+    assert [path.name for path in box.shared().iterdir()] == ["x"]
+
+
+async def test_the_end_of_a_program_leaves_the_names_of_another_process_valid(tmp_path: Path) -> None:
+    async with lab(tmp_path, name="both") as box, lab(tmp_path, name="both") as other:
+        await names_stay_valid(box, other)
+
+
+async def names_stay_valid(box: Lab, other: Lab) -> None:
+    is_waiting, may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> None:
+        is_waiting.set()
+        await may_go_on.wait()
+
+    box.handlers["wait"] = wait
+    longer = asyncio.create_task(
+        box.run("open('shared/a', 'w').close()\nwait()\nopen('shared/b', 'w').close()\nprint('all')")
+    )
+    await is_waiting.wait()
+    assert (await other.run("open('shared/c', 'w').close()")).error is None
+    may_go_on.set()
+    result = await longer
+    assert (result.output, result.error) == ("all\n", None)
+    assert sorted(path.name for path in box.shared().iterdir()) == ["a", "b", "c"]
 
 
 async def test_relative_files_count_to_the_quota(tmp_path: Path) -> None:

@@ -240,13 +240,14 @@ agent()
 
 async def test_code_that_fakes_its_end_after_an_agent_result_is_killed(box: Lab) -> None:
     code = """
-import os, time
+import os
+file = open('alive', 'wb', buffering=0)
 try:
     agent()
 finally:
     os.dup2(os.open('/dev/null', os.O_RDWR), 3)
     while True:
-        open('shared/alive', 'a').write('x')
+        file.write(b'x')
 """
     assert (await box.run(code)).stop_type is StopType.AGENT
     await box.run("")
