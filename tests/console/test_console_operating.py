@@ -101,6 +101,26 @@ def test_costs_are_shown_as_the_api_sums_them_with_the_budgets(
         window.check()
 
 
+def test_a_click_is_not_lost_when_a_newer_list_comes_while_the_button_is_pressed(
+    console: Console, turn: dict[str, Any]
+) -> None:
+    held: list[Any] = []
+    with console.window() as window:
+        page = window.go("#/costs?by=chat")
+        page.route("**/api/v1/costs?*", lambda route: held.append(route))
+        console.say("another", "Say it.", "send_msg_text(_ck, 'said')", wait=60)
+        while not held:  # the test's own limit ends it
+            page.wait_for_timeout(50)
+        page.get_by_role("link", name="costly").hover()
+        page.mouse.down()
+        with page.expect_response("**/api/v1/costs?*"):
+            held[0].continue_()
+        page.wait_for_timeout(300)
+        page.mouse.up()
+        page.get_by_role("heading", name="costly").wait_for()
+        window.check()
+
+
 def test_a_turn_links_to_its_trace(
     console: Console, turn: dict[str, Any], collector: Collector, picture: Callable[..., None]
 ) -> None:

@@ -1,5 +1,7 @@
 /** Requests to the HTTP API of this gateway. Nothing else is ever requested. */
 
+import { unpressed } from "./dom.js";
+
 const BASE = "/api/v1";
 /** Called when the API wants a login. */
 let onLoginNeeded = () => {};
@@ -71,6 +73,7 @@ export function newest(read, show, signal = null) {
       if (isLate()) return;
       throw error;
     }
+    await unpressed();
     if (isLate()) return;
     shown = number;
     show(answer);

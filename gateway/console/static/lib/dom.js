@@ -44,6 +44,18 @@ export function fill(node, ...children) {
   return node;
 }
 
+/** When a pressed pointer delays no new content any more, and how long it does so, in milliseconds. */
+let pressedUntil = 0;
+const PRESS_MILLISECONDS = 5_000;
+document.addEventListener("pointerdown", () => { pressedUntil = Date.now() + PRESS_MILLISECONDS; }, true);
+// The click follows at once.
+for (const type of ["pointerup", "pointercancel"]) document.addEventListener(type, () => { pressedUntil = 0; }, true);
+
+/** Wait while a pointer is pressed: an element that is replaced between press and release gets no click. */
+export async function unpressed() {
+  while (Date.now() < pressedUntil) await new Promise((go) => setTimeout(go, 20));
+}
+
 /** Set the text of a node, but touch the document only if it differs. */
 export function setText(node, text) {
   const wanted = visible(String(text ?? ""));

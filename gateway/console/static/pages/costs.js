@@ -27,9 +27,10 @@ export function show(place, { query, signal }) {
       field("Bars show", select(MEASURES, chosen.measure, { on: { change: pick("measure") } }))),
     list);
   const again = loaded(list, async () => {
-    const since = new Date(Date.now() - (Number(chosen.days) - 1) * DAY_MILLISECONDS).toISOString().slice(0, 10);
-    const found = await all({ by: chosen.by, since }, signal);
-    return el("div.page", {}, totals(found.items), estimates(found.items), found.items.length ? bars(found.items, chosen) : empty("Nothing was spent", "No round asked a model in this time."), budgets(found.budgets));
+    const asked = { ...chosen }; // what is chosen may change until the answer
+    const since = new Date(Date.now() - (Number(asked.days) - 1) * DAY_MILLISECONDS).toISOString().slice(0, 10);
+    const found = await all({ by: asked.by, since }, signal);
+    return el("div.page", {}, totals(found.items), estimates(found.items), found.items.length ? bars(found.items, asked) : empty("Nothing was spent", "No round asked a model in this time."), budgets(found.budgets));
   }, { signal });
   whenChanged(["costs"], () => again({ quietly: true }), { signal, pause: PAUSE_MILLISECONDS });
 }
