@@ -19,6 +19,8 @@ import redis
 from celery import current_task, signals
 from celery.concurrency import ALIASES
 from celery.exceptions import SoftTimeLimitExceeded
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
 
 from broker_config.app import NekroApp, create_app
 from broker_config.redis_endpoint import RedisEndpoint
@@ -57,8 +59,10 @@ class Ledger:
     def __init__(self, settings: Settings) -> None:
         self.key = f"{settings.broker.key_prefix}ledger"
         endpoint = RedisEndpoint(settings.broker, settings.broker.url)
-        pool = redis.ConnectionPool(connection_class=endpoint.connection_class, **endpoint.parameters())
-        self.client = redis.Redis.from_pool(pool)  # retries by itself
+        # A failover takes seconds, and what fails here would count as the method's failure.
+        parameters = {**endpoint.parameters(), "retry": Retry(ConstantBackoff(0.1), 100)}
+        pool = redis.ConnectionPool(connection_class=endpoint.connection_class, **parameters)
+        self.client = redis.Redis.from_pool(pool)
 
     def write(self, task_id: str, *entry: object) -> None:
         """Append one entry: the task's id, then what happened."""
