@@ -1102,7 +1102,7 @@ class StreamTicket(Answer):
 
 
 class ConsoleLogin(Body):
-    """The key with which a browser logs in to the console, or the code of a link of `nekro up`."""
+    """A browser logs in to the console with this key, or with the code of a link of `nekro up`."""
 
     key: str = Field(min_length=1, max_length=200, repr=False)
 

@@ -1004,7 +1004,7 @@ class ApiKeyRow(Base):
 
 
 class KeyTurnRow(Base):
-    """A turn, run, call, timer or job for which a key pays."""
+    """A turn, run, call, timer or job that a key pays for."""
 
     __tablename__ = "key_turns"
 

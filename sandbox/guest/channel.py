@@ -305,7 +305,7 @@ class Channel:
         arguments = self._encode(args, kwargs)
         me, outer = get_ident(), self._main_thread_waits
         # A signal's handler calls while this thread reads.
-        is_nested = self._reader == me and any(call.thread == me and not call.kind for call in self._calls)
+        is_nested = self._reader == me and self._waits(me)
         try:
             self._calls.append(waiter)
             self._post(waiter, token.encode() + b"\0" + arguments)
@@ -402,9 +402,14 @@ class Channel:
     def _free_role(self) -> None:
         """Free the role of a thread that waits for no answer: it was interrupted before it passed it on."""
         reader = self._reader
-        is_waiting = any(call.thread == reader and not call.kind for call in list(self._calls))
+        is_waiting = self._waits(reader)
         if not is_waiting and self._reader == reader:
             self._reader = 0
+
+    def _waits(self, thread: int) -> bool:
+        """Whether an answer to a call of a thread is missing."""
+        # Of a copy: a call that another thread removes would hide the one behind it.
+        return any(call.thread == thread and not call.kind for call in list(self._calls))
 
     def _pass_on(self, me: int) -> None:
         """Pass the role of the reader to a thread that waits, if there is one; unless another one has it.
@@ -500,10 +505,7 @@ class Channel:
             if waiter is not mine:
                 waiter.go_on()
         mine.kind = STOP
-        try:  # noqa: SIM105 - contextlib is slow to import
-            start_new_thread(self._finish_soon, ())
-        except RuntimeError:  # no more threads: the host ends a process that does not end
-            pass
+        start_thread(self._finish_soon)  # without it, the host ends a process that does not end
         if interrupt_main:
             pthread_kill(self._main_thread, SIGUSR1)
 
