@@ -97,7 +97,7 @@ def test_costs_are_shown_as_the_api_sums_them_with_the_budgets(
         assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
         page.get_by_label("Per", exact=True).select_option("chat")
         page.get_by_role("link", name="costly").click()
-        page.get_by_role("heading", name="costly").wait_for()
+        page.get_by_role("heading", name="Cook a stew.").wait_for()
         window.check()
 
 
@@ -117,7 +117,7 @@ def test_a_click_is_not_lost_when_a_newer_list_comes_while_the_button_is_pressed
             held[0].continue_()
         page.wait_for_timeout(300)
         page.mouse.up()
-        page.get_by_role("heading", name="costly").wait_for()
+        page.get_by_role("heading", name="Cook a stew.").wait_for()
         window.check()
 
 
