@@ -23,7 +23,7 @@ from nekro_agent.errors import (
 )
 from nekro_agent.execution.author_frames import attach, frames_from
 
-__all__ = ["error_named", "failure_from_record"]
+__all__ = ["error_named", "failure_from_record", "name_of"]
 
 #: Longer messages of plugins are truncated.
 MAX_MESSAGE_CHARS: Final = 8000
@@ -59,6 +59,16 @@ def failure_from_record(record: Mapping[str, Any]) -> NekroError:
     error = _error(record)
     attach(error, frames_from(record.get("frames")))
     return error
+
+
+def name_of(error: BaseException) -> str:
+    """Return the name by which ``error_named`` makes an error like this one.
+
+    A class of a plugin that is called like one of our tree has its module before its name.
+    """
+    cls = type(error)
+    is_foreign = _OURS.get(cls.__name__, cls) is not cls
+    return f"{cls.__module__}.{cls.__name__}" if is_foreign else cls.__name__
 
 
 def error_named(name: str, message: str) -> NekroError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from worker_fleet import Worker
 
 from broker_config.settings import Settings
@@ -46,7 +47,7 @@ class Crew:
         """Start one worker; returns when it consumes, or when the crew has been stopped.
 
         Raises:
-            AssertionError: it ended before it was ready in every attempt.
+            pytest.fail.Exception: it ended before it was ready in every attempt.
         """
         for attempt in range(1, STARTS + 1):
             self._started += 1
@@ -61,7 +62,7 @@ class Crew:
             self._starting.add(worker)
             try:
                 await asyncio.to_thread(worker.wait_ready)  # when this is cancelled, `stop` stops it
-            except AssertionError:
+            except pytest.fail.Exception:
                 self._starting.discard(worker)
                 worker.kill()
                 if self._is_over:

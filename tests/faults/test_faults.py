@@ -13,10 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import worker_crew
 from fault_command import options_of, parse
 from fault_plan import DATABASES, FaultKind, Options, call_plans, fault_schedule
 from fault_run import Report, figures_of, run
 from leftovers import adopting_orphans, descendants, left_over
+from redis_process import free_port
+
+from broker_config.settings import Settings
 
 pytestmark = pytest.mark.extended
 
@@ -130,3 +134,14 @@ def test_processes_that_outlive_their_parents_are_found() -> None:
         os.kill(int(done.stdout), signal.SIGKILL)
         os.waitpid(int(done.stdout), 0)
         assert left_over(before) == {}
+
+
+async def test_a_worker_that_ends_before_it_is_ready_is_started_again(
+    make_settings: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_crew, "STARTS", 2)
+    nobody = make_settings(database={"url": f"postgresql://nobody@127.0.0.1:{free_port()}/none"})
+    crew = worker_crew.Crew(nobody, tmp_path, forks=True)
+    with pytest.raises(pytest.fail.Exception, match="before it was ready"):
+        await crew.start("methods")
+    assert sorted(one.name for one in tmp_path.glob("methods-*.log")) == ["methods-1.log", "methods-2.log"]

@@ -896,22 +896,42 @@ async def test_a_spending_is_settled_after_a_short_outage(
     app.close()
 
 
-@pytest.mark.parametrize("is_started", [False, True])
-async def test_a_recorded_error_is_ours_only_if_no_code_of_a_plugin_ran(
-    database: Database, is_started: bool
+class OfPlugin:
+    """What a plugin raises."""
+
+    class CallTimeoutError(Exception):
+        """Called like one of ours."""
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),  # None: as it was raised
+    [
+        (CallTimeoutError("a.m.f: call c1 was stopped at its time limit"), None),
+        (errors.MethodFailedError("KeyError", "'x'"), None),
+        (ValueError("of the method"), errors.MethodFailedError("ValueError", "of the method")),
+        (
+            OfPlugin.CallTimeoutError("its own"),
+            errors.MethodFailedError(f"{__name__}.CallTimeoutError", "its own"),
+        ),
+    ],
+    ids=["time-limit", "method-failed", "value", "called-like-ours"],
+)
+async def test_a_recorded_error_is_told_as_the_one_that_was_raised(
+    storage: Storage, claims: CallClaims, raised: Exception, told: Exception | None
 ) -> None:
-    past = None if is_started else datetime.now(UTC) - timedelta(seconds=5)
+    made = invocation()
+    await claims.fail(await claimed(claims, made), raised)
+    with pytest.raises(type(told or raised)) as caught:
+        await claimed(claims, made)
+    assert str(caught.value) == str(told or raised)
+
+
+async def test_a_call_that_never_started_is_told_as_late(database: Database) -> None:
+    past = datetime.now(UTC) - timedelta(seconds=5)
     request = CallRequest(
         id="c1", method=METHOD, type=SandboxMethodType.TOOL, chat_key="chat", deadline=past, invocation={}
     )
     async with database.begin() as tx:
-        if is_started:
-            await tx.calls.claim(request, worker="w1", lease_seconds=60)
-            ended = await tx.calls.fail(
-                "c1", fence=1, error_type="CallTimeoutError", error_message="a plugin's own"
-            )
-        else:
-            await tx.calls.enqueue(request)
-            (ended,) = await tx.calls.sweep_expired(limit=9)
-    error = claims_module.error_of(ended)
-    assert type(error) is (errors.MethodFailedError if is_started else CallTimeoutError)
+        await tx.calls.enqueue(request)
+        (ended,) = await tx.calls.sweep_expired(limit=9)
+    assert type(claims_module.error_of(ended)) is CallTimeoutError

@@ -17,13 +17,12 @@ from typing import Any, TypeAlias
 from loguru import logger
 
 from codec.wire import Envelope, Invocation
-from messaging.failures import error_named
+from messaging.failures import error_named, name_of
 from nekro_agent.durations import GRACE_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import (
     CallCancelledError,
     CallTimeoutError,
     FencedError,
-    MethodFailedError,
     NekroError,
     OutcomeUnknownError,
     StorageError,
@@ -110,7 +109,7 @@ class CallClaims:
             OutcomeUnknownError: a worker died during an earlier delivery.
             CallCancelledError: the call or its round was cancelled.
             NotApprovedError: it requires approval, and what was approved, if anything, is not this call.
-            MethodFailedError: an earlier delivery ended in this error.
+            NekroError: an earlier delivery ended in this error.
         """
         delivery = object()
         if self._under_way.setdefault(invocation.call_id, delivery) is not delivery:
@@ -129,7 +128,7 @@ class CallClaims:
         Raises:
             DuplicateDelivery: a worker runs it.
             OutcomeUnknownError: as its row says, or the database does not answer.
-            CallCancelledError, MethodFailedError: as its row says.
+            NekroError: as its row says.
         """
         try:
             async with self._database.read() as transaction:
@@ -293,7 +292,7 @@ class CallClaims:
         message = str(error) if isinstance(error, Exception) else repr(error)
         try:
             with self._ending(claim):
-                await self._record_failure(claim, type(error).__name__, message)
+                await self._record_failure(claim, name_of(error), message)
         except BaseException as exc:
             if not isinstance(exc, FencedError):
                 self._unrecorded.add(claim.call_id)
@@ -405,10 +404,8 @@ def error_of(call: Call) -> NekroError:
     """The error for a call that ended without a result."""
     if call.state is CallState.CANCELLED:
         return CallCancelledError(f"call {call.id} was cancelled")
-    if call.state is CallState.FAILED and call.started_at is None:  # no code of a plugin raised it
-        return error_named(call.error_type or "Exception", call.error_message or "")
     if call.state is CallState.FAILED:
-        return MethodFailedError(call.error_type or "Exception", call.error_message or "")
+        return error_named(call.error_type or "Exception", call.error_message or "")
     return outcome_unknown(call)
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 from loguru import logger
 
 from codec.wire import Invocation
+from messaging.failures import name_of
 from nekro_agent.durations import GRACE_SECONDS
 from nekro_agent.errors import FencedError, NotApprovedError, StorageError
 from nekro_agent.methods import Lane, SandboxMethodType
@@ -150,7 +151,7 @@ class CallEnds:
             call = await transaction.detached_calls.end(
                 _request(subject, invocation, lane=subject.lane.value),
                 state=CallState.DONE if error is None else CallState.FAILED,
-                error_type=None if error is None else type(error).__name__,
+                error_type=None if error is None else name_of(error),
                 error_message=None if error is None else str(error) or repr(error),
             )
             if call is not None:
