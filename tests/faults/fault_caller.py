@@ -22,6 +22,7 @@ from fault_plan import LIMIT_SECONDS, CallKind, CallPlan, FaultKind, Options, ca
 
 from broker_config.settings import Settings
 from codec.values import decode_value, encode_arguments
+from nekro_agent.errors import BrokerUnavailableError, StorageUnavailableError
 from workers.calls.dispatch import CallScope, invocation_of
 from workers.composition import Services
 
@@ -30,6 +31,8 @@ ERRORS = "nekro_agent.errors"
 HANG_SECONDS = 20.0
 #: Pause between two calls of one task, in seconds, in runs that are limited by time.
 PAUSE_SECONDS = 0.05
+#: Attempts to start; the pauses between them take as long as the longest outage.
+STARTS = 30
 
 
 class Caller:
@@ -138,14 +141,28 @@ def _public_name(error: Exception) -> str:
     return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ in (ERRORS, "builtins"))
 
 
+async def started(settings: Settings) -> Services:
+    """Start as a program would whose supervisor starts it again: a fault may be under way."""
+    for attempt in itertools.count(1):
+        services = Services.load(settings, role="cli")
+        try:
+            await services.start()
+            break
+        except (BrokerUnavailableError, StorageUnavailableError):
+            await services.close()
+            if attempt == STARTS:
+                raise
+            await asyncio.sleep(PAUSE_SECONDS * attempt)
+    return services
+
+
 async def main() -> None:
     """Start, make the first call if requested, write ``ready``, call, close."""
     log, number, options = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
     calls_first = sys.argv[4] == "calls-first"
     options["faults"] = tuple(map(FaultKind, options["faults"]))
     options["lanes"], options["methods"] = tuple(options["lanes"]), tuple(options["methods"])
-    services = Services.load(Settings.load(env_file=None), role="cli")
-    await services.start()
+    services = await started(Settings.load(env_file=None))
     try:
         caller = Caller(services, Options(**options), number, log)
         if calls_first:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shlex
 import signal
@@ -14,13 +15,15 @@ from typing import Any
 
 import pytest
 import worker_crew
+from cut_proxy import CutProxy
+from fault_caller import started
 from fault_command import options_of, parse
 from fault_plan import DATABASES, FaultKind, Options, call_plans, fault_schedule
 from fault_run import Report, figures_of, run
 from leftovers import adopting_orphans, descendants, left_over
 from redis_process import free_port
 
-from broker_config.settings import Settings
+from broker_config.settings import DatabaseSettings, Settings
 
 pytestmark = pytest.mark.extended
 
@@ -145,3 +148,17 @@ async def test_a_worker_that_ends_before_it_is_ready_is_started_again(
     with pytest.raises(pytest.fail.Exception, match="before it was ready"):
         await crew.start("methods")
     assert sorted(one.name for one in tmp_path.glob("methods-*.log")) == ["methods-1.log", "methods-2.log"]
+
+
+async def test_a_caller_starts_when_an_outage_is_over(
+    make_settings: Callable[..., Settings], migrated_copy: Callable[[str], DatabaseSettings]
+) -> None:
+    proxy = CutProxy(migrated_copy("postgres"))
+    reached = await proxy.start()
+    proxy.go_away()
+    starting = asyncio.create_task(started(make_settings(database={"url": str(reached.url)})))
+    await asyncio.wait({starting}, timeout=0.5)
+    assert not starting.done()
+    proxy.come_back()
+    await (await starting).close()
+    await proxy.stop()
