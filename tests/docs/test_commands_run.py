@@ -298,6 +298,11 @@ class Scene:
     environment: Mapping[str, str]
     port: int
 
+    @property
+    def data_dir(self) -> Path:
+        """The data directory of the command: the system's, or its own without `NEKRO_DATA_DIR`."""
+        return Path(self.environment.get("NEKRO_DATA_DIR", self.directory / "data"))
+
     def nekro(self, *arguments: str) -> str:
         """Run `nekro` in this process, for preparation and concurrent steps; returns its data."""
         code, out, err = run_inside(*arguments, directory=self.directory, environment=self.environment)
@@ -618,7 +623,7 @@ def nothing_is_left(scene: Scene, _: Running) -> None:
 def flower_answers(scene: Scene, _: Running) -> None:
     def answers() -> bool:
         with contextlib.suppress(urllib.error.URLError, ConnectionError):
-            _, key = monitoring_key(scene.world.data_dir)
+            _, key = monitoring_key(scene.data_dir)
             return "Flower" in scene.ask("/", password=f"nekro:{key}")
         return False
 
