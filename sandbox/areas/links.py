@@ -1,7 +1,7 @@
 """The links that make ``shared/x`` and ``uploads/x`` valid names while programs run that mention the areas.
 
 The guest makes them (``sandbox.guest.working_directory``). Programs of several processes of a host may use
-the same shared files at the same time, so the last one to end removes the links. A lock of an open file tells
+the same shared files at the same time, so the last one to end removes the links. A lock of an open file shows
 whether there are others: it needs no file of its own, and does not meet the locks of other kinds that hold
 the directory.
 """
@@ -18,6 +18,7 @@ from typing import Final
 
 __all__ = ["ProgramLinks", "mentions_areas"]
 
+#: As in the guest, whose modules the host does not import.
 _NAMES: Final = ("shared", "uploads")
 #: ``struct flock`` of 64-bit Linux: type, whence, start, length, process.
 _LOCK: Final = struct.Struct("hhqqi4x")

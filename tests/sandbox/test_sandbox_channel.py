@@ -12,6 +12,14 @@ from sandbox_lab import Lab, lab
 
 from sandbox.models import StopType
 
+#: The alarm of the code raises an error.
+ALARM = """
+import signal
+def ring(*_):
+    raise TimeoutError
+signal.signal(signal.SIGALRM, ring)
+"""
+
 
 def later(box: Lab) -> None:
     """Provide ``later(seconds, value)``, answered after that many seconds."""
@@ -268,12 +276,9 @@ print(seen)
 async def test_a_call_is_sent_while_answers_of_interrupted_calls_fill_the_socket(box: Lab) -> None:
     later(box)
     result = await box.run(
-        """
-import signal
+        ALARM
+        + """
 large = "x" * 900_000
-def ring(*_):
-    raise TimeoutError
-signal.signal(signal.SIGALRM, ring)
 for _ in range(12):
     signal.setitimer(signal.ITIMER_REAL, 0.02)
     try:
@@ -312,11 +317,8 @@ async def test_a_thread_gets_its_answer_when_a_handler_raises_in_the_one_that_re
 ) -> None:
     later(box)
     result = await box.run(
-        f"""
-import signal, sys, threading
-def ring(*_):
-    raise TimeoutError
-signal.signal(signal.SIGALRM, ring)
+        f"""{ALARM}
+import sys, threading
 def trace(frame, event, _):
     if event == "call" and frame.f_code.co_name == {function!r}:
         sys.settrace(None)
@@ -342,11 +344,8 @@ print(sorted(answers), later(0, "goes on"))
 async def test_what_a_handler_raises_at_the_end_of_sending_changes_nothing_for_later_calls(box: Lab) -> None:
     later(box)
     result = await box.run(
-        """
-import signal
-def ring(*_):
-    raise TimeoutError
-signal.signal(signal.SIGALRM, ring)
+        ALARM
+        + """
 channel = later._call.__self__
 send = channel.send
 def send_and_ring(*frame):
@@ -366,11 +365,8 @@ print(later(0, "goes on"))
 
 async def test_what_an_alarm_raises_while_a_value_is_opened_is_no_error_of_the_method(box: Lab) -> None:
     result = await box.run(
-        """
-import signal
-def ring(*_):
-    raise TimeoutError
-signal.signal(signal.SIGALRM, ring)
+        ALARM
+        + """
 is_opened = echo.__class__.__call__.__globals__["open_value"]
 def opens_and_rings(payload):
     signal.raise_signal(signal.SIGALRM)
@@ -394,12 +390,8 @@ async def test_code_ends_normally_while_calls_of_its_own_are_still_being_sent(bo
     later(box)
     box.handlers["size"] = size
     result = await box.run(
-        f"""
-import signal
+        f"""{ALARM}
 large = "x" * 900_000
-def ring(*_):
-    raise TimeoutError
-signal.signal(signal.SIGALRM, ring)
 for _ in range(14):
     signal.setitimer(signal.ITIMER_REAL, 0.1)
     try:

@@ -904,7 +904,7 @@ class OfPlugin:
 
 
 @pytest.mark.parametrize(
-    ("raised", "told"),  # None: as it was raised
+    ("raised", "expected"),  # None: as it was raised
     [
         (CallTimeoutError("a.m.f: call c1 was stopped at its time limit"), None),
         (errors.MethodFailedError("KeyError", "'x'"), None),
@@ -916,17 +916,17 @@ class OfPlugin:
     ],
     ids=["time-limit", "method-failed", "value", "called-like-ours"],
 )
-async def test_a_recorded_error_is_told_as_the_one_that_was_raised(
-    storage: Storage, claims: CallClaims, raised: Exception, told: Exception | None
+async def test_a_caller_gets_the_error_that_was_recorded(
+    storage: Storage, claims: CallClaims, raised: Exception, expected: Exception | None
 ) -> None:
     made = invocation()
     await claims.fail(await claimed(claims, made), raised)
-    with pytest.raises(type(told or raised)) as caught:
+    with pytest.raises(type(expected or raised)) as caught:
         await claimed(claims, made)
-    assert str(caught.value) == str(told or raised)
+    assert str(caught.value) == str(expected or raised)
 
 
-async def test_a_call_that_never_started_is_told_as_late(database: Database) -> None:
+async def test_a_call_that_never_started_has_timed_out(database: Database) -> None:
     past = datetime.now(UTC) - timedelta(seconds=5)
     request = CallRequest(
         id="c1", method=METHOD, type=SandboxMethodType.TOOL, chat_key="chat", deadline=past, invocation={}
