@@ -14,19 +14,12 @@ RUN /opt/nekro/bin/pip install --no-cache-dir --disable-pip-version-check ${PIP_
     --require-hashes -r requirements.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY nekro_agent nekro_agent
-COPY runtime runtime
-COPY codec codec
 COPY broker_config broker_config
-COPY messaging messaging
 COPY storage storage
-COPY sandbox sandbox
-COPY agent agent
-COPY connectors connectors
 COPY workers workers
 COPY plugin_pkgs plugin_pkgs
 COPY nekro_client nekro_client
-COPY gateway gateway
-COPY cli cli
+COPY nekro nekro
 RUN /opt/nekro/bin/pip install --no-cache-dir --disable-pip-version-check \
     --no-index --no-deps --no-build-isolation .
 # The packages that sandboxed code can import; a volume at NEKRO_SANDBOX__PACKAGES_DIR replaces them.

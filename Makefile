@@ -41,7 +41,7 @@ $(STAMP): $(BIN)/python pyproject.toml constraints.txt
 	@touch $@
 
 # A stamp of its own, so that a second `make install` starts nothing.
-$(LAYER): $(STAMP) sandbox/packages/default.txt sandbox/packages/base_build.py
+$(LAYER): $(STAMP) nekro/sandbox/packages/default.txt nekro/sandbox/packages/base_build.py
 	@if $(BIN)/nekro sandbox packages build > /dev/null; then touch $@; else \
 	  echo 'Sandboxed code has the standard library only; `make install` tries again.'; fi
 
@@ -161,12 +161,12 @@ fuzz: install ## Fuzz the argument decoder, the frame reader and the /proc parse
 	$(BIN)/python tests/sandbox/fuzz_proc.py $(FUZZ_ARGS)
 
 docs: install ## Rewrite the generated reference pages.
-	$(BIN)/python -m cli.reference
+	$(BIN)/python -m nekro.cli.reference
 
 constraints: install ## Write constraints.txt and deploy/requirements.txt with hashes (UPGRADE=--upgrade for newer versions).
 	printf 'hatchling\neditables\n' | $(COMPILE) pyproject.toml - --extra test --extra flower --extra mcp --extra otel --extra plugins --extra tokens --extra bench --extra release -o constraints.txt
 	echo hatchling | $(COMPILE) pyproject.toml - --extra flower --extra mcp --extra otel --extra plugins --extra tokens -c constraints.txt -o deploy/requirements.txt
-	$(COMPILE) sandbox/packages/default.in -c constraints.txt -o sandbox/packages/default.txt
+	$(COMPILE) nekro/sandbox/packages/default.in -c constraints.txt -o nekro/sandbox/packages/default.txt
 
 wheel: install ## Build the wheels and the sdist into dist/, and try the wheel in a clean environment of each CPython here.
 	rm -f dist/*.whl dist/*.tar.gz

@@ -19,11 +19,11 @@ from itertools import count, cycle, islice
 from pathlib import Path
 from typing import Final
 
-from agent.model import ChatBrief, MethodBrief, PluginBrief
-from agent.prompt import PromptBuilder, PromptRequest
 from benchmarks.harness.figures import percentile
 from benchmarks.harness.machine import describe_machine
 from broker_config.settings import AgentSettings, SandboxSettings
+from nekro.agent.model import ChatBrief, MethodBrief, PluginBrief
+from nekro.agent.prompt import PromptBuilder, PromptRequest
 
 __all__ = ["main", "parse", "plugins_of"]
 

@@ -143,8 +143,8 @@ async def _system(model: CountingModel) -> AsyncIterator[Services]:
 
 async def _by_program(services: Services, model: CountingModel, steps: Sequence[Step]) -> Run:
     """Let a turn do the task: its answer is one program."""
+    from nekro.sandbox.models import StopType
     from nekro_agent.durations import POLL_SECONDS
-    from sandbox.models import StopType
     from storage.states import FINAL_ROUND_STATES
 
     usage = model.prepare({"content": f"```python\n{program(steps)}\n```"})
@@ -196,7 +196,7 @@ def _call_of(step: Step, results: Sequence[Any]) -> dict[str, Any]:
 
 
 async def _result(services: Services, method: str, given: dict[str, Any]) -> Any:
-    from codec.values import decode_value
+    from nekro.wire.values import decode_value
 
     envelope = await services.invoke(
         method, (), given, chat_key=_CHAT, user_id="bench", timeout_seconds=_LONGEST_SECONDS

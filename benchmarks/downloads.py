@@ -29,7 +29,7 @@ from typing import Any, Final
 from benchmarks.harness.figures import percentile
 from benchmarks.harness.processes import interrupted_by_sigterm
 from benchmarks.harness.served import served
-from codec.values import encode_arguments
+from nekro.wire.values import encode_arguments
 
 __all__ = ["main", "parse"]
 
@@ -179,8 +179,8 @@ class _Window:
 async def beside(mebibytes: int, calls_per_second: int, window_seconds: float, bytes_per_second: int) -> int:
     """Print call latencies and the worker's memory while a large file is downloaded slowly."""
     from broker_config.settings import Settings
-    from cli.output import Output
-    from cli.services.system import CALL_LANES, open_services
+    from nekro.cli.output import Output
+    from nekro.cli.services.system import CALL_LANES, open_services
     from nekro_agent.core.logger import configure
 
     configure(level="WARNING")

@@ -61,7 +61,7 @@ _KINDS: Final = {
 
 async def _opened() -> Services:
     from broker_config.settings import Settings
-    from cli.services.presence import require_workers
+    from nekro.cli.services.presence import require_workers
     from workers.composition import Services
 
     services = Services.load(Settings.load(env_file=None), role="cli")
@@ -100,7 +100,7 @@ async def _attack(kind: str, calls: int, in_flight: int) -> None:
 
 async def _small_calls(services: Services, until: subprocess.Popen[str] | None) -> list[float]:
     """Return the seconds of sequential calls, at least 200, made until the process has ended."""
-    from codec.values import encode_arguments
+    from nekro.wire.values import encode_arguments
 
     taken: list[float] = []
     while len(taken) < _LEAST_CALLS or (until is not None and until.poll() is None):

@@ -69,7 +69,7 @@ async def _fleet(directory: Path, redis_url: str, database_url: str) -> AsyncIte
 
 async def _turn(services: Services, calls: int, *, at_once: int) -> float:
     """Make calls; returns the seconds per call."""
-    from codec.values import encode_arguments
+    from nekro.wire.values import encode_arguments
     from workers.calls.dispatch import CallScope
 
     entry = await served(services, _METHOD)

@@ -22,7 +22,7 @@ from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.processes import interrupted_by_sigterm
 from benchmarks.harness.redis_server import redis_server
 from broker_config.settings import BrokerSettings
-from messaging.redis.link import RedisLink
+from nekro.broker.redis.link import RedisLink
 
 __all__ = ["main", "parse"]
 

@@ -25,11 +25,11 @@ import uvloop
 from benchmarks.harness.machine import BUSY_LOAD_PER_CORE, describe_machine
 from benchmarks.harness.processes import interrupted_by_sigterm
 from broker_config.settings import SandboxSettings
+from nekro.sandbox.drivers.selection import describe
+from nekro.sandbox.manager import SandboxManager
+from nekro.sandbox.models import Returned, RunRequest, RunResult, StubCall, StubMethod, StubResult
 from nekro_agent.errors import SandboxUnavailableError
 from nekro_agent.methods import SandboxMethodType
-from sandbox.drivers.selection import describe
-from sandbox.manager import SandboxManager
-from sandbox.models import Returned, RunRequest, RunResult, StubCall, StubMethod, StubResult
 from storage.files.areas import DataAreas
 
 __all__ = ["Leftovers", "main"]

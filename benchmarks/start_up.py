@@ -26,10 +26,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from cli.services.ownership import read_running
-from sandbox.guest.confine import children_of
+from nekro.cli.services.ownership import read_running
+from nekro.sandbox.guest.confine import children_of
 
-_NEKRO: Final = (sys.executable, "-P", "-m", "cli.main")
+_NEKRO: Final = (sys.executable, "-P", "-m", "nekro.cli.main")
 _READY_SECONDS: Final = 180.0
 _METHODS: Final = 8
 
@@ -217,7 +217,7 @@ def _prompts(data_dir: Path) -> str:
 def _workers(up: int) -> list[int]:
     """Return the workers of a `nekro up`, and the process that they are forked from."""
     commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in children_of(up)}
-    return [pid for pid, words in commands.items() if b"cli.main" in words and b"worker" in words]
+    return [pid for pid, words in commands.items() if b"nekro.cli.main" in words and b"worker" in words]
 
 
 def _memory(pids: Sequence[int]) -> str:

@@ -189,7 +189,7 @@ async def _read(
 def _serve(settings: Path, port: int) -> None:
     import uvicorn
 
-    from gateway.app import create_app
+    from nekro.gateway.app import create_app
 
     app = create_app(Settings.load(env_file=None, **json.loads(settings.read_text("utf-8"))))
     uvicorn.run(app, host="127.0.0.1", port=port, log_config=None, access_log=False)

@@ -42,7 +42,7 @@ _MIB: Final = 1 << 20
 
 async def _burst(services: Services, calls: int, seconds: float) -> float:
     """Make all calls at once; returns the seconds until the last answer."""
-    from codec.values import decode_value, encode_arguments
+    from nekro.wire.values import decode_value, encode_arguments
     from workers.calls.dispatch import CallScope
 
     entry = await served(services, _METHOD)

@@ -20,7 +20,7 @@ from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.settings import Settings
 from broker_config.topology import lane_queue
 from broker_config.urls import is_redis, kombu_url, without_password
-from codec.seal import TASK, Seal
+from nekro.wire.seal import TASK, Seal
 from nekro_agent.errors import NekroError, SettingsError
 from nekro_agent.methods import Lane
 
@@ -35,7 +35,7 @@ __all__ = [
 
 #: Read by Celery's Redis backend, and missing in its own list of settings.
 UNLISTED_KEYS: Final = frozenset({"redis_backend_health_check_interval", "redis_client_name"})
-BACKEND: Final = "messaging.celery.result_backend:ReplyBackend"
+BACKEND: Final = "nekro.broker.celery.result_backend:ReplyBackend"
 #: How long a result is kept: a caller that lost its connection reads it again within seconds of reconnecting.
 RESULT_SECONDS: Final = 3600
 #: Attempts to store a result; with the pauses below they take about half a minute.
@@ -124,14 +124,14 @@ def create_app(settings: Settings, *, lane: str | None = None) -> NekroApp:
     app = NekroApp(
         "nekro",
         set_as_current=False,
-        amqp="messaging.celery.private_tasks:PrivateAMQP",
-        control="messaging.celery.remote_control:SignedControl",
-        events="messaging.celery.task_events:BufferingEvents",
-        task_cls="messaging.celery.private_tasks:PrivateTask",
+        amqp="nekro.broker.celery.private_tasks:PrivateAMQP",
+        control="nekro.broker.celery.remote_control:SignedControl",
+        events="nekro.broker.celery.task_events:BufferingEvents",
+        task_cls="nekro.broker.celery.private_tasks:PrivateTask",
     )
     app.nekro_settings = settings
-    app.steps["consumer"].add("messaging.delivery.leases:LeaseStep")
-    app.steps["consumer"].add("messaging.revocations:RevocationStep")
+    app.steps["consumer"].add("nekro.broker.delivery.leases:LeaseStep")
+    app.steps["consumer"].add("nekro.broker.revocations:RevocationStep")
     app.conf.update(checked_settings(celery_settings(settings, lane=lane)))
     return app
 
@@ -189,7 +189,7 @@ def celery_settings(settings: Settings, *, lane: str | None = None) -> dict[str,
         # replica yet after a failover) and to a RabbitMQ that took back a call (its `consumer_timeout`).
         "broker_channel_error_retry": True,
         "worker_prefetch_multiplier": 1,
-        "worker_consumer": "messaging.celery.consumer:AnsweringConsumer",
+        "worker_consumer": "nekro.broker.celery.consumer:AnsweringConsumer",
         "worker_send_task_events": True,
         "worker_cancel_long_running_tasks_on_connection_loss": False,
         "worker_redirect_stdouts": False,

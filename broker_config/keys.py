@@ -7,7 +7,7 @@
     ``message`` is the text as received, truncated to ``MAX_REFUSED_BYTES`` characters.
 ``<prefix>epochs``
     hash, does not expire: the server run to which the data belongs, and the number of published
-    messages. It shows which messages Redis has lost; see ``messaging.redis.epochs``.
+    messages. It shows which messages Redis has lost; see ``nekro.broker.redis.epochs``.
 ``<prefix>revoked``
     sorted set (task id → expiry), expires a day after the last revocation, on the results' Redis.
 ``<prefix>request:<digest>``
@@ -92,7 +92,7 @@ class Keys:
 
     @property
     def epoch(self) -> str:
-        """Hash for the detection of lost messages; see ``messaging.redis.epochs``."""
+        """Hash for the detection of lost messages; see ``nekro.broker.redis.epochs``."""
         return f"{self.prefix}epochs"
 
     def request(self, digest: str) -> str:
@@ -109,7 +109,7 @@ class Keys:
         return f"{self.prefix}offers:{queue}"
 
     def watcher(self, watcher_id: str) -> str:
-        """Presence key of one ``messaging.event_watch.EventWatcher``."""
+        """Presence key of one ``nekro.broker.event_watch.EventWatcher``."""
         return f"{self.prefix}watcher:{watcher_id}"
 
     @staticmethod

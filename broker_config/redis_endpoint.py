@@ -231,7 +231,7 @@ class _SocketConnection(_Connection, redis.UnixDomainSocketConnection):
 
 
 class _LoopConnection:
-    """The same mixin for asyncio connections; ``messaging.redis.link`` reads the replies."""
+    """The same mixin for asyncio connections; ``nekro.broker.redis.link`` reads the replies."""
 
     def __init__(self, *, primary: Primary | None = None, **parameters: Any) -> None:
         self._primary = primary

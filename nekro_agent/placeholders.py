@@ -75,10 +75,7 @@ _REFERENCE_PACKAGES: Final = (
     "tools",
 )
 #: Top-level packages of this project but for those of plugins.
-OWN_PACKAGES: Final = (
-    *(_ROOT, "runtime", "codec", "broker_config", "messaging"),
-    *("storage", "sandbox", "agent", "connectors", "workers", "nekro_client", "gateway", "cli"),
-)
+OWN_PACKAGES: Final = (_ROOT, "nekro_client", "nekro", "broker_config", "storage", "workers")
 _EXCEPTIONS: Final = "exceptions"
 _EXCEPTION_SUFFIXES: Final = ("Error", "Exception", "Failed", "Finished")
 _CATCHERS: Final = frozenset(

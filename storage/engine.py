@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any, Self
 from loguru import logger
 
 from broker_config.settings import DatabaseSettings
+from nekro.base.completion import complete
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import StorageError
-from runtime.completion import complete
 from storage.driver.connection import Connection, DriverConnection
 from storage.driver.pool import Pool, limited
 from storage.driver.sqlite import SqlitePool

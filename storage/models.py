@@ -186,7 +186,8 @@ class ChatRow(LeaseColumns, Base):
     last_event: Mapped[int] = mapped_column(BigInteger(), server_default=text("0"), default=0)
     #: When the newest event was added; None: before there was this column.
     active_at: Mapped[datetime | None]
-    #: Unused: ``sandbox.areas.shared`` goes by the directory's times. Kept while older releases may run.
+    #: Unused: ``nekro.sandbox.areas.shared`` goes by the directory's times. Kept while older releases may
+    #: run.
     shared_used_at: Mapped[datetime | None] = mapped_column(index=True)
 
 
@@ -886,7 +887,7 @@ class McpServerRow(Base):
     is_enabled: Mapped[bool]
     #: Identifies the declaration that was used for the listing or failed; None before the first attempt.
     listed_digest: Mapped[str | None]
-    #: JSON of ``connectors.mcp.tools.ListedTool``s; None before the first listing.
+    #: JSON of ``nekro.extensions.mcp.tools.ListedTool``s; None before the first listing.
     tools: Mapped[str | None] = mapped_column(FaithfulText())
     #: What the server says about itself: name, version, protocol, instructions.
     about: Mapped[dict[str, Any] | None] = mapped_column(JsonText())

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 __all__ = ["fork_children", "run_to_the_end"]
 
 #: Beginning of the command lines that are forked.
-_OURS = [sys.executable, "-P", "-m", "cli.main"]
+_OURS = [sys.executable, "-P", "-m", "nekro.cli.main"]
 _PR_SET_CHILD_SUBREAPER = 36
 _REQUEST_BYTES = 1 << 20
 _MOST_DESCRIPTORS = 32

@@ -30,15 +30,15 @@ from typing import IO, Any, Self
 from forked_children import fork_children
 from waiting import WAIT_SECONDS
 
-import cli.commands
+import nekro.cli.commands
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # Imports of running workers and commands, except for plugins and their main module.
 _CONTEXT.set_forkserver_preload(
     [
         "alembic.command",
-        "messaging.celery.consumer",
-        "messaging.celery.remote_control",
+        "nekro.broker.celery.consumer",
+        "nekro.broker.celery.remote_control",
         "celery.app.control",
         "celery.app.log",
         "celery.apps.worker",
@@ -49,19 +49,22 @@ _CONTEXT.set_forkserver_preload(
         "celery.worker.autoscale",
         "celery.worker.consumer.delayed_delivery",
         "celery.worker.strategy",
-        *(f"cli.commands.{module.name}" for module in pkgutil.iter_modules(cli.commands.__path__)),
-        "cli.running",
-        "cli.services.system",
+        *(
+            f"nekro.cli.commands.{module.name}"
+            for module in pkgutil.iter_modules(nekro.cli.commands.__path__)
+        ),
+        "nekro.cli.running",
+        "nekro.cli.services.system",
         "encodings.idna",
-        "gateway.app",
-        "gateway.web.server",
+        "nekro.gateway.app",
+        "nekro.gateway.web.server",
         "httpx",
         "nekro_agent.testing",
         "psycopg",
         "pytest",  # of this module, which the process imports
         "rich.progress",
         "rich.table",
-        "sandbox.manager",
+        "nekro.sandbox.manager",
         "sqlalchemy.dialects.postgresql",
         "sqlalchemy.dialects.sqlite",
         "storage.migrate",
@@ -302,7 +305,7 @@ def _run(
 
 def run_command(module: str, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
     """Run a module in this forked process, as the interpreter would; `nekro` forks its own processes."""
-    if module == "cli.main" and list(arguments[:1]) not in _WITHOUT_CHILDREN:
+    if module == "nekro.cli.main" and list(arguments[:1]) not in _WITHOUT_CHILDREN:
         fork_children(partial(_run_module, module))
     _run_module(module, arguments, environ)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from loguru import logger
 
-from cli.main import main
+from nekro.cli.main import main
 
 
 def run_inside(*arguments: str, directory: Path, environment: Mapping[str, str]) -> tuple[int, str, str]:

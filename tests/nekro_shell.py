@@ -20,7 +20,7 @@ from waiting import WAIT_SECONDS, wait_until
 
 __all__ = ["NEKRO", "Done", "Shell", "open_shell", "running_up"]
 
-NEKRO = [sys.executable, "-P", "-m", "cli.main"]
+NEKRO = [sys.executable, "-P", "-m", "nekro.cli.main"]
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,16 @@ class Shell:
 
     def __call__(self, *arguments: str, given: str = "", **settings: str) -> Done:
         environ = {**self.environment, **settings}
-        done = run_forked("cli.main", *arguments, environ=environ, cwd=self.directory, given=given)
+        done = run_forked("nekro.cli.main", *arguments, environ=environ, cwd=self.directory, given=given)
         assert "Traceback" not in done.stderr, done.stderr
         return Done(done.returncode, done.stdout, done.stderr)
 
     def start(self, *arguments: str, has_stdin: bool = False, **settings: str) -> ForkedCommand:
         """Start a command, with pipes."""
         environ = {**self.environment, **settings}
-        return ForkedCommand("cli.main", arguments, environ=environ, cwd=self.directory, has_stdin=has_stdin)
+        return ForkedCommand(
+            "nekro.cli.main", arguments, environ=environ, cwd=self.directory, has_stdin=has_stdin
+        )
 
     def inside(self, *arguments: str, **settings: str) -> Done:
         """Run a command in this process, which saves the imports; for commands that are expected to fail."""

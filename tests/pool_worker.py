@@ -25,11 +25,11 @@ from redis.retry import Retry
 from broker_config.app import NekroApp, create_app
 from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.settings import Settings
-from codec.wire import Envelope, Signer
+from nekro.base.metrics import start_metrics
+from nekro.wire.invocation import Envelope, Signer
 from nekro_agent.core.logger import configure
 from nekro_agent.errors import ArgumentError, MethodDisabledError, ResultError
 from nekro_agent.methods import SandboxMethodType
-from runtime.metrics import start_metrics
 from workers.calls.claims import DuplicateDelivery
 from workers.pools.asyncio_pool import FAST_BODY
 from workers.pools.awaiting import at_loop_close, current_job, guarded, run_async

@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.test_layers import PACKAGES, ROOT
 
-REGISTER = ROOT / "messaging" / "celery" / "register.py"
+REGISTER = ROOT / "nekro" / "broker" / "celery" / "register.py"
 LIBRARIES = ("billiard", "celery", "kombu", "vine")
 #: Modules whose names users of the libraries import, according to their documentation.
 DOCUMENTED = {"celery", "celery.exceptions", "celery.signals", "kombu", "kombu.connection"}
@@ -24,7 +24,7 @@ DOCUMENTED |= {"kombu.entity", "kombu.exceptions"}
 #: Base classes that are documented as made for subclasses.
 DOCUMENTED_BASES = {"celery.bootsteps", "celery.exceptions"}
 #: Where objects of the libraries are used without an import of theirs.
-OUR_PLACES = ("messaging.celery.", "messaging.delivery.", "workers.pools.")
+OUR_PLACES = ("nekro.broker.celery.", "nekro.broker.delivery.", "workers.pools.")
 NAMED = re.compile(r"(celery|kombu)(\.\w+)+(:\w+)?")
 FOREIGN_NAME = re.compile(r"(?:self\.|cls\.|def |class )(_[A-Za-z]\w*)")
 

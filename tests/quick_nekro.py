@@ -104,7 +104,7 @@ def _become(data: bytes, streams: list[int]) -> NoReturn:
         os.dup2(stream, number)
         os.close(stream)
     os.chdir(directory)
-    run_to_the_end(lambda: run_command("cli.main", words[: int(count)], environ))
+    run_to_the_end(lambda: run_command("nekro.cli.main", words[: int(count)], environ))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from broker_config.settings import TracingSettings
-from messaging import tracing
-from messaging.tracing import process
+from nekro.broker import tracing
+from nekro.broker.tracing import process
 
 __all__ = ["recorded_spans"]
 

@@ -22,7 +22,7 @@ class Terminal:
         self._descriptor, theirs = pty.openpty()
         try:
             self._process = ForkedProcess(
-                "cli.main",
+                "nekro.cli.main",
                 arguments,
                 environ={**environment, "COLUMNS": "200", "LINES": "50"},
                 stdin=theirs,

@@ -16,42 +16,42 @@ import pytest
 from nekro_agent.placeholders import OWN_PACKAGES
 
 ROOT = Path(__file__).parent.parent
-#: From the bottom; a package may import itself and the packages before it.
+#: From the bottom, by their folders; a package may import itself and the packages before it.
 ORDER = (
     "nekro_client",
     "nekro_agent",
-    "runtime",
-    "codec",
+    "nekro/base",
+    "nekro/wire",
     "broker_config",
-    "messaging",
+    "nekro/broker",
     "storage",
-    "sandbox",
-    "agent",
-    "connectors",
+    "nekro/sandbox",
+    "nekro/agent",
+    "nekro/extensions",
     "workers",
-    "gateway",
-    "cli",
+    "nekro/gateway",
+    "nekro/cli",
 )
 #: Packages that may import only the modules and packages named here, not all of those before them.
 ONLY = {
     "nekro_client": set(),
-    "storage": {"nekro_agent", "runtime.completion", "broker_config.settings"},
+    "storage": {"nekro_agent", "nekro.base.completion", "broker_config.settings"},
     "plugin_pkgs": {"nekro_agent"},
 }
 #: Libraries that a package must not import.
 FORBIDDEN_LIBRARIES = {
     "nekro_client": {"celery", "kombu", "redis", "sqlalchemy", "psycopg", "alembic", "fastapi", "loguru"},
     "nekro_agent": {"celery", "kombu", "redis", "sqlalchemy", "psycopg", "alembic"},
-    "codec": {"celery", "kombu", "redis", "sqlalchemy", "psycopg", "alembic"},
+    "nekro/wire": {"celery", "kombu", "redis", "sqlalchemy", "psycopg", "alembic"},
     "storage": {"celery", "kombu", "redis"},
-    "agent": {"celery", "kombu", "redis", "sqlalchemy"},
+    "nekro/agent": {"celery", "kombu", "redis", "sqlalchemy"},
     "plugin_pkgs": {"celery", "kombu", "redis", "sqlalchemy"},
 }
 PACKAGES = (*ORDER, "plugin_pkgs")
 #: What each part (subpackage) of a package may import of the other parts; "*" stands for the modules
 #: directly in the package's folder, which may import every part.
 PARTS = {
-    "messaging": {"tracing": (), "redis": (), "delivery": ("redis",), "celery": ("redis", "delivery")},
+    "nekro/broker": {"tracing": (), "redis": (), "delivery": ("redis",), "celery": ("redis", "delivery")},
     "storage": {
         "driver": (),
         "repositories": ("*", "driver"),
@@ -62,7 +62,7 @@ PARTS = {
         "outbound": ("*", "driver", "repositories"),
         "migrations": ("*",),
     },
-    "sandbox": {
+    "nekro/sandbox": {
         "guest": (),
         "filter": (),
         "areas": ("*",),
@@ -70,13 +70,13 @@ PARTS = {
         "packages": ("*", "areas"),
         "drivers": ("*", "areas", "filter", "guest", "limits"),
     },
-    "agent": {
+    "nekro/agent": {
         "answers": ("*", "llm"),
         "llm": ("*", "tokens"),
         "pictures": ("*",),
         "tokens": ("*", "pictures"),
     },
-    "connectors": {"mcp": ()},
+    "nekro/extensions": {"mcp": ()},
     "workers": {
         "pools": (),
         "chats": (),
@@ -93,7 +93,7 @@ PARTS = {
         "web": ("pools", "leases", "catalogue", "plugins"),
         "mcp": ("budgets", "jobs", "leases", "plugins"),
     },
-    "gateway": {
+    "nekro/gateway": {
         "web": ("*",),
         "access": ("*",),
         "streams": ("*", "web"),
@@ -107,7 +107,7 @@ PARTS = {
         "console": ("*", "web", "access"),
         "document": ("*", "web", "console"),
     },
-    "cli": {
+    "nekro/cli": {
         "services": ("*",),
         "views": ("*",),
         "demo": ("*", "services", "views"),
@@ -141,8 +141,8 @@ CYCLIC_PARTS = {
 MAX_MODULES = 16
 #: Folders that may hold more, with the reason.
 LARGE_FOLDERS = {
-    "cli/commands": "one module per command",
-    "cli/remote": "one module per command",
+    "nekro/cli/commands": "one module per command",
+    "nekro/cli/remote": "one module per command",
     "storage/migrations/versions": "one module per migration",
 }
 
@@ -201,12 +201,23 @@ def cycle_in(graph: dict[str, set[str]]) -> str | None:
     return None
 
 
+def dotted(folder: str) -> str:
+    """Return the module name of a package's folder."""
+    return folder.replace("/", ".")
+
+
+@functools.cache
+def package_of(module: str) -> str | None:
+    """Return the package that contains a module; None for a module that is not of the product."""
+    found = [p for p in PACKAGES if module == dotted(p) or module.startswith(f"{dotted(p)}.")]
+    return max(found, key=len, default=None)
+
+
 def part_of(package: str, module: str) -> str | None:
     """Return the part of a package that contains a module, "*" for none; None for other packages' modules."""
-    top, _, rest = module.partition(".")
-    if top != package:
+    if package_of(module) != package:
         return None
-    name = rest.partition(".")[0]
+    name = module.removeprefix(dotted(package)).removeprefix(".").partition(".")[0]
     return name if name and (ROOT / package / name).is_dir() else "*"
 
 
@@ -223,12 +234,12 @@ def imports_of(package: str) -> list[tuple[Path, str]]:
 
 
 def is_allowed(package: str, module: str) -> bool:
-    top = module.partition(".")[0]
-    if top == package or top not in PACKAGES:
+    imported = package_of(module)
+    if imported == package or imported is None:
         return True
     if package in ONLY:
         return any(module == name or module.startswith(f"{name}.") for name in ONLY[package])
-    return top in ORDER[: ORDER.index(package)]
+    return imported in ORDER[: ORDER.index(package)]
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -248,27 +259,28 @@ def test_a_package_imports_none_of_its_forbidden_libraries(package: str) -> None
 
 
 def test_code_that_runs_in_the_sandbox_imports_only_the_standard_library() -> None:
-    guest = ROOT / "sandbox" / "guest"
-    inside = {module for path, module in imports_of("sandbox") if path.is_relative_to(guest)}
+    guest = ROOT / "nekro" / "sandbox" / "guest"
+    inside = {module for path, module in imports_of("nekro/sandbox") if path.is_relative_to(guest)}
     # The writer of tagged text is bundled with the code that runs in the sandbox.
-    inside |= {module for path, module in imports_of("codec") if path.name == "tagged.py"}
-    names = {module.partition(".")[0] for module in inside - {"codec.tagged"}}
-    assert names <= set(sys.stdlib_module_names) | {"sandbox"}
+    inside |= {module for path, module in imports_of("nekro/wire") if path.name == "tagged.py"}
+    ours = {"nekro.wire.tagged"} | {module for module in inside if module.startswith("nekro.sandbox.guest.")}
+    names = {module.partition(".")[0] for module in inside - ours}
+    assert names <= set(sys.stdlib_module_names)
 
 
 def test_a_gateway_loads_nothing_that_runs_code() -> None:
     """Rounds workers and commands run code; a gateway sends it to them, and knows the types of reports."""
-    modules = [module for module in product_graph() if module.partition(".")[0] == "gateway"]
+    modules = [module for module in product_graph() if package_of(module) == "nekro/gateway"]
     source = (
         "import importlib, sys\n"
         "for name in sys.argv[1:]: importlib.import_module(name)\n"
-        "print(*(name for name in sys.modules if name.partition('.')[0] == 'sandbox'))"
+        "print(*(name for name in sys.modules if name.startswith('nekro.sandbox')))"
     )
     sends = ["workers.calls.dispatch", "workers.rounds.remote_runs"]
     done = subprocess.run(
         [sys.executable, "-c", source, *modules, *sends], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert sorted(done.stdout.split()) == ["sandbox", "sandbox.models"]
+    assert sorted(done.stdout.split()) == ["nekro.sandbox", "nekro.sandbox.models"]
 
 
 def test_no_modules_import_each_other_in_a_cycle() -> None:
@@ -337,9 +349,9 @@ def test_the_wheel_ships_every_package_and_no_other() -> None:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     shipped = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    assert sorted(shipped) == sorted(PACKAGES)
+    assert sorted(shipped) == sorted({package.partition("/")[0] for package in PACKAGES})
 
 
 def test_placeholders_know_every_package_that_is_no_plugin() -> None:
     """Placeholders are for plugins: an import of our own that lacks a name is an error at once."""
-    assert sorted(OWN_PACKAGES) == sorted(ORDER)
+    assert sorted(OWN_PACKAGES) == sorted({package.partition("/")[0] for package in ORDER})

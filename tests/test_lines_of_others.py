@@ -18,13 +18,13 @@ DIRECTORIES = (*PACKAGES, "benchmarks", "examples", "scripts")
 PYTHON = b"#!/usr/bin/env python3\n"
 #: Where splitting at more characters than the format has is intended.
 ALLOWED: dict[str, str] = {}
-#: Text files that the host writes itself; everything else in ``sandbox`` is read as bytes.
+#: Text files that the host writes itself; everything else in ``nekro/sandbox`` is read as bytes.
 READ_AS_TEXT = {
-    "sandbox/bundle.py": "our own source",
-    "sandbox/packages/base.py": "the layer's record, which the host writes",
-    "sandbox/packages/base_build.py": "our own source and lists; the pinned matplotlib's defaults",
-    "sandbox/packages/builder.py": "our own source",
-    "sandbox/packages/layers.py": "records that the service writes; RECORD of a wheel, by newline alone",
+    "nekro/sandbox/bundle.py": "our own source",
+    "nekro/sandbox/packages/base.py": "the layer's record, which the host writes",
+    "nekro/sandbox/packages/base_build.py": "our own source and lists; the pinned matplotlib's defaults",
+    "nekro/sandbox/packages/builder.py": "our own source",
+    "nekro/sandbox/packages/layers.py": "records of the service; RECORD of a wheel, by newline alone",
 }
 
 
@@ -53,12 +53,14 @@ def test_no_text_is_split_by_splitlines() -> None:
 
 
 def test_the_sandbox_reads_no_kernel_file_as_text() -> None:
-    assert calls_of("read_text", ("sandbox",)) - READ_AS_TEXT.keys() == set(), "use sandbox.limits.proc_files"
+    assert calls_of("read_text", ("nekro/sandbox",)) - READ_AS_TEXT.keys() == set(), (
+        "use nekro.sandbox.limits.proc_files"
+    )
 
 
 def test_text_mode_is_not_used_on_proc() -> None:
     wrong = []
-    for path in sorted((ROOT / "sandbox").rglob("*.py")):
+    for path in sorted((ROOT / "nekro" / "sandbox").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if not (
                 isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "open"

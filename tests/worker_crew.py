@@ -9,7 +9,7 @@ import pytest
 from worker_fleet import Worker
 
 from broker_config.settings import Settings
-from cli.environment import environment_of
+from nekro.cli.environment import environment_of
 
 #: Attempts to start a worker that ends before it is ready, as the database may be down.
 STARTS = 6

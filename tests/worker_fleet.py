@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import socket
 import sqlite3
@@ -23,9 +24,9 @@ from sqlalchemy.engine import make_url
 from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.settings import Settings
-from cli.environment import environment_of
-from cli.services.system import migrate
-from codec.wire import Envelope, new_id
+from nekro.cli.environment import environment_of
+from nekro.cli.services.system import migrate
+from nekro.wire.invocation import Envelope, new_id
 from nekro_agent import runtime
 from nekro_agent.plugin import NekroPlugin
 from workers.calls.dispatch import CallScope, invocation_of
@@ -67,6 +68,13 @@ def plugin_of(services: Services, key: str) -> NekroPlugin:
     return plugin
 
 
+def main_module(environment: dict[str, str]) -> str:
+    """The command's module in the code that an environment runs: versions up to 0.2 have another one."""
+    tree = environment.get("PYTHONPATH", "").partition(os.pathsep)[0]
+    prefix = "" if Path(tree, "cli", "main.py").is_file() else "nekro."
+    return f"{prefix}cli.main"
+
+
 class Worker:
     """One `nekro worker` process with the ready handshake of `nekro up`."""
 
@@ -79,7 +87,7 @@ class Worker:
         concurrency: int | None,
         environment: dict[str, str] | None = None,
     ) -> None:
-        """Start it: with an environment as ``python -m cli.main``, else forked, which is faster."""
+        """Start it: with an environment as ``python -m nekro.cli.main``, else forked, which is faster."""
         self.process: ForkedProcess | subprocess.Popen[bytes]
         self.log = log
         self.lane = lane
@@ -94,14 +102,14 @@ class Worker:
         with theirs, log.open("ab") as output:
             if environment is None:
                 self.process = ForkedProcess(
-                    "cli.main",
+                    "nekro.cli.main",
                     [*arguments, Descriptor(number)],
                     environ=environment_of(settings),
                     stdout=output.fileno(),
                 )
             else:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "cli.main", *arguments, str(number)],
+                    [sys.executable, "-P", "-m", main_module(environment), *arguments, str(number)],
                     env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
@@ -217,7 +225,9 @@ class Fleet:
         Args:
             stderr: descriptor that it writes to instead of a pipe.
         """
-        return ForkedCommand("cli.main", arguments, environ=environment_of(self.settings), stderr=stderr)
+        return ForkedCommand(
+            "nekro.cli.main", arguments, environ=environment_of(self.settings), stderr=stderr
+        )
 
     def run(
         self, *arguments: str, variables: Mapping[str, str] | None = None, cwd: Path | None = None
@@ -231,9 +241,9 @@ class Fleet:
         environ = {**environment_of(self.settings), **(variables or {})}
         try:
             if all(name.startswith("NEKRO_") for name in variables or ()):
-                return run_forked("cli.main", *arguments, environ=environ, cwd=cwd)
+                return run_forked("nekro.cli.main", *arguments, environ=environ, cwd=cwd)
             return subprocess.run(
-                [sys.executable, "-P", "-m", "cli.main", *arguments], env=environ, cwd=cwd,
+                [sys.executable, "-P", "-m", "nekro.cli.main", *arguments], env=environ, cwd=cwd,
                 stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WAIT_SECONDS,
             )  # fmt: skip
         except subprocess.TimeoutExpired:

@@ -11,14 +11,14 @@ from loguru import logger
 
 from broker_config.embedded import make_data_dir, resolve_settings
 from broker_config.settings import Settings
-from codec.values import encode_arguments
-from codec.wire import Envelope, new_id
-from messaging.calls import MethodCaller
+from nekro.base.greenlet_bridge import LEAST_SECONDS, Cleanup, Closing, close_all
+from nekro.broker.calls import MethodCaller
+from nekro.wire.invocation import Envelope, new_id
+from nekro.wire.values import encode_arguments
 from nekro_agent.durations import CLOSE_STEP_SECONDS, FRESH_SECONDS
 from nekro_agent.errors import StorageError
 from nekro_agent.methods import Lane
 from nekro_agent.ports import ChatInfo, IncomingMessage
-from runtime.greenlet_bridge import LEAST_SECONDS, Cleanup, Closing, close_all
 from storage.caller_reads import find_chat
 from storage.engine import Database
 from workers.calls.dispatch import CallScope

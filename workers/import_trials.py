@@ -1,7 +1,7 @@
 """Imports plugins for forks of this process, which must not share what an import opens, starts or draws.
 
 An import cannot be undone. So each one is tried in a fork, and this process, which lacks it, waits. If the
-import leaves nothing that a fork would share or lack (``runtime.forks``), the fork goes on with the next
+import leaves nothing that a fork would share or lack (``nekro.base.forks``), the fork goes on with the next
 plugin. Otherwise, or if the import crashes or hangs, the fork ends, and this process forks again without that
 plugin; each worker imports it then, as a worker does that is no fork. Plugins that import fast share a fork.
 
@@ -22,10 +22,10 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from nekro.base.forks import ForkWatch, flush_streams, wait_until_orphaned
+from nekro.sandbox.guest.confine import children_of
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.durations import PROGRESS_SECONDS
-from runtime.forks import ForkWatch, flush_streams, wait_until_orphaned
-from sandbox.guest.confine import children_of
 from workers.plugins.importing import Imported
 from workers.plugins.loader import (
     PreparedPlugins,

@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING, Any, Final
 from broker_config.embedded import resolve_signing_key
 from broker_config.settings import Settings
 from broker_config.urls import is_redis
+from nekro.base.shared_property import shared_property
 from nekro_agent.errors import RuntimeNotBoundError
 from nekro_agent.methods import Lane
-from runtime.shared_property import shared_property
 from workers.catalogue.registry import Registry
 
 if TYPE_CHECKING:
-    from agent.tokens import ModelContexts
     from broker_config.app import NekroApp
-    from codec.wire import Signer
-    from messaging.calls import MethodCaller
+    from nekro.agent.tokens import ModelContexts
+    from nekro.base.redaction import Redactor
+    from nekro.broker.calls import MethodCaller
+    from nekro.sandbox.manager import SandboxManager
+    from nekro.wire.invocation import Signer
     from nekro_agent.commands.table import CommandTable
     from nekro_agent.execution.hooks import HookFailure, PluginHost
-    from runtime.redaction import Redactor
-    from sandbox.manager import SandboxManager
     from storage.engine import Database
     from storage.files.areas import DataAreas
     from storage.files.upload_areas import UploadAreas
@@ -234,7 +234,7 @@ class Parts(ABC):
     @shared_property
     def remote_hooks(self) -> HookForwarder:
         """Forwards hooks of pinned plugins to their owners."""
-        from messaging.calls import MethodCaller
+        from nekro.broker.calls import MethodCaller
         from workers.calls.remote_hooks import HookForwarder
 
         return HookForwarder(
@@ -355,14 +355,14 @@ class Parts(ABC):
     @shared_property
     def signer(self) -> Signer:
         """Signs and verifies invocations."""
-        from codec.wire import Signer
+        from nekro.wire.invocation import Signer
 
         return Signer.from_text(resolve_signing_key(self.settings).get_secret_value())
 
     @shared_property
     def redactor(self) -> Redactor:
         """Removes secrets and host paths from texts that leave the host."""
-        from runtime.redaction import Redactor
+        from nekro.base.redaction import Redactor
 
         key = resolve_signing_key(self.settings).get_secret_value()
         return Redactor((*self.settings.secret_values(), key), host_paths=(self.settings.data_dir,))
@@ -735,15 +735,15 @@ class Parts(ABC):
     @shared_property
     def model_contexts(self) -> ModelContexts:
         """Knows how many tokens the models of the groups read."""
-        from agent.tokens import ModelContexts
         from broker_config.model_groups import group_or_default
+        from nekro.agent.tokens import ModelContexts
 
         return ModelContexts(self.settings.agent, partial(group_or_default, self.settings))
 
     @shared_property
     def summaries(self) -> ChatSummaries:
         """Writes the summaries of chats."""
-        from agent.llm import create_models
+        from nekro.agent.llm import create_models
         from workers.budgets.summary_meter import SummaryMeter
         from workers.rounds.context.summaries import ChatSummaries
 
@@ -807,7 +807,7 @@ class Parts(ABC):
             raise RuntimeNotBoundError("a gateway runs no code; it sends code to rounds workers")
         if self._sandboxes is None:
             # Imported here because it takes a tenth of a worker's memory and few workers run code.
-            from sandbox.manager import SandboxManager
+            from nekro.sandbox.manager import SandboxManager
 
             manager = SandboxManager(
                 self.settings.sandbox, self.areas, packages_dir=self.settings.data_dir / "layers"

@@ -15,13 +15,18 @@ from celery import bootsteps
 from loguru import logger
 
 from broker_config.settings import Settings
-from messaging.celery.names import POOL_STEP
-from messaging.celery.worker_state import consume_queue, is_stopping, serve_new_tasks, why_it_consumes_nothing
-from messaging.tracing import traced
+from nekro.base.greenlet_bridge import at_loop_close, limit_loop_close
+from nekro.base.metrics import start_metrics
+from nekro.broker.celery.names import POOL_STEP
+from nekro.broker.celery.worker_state import (
+    consume_queue,
+    is_stopping,
+    serve_new_tasks,
+    why_it_consumes_nothing,
+)
+from nekro.broker.tracing import traced
 from nekro_agent.errors import NekroError, SettingsError
 from nekro_agent.methods import Lane
-from runtime.greenlet_bridge import at_loop_close, limit_loop_close
-from runtime.metrics import start_metrics
 from workers.composition import Services
 from workers.ops.health import Health
 from workers.ops.logs import configure_logs

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from agent.llm import LLMClient, MissingClient, create_models
-from agent.rounds import RoundRunner
 from broker_config.settings import Settings
+from nekro.agent.llm import LLMClient, MissingClient, create_models
+from nekro.agent.rounds import RoundRunner
 from nekro_agent.errors import LLMError
 from workers.budgets.round_meter import RoundBudgets
 from workers.rounds.context.input import RoundInputs

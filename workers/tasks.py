@@ -13,13 +13,13 @@ from celery.exceptions import Ignore
 
 from broker_config.app import checked_task_options
 from broker_config.topology import COMMAND_TASK, DRAIN_TASK, HOOK_TASK, JOB_TASK, RUN_TASK
-from messaging.celery.worker_state import is_revoked
-from messaging.tracing import trace_headers
+from nekro.base.greenlet_bridge import at_loop_close
+from nekro.broker.celery.worker_state import is_revoked
+from nekro.broker.tracing import trace_headers
 from nekro_agent.durations import GRACE_SECONDS
 from nekro_agent.errors import NekroError
 from nekro_agent.execution.author_frames import attached
 from nekro_agent.methods import Lane
-from runtime.greenlet_bridge import at_loop_close
 from workers.calls.claims import DuplicateDelivery
 from workers.calls.handler import FindTarget, MisplacedCall
 from workers.calls.records import CallRecords

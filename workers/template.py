@@ -24,8 +24,8 @@ from typing import Any, Final
 
 from broker_config.embedded import make_data_dir
 from broker_config.settings import Settings
-from messaging.celery.names import WORKER_MODULES
-from runtime.forks import adopt_orphans, flush_streams, thread_count, wait_until_orphaned
+from nekro.base.forks import adopt_orphans, flush_streams, thread_count, wait_until_orphaned
+from nekro.broker.celery.names import WORKER_MODULES
 from workers.import_trials import Trials
 from workers.ops.logs import configure_logs
 from workers.plugins.loader import (
@@ -44,12 +44,12 @@ _DESCRIPTORS: Final = 2
 #: What every worker imports while it starts; they import the rest of it.
 MODULES: Final = (
     *WORKER_MODULES,
-    "messaging.celery.consumer",
-    "messaging.celery.remote_control",
-    "messaging.celery.task_events",
-    "messaging.delivery.dead_queue",
-    "messaging.delivery.intake",
-    "messaging.event_watch",
+    "nekro.broker.celery.consumer",
+    "nekro.broker.celery.remote_control",
+    "nekro.broker.celery.task_events",
+    "nekro.broker.delivery.dead_queue",
+    "nekro.broker.delivery.intake",
+    "nekro.broker.event_watch",
     "storage.database_clock",
     "storage.files.areas",
     "storage.kv",

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final
 
-from agent.multimodal import image_data
-from agent.pictures.tokens import MOST_TOKENS, tokens_of_image
-from agent.tokens import ESTIMATE
 from benchmarks.evaluation.task import Reply
 from benchmarks.tool_use.endpoint import ChatEndpoint, common_chars, completion
+from nekro.agent.multimodal import image_data
+from nekro.agent.pictures.tokens import MOST_TOKENS, tokens_of_image
+from nekro.agent.tokens import ESTIMATE
 
 __all__ = ["MODEL", "Script", "ScriptedModel", "text_of", "tokens_of_answer", "tokens_of_request"]
 

@@ -90,7 +90,7 @@ async def running_system(settings: Settings) -> AsyncIterator[str]:
     Raises:
         RuntimeError: it did not start; the message has the end of its log.
     """
-    from cli.environment import environment_of
+    from nekro.cli.environment import environment_of
 
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     # In the data directory, so that no `.env` of the user's working directory is read.

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from codec.wire import Envelope
+    from nekro.wire.invocation import Envelope
     from workers.calls.dispatch import CallScope
     from workers.catalogue.entries import MethodEntry
     from workers.composition import Services
@@ -32,7 +32,7 @@ async def call_served(
     services: Services, entry: MethodEntry, arguments: str, scope: CallScope, *, seconds: float
 ) -> Envelope:
     """Call a method for a chat, and wait for its result for at most that time."""
-    from codec.wire import new_id
+    from nekro.wire.invocation import new_id
     from workers.calls.dispatch import invocation_of
 
     deadline = datetime.now(UTC) + timedelta(seconds=seconds)

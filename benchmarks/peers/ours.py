@@ -150,7 +150,7 @@ class BridgeClient(_ServicesClient):
         self._return_bytes = self._services.settings.sandbox.return_bytes
 
     async def call(self, number: int) -> object:
-        from codec.values import decode_value, encode_arguments
+        from nekro.wire.values import decode_value, encode_arguments
 
         if self._entry is None:
             self._entry = await served(self._services, _METHOD)
@@ -213,7 +213,7 @@ class SandboxClient(_ServicesClient):
 BRIDGE = Contender(
     name="nekro-bridge",
     about="nekro worker --lane methods with the shipped plugins, called as the bridge calls (MethodCaller)",
-    modules=("workers.composition", "cli.main"),
+    modules=("workers.composition", "nekro.cli.main"),
     worker_commands=_worker_commands,
     open_client=lambda setup: BridgeClient(),
     ours=True,
@@ -224,7 +224,7 @@ BRIDGE = Contender(
 SANDBOX = Contender(
     name="nekro-sandbox",
     about="the same worker, called by code in the sandbox (100 in flight: as many threads in it)",
-    modules=("workers.composition", "cli.main"),
+    modules=("workers.composition", "nekro.cli.main"),
     worker_commands=_worker_commands,
     open_client=lambda setup: SandboxClient(),
     ours=True,

@@ -100,7 +100,7 @@ class Caller:
 
     async def call(self, number: int, seconds: float) -> str:
         """Make one call; returns the name of the worker that ran it."""
-        from codec.values import encode_arguments
+        from nekro.wire.values import encode_arguments
 
         envelope = await call_served(
             self.services,
@@ -123,7 +123,7 @@ class Caller:
 def running_fleet(server: RedisServer, directory: Path, *, workers: int, concurrency: int) -> Iterator[Fleet]:
     """Empty the Redis and start methods workers on it."""
     from broker_config.settings import Settings
-    from cli.environment import environment_of
+    from nekro.cli.environment import environment_of
     from storage.migrate import upgrade
 
     server.clear()
@@ -139,7 +139,7 @@ def running_fleet(server: RedisServer, directory: Path, *, workers: int, concurr
     )
     asyncio.run(upgrade(settings.database, settings.data_dir))
     environment = environment_of(settings) | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-P", "-m", "cli.main", "worker", "--lane", "methods", "--name"]
+    command = [sys.executable, "-P", "-m", "nekro.cli.main", "worker", "--lane", "methods", "--name"]
     with ExitStack() as stack:
         children = tuple(
             stack.enter_context(

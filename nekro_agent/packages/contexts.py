@@ -1,6 +1,6 @@
 """Import contexts: what ``import`` means in the code of a plugin and of packages installed for plugins.
 
-Top-level packages of this project have common names (``agent``, ``storage``, …). A plugin, a file beside it
+Top-level packages of this project have common names (``storage``, ``workers``, …). A plugin, a file beside it
 or a package that it installs may have a module of such a name, and two plugins may both have a ``utils.py``.
 
 Each module of a plugin therefore has a ``__builtins__`` with an ``__import__`` of its plugin. A context

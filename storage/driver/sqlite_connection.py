@@ -20,8 +20,8 @@ from typing import Final
 
 from loguru import logger
 
+from nekro.base.completion import outlast
 from nekro_agent.durations import CLOSE_STEP_SECONDS
-from runtime.completion import outlast
 from storage.driver.connection import DriverRows
 from storage.driver.errors import is_busy, translated
 from storage.driver.values import Parameters

@@ -7,9 +7,9 @@ import re
 import pytest
 from answer_corpus import ANSWERS, NAMES, Case
 
-from agent.answers.replies import read_reply
-from agent.answers.reply_rules import judge_reply
-from agent.llm import LLMAnswer
+from nekro.agent.answers.replies import read_reply
+from nekro.agent.answers.reply_rules import judge_reply
+from nekro.agent.llm import LLMAnswer
 
 
 def outcome(case: Case) -> tuple[str, str]:

@@ -8,9 +8,9 @@ from endpoint_corpus import RESPONSES, Case, Cut
 from protocol_corpus import RESPONSES as NATIVE
 from waiting import WAIT_SECONDS
 
-from agent.llm import LLMRequest
-from agent.model import PromptMessage, Role
 from broker_config.settings import LLMSettings
+from nekro.agent.llm import LLMRequest
+from nekro.agent.model import PromptMessage, Role
 from nekro_agent.errors import LLMError
 
 REQUEST = LLMRequest(messages=(PromptMessage.of(Role.USER, "Hello"),))
@@ -18,7 +18,7 @@ REQUEST = LLMRequest(messages=(PromptMessage.of(Role.USER, "Hello"),))
 
 @pytest.mark.parametrize("case", [*RESPONSES, *NATIVE], ids=lambda case: case.name)
 async def test_a_response_leads_to_what_its_endpoint_meant(case: Case) -> None:
-    from agent.llm.endpoint_client import EndpointClient
+    from nekro.agent.llm.endpoint_client import EndpointClient
 
     async with ChatServer(list(case.responses)) as server:
         settings = LLMSettings(
@@ -44,7 +44,7 @@ async def test_a_response_leads_to_what_its_endpoint_meant(case: Case) -> None:
 
 
 async def test_a_refused_parameter_is_not_sent_again() -> None:
-    from agent.llm.endpoint_client import EndpointClient
+    from nekro.agent.llm.endpoint_client import EndpointClient
 
     refusal = {
         "error": {"message": "Unsupported parameter: use 'max_completion_tokens'", "param": "max_tokens"}
@@ -68,7 +68,7 @@ async def test_a_refused_parameter_is_not_sent_again() -> None:
 
 
 async def test_an_operator_reads_an_error_that_is_no_object() -> None:
-    from agent.llm.endpoint_client import EndpointClient
+    from nekro.agent.llm.endpoint_client import EndpointClient
 
     async with ChatServer(
         [respond(400, [{"error": {"message": "the sky is low"}}]), respond(400, {"error": "no luck"})]

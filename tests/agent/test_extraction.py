@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import cpu_limit
 
-from agent.answers.extraction import (
+from nekro.agent.answers.extraction import (
     ExtractedCode,
     extract_code,
     text_beside_code,
 )
-from agent.check_words import new_check_word, reveals_check_word
+from nekro.agent.check_words import new_check_word, reveals_check_word
 
 FENCE = "```"
 

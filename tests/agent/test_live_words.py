@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from answer_corpus import ANSWERS, NAMES, Case, F
 
-from agent.answers import live_words
-from agent.answers.live_words import LiveWords, ends_unopened_reasoning
-from agent.answers.replies import ReplyKind, read_reply
-from agent.llm import LLMAnswer
+from nekro.agent.answers import live_words
+from nekro.agent.answers.live_words import LiveWords, ends_unopened_reasoning
+from nekro.agent.answers.replies import ReplyKind, read_reply
+from nekro.agent.llm import LLMAnswer
 
 CHECK_WORD = "cw-0123456789abcdef01"
 

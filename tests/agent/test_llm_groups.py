@@ -22,12 +22,12 @@ from chat_server import (
 )
 from pydantic import SecretStr
 
-from agent.llm import LLMClient, LLMRequest
-from agent.llm.factory import endpoint_of
-from agent.llm.router import BREAKER_SECONDS, ModelRouter
-from agent.model import ImagePart, PromptMessage, Role, TextPart
 from broker_config.model_groups import ModelGroup, ModelGroupSettings
 from broker_config.settings import LLMSettings, Settings
+from nekro.agent.llm import LLMClient, LLMRequest
+from nekro.agent.llm.factory import endpoint_of
+from nekro.agent.llm.router import BREAKER_SECONDS, ModelRouter
+from nekro.agent.model import ImagePart, PromptMessage, Role, TextPart
 from nekro_agent.errors import LLMAccessError, LLMError, LLMTimeoutError
 
 REQUEST = LLMRequest(messages=(PromptMessage.of(Role.USER, "Hello"),), chat_key="c:1")
@@ -46,7 +46,7 @@ class World:
         self.router = ModelRouter(settings, self._create, clock=lambda: self.now)
 
     def _create(self, group: ModelGroup) -> LLMClient:
-        from agent.llm.endpoint_client import EndpointClient
+        from nekro.agent.llm.endpoint_client import EndpointClient
 
         return EndpointClient(endpoint_of(self._llm, group), group=group.name, backoff_seconds=0.001)
 
@@ -211,7 +211,7 @@ async def test_without_fallbacks_the_error_is_that_of_the_group() -> None:
 
 
 def test_without_a_default_model_the_router_does_not_start() -> None:
-    from agent.llm import create_models
+    from nekro.agent.llm import create_models
 
     with pytest.raises(LLMError, match="no language model is configured"):
         create_models(Settings())

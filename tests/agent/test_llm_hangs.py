@@ -9,9 +9,9 @@ import pytest
 from chat_server import Behaviour, ChatServer, hold, send_raw, stream
 from protocol_corpus import GOOD, START, STOP, end, event, part, text, thought
 
-from agent.llm import LLMRequest
-from agent.model import PromptMessage, Role
 from broker_config.settings import LLMSettings
+from nekro.agent.llm import LLMRequest
+from nekro.agent.model import PromptMessage, Role
 from nekro_agent.errors import LLMTimeoutError
 
 REQUEST = LLMRequest(messages=(PromptMessage.of(Role.USER, "Hello"),))
@@ -82,7 +82,7 @@ async def test_an_endpoint_that_hangs_is_left_and_asked_again(protocol: str) -> 
 
 async def ask(protocol: str, tries: int, *behaviours: Behaviour) -> str:
     """Return the answer, or the error of a limit that was reached."""
-    from agent.llm.endpoint_client import EndpointClient
+    from nekro.agent.llm.endpoint_client import EndpointClient
 
     async with ChatServer(list(behaviours)) as server:
         settings = LLMSettings.model_validate(

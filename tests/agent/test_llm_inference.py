@@ -11,13 +11,13 @@ from prometheus_client import generate_latest
 from pydantic import SecretStr
 from recorded_spans import recorded_spans
 
-from agent.llm import LLMRequest
-from agent.llm.inference import Endpoint, provider_of
-from agent.model import ImagePart, PromptMessage, Role, TextPart
 from broker_config.settings import LLMSettings
+from nekro.agent.llm import LLMRequest
+from nekro.agent.llm.inference import Endpoint, provider_of
+from nekro.agent.model import ImagePart, PromptMessage, Role, TextPart
+from nekro.base import metrics
+from nekro.base.redaction import Redactor
 from nekro_agent.errors import LLMError
-from runtime import metrics
-from runtime.redaction import Redactor
 
 pytestmark = pytest.mark.usefixtures("no_exporter")
 
@@ -42,7 +42,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> metrics.Metrics:
 
 async def ask(*behaviours: Behaviour, capture: bool = False, **overrides: Any) -> list[Any]:
     """Ask once; returns the spans."""
-    from agent.llm.endpoint_client import EndpointClient
+    from nekro.agent.llm.endpoint_client import EndpointClient
 
     async with ChatServer(list(behaviours)) as server:
         values = {"base_url": server.base_url, "model": "big", "api_key": SecretStr(KEY), "temperature": 0.5}

@@ -31,10 +31,10 @@ from loop_clock import LoopClock
 from pydantic import SecretStr
 from waiting import WAIT_SECONDS
 
-from agent.llm import LLMAnswer, LLMRequest, ModelSpent, create_client
-from agent.llm.retry import Fault, RetryPolicy, parse_retry_after
-from agent.model import ImagePart, PromptMessage, Role, TextPart
 from broker_config.settings import LLMSettings
+from nekro.agent.llm import LLMAnswer, LLMRequest, ModelSpent, create_client
+from nekro.agent.llm.retry import Fault, RetryPolicy, parse_retry_after
+from nekro.agent.model import ImagePart, PromptMessage, Role, TextPart
 from nekro_agent.errors import (
     LLMAccessError,
     LLMBusyError,
@@ -48,7 +48,7 @@ from nekro_agent.errors import (
 )
 
 if TYPE_CHECKING:
-    from agent.llm.endpoint_client import EndpointClient
+    from nekro.agent.llm.endpoint_client import EndpointClient
 
 REQUEST = LLMRequest(
     messages=(PromptMessage.of(Role.SYSTEM, "Be brief."), PromptMessage.of(Role.USER, "Hello")),
@@ -69,7 +69,7 @@ def settings_for(base_url: str, **overrides: Any) -> LLMSettings:
 def client_of(settings: LLMSettings) -> EndpointClient:
     """A client that waits hardly at all before it tries again."""
     # Not at the head: the package's import is a tenth of the collection, in every process of a test run.
-    from agent.llm.endpoint_client import EndpointClient
+    from nekro.agent.llm.endpoint_client import EndpointClient
 
     return EndpointClient(settings, backoff_seconds=0.001)
 
@@ -527,7 +527,7 @@ def test_missing_model_settings_are_named() -> None:
         create_client(LLMSettings())
     with pytest.raises(LLMError, match="NEKRO_LLM__MODEL"):
         create_client(LLMSettings(base_url="http://localhost:1/v1"))
-    from agent.llm.endpoint_client import EndpointClient
+    from nekro.agent.llm.endpoint_client import EndpointClient
 
     assert isinstance(create_client(LLMSettings(base_url="http://localhost:1/v1", model="m")), EndpointClient)
 

@@ -12,13 +12,13 @@ from endpoint_corpus import events
 from protocol_corpus import GOOD, START, STOP, USAGE, end, event, failed, part, status, text, thought
 from pydantic import SecretStr
 
-from agent.answers.replies import ReplyKind, read_reply
-from agent.llm import LLMAnswer, LLMRequest
-from agent.llm.inference import Endpoint
-from agent.llm.protocols import PROTOCOLS, Options
-from agent.model import ImagePart, PromptMessage, Role, TextPart
 from broker_config.model_groups import ModelGroupSettings, model_group
 from broker_config.settings import LLMSettings, Settings
+from nekro.agent.answers.replies import ReplyKind, read_reply
+from nekro.agent.llm import LLMAnswer, LLMRequest
+from nekro.agent.llm.inference import Endpoint
+from nekro.agent.llm.protocols import PROTOCOLS, Options
+from nekro.agent.model import ImagePart, PromptMessage, Role, TextPart
 from nekro_agent.errors import LLMError, LLMRefusedError
 
 KEY = "sk-very-secret"
@@ -42,7 +42,7 @@ async def ask(
     protocol: str, *behaviours: Behaviour, request: LLMRequest = REQUEST, path: str = "", **fields: Any
 ) -> tuple[LLMAnswer, ChatServer, tuple[str, ...]]:
     """Ask once; returns the answer, the server and the quirks."""
-    from agent.llm.endpoint_client import EndpointClient
+    from nekro.agent.llm.endpoint_client import EndpointClient
 
     async with ChatServer(list(behaviours)) as server:
         base_url = server.base_url.removesuffix("/v1") + path

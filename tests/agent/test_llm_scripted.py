@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.llm import LLMRequest, ScriptedClient, create_client
-from agent.model import ImagePart, PromptMessage, Role, TextPart
 from broker_config.settings import LLMSettings
+from nekro.agent.llm import LLMRequest, ScriptedClient, create_client
+from nekro.agent.model import ImagePart, PromptMessage, Role, TextPart
 from nekro_agent.errors import LLMError
 
 IMAGE = ImagePart(url="data:image/png;base64,AA==")

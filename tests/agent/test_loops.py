@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from agent.loops import error_of, makes_no_progress, repeats_of_code, repeats_of_error
-from agent.model import Observation, TurnRound
+from nekro.agent.loops import error_of, makes_no_progress, repeats_of_code, repeats_of_error
+from nekro.agent.model import Observation, TurnRound
+from nekro.sandbox.models import StopType
 from nekro_agent.methods import SandboxMethodType
-from sandbox.models import StopType
 
 TRACE = 'Traceback (most recent call last):\n  File "<code>", line 1\n    f()\n'
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from agent.model import ImagePart, TextPart
-from agent.multimodal import image_data, render_segments
+from nekro.agent.model import ImagePart, TextPart
+from nekro.agent.multimodal import image_data, render_segments
 
 PNG = "data:image/png;base64," + b64encode(b"\x89PNG 123").decode()
 TEXT = {"type": "text", "text": "a cat"}

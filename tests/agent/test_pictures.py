@@ -18,15 +18,15 @@ import pytest
 from picture_files import bomb, noise, saved
 from PIL import Image
 
-import agent.pictures
-from agent.model import ImagePart, PromptMessage, Role, TextPart
-from agent.multimodal import image_data
-from agent.pictures import decoder
-from agent.pictures.decoder import DecodeLimits, PictureDecoder, ShownPicture, UnshownPicture
-from agent.pictures.fit import PromptPictures
-from agent.pictures.tokens import MOST_TOKENS, tokens_of_image
+import nekro.agent.pictures
 from broker_config.settings import AgentSettings
-from sandbox.filter.computing import computing_filter
+from nekro.agent.model import ImagePart, PromptMessage, Role, TextPart
+from nekro.agent.multimodal import image_data
+from nekro.agent.pictures import decoder
+from nekro.agent.pictures.decoder import DecodeLimits, PictureDecoder, ShownPicture, UnshownPicture
+from nekro.agent.pictures.fit import PromptPictures
+from nekro.agent.pictures.tokens import MOST_TOKENS, tokens_of_image
+from nekro.sandbox.filter.computing import computing_filter
 
 LIMITS = DecodeLimits(side=256, bytes=40_000, pixels=1_000_000)
 
@@ -128,7 +128,7 @@ for act in (
 
 
 def test_the_decoder_has_little_memory_and_no_files_and_processes() -> None:
-    command = [sys.executable, "-c", CONFINED, agent.pictures.__path__[0], computing_filter().hex()]
+    command = [sys.executable, "-c", CONFINED, nekro.agent.pictures.__path__[0], computing_filter().hex()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["MemoryError", *["PermissionError"] * 5], done.stderr
 

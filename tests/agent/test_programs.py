@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import cpu_limit
 
-from agent.answers.programs import (
+from nekro.agent.answers.programs import (
     MOST_PARSED_CHARS,
     calls_known,
     is_change,

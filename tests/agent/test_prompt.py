@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from agent.history import OLDER_HIDDEN, Segment, render_history, split_by_round
-from agent.model import (
+from broker_config.settings import AgentSettings, AnswerMode, SandboxSettings
+from nekro.agent.history import OLDER_HIDDEN, Segment, render_history, split_by_round
+from nekro.agent.model import (
     ChatBrief,
     HistoryFile,
     HistoryMessage,
@@ -30,15 +31,14 @@ from agent.model import (
     TextPart,
     TurnRound,
 )
-from agent.prompt import PromptBuilder, PromptRequest, order_plugins
-from agent.text import TAGS
-from agent.tokens.estimate import estimate_tokens
-from agent.tokens.limits import Limits, PromptRoom
-from broker_config.settings import AgentSettings, AnswerMode, SandboxSettings
+from nekro.agent.prompt import PromptBuilder, PromptRequest, order_plugins
+from nekro.agent.text import TAGS
+from nekro.agent.tokens.estimate import estimate_tokens
+from nekro.agent.tokens.limits import Limits, PromptRoom
+from nekro.sandbox.models import StopType
+from nekro.sandbox.packages.base import CURRENT, MANIFEST, python_directory
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import MessageKind
-from sandbox.models import StopType
-from sandbox.packages.base import CURRENT, MANIFEST, python_directory
 
 GOLDEN = Path(__file__).parent / "golden"
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)

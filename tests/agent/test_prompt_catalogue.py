@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.catalogue import Catalogue, CatalogueWriter, Form
-from agent.method_text import MOST_DOC_CHARS, method_text, summary
-from agent.model import ChatBrief, MethodBrief, PluginBrief
-from agent.prompt import PromptBuilder, PromptRequest
-from agent.tokens.estimate import estimate_tokens
 from broker_config.settings import AgentSettings, SandboxSettings
+from nekro.agent.catalogue import Catalogue, CatalogueWriter, Form
+from nekro.agent.method_text import MOST_DOC_CHARS, method_text, summary
+from nekro.agent.model import ChatBrief, MethodBrief, PluginBrief
+from nekro.agent.prompt import PromptBuilder, PromptRequest
+from nekro.agent.tokens.estimate import estimate_tokens
 from nekro_agent.methods import SandboxMethodType
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import cpu_limit
 
-from agent.answers.replies import Reply, ReplyKind, read_reply
-from agent.llm import LLMAnswer
+from nekro.agent.answers.replies import Reply, ReplyKind, read_reply
+from nekro.agent.llm import LLMAnswer
 
 FENCE = "```"
 NAMES = frozenset({"send_msg_text", "get_weather", "a.web.search"})

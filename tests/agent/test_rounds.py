@@ -13,16 +13,16 @@ import pytest
 import yaml
 from waiting import WAIT_SECONDS
 
-from agent.llm import LLMAnswer, LLMRequest, ScriptedClient
-from agent.model import ChatBrief, HistoryMessage, MethodBrief, Observation, PluginBrief, TurnRound
-from agent.rounds import RoundAnswer, RoundInput, RoundOutcome, RoundRunner
 from broker_config.settings import AgentSettings, AnswerMode, SandboxSettings
-from codec.values import decode_arguments, encode_value
+from nekro.agent.llm import LLMAnswer, LLMRequest, ScriptedClient
+from nekro.agent.model import ChatBrief, HistoryMessage, MethodBrief, Observation, PluginBrief, TurnRound
+from nekro.agent.rounds import RoundAnswer, RoundInput, RoundOutcome, RoundRunner
+from nekro.sandbox.manager import SandboxManager
+from nekro.sandbox.models import Raised, Returned, Stopped, StopType, StubCall, StubMethod, StubResult
+from nekro.wire.values import decode_arguments, encode_value
 from nekro_agent.errors import FencedError, LLMError, SandboxUnavailableError
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import MessageKind
-from sandbox.manager import SandboxManager
-from sandbox.models import Raised, Returned, Stopped, StopType, StubCall, StubMethod, StubResult
 from storage.files.areas import DataAreas
 
 CHAT = ChatBrief(chat_key="c:1", container_key="box1")

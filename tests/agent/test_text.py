@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import cpu_limit
 
-from agent.text import TAGS, attribute, cut_middle, neutralise
+from nekro.agent.text import TAGS, attribute, cut_middle, neutralise
 
 
 @pytest.mark.parametrize("tag", TAGS)

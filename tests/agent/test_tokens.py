@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_prompt import assert_golden, build, noted, request, said, transcript
 
-from agent.model import Observation, TurnRound
-from agent.prompt import PromptBuilder
-from agent.text import neutralise
-from agent.tokens import ESTIMATE, Limits, ModelContexts, PromptRoom, TokenCounter, counter_of, cut_text
-from agent.tokens.estimate import estimate_tokens
-from agent.tokens.tables import DIRECTORY_VARIABLE, encoding_of, load_encoder
 from broker_config.model_groups import ModelGroup, model_groups
 from broker_config.settings import AgentSettings, SandboxSettings, Settings
+from nekro.agent.model import Observation, TurnRound
+from nekro.agent.prompt import PromptBuilder
+from nekro.agent.text import neutralise
+from nekro.agent.tokens import ESTIMATE, Limits, ModelContexts, PromptRoom, TokenCounter, counter_of, cut_text
+from nekro.agent.tokens.estimate import estimate_tokens
+from nekro.agent.tokens.tables import DIRECTORY_VARIABLE, encoding_of, load_encoder
+from nekro.sandbox.models import StopType
 from nekro_agent.methods import SandboxMethodType
-from sandbox.models import StopType
 
 NOON = request().now
 WORDS = TokenCounter("words", lambda text: len(text.split()), is_exact=True)
@@ -188,7 +188,7 @@ async def test_the_counter_of_a_model_is_looked_up_once(monkeypatch: pytest.Monk
         asked.append(model)
         return ESTIMATE
 
-    monkeypatch.setattr("agent.tokens.contexts.counter_of", look_up)
+    monkeypatch.setattr("nekro.agent.tokens.contexts.counter_of", look_up)
     contexts = ModelContexts(AgentSettings(), _find)
     rooms = [await contexts.room("default") for _ in range(3)]
     assert [room.counter for room in rooms] == [ESTIMATE] * 3

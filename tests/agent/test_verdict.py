@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from agent import verdict
-from sandbox.models import Limit, RunResult, StopType
+from nekro.agent import verdict
+from nekro.sandbox.models import Limit, RunResult, StopType
 
 
 def result(stop: StopType, **fields: Any) -> RunResult:

@@ -16,8 +16,8 @@ from broker_config.app import (
     create_app,
 )
 from broker_config.settings import Settings
-from messaging.delivery.connection import PlainAmqpConnection
-from messaging.delivery.task_messages import HIDDEN
+from nekro.broker.delivery.connection import PlainAmqpConnection
+from nekro.broker.delivery.task_messages import HIDDEN
 from nekro_agent.errors import SettingsError
 
 MakeSettings = Callable[..., Settings]

@@ -22,8 +22,8 @@ from broker_config.topology import (
     publish_round_requested,
     routing_key_for_chat,
 )
-from codec.wire import Invocation, Signer, new_id
-from messaging.call_messages import CallMessage
+from nekro.broker.call_messages import CallMessage
+from nekro.wire.invocation import Invocation, Signer, new_id
 from nekro_agent.methods import Lane
 from workers.chats.publisher import EventPublisher
 

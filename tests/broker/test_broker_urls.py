@@ -14,8 +14,8 @@ from broker_config.urls import (
     redis_address,
     without_password,
 )
+from nekro.base.redaction import Redactor
 from nekro_agent.errors import SettingsError
-from runtime.redaction import Redactor
 
 
 @pytest.mark.parametrize(

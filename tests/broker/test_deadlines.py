@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loop_clock import LoopClock
 
-from runtime.deadlines import Deadlines, Limits
+from nekro.base.deadlines import Deadlines, Limits
 
 
 @given(now=st.floats(0, 1e6), seconds=st.floats(0, 1e5))

@@ -9,8 +9,8 @@ import pytest
 
 from broker_config.model_groups import chat_groups, model_group
 from broker_config.settings import Settings
-from cli.commands.doctor import list_settings
-from cli.environment import environment_of
+from nekro.cli.commands.doctor import list_settings
+from nekro.cli.environment import environment_of
 from nekro_agent.errors import ModelGroupError, SettingsError
 from workers.plugins.policies import core_config
 

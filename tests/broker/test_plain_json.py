@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codec.plain_json import dump, load
+from nekro.wire.plain_json import dump, load
 
 VALUES: list[Any] = [
     None,

@@ -19,10 +19,10 @@ from broker_config.embedded import redis_binary
 from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.redis_errors import NotPrimaryError
 from broker_config.settings import BrokerSettings, Settings
-from cli.doctor.check import Verdict
-from cli.doctor.checks import run_checks
-from messaging.publishing import unavailable
-from messaging.redis.link import RedisLink, Script
+from nekro.broker.publishing import unavailable
+from nekro.broker.redis.link import RedisLink, Script
+from nekro.cli.doctor.check import Verdict
+from nekro.cli.doctor.checks import run_checks
 
 WRITE = Script("return redis.call('SET', KEYS[1], ARGV[1])")
 

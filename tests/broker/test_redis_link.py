@@ -27,9 +27,9 @@ from waiting import WAIT_SECONDS
 from broker_config.redis_endpoint import RedisEndpoint, info_of_reply
 from broker_config.redis_errors import NotPrimaryError
 from broker_config.settings import BrokerSettings
-from messaging.celery.result_backend import STORE
-from messaging.redis import link as redis_link
-from messaging.redis.link import RedisLink, Script
+from nekro.broker.celery.result_backend import STORE
+from nekro.broker.redis import link as redis_link
+from nekro.broker.redis.link import RedisLink, Script
 
 #: Longer than any wait of a passing test, shorter than a test's timeout.
 

@@ -21,10 +21,10 @@ from sentinel_group import SentinelGroup
 from broker_config.app import create_app
 from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.settings import BrokerSettings, Settings
-from cli.doctor.check import Verdict
-from cli.doctor.checks import run_checks
-from cli.services.presence import require_broker
-from messaging.redis.link import RedisLink
+from nekro.broker.redis.link import RedisLink
+from nekro.cli.doctor.check import Verdict
+from nekro.cli.doctor.checks import run_checks
+from nekro.cli.services.presence import require_broker
 from nekro_agent.errors import BrokerUnavailableError, SettingsError
 
 

@@ -17,9 +17,18 @@ from waiting import WAIT_SECONDS, wait_until
 from broker_config.app import RESULT_SECONDS, NekroApp, create_app
 from broker_config.keys import Keys
 from broker_config.settings import Settings
-from codec.wire import new_id
-from messaging.celery.result_backend import MAX_ANNOUNCED_BYTES
-from messaging.failures import failure_from_record
+from nekro.base.greenlet_bridge import (
+    at_loop_close,
+    await_here,
+    can_await,
+    close_loop_resources,
+    limit_loop_close,
+    seconds_to_close,
+    spawn,
+)
+from nekro.broker.celery.result_backend import MAX_ANNOUNCED_BYTES
+from nekro.broker.failures import failure_from_record
+from nekro.wire.invocation import new_id
 from nekro_agent import errors
 from nekro_agent.errors import (
     CallCancelledError,
@@ -28,15 +37,6 @@ from nekro_agent.errors import (
     MethodNotFoundError,
     NekroError,
     OutcomeUnknownError,
-)
-from runtime.greenlet_bridge import (
-    at_loop_close,
-    await_here,
-    can_await,
-    close_loop_resources,
-    limit_loop_close,
-    seconds_to_close,
-    spawn,
 )
 from workers.pools import jobs as pool_jobs
 

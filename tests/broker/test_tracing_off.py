@@ -8,12 +8,12 @@ import sys
 import pytest
 
 from broker_config.settings import TracingSettings
-from messaging import tracing
+from nekro.broker import tracing
 from nekro_agent.errors import SettingsError
 
 OFF = """
 import sys
-from messaging import tracing
+from nekro.broker import tracing
 from broker_config.settings import TracingSettings
 with tracing.traced(TracingSettings(), role="methods", node="n"):
     with tracing.span("call", {"method": "a.b.c"}, kind="client") as part:

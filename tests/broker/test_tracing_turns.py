@@ -12,10 +12,10 @@ from pydantic import ValidationError
 from recorded_spans import recorded_spans
 
 from broker_config.settings import TracingSettings
-from messaging import tracing
-from messaging.tracing import TurnTrace, genai
-from messaging.tracing.content import content_text
-from runtime.redaction import Redactor
+from nekro.base.redaction import Redactor
+from nekro.broker import tracing
+from nekro.broker.tracing import TurnTrace, genai
+from nekro.broker.tracing.content import content_text
 
 pytestmark = pytest.mark.usefixtures("no_exporter")
 

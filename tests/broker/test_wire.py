@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from codec.values import encode_arguments
-from codec.wire import Envelope, Invocation, Signer, new_id, tool_answer
+from nekro.wire.invocation import Envelope, Invocation, Signer, new_id, tool_answer
+from nekro.wire.values import encode_arguments
 from nekro_agent.errors import MessageRefusedError
 from nekro_agent.methods import SandboxMethodType
 

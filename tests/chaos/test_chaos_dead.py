@@ -15,8 +15,8 @@ from waiting import eventually
 from worker_fleet import Fleet
 
 from broker_config.keys import Keys
-from codec.wire import Envelope
-from messaging.delivery.transport import DELIVERIES_HEADER
+from nekro.broker.delivery.transport import DELIVERIES_HEADER
+from nekro.wire.invocation import Envelope
 from nekro_agent.errors import MethodFailedError, OutcomeUnknownError
 from storage.repositories.calls import CallRequest
 from storage.repositories.jobs import NewJob

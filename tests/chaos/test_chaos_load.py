@@ -27,8 +27,8 @@ from sqlalchemy.engine import make_url
 from waiting import eventually
 from worker_fleet import Fleet, call_in
 
-from codec.values import encode_arguments
-from codec.wire import Envelope
+from nekro.wire.invocation import Envelope
+from nekro.wire.values import encode_arguments
 from nekro_agent.errors import StorageUnavailableError
 from workers.calls.dispatch import CallScope
 from workers.composition import Services

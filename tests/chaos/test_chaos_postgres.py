@@ -17,7 +17,7 @@ from postgres_group import PostgresGroup
 from waiting import eventually
 from worker_fleet import Fleet, call_in
 
-from codec.values import encode_arguments
+from nekro.wire.values import encode_arguments
 from workers.calls.dispatch import CallScope
 from workers.composition import Services
 

@@ -34,9 +34,9 @@ from worker_fleet import Fleet
 from broker_config.app import NekroApp, create_app
 from broker_config.keys import DEAD_QUEUE
 from broker_config.topology import count_waiting, publish_event
-from codec.wire import new_id
-from messaging.event_watch import EventWatcher
-from messaging.publishing import KombuPublisher, PublishUnknownError
+from nekro.broker.event_watch import EventWatcher
+from nekro.broker.publishing import KombuPublisher, PublishUnknownError
+from nekro.wire.invocation import new_id
 from nekro_agent.errors import BrokerUnavailableError, OutcomeUnknownError
 
 pytestmark = [

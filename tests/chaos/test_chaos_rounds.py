@@ -17,7 +17,7 @@ from fleet_probes import ROUND_FAULTS, ask
 from worker_crew import Crew
 
 from broker_config.settings import Settings
-from cli.services.system import migrate
+from nekro.cli.services.system import migrate
 from storage.engine import Database
 from workers.composition import Services
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from broker_config.settings import Settings
-from cli.doctor import clocks
-from cli.doctor.check import Verdict
-from cli.doctor.checks import run_checks
-from cli.doctor.clocks import clock_offsets
+from nekro.cli.doctor import clocks
+from nekro.cli.doctor.check import Verdict
+from nekro.cli.doctor.checks import run_checks
+from nekro.cli.doctor.clocks import clock_offsets
 
 
 @pytest.fixture

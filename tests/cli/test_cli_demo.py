@@ -14,10 +14,10 @@ from nekro_inside import run_inside
 from waiting import WAIT_SECONDS
 
 from broker_config.settings import Settings
-from cli.demo import points, timeline
-from cli.demo.evidence import Evidence
-from cli.demo.model_server import ModelServer
-from cli.exit_codes import ExitCode
+from nekro.cli.demo import points, timeline
+from nekro.cli.demo.evidence import Evidence
+from nekro.cli.demo.model_server import ModelServer
+from nekro.cli.exit_codes import ExitCode
 
 NOTHING = Evidence(
     messages=(),
@@ -40,7 +40,7 @@ def test_a_temporary_directory_is_kept_only_if_a_point_fails(
         (settings.data_dir / "nekro.db").touch()
         return code
 
-    monkeypatch.setattr("cli.commands.demo._play", play)
+    monkeypatch.setattr("nekro.cli.commands.demo._play", play)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     ended, _, said = run_inside("demo", directory=tmp_path, environment={})
     assert ended == code

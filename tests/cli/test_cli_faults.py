@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cli import main
-from cli.exit_codes import EXEC_CODES, ExitCode
+from nekro.cli import main
+from nekro.cli.exit_codes import EXEC_CODES, ExitCode
 
 #: Placeholder in the tables below for a port without a listener.
 PORT = "{port}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cli.command import chosen_id
+from nekro.cli.command import chosen_id
 from nekro_agent.errors import NotFoundError, UsageError
 
 

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from worker_fleet import Fleet, build_fleet
 
-from cli.environment import environment_of
-from cli.main import COMMANDS
+from nekro.cli.environment import environment_of
+from nekro.cli.main import COMMANDS
 
 pytestmark = pytest.mark.extended
 
 #: Runs commands, then writes the names of all imported modules to a file.
 _PROBE = """
 import json, sys
-from cli.main import main
+from nekro.cli.main import main
 modules, commands = sys.argv[1:]
 for arguments in json.loads(commands):
     try:
@@ -34,7 +34,7 @@ with open(modules, "w") as file:
 #: Libraries that take long to import, and packages that only workers need.
 HEAVY = (
     "sqlalchemy", "alembic", "celery", "kombu", "opentelemetry", "jinja2", "httpx", "yaml",
-    "prometheus_client", "psycopg", "plugin_pkgs", "nekro_plugins", "agent", "workers.plugins.loader",
+    "prometheus_client", "psycopg", "plugin_pkgs", "nekro_plugins", "nekro.agent", "workers.plugins.loader",
     "workers.pools", "nekro_agent.plugin", "nekro_agent.schemas.agent_ctx",
 )  # fmt: skip
 PLUGIN = '''
@@ -142,7 +142,7 @@ def test_every_command_parses_without_plugins_and_sqlalchemy(tmp_path: Path) -> 
 def test_a_command_beside_a_running_system_imports_no_celery() -> None:
     program = (
         "import asyncio, sys\n"
-        "from cli.services.system import _watched\n"
+        "from nekro.cli.services.system import _watched\n"
         "async def main():\n"
         "    async with _watched((), None):\n"
         "        return sorted({'celery', 'sqlalchemy'} & set(sys.modules))\n"

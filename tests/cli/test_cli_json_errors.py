@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from cli import main
-from cli.exit_codes import EXEC_CODES, ExitCode
-from cli.output import PartialError
-from cli.running import TerminatedError
+from nekro.cli import main
+from nekro.cli.exit_codes import EXEC_CODES, ExitCode
+from nekro.cli.output import PartialError
+from nekro.cli.running import TerminatedError
 from nekro_agent.errors import MethodFailedError, ServiceError
 
 pytestmark = pytest.mark.usefixtures("no_settings_of_the_developer")
@@ -176,7 +176,7 @@ def test_the_result_of_a_command_that_failed_is_in_the_same_object(
 def test_a_command_whose_module_cannot_be_imported_reports_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "cli.commands.jobs", None)
+    monkeypatch.setitem(sys.modules, "nekro.cli.commands.jobs", None)
     got, out, err = run("jobs", "--json", capsys=capsys)
     assert (got, error_of(out)["type"]) == (ExitCode.FAILED, "ModuleNotFoundError")
     assert err.startswith("error: internal error, ModuleNotFoundError")
@@ -197,7 +197,7 @@ def test_a_message_that_reads_like_the_option_asks_for_no_object(capsys: pytest.
 @pytest.mark.extended
 def test_a_process_prints_the_object_and_ends_with_the_code(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "cli.main", "call", "x", "--args", "{", "--json"],
+        [sys.executable, "-m", "nekro.cli.main", "call", "x", "--args", "{", "--json"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

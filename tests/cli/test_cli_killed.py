@@ -12,7 +12,7 @@ import pytest
 from nekro_shell import NEKRO, Shell, open_shell
 from waiting import WAIT_SECONDS, wait_until
 
-from cli.services.ownership import read_running
+from nekro.cli.services.ownership import read_running
 
 PLUGIN = '''
 import time

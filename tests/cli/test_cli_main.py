@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from cli import command, main
-from cli.commands import bench, call, plugins, worker
-from cli.exit_codes import EXEC_CODES, ExitCode, exit_code_of
+from nekro.cli import command, main
+from nekro.cli.commands import bench, call, plugins, worker
+from nekro.cli.exit_codes import EXEC_CODES, ExitCode, exit_code_of
+from nekro.sandbox.models import StopType
 from nekro_agent import errors
-from sandbox.models import StopType
 
 pytestmark = pytest.mark.usefixtures("no_settings_of_the_developer")
 
@@ -29,10 +29,10 @@ def run(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, 
 
 def test_help_imports_no_command() -> None:
     script = (
-        "import sys; from cli.main import main\n"
+        "import sys; from nekro.cli.main import main\n"
         "try: main(['--help'])\n"
         "except SystemExit: pass\n"
-        "heavy = ('cli.commands.', 'cli.output', 'asyncio', 'celery', 'sqlalchemy', 'pydantic')\n"
+        "heavy = ('nekro.cli.commands.', 'nekro.cli.output', 'asyncio', 'celery', 'sqlalchemy', 'pydantic')\n"
         "print([m for m in sys.modules if m.startswith(heavy)])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -194,7 +194,7 @@ def test_an_error_of_a_command_becomes_its_code(
         raise error
 
     monkeypatch.setattr(plugins, "run", fail)
-    monkeypatch.setattr("cli.output.Output.abandon_stdout", lambda self: None)
+    monkeypatch.setattr("nekro.cli.output.Output.abandon_stdout", lambda self: None)
     got, _, err = run("plugins", capsys=capsys)
     assert got == code
     assert err.strip().splitlines()[-1:] == ([last_line] if last_line else [])

@@ -6,9 +6,9 @@ import pytest
 from chat_server import ChatServer, refuse, respond, stream
 from pydantic import SecretStr
 
-from agent.llm.trial import try_group
 from broker_config.model_groups import ModelGroupSettings, model_group
 from broker_config.settings import LLMSettings, Settings
+from nekro.agent.llm.trial import try_group
 
 KEY = "sk-very-secret"
 EMBEDDED = {

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from broker_config.settings import Settings
-from cli.environment import environment_of
-from cli.output import Output, cell_width, one_line
+from nekro.base.plain import to_plain
+from nekro.cli.environment import environment_of
+from nekro.cli.output import Output, cell_width, one_line
 from nekro_agent.errors import SettingsError
 from nekro_agent.methods import SandboxMethodType
-from runtime.plain import to_plain
 
 
 class Terminal(io.StringIO):

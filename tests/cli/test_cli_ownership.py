@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from waiting import WAIT_SECONDS
 
-from cli.services.ownership import Ownership, WorkerEntry, read_running, require_running
+from nekro.cli.services.ownership import Ownership, WorkerEntry, read_running, require_running
 from nekro_agent.errors import ServiceError, UsageError
 
 Owners = Callable[[], Ownership]

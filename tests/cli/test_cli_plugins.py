@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from broker_config.settings import Settings, StoreSettings
-from cli import main
-from cli.output import Output
+from nekro.cli import main
+from nekro.cli.output import Output
 from nekro_agent import layout
 from storage.engine import Database
 from storage.kv import SqlKeyValueStore

@@ -9,7 +9,7 @@ import pytest
 
 from broker_config.app import create_app
 from broker_config.settings import Settings
-from cli.services import presence
+from nekro.cli.services import presence
 from nekro_agent.errors import BrokerUnavailableError, ServiceError
 
 

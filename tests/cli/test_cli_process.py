@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from waiting import WAIT_SECONDS
 
-from cli.services.process import (
+from nekro.cli.services.process import (
     ChildProcess,
     Supervised,
     attach_to_supervisor,
@@ -22,7 +22,7 @@ from cli.services.process import (
     flower_spec,
     worker_spec,
 )
-from cli.services.supervisor import Backoff
+from nekro.cli.services.supervisor import Backoff
 from nekro_agent.errors import ServiceError
 
 
@@ -89,7 +89,7 @@ async def child_running(program: str) -> AsyncIterator[tuple[ChildProcess, Super
 async def test_a_child_that_makes_progress_has_no_time_limit(
     program: str, reports: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cli.services.process.PROGRESS_SECONDS", 0.1)
+    monkeypatch.setattr("nekro.cli.services.process.PROGRESS_SECONDS", 0.1)
     waits: list[str] = []
     async with child_running(program) as (child, supervised):
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from forked_process import run_forked
 
-from cli import reference
-from cli.commands.doctor import list_settings
-from cli.exit_codes import ExitCode
-from cli.main import COMMANDS
+from nekro.cli import reference
+from nekro.cli.commands.doctor import list_settings
+from nekro.cli.exit_codes import ExitCode
+from nekro.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("../openapi.json", "cli.md", "settings.md")
@@ -37,7 +37,7 @@ def test_page_is_up_to_date(name: str) -> None:
 
 @pytest.mark.extended
 def test_pages_do_not_depend_on_the_terminal() -> None:
-    done = run_forked("cli.reference", "--check", environ={**os.environ, "COLUMNS": "40"}, cwd=ROOT)
+    done = run_forked("nekro.cli.reference", "--check", environ={**os.environ, "COLUMNS": "40"}, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -13,7 +13,7 @@ from forked_process import ForkedCommand
 from nekro_shell import NEKRO, Shell, open_shell
 from waiting import WAIT_SECONDS, wait_until
 
-from cli.services.ownership import read_running
+from nekro.cli.services.ownership import read_running
 
 PLUGIN = '''
 import threading

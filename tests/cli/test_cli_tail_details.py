@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from broker_config.settings import Settings
-from cli.command import Deps
-from cli.commands import trace
-from cli.commands.tail import Args, show, show_output
-from cli.output import Output
-from cli.views.turn_text import turn_lines
+from nekro.cli.command import Deps
+from nekro.cli.commands import trace
+from nekro.cli.commands.tail import Args, show, show_output
+from nekro.cli.output import Output
+from nekro.cli.views.turn_text import turn_lines
 from nekro_client.models import Turn, TurnCause, TurnError, TurnState
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from agent.llm.trial import try_group
 from broker_config.model_groups import model_group
 from broker_config.settings import Settings
+from nekro.agent.llm.trial import try_group
 from nekro_agent.errors import LLMError
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.services.agent.openai import gen_openai_embeddings
@@ -31,13 +31,13 @@ ROOT = Path(__file__).parents[2]
 CLIENTS = {"AsyncClient", "Client", "AsyncQdrantClient", "AsyncOpenAI", "DefaultAsyncHttpxClient"}
 #: Constructions without the hooks, and why they need none.
 WITHOUT = {
-    "connectors/mcp/transport/http.py": "its transport refuses encoded answers and bounds the others",
-    "gateway/plugins/proxy.py": "it passes bodies on in pieces, as they were sent",
+    "nekro/extensions/mcp/transport/http.py": "its transport refuses encoded answers and bounds the others",
+    "nekro/gateway/plugins/proxy.py": "it passes bodies on in pieces, as they were sent",
     "nekro_agent/services/agent/openai.py": "AsyncOpenAI gets a client with the hooks",
 }
 #: Modules that use a library for HTTP which decodes nothing, in bounded pieces.
 OTHERS = {
-    "cli/commands/flower.py", "cli/services/probes.py", "gateway/outgoing.py",
+    "nekro/cli/commands/flower.py", "nekro/cli/services/probes.py", "nekro/gateway/outgoing.py",
     "nekro_agent/downloads/http.py", "nekro_agent/downloads/socket.py", "nekro_agent/downloads/addresses.py",
 }  # fmt: skip
 LIBRARIES = {"aiohttp", "http.client", "httpcore", "requests", "urllib.request", "urllib3"}
@@ -48,8 +48,7 @@ LAYERS = gzip.compress(gzip.compress(bytes(16 << 20)) * 256)
 
 def sources() -> Iterator[tuple[str, ast.Module]]:
     """Yield the modules of the product."""
-    packages = ("agent", "broker_config", "cli", "codec", "connectors", "gateway", "messaging")
-    packages += ("nekro_agent", "nekro_client", "plugin_pkgs", "runtime", "sandbox", "storage", "workers")
+    packages = ("broker_config", "nekro", "nekro_agent", "nekro_client", "plugin_pkgs", "storage", "workers")
     for package in packages:
         for path in sorted((ROOT / package).rglob("*.py")):
             yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text("utf-8"))

@@ -18,9 +18,9 @@ from nekro_inside import run_inside
 from waiting import WAIT_SECONDS, wait_until
 from worker_fleet import Fleet
 
-from cli.exit_codes import ExitCode
-from cli.main import ANYWHERE, COMMANDS, OVER_GATEWAY
-from cli.remote import target
+from nekro.cli.exit_codes import ExitCode
+from nekro.cli.main import ANYWHERE, COMMANDS, OVER_GATEWAY
+from nekro.cli.remote import target
 from nekro_client import AsyncClient, Client, ConflictError
 
 pytestmark = pytest.mark.extended
@@ -35,7 +35,7 @@ def over_gateway(gateway_url: str, tmp_path: Path) -> Command:
 
     def run(*arguments: str, given: str = "") -> tuple[int, str, str]:
         environ = local_environment(gateway_url, tmp_path)
-        done = run_forked("cli.main", *arguments, environ=environ, cwd=tmp_path, given=given)
+        done = run_forked("nekro.cli.main", *arguments, environ=environ, cwd=tmp_path, given=given)
         assert "Traceback" not in done.stderr, done.stderr
         return done.returncode, done.stdout, done.stderr
 
@@ -119,7 +119,16 @@ def test_exec_over_a_gateway_prints_output_as_it_comes(gateway_url: str, tmp_pat
     with Client(gateway_url) as client:
         client.chat("live").files.upload(b"", name="first.txt")  # makes the directory
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "cli.main", "exec", str(tmp_path / "work.py"), "--chat-key", "live"],
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "nekro.cli.main",
+                "exec",
+                str(tmp_path / "work.py"),
+                "--chat-key",
+                "live",
+            ],
             env=local_environment(gateway_url, tmp_path),
             cwd=ROOT,
             stdout=subprocess.PIPE,
@@ -383,7 +392,7 @@ def test_an_unreachable_gateway_is_one_error(tmp_path: Path, monkeypatch: pytest
 
 
 def test_every_command_over_a_gateway_has_a_module() -> None:
-    modules = {path.stem for path in (ROOT / "cli" / "remote").glob("*.py")}
+    modules = {path.stem for path in (ROOT / "nekro" / "cli" / "remote").glob("*.py")}
     assert modules - {"__init__", "target", "messages"} == OVER_GATEWAY
 
 

@@ -16,8 +16,8 @@ from test_chat_site import TIMEOUT_MS, open_page
 from waiting import WAIT_SECONDS
 from worker_fleet import Fleet, build_fleet
 
-from gateway.access.keys import create_key, new_key
-from gateway.identity import Scope
+from nekro.gateway.access.keys import create_key, new_key
+from nekro.gateway.identity import Scope
 from storage.engine import Database
 
 pytestmark = pytest.mark.extended

@@ -13,7 +13,7 @@ from local_key import local_environment
 from waiting import WAIT_SECONDS
 from worker_fleet import Fleet
 
-from cli.views.running_output import RunningOutput
+from nekro.cli.views.running_output import RunningOutput
 from nekro_client import Client
 
 pytestmark = pytest.mark.extended
@@ -44,7 +44,7 @@ def test_output_is_printed_while_the_code_runs_and_only_once(
             command = fleet.command(*arguments)
         else:
             environ = local_environment(gateway_url, tmp_path)
-            command = ForkedCommand("cli.main", arguments, environ=environ, cwd=tmp_path)
+            command = ForkedCommand("nekro.cli.main", arguments, environ=environ, cwd=tmp_path)
         try:
             lines = [command.stdout.readline()]
             assert lines[0].startswith(f"turn {turn_id}  chat {chat_key}")

@@ -28,11 +28,11 @@ from uuid import UUID
 
 from hostile_texts import corpus
 
-from codec.budget import MEMORY_FACTOR, PLAIN_TYPES, Budget, Meter
-from codec.parser import load_in_slices
-from codec.short_texts import Undecided, load_short
-from codec.tagged import NotPlainError, write_text
-from codec.values import arguments_text, decode_arguments
+from nekro.wire.budget import MEMORY_FACTOR, PLAIN_TYPES, Budget, Meter
+from nekro.wire.parser import load_in_slices
+from nekro.wire.short_texts import Undecided, load_short
+from nekro.wire.tagged import NotPlainError, write_text
+from nekro.wire.values import arguments_text, decode_arguments
 from nekro_agent.errors import ArgumentError
 
 MAX_BYTES = 1 << 16

@@ -38,15 +38,15 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from waiting import WAIT_SECONDS
 
 from broker_config.settings import SecuritySettings, Settings
-from codec import returned_types
-from codec.tagged import write_text
-from codec.values import decode_arguments, decode_value, encode_arguments, encode_value
-from codec.wire import Signer
+from nekro.sandbox.guest.values import Opaque, open_value
+from nekro.wire import returned_types
+from nekro.wire.invocation import Signer
+from nekro.wire.tagged import write_text
+from nekro.wire.values import decode_arguments, decode_value, encode_arguments, encode_value
 from nekro_agent.config import ConfigBase
 from nekro_agent.errors import ArgumentError, ResultError
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.schemas.agent_ctx import AgentCtx
-from sandbox.guest.values import Opaque, open_value
 
 MIB = 1 << 20
 TESTS = Path(__file__).parent
@@ -258,9 +258,9 @@ def test_a_hostile_corpus_is_refused_with_little_memory_and_time() -> None:
     code = """
 import resource
 from hostile_texts import corpus
-from codec.budget import Budget
-from codec.parser import load
-from codec.values import arguments_text
+from nekro.wire.budget import Budget
+from nekro.wire.parser import load
+from nekro.wire.values import arguments_text
 from nekro_agent.errors import ArgumentError
 texts = corpus()
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))

@@ -12,11 +12,11 @@ from hostile_texts import corpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codec.budget import Budget
-from codec.parser import load
-from codec.values import arguments_text, decode_arguments, decode_value, encode_arguments, encode_value
+from nekro.sandbox.guest.values import open_value
+from nekro.wire.budget import Budget
+from nekro.wire.parser import load
+from nekro.wire.values import arguments_text, decode_arguments, decode_value, encode_arguments, encode_value
 from nekro_agent.errors import ArgumentError
-from sandbox.guest.values import open_value
 
 MIB = 1 << 20
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from waiting import WAIT_SECONDS
 
-from codec import decode_pool
-from codec.budget import MEMORY_FACTOR, Budget, Meter
-from codec.decode_pool import INLINE_CHARS, DecodePool
-from codec.parser import SLICE_STEPS, load_in_slices
-from codec.values import arguments_in_slices, encode_arguments
+from nekro.wire import decode_pool
+from nekro.wire.budget import MEMORY_FACTOR, Budget, Meter
+from nekro.wire.decode_pool import INLINE_CHARS, DecodePool
+from nekro.wire.parser import SLICE_STEPS, load_in_slices
+from nekro.wire.values import arguments_in_slices, encode_arguments
 from nekro_agent.errors import ArgumentError
 
 MIB = 1 << 20

@@ -13,12 +13,12 @@ from fuzz_codec import form
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codec import values
-from codec.budget import Budget
-from codec.parser import load
-from codec.short_texts import SHORT_CHARS, Undecided, load_short
-from codec.tagged import write_text
-from codec.values import decode_arguments, encode_arguments
+from nekro.wire import values
+from nekro.wire.budget import Budget
+from nekro.wire.parser import load
+from nekro.wire.short_texts import SHORT_CHARS, Undecided, load_short
+from nekro.wire.tagged import write_text
+from nekro.wire.values import decode_arguments, encode_arguments
 from nekro_agent.errors import ArgumentError
 
 MIB = 1 << 20

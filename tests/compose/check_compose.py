@@ -122,7 +122,7 @@ def make_wheels() -> None:
         "-r", str(asked), cwd=ROOT)  # fmt: skip
     # Of other versions, so apart: the packages that sandboxes can import.
     run(sys.executable, "-m", "pip", "download", "-q", "-d", str(target), "--require-hashes",
-        "-r", str(ROOT / "sandbox" / "packages" / "default.txt"), cwd=ROOT)  # fmt: skip
+        "-r", str(ROOT / "nekro" / "sandbox" / "packages" / "default.txt"), cwd=ROOT)  # fmt: skip
 
 
 class System:

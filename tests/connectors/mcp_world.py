@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from broker_config.settings import Settings
-from connectors.mcp.client_requests import ClientRequests
-from connectors.mcp.hub import ServerHub
-from connectors.mcp.plugins import build_plugin
-from connectors.mcp.servers import McpServer, merged
+from nekro.extensions.mcp.client_requests import ClientRequests
+from nekro.extensions.mcp.hub import ServerHub
+from nekro.extensions.mcp.plugins import build_plugin
+from nekro.extensions.mcp.servers import McpServer, merged
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.schemas.agent_ctx import AgentCtx
 

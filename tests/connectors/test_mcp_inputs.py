@@ -28,8 +28,8 @@ from test_mcp_http import served
 from test_mcp_servers import node_server
 
 from broker_config.settings import DatabaseSettings, Settings
-from connectors.mcp.client_requests import Completion, Prompt, Question, Reply
-from connectors.mcp.declarations import Sampling
+from nekro.extensions.mcp.client_requests import Completion, Prompt, Question, Reply
+from nekro.extensions.mcp.declarations import Sampling
 from nekro_agent import runtime
 from nekro_agent.errors import BudgetExceededError, InvalidValueError, LLMError, MethodFailedError
 from nekro_agent.execution.payer import Payer, paying

@@ -30,11 +30,11 @@ from raw_peer import ACT, ECHO, Behaviour, RawPeer, Reply, raw_peer, reply, said
 from waiting import WAIT_SECONDS, eventually
 
 from broker_config.settings import McpSettings, Settings
-from cli.command import Deps
-from cli.commands import mcp
-from cli.output import Output
-from connectors.mcp.faults import ServerFault
-from connectors.mcp.views import describe_server
+from nekro.cli.command import Deps
+from nekro.cli.commands import mcp
+from nekro.cli.output import Output
+from nekro.extensions.mcp.faults import ServerFault
+from nekro.extensions.mcp.views import describe_server
 from nekro_agent.errors import MethodFailedError, OutcomeUnknownError
 from nekro_agent.testing import InMemoryRuntime
 from nekro_client.models import McpServer as ApiServer

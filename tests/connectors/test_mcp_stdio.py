@@ -15,8 +15,11 @@ from mcp_world import World, odd_entry, opened
 from waiting import WAIT_SECONDS, eventually
 
 from broker_config.settings import McpSettings, Settings
-from connectors.mcp.faults import ServerFault
-from connectors.mcp.transport.stdio import LineSplitter, TooLong
+from nekro.extensions.mcp.faults import ServerFault
+from nekro.extensions.mcp.transport.stdio import LineSplitter, TooLong
+from nekro.sandbox import programs
+from nekro.sandbox.drivers.bwrap_tools import find_tools
+from nekro.sandbox.service_id import own_id
 from nekro_agent.errors import (
     CallTimeoutError,
     MethodFailedError,
@@ -25,9 +28,6 @@ from nekro_agent.errors import (
 )
 from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.execution.signatures import describe
-from sandbox import programs
-from sandbox.drivers.bwrap_tools import find_tools
-from sandbox.service_id import own_id
 
 pytestmark = pytest.mark.usefixtures("sandbox_tools")
 
@@ -172,7 +172,7 @@ async def test_without_isolation_a_server_starts_only_if_the_settings_allow_it(
     def missing(*_: Any, **__: Any) -> None:
         raise SandboxUnavailableError("bubblewrap is not installed")
 
-    monkeypatch.setattr("sandbox.programs.find_tools", missing)
+    monkeypatch.setattr("nekro.sandbox.programs.find_tools", missing)
     with pytest.raises(ServerFault, match="bubblewrap is not installed"):
         async with opened(settings, odd_entry()):
             pass
@@ -365,7 +365,7 @@ async def test_a_server_that_goes_on_changing_is_listed_less_and_less_often(
 ) -> None:
     """Its methods are built again in every worker of the fleet."""
     # Long beside what a busy machine delays the loop: after a long pause a server is taken to be calm again.
-    monkeypatch.setattr("connectors.mcp.connection.FRESH_SECONDS", 0.2)
+    monkeypatch.setattr("nekro.extensions.mcp.connection.FRESH_SECONDS", 0.2)
     async with opened(settings, odd_entry("changing")) as world:
         await eventually(lambda: len(world.listed.tools) >= 5, what="listings")
         for number in range(500):

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 
 MODULE: Final = (
-    Path(__file__).parents[2] / "gateway" / "console" / "static" / "lib" / "markdown" / "blocks.js"
+    Path(__file__).parents[2] / "nekro" / "gateway" / "console" / "static" / "lib" / "markdown" / "blocks.js"
 )
 SCRIPT: Final = """
 import { readFileSync } from "node:fs";

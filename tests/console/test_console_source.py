@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-STATIC = Path(__file__).parents[2] / "gateway" / "console" / "static"
+STATIC = Path(__file__).parents[2] / "nekro" / "gateway" / "console" / "static"
 SCRIPTS = sorted(STATIC.rglob("*.js"))
 #: What interprets a text as markup or as a program.
 INTERPRETERS = re.compile(

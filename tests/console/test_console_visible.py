@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-MODULE = Path(__file__).parents[2] / "gateway" / "console" / "static" / "lib" / "visible.js"
+MODULE = Path(__file__).parents[2] / "nekro" / "gateway" / "console" / "static" / "lib" / "visible.js"
 SCRIPT = """
 const { visible, visibleJson } = await import(process.argv[1]);
 const texts = JSON.parse(process.argv[2]);

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from broker_config.settings import GatewaySettings, known_variables
-from cli.main import build_parser
+from nekro.cli.main import build_parser
 from nekro_agent.methods import Lane
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from runtime.metrics import Metrics
+from nekro.base.metrics import Metrics
 from workers.ops.fleet import FLEET_METRICS
 
 ROOT = Path(__file__).parents[2]

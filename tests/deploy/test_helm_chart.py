@@ -17,7 +17,7 @@ from jsonschema import Draft7Validator
 from rendered_chart import VARIANTS, Objects, Render, container_of, migration, names, pods
 
 from broker_config.settings import GatewaySettings, WorkerSettings, known_variables
-from cli.main import build_parser
+from nekro.cli.main import build_parser
 from nekro_agent.methods import Lane
 
 

@@ -18,7 +18,7 @@ from helm_process import HelmProcess, RefusedError
 from jsonschema import Draft7Validator
 from rendered_chart import CHART, DEFAULTS, SCALED, VARIANTS, Render, container_of, migration, names, pods
 
-from cli.main import build_parser
+from nekro.cli.main import build_parser
 from nekro_agent.methods import Lane
 from workers.ops.fleet import FLEET_METRICS
 

@@ -40,7 +40,7 @@ def test_the_version_stands_in_one_place_and_in_the_chart() -> None:
 
 
 def test_the_command_reports_the_installed_version() -> None:
-    command = [sys.executable, "-m", "cli.main", "--version"]
+    command = [sys.executable, "-m", "nekro.cli.main", "--version"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == f"nekro-workers {version('nekro-workers')}\n"
 

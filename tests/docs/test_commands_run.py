@@ -59,9 +59,9 @@ from benchmarks.evaluation.__main__ import parse as parse_evaluation
 from broker_config.embedded import socket_path
 from broker_config.secret_files import monitoring_key
 from broker_config.settings import BrokerSettings
-from cli.main import WrongUsage, build_parser
-from messaging.delivery.transport import DELIVERIES_HEADER
-from sandbox.models import StopType
+from nekro.broker.delivery.transport import DELIVERIES_HEADER
+from nekro.cli.main import WrongUsage, build_parser
+from nekro.sandbox.models import StopType
 
 pytestmark = pytest.mark.extended
 
@@ -412,7 +412,7 @@ def world(redis_server: RedisServer, model_url: str) -> Iterator[World]:
         for folder in ("bin", "plugins", "runtime"):
             (directory / folder).mkdir(mode=0o700)
         command = directory / "bin" / "nekro"
-        command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -P -m cli.main "$@"\n')
+        command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -P -m nekro.cli.main "$@"\n')
         command.chmod(0o755)
         (directory / "plugins" / "weather.py").write_text(PLUGIN, "utf-8")
         (directory / "script.yaml").write_text(SCRIPT, "utf-8")

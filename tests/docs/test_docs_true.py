@@ -13,8 +13,8 @@ from test_layers import ORDER
 
 from broker_config.model_groups import group_variables
 from broker_config.settings import CLIENT_VARIABLES
-from cli.environment import known_variables
-from cli.main import WrongUsage, build_parser
+from nekro.cli.environment import known_variables
+from nekro.cli.main import WrongUsage, build_parser
 
 ROOT = Path(__file__).parents[2]
 #: Translations contain the README's blocks (``test_readme.py``).
@@ -120,4 +120,4 @@ def test_the_pages_list_the_packages_in_the_order_of_their_imports() -> None:
     chain = line.split("Imports go one way:")[1].split(";")[0]
     assert tuple(SPAN.findall(chain)) == ORDER
     page = (ROOT / "docs" / "architecture.md").read_text("utf-8").split("## Package layout")[1]
-    assert tuple(re.findall(r"^\| `(\w+)/` \|", page, re.MULTILINE)) == (*ORDER, "plugin_pkgs")
+    assert tuple(re.findall(r"^\| `([\w/]+)/` \|", page, re.MULTILINE)) == (*ORDER, "plugin_pkgs")

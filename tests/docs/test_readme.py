@@ -140,7 +140,7 @@ def test_the_wheel_installs_as_documented(folder: Path, environment: dict[str, s
     block = block_with("make wheel").replace("make wheel\n", "")
     said = run(block, folder, environment | own)
     assert "settings: read" in said
-    assert list((folder / "nekro").glob("lib/python*/site-packages/cli/main.py"))
+    assert list((folder / "nekro").glob("lib/python*/site-packages/nekro/cli/main.py"))
 
 
 @pytest.mark.extended
@@ -154,7 +154,7 @@ def test_documented_file_execution_works(folder: Path, environment: dict[str, st
     # By interpreters; those of the other blocks are forked.
     command = folder / ".venv" / "bin" / "nekro"
     command.unlink()
-    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -P -m cli.main "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -P -m nekro.cli.main "$@"\n')
     command.chmod(0o755)
     assert "Buy milk" in run(block_with("shopping.py"), folder, environment)
 

@@ -30,7 +30,7 @@ LATER_MODEL_VALUES = {
     "LLM__PROXY",
     "LLM__VISION",
 }
-LATER_PACKAGES = {"connectors", "gateway", "nekro_client"}
+LATER_PACKAGES = ("nekro.extensions.", "nekro.gateway.", "nekro_client.")
 
 
 @functools.cache
@@ -86,7 +86,7 @@ def normal(expression: str) -> str:
 def is_later(kind: str, name: str) -> bool:
     if kind == "settings":
         return name.split("__")[0] in LATER_GROUPS or name in LATER_MODEL_VALUES
-    return name.split(".")[0] in LATER_PACKAGES
+    return name.startswith(LATER_PACKAGES)
 
 
 @pytest.mark.parametrize("kind", ["settings", "time constants"])

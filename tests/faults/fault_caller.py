@@ -21,7 +21,7 @@ from typing import Any
 from fault_plan import LIMIT_SECONDS, CallKind, CallPlan, FaultKind, Options, call_plans, runs_in
 
 from broker_config.settings import Settings
-from codec.values import decode_value, encode_arguments
+from nekro.wire.values import decode_value, encode_arguments
 from nekro_agent.errors import BrokerUnavailableError, StorageUnavailableError
 from workers.calls.dispatch import CallScope, invocation_of
 from workers.composition import Services

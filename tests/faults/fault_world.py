@@ -27,7 +27,7 @@ from worker_crew import Crew
 from worker_fleet import Fleet, build_fleet
 
 from broker_config.settings import DatabaseSettings
-from cli.environment import environment_of
+from nekro.cli.environment import environment_of
 from storage.files.areas import DataAreas
 
 HERE = Path(__file__).parent

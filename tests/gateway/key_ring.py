@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 from broker_config.settings import Settings
-from gateway.access.keys import create_key, new_key
-from gateway.identity import Scope
+from nekro.gateway.access.keys import create_key, new_key
+from nekro.gateway.identity import Scope
 from storage.engine import Database
 
 __all__ = ["make_key"]

@@ -18,10 +18,10 @@ from waiting import WAIT_SECONDS
 from worker_fleet import Fleet
 
 from broker_config.keys import Keys
-from gateway.access.keys import revoke_key
-from gateway.app import create_app
-from gateway.identity import Identity, Scope
-from gateway.streams.change_readers import ChangeReader, Hint
+from nekro.gateway.access.keys import revoke_key
+from nekro.gateway.app import create_app
+from nekro.gateway.identity import Identity, Scope
+from nekro.gateway.streams.change_readers import ChangeReader, Hint
 from nekro_agent.shared_clock import shared_time
 from nekro_client import AsyncClient, Client
 from nekro_client.models import ChangeKind

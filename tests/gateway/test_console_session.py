@@ -14,12 +14,12 @@ from local_key import local_headers
 from worker_fleet import Fleet
 
 from broker_config.secret_files import secret_path
-from gateway.access import sessions
-from gateway.access.keys import create_key, new_key, revoke_key
-from gateway.app import create_app
-from gateway.identity import Scope
+from nekro.base.release import release
+from nekro.gateway.access import sessions
+from nekro.gateway.access.keys import create_key, new_key, revoke_key
+from nekro.gateway.app import create_app
+from nekro.gateway.identity import Scope
 from nekro_agent.shared_clock import shared_time
-from runtime.release import release
 from storage.repositories.events import NewEvent
 from workers.chats.events import record
 from workers.composition import Services

@@ -16,7 +16,7 @@ from gateway_server import served
 from local_key import local_headers_of
 from worker_fleet import Fleet
 
-from gateway.app import create_app
+from nekro.gateway.app import create_app
 from nekro_agent.shared_clock import shared_time
 
 pytestmark = pytest.mark.extended

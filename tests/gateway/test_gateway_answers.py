@@ -28,7 +28,7 @@ from gateway_server import served
 from key_ring import make_key
 from worker_fleet import Fleet
 
-from gateway.app import create_app
+from nekro.gateway.app import create_app
 
 FENCE = "```"
 SAY = f"{FENCE}python\nsend_msg_text(_ck, 'from a program')\n{FENCE}"

@@ -6,7 +6,7 @@ import pytest
 from gateway_server import served
 from worker_fleet import Fleet
 
-from gateway.app import create_app
+from nekro.gateway.app import create_app
 
 
 async def test_probes_answer(fleet: Fleet) -> None:

@@ -18,10 +18,10 @@ from nekro_inside import run_inside
 from waiting import eventually
 from worker_fleet import Fleet
 
-from cli.environment import environment_of
-from gateway.app import create_app
-from gateway.identity import Scope
-from gateway.streams.turn_states import TurnEnd
+from nekro.cli.environment import environment_of
+from nekro.gateway.app import create_app
+from nekro.gateway.identity import Scope
+from nekro.gateway.streams.turn_states import TurnEnd
 from nekro_agent.errors import StorageUnavailableError
 from nekro_client import AsyncClient, ConflictError, ForbiddenError, InvalidRequestError
 from nekro_client.models import EventType, TurnState

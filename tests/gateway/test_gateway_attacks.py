@@ -24,12 +24,12 @@ from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet
 
 from broker_config.settings import Settings
-from codec.values import encode_arguments
-from gateway.access.keys import create_key, new_key, revoke_key
-from gateway.app import create_app
-from gateway.identity import Scope
-from gateway.web import limits, middleware
-from gateway.web.server import GatewayServer
+from nekro.gateway.access.keys import create_key, new_key, revoke_key
+from nekro.gateway.app import create_app
+from nekro.gateway.identity import Scope
+from nekro.gateway.web import limits, middleware
+from nekro.gateway.web.server import GatewayServer
+from nekro.wire.values import encode_arguments
 from nekro_agent.shared_clock import shared_time
 from storage.access.approvals import NewApproval
 from storage.access.openai_responses import OpenAIResponse

@@ -9,8 +9,8 @@ from gateway_server import served
 from test_gateway_keys import key_of
 from worker_fleet import Fleet
 
-from gateway.app import create_app
-from gateway.identity import Scope
+from nekro.gateway.app import create_app
+from nekro.gateway.identity import Scope
 
 MANY = 20_000
 

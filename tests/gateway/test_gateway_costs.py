@@ -11,12 +11,12 @@ from gateway_server import served
 from httpx import AsyncClient
 
 from broker_config.settings import Settings
-from cli.command import Deps
-from cli.commands.costs import Args, show
-from cli.output import Output
-from gateway.access.keys import create_key, new_key
-from gateway.app import create_app
-from gateway.identity import Scope
+from nekro.cli.command import Deps
+from nekro.cli.commands.costs import Args, show
+from nekro.cli.output import Output
+from nekro.gateway.access.keys import create_key, new_key
+from nekro.gateway.app import create_app
+from nekro.gateway.identity import Scope
 from nekro_client.models import Costs
 from storage.access.spendings import ModelUse, NewSpending
 from storage.engine import Database

@@ -14,12 +14,12 @@ from test_gateway_keys import key_of
 from worker_fleet import Fleet
 
 from broker_config.settings import Settings
-from cli.doctor.check import Check, Verdict
-from cli.doctor.gateway import gateway_checks
-from gateway.access.keys import revoke_key
-from gateway.app import create_app
-from gateway.identity import Scope
-from gateway.web.server import serve
+from nekro.cli.doctor.check import Check, Verdict
+from nekro.cli.doctor.gateway import gateway_checks
+from nekro.gateway.access.keys import revoke_key
+from nekro.gateway.app import create_app
+from nekro.gateway.identity import Scope
+from nekro.gateway.web.server import serve
 from storage.engine import Database
 
 pytestmark = pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)

@@ -18,14 +18,14 @@ from test_gateway_keys import key_of
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet
 
-from gateway.app import create_app
-from gateway.identity import Scope
-from gateway.mcp.changes import Changes
-from gateway.streams import channel as channels
-from gateway.streams import hub as hubs
-from gateway.streams.events import Position, StreamEvent
-from gateway.streams.hub import EventHub, EventsLostError, SlowReaderError
-from gateway.streams.turns import turn_end, turn_events
+from nekro.gateway.app import create_app
+from nekro.gateway.identity import Scope
+from nekro.gateway.mcp.changes import Changes
+from nekro.gateway.streams import channel as channels
+from nekro.gateway.streams import hub as hubs
+from nekro.gateway.streams.events import Position, StreamEvent
+from nekro.gateway.streams.hub import EventHub, EventsLostError, SlowReaderError
+from nekro.gateway.streams.turns import turn_end, turn_events
 from nekro_agent.errors import NotFoundError
 from nekro_client.models import Event
 from storage.repositories.events import NewEvent

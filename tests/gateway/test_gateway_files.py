@@ -16,7 +16,7 @@ import pytest
 from gateway_server import served
 from worker_fleet import Fleet
 
-from gateway.app import create_app
+from nekro.gateway.app import create_app
 from nekro_agent.errors import NotFoundError
 from workers.chats.file_ids import FileIds
 from workers.composition import Services

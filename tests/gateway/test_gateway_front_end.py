@@ -24,7 +24,7 @@ from redis_process import free_port
 from waiting import WAIT_SECONDS, wait_until
 from worker_fleet import build_fleet
 
-from gateway.app import create_app
+from nekro.gateway.app import create_app
 
 pytestmark = pytest.mark.slow
 

@@ -23,9 +23,9 @@ from gateway_process import GatewayProcess
 from worker_fleet import Fleet, build_fleet
 
 from broker_config.settings import Settings
-from gateway.app import create_app
-from gateway.document.openapi import document
-from gateway.identity import Scope
+from nekro.gateway.app import create_app
+from nekro.gateway.document.openapi import document
+from nekro.gateway.identity import Scope
 
 pytestmark = pytest.mark.extended
 

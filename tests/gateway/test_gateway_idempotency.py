@@ -25,15 +25,15 @@ from worker_fleet import Fleet
 
 from broker_config.keys import Keys
 from broker_config.settings import Settings
-from codec.wire import Invocation, Signer, new_id
-from gateway import idempotency
-from gateway.app import create_app
-from gateway.document.openapi import document
-from gateway.idempotency import Once
-from gateway.identity import Scope
-from gateway.problems import ProblemError
-from messaging.call_messages import CallMessage
-from messaging.publishing import encode_message
+from nekro.broker.call_messages import CallMessage
+from nekro.broker.publishing import encode_message
+from nekro.gateway import idempotency
+from nekro.gateway.app import create_app
+from nekro.gateway.document.openapi import document
+from nekro.gateway.idempotency import Once
+from nekro.gateway.identity import Scope
+from nekro.gateway.problems import ProblemError
+from nekro.wire.invocation import Invocation, Signer, new_id
 from nekro_agent.errors import (
     ArgumentError,
     BrokerUnavailableError,

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from test_gateway_costs import key_of
 
-from gateway.identity import Scope
+from nekro.gateway.identity import Scope
 from nekro_client import AsyncClient
 from nekro_client.errors import ConflictError
 from storage.repositories.jobs import Job, NewJob

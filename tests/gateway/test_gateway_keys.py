@@ -15,9 +15,9 @@ from gateway_server import served
 from redis_relay import RedisRelay
 from worker_fleet import Fleet
 
-from gateway.access.keys import create_key, new_key, revoke_key
-from gateway.app import create_app
-from gateway.identity import Scope
+from nekro.gateway.access.keys import create_key, new_key, revoke_key
+from nekro.gateway.app import create_app
+from nekro.gateway.identity import Scope
 from nekro_agent.errors import UsageError
 from nekro_agent.shared_clock import shared_time
 from storage.access.keys import KeyRepository
@@ -273,7 +273,7 @@ async def test_a_wrong_key_costs_the_same_work_whether_its_id_is_known_or_not(
         return await find_valid(self, key_id)
 
     compare_digest, find_valid = hmac.compare_digest, KeyRepository.find_valid
-    monkeypatch.setattr("gateway.access.keys.hmac.compare_digest", compare)
+    monkeypatch.setattr("nekro.gateway.access.keys.hmac.compare_digest", compare)
     monkeypatch.setattr(KeyRepository, "find_valid", find)
     first = "B" if key.split("_", 2)[2][0] == "A" else "A"
     wrong = {
@@ -329,7 +329,7 @@ async def test_the_command_creates_a_key_that_approves_over_a_gateway(gateway: A
     key = (await key_of(fleet, *ALL))["Authorization"].removeprefix("Bearer ")
     environ = {"NEKRO_URL": str(client.base_url), "NEKRO_KEY": key, "PATH": "/usr/bin:/bin"}
     command = ("keys", "create", "decider", "--scope", "approve", "--scope", "read", "--json")
-    done = await asyncio.to_thread(run_forked, "cli.main", *command, environ=environ, cwd=tmp_path)
+    done = await asyncio.to_thread(run_forked, "nekro.cli.main", *command, environ=environ, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["scopes"] == ["approve", "read"]
 

@@ -11,11 +11,11 @@ import httpx
 import pytest
 from sqlalchemy import text as sql
 
-from gateway.access.keys import create_key, new_key
-from gateway.api import chats as routes
-from gateway.api.titles import words_of
-from gateway.identity import Scope
-from gateway.streams import turn_lists
+from nekro.gateway.access.keys import create_key, new_key
+from nekro.gateway.api import chats as routes
+from nekro.gateway.api.titles import words_of
+from nekro.gateway.identity import Scope
+from nekro.gateway.streams import turn_lists
 from nekro_agent.ports import MessageKind
 from nekro_agent.shared_clock import shared_time
 from storage.repositories.messages import NewMessage

@@ -18,12 +18,12 @@ from waiting import eventually
 from worker_fleet import Fleet
 
 from broker_config.keys import Keys
-from gateway.app import create_app
-from gateway.identity import Scope
+from nekro.base.release import release
+from nekro.gateway.app import create_app
+from nekro.gateway.identity import Scope
 from nekro_agent.ports import CronJob, WorkdayMode
 from nekro_agent.shared_clock import shared_time
 from nekro_client import AsyncClient, Client, ConflictError
-from runtime.release import release
 from storage.engine import Database
 
 CHAT = {"chat_key": "group_1"}

@@ -18,8 +18,8 @@ from test_mcp_server import connected
 from waiting import eventually
 from worker_fleet import Fleet
 
-from gateway.app import create_app
-from gateway.identity import Scope
+from nekro.gateway.app import create_app
+from nekro.gateway.identity import Scope
 from storage.access.spendings import ScopeKey
 from storage.engine import Database
 from storage.states import BudgetScope

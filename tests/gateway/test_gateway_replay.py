@@ -7,8 +7,8 @@ from typing import Any
 
 import httpx
 
-from gateway.access.keys import create_key, new_key
-from gateway.identity import Scope
+from nekro.gateway.access.keys import create_key, new_key
+from nekro.gateway.identity import Scope
 from nekro_agent.ports import MessageKind
 from storage.repositories.messages import NewMessage
 from workers.composition import Services

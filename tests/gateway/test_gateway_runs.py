@@ -18,9 +18,9 @@ from gateway_server import served
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet
 
-from gateway.app import create_app
-from gateway.streams.events import live_event
-from gateway.web import responses
+from nekro.gateway.app import create_app
+from nekro.gateway.streams.events import live_event
+from nekro.gateway.web import responses
 from nekro_agent.errors import RuntimeNotBoundError
 from storage.engine import Database
 from storage.repositories.calls import Call

@@ -10,8 +10,8 @@ from gateway_server import served
 from httpx import AsyncClient
 from test_gateway_costs import key_of
 
-from gateway.app import create_app
-from gateway.identity import Scope
+from nekro.gateway.app import create_app
+from nekro.gateway.identity import Scope
 from nekro_client import AsyncClient as Nekro
 from nekro_client.models import Series
 from storage.access.spendings import ModelUse, NewSpending

@@ -12,7 +12,7 @@ from test_gateway_keys import ALL, key_of
 from test_mcp_server import connected
 from worker_fleet import Fleet
 
-from gateway.identity import Scope
+from nekro.gateway.identity import Scope
 from nekro_agent.errors import StorageQuotaError
 from nekro_agent.execution.payer import on_account
 from nekro_agent.ports import OutgoingMessage

@@ -14,11 +14,11 @@ from test_gateway_keys import key_of
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet
 
-from gateway.access.keys import revoke_key
-from gateway.access.streams import OpenStreams
-from gateway.app import create_app
-from gateway.identity import Scope
-from gateway.problems import ProblemError
+from nekro.gateway.access.keys import revoke_key
+from nekro.gateway.access.streams import OpenStreams
+from nekro.gateway.app import create_app
+from nekro.gateway.identity import Scope
+from nekro.gateway.problems import ProblemError
 from storage.engine import Database
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

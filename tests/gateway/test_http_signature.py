@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from codec import http_signature
-from codec.http_signature import HttpSigner, HttpVerifier
+from nekro.wire import http_signature
+from nekro.wire.http_signature import HttpSigner, HttpVerifier
 from nekro_agent.errors import MessageRefusedError
 
 ASKED = {"method": "GET", "target": "/plugins/a.b/?x=1", "plugin_key": "a.b"}

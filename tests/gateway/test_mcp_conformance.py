@@ -22,7 +22,7 @@ from local_key import local_headers_of
 from starlette.types import Message, Receive, Scope, Send
 from worker_fleet import Fleet
 
-from gateway.app import create_app
+from nekro.gateway.app import create_app
 
 LOCK: Final = Path(__file__).parent / "mcp_conformance" / "package-lock.json"
 CHAT: Final = "mcp-local"

@@ -21,13 +21,13 @@ from mcp.shared.exceptions import MCPError
 from redis_process import free_port
 from worker_fleet import Fleet
 
-from cli.environment import environment_of
-from gateway.app import create_app
-from gateway.identity import Scope
+from nekro.cli.environment import environment_of
+from nekro.gateway.app import create_app
+from nekro.gateway.identity import Scope
 
 pytestmark = pytest.mark.extended
 
-ARGUMENTS = ["-P", "-m", "cli.main", "mcp", "serve"]
+ARGUMENTS = ["-P", "-m", "nekro.cli.main", "mcp", "serve"]
 BASE = {**os.environ, "PYTHONPATH": os.getcwd()}
 
 

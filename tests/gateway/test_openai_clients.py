@@ -21,7 +21,7 @@ from painter_model import PIXEL, PainterModel
 from waiting import WAIT_SECONDS
 from worker_fleet import Fleet
 
-from gateway.app import create_app
+from nekro.gateway.app import create_app
 
 pytestmark = pytest.mark.extended
 

@@ -20,8 +20,8 @@ from waiting import eventually
 from worker_fleet import Fleet
 
 from broker_config.settings import Settings
-from gateway.app import create_app
-from gateway.webhooks import sender
+from nekro.gateway.app import create_app
+from nekro.gateway.webhooks import sender
 from nekro_agent.ports import IncomingMessage
 from storage.outbound.webhooks import Webhook
 from storage.repositories.events import ChatEvent

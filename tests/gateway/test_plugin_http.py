@@ -16,7 +16,7 @@ from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet
 
 from broker_config.settings import Settings
-from gateway.app import create_app
+from nekro.gateway.app import create_app
 from nekro_client.models import Problem
 from storage.caller_reads import lane_overrides
 

@@ -13,9 +13,9 @@ from redis_process import free_port
 from stream_server import StreamServer
 from worker_fleet import Fleet
 
-from gateway.access.keys import create_key, new_key
-from gateway.app import create_app
-from gateway.identity import Scope
+from nekro.gateway.access.keys import create_key, new_key
+from nekro.gateway.app import create_app
+from nekro.gateway.identity import Scope
 from storage.publications import NewWorker, Snapshot
 from workers.catalogue.entries import PluginEntry, WebhookEntry, digest_of
 

@@ -11,9 +11,9 @@ from local_key import local_headers_of
 from waiting import eventually
 from worker_fleet import Fleet
 
-from gateway.access.keys import create_key, new_key
-from gateway.app import create_app
-from gateway.identity import Scope
+from nekro.gateway.access.keys import create_key, new_key
+from nekro.gateway.app import create_app
+from nekro.gateway.identity import Scope
 
 pytestmark = pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
 

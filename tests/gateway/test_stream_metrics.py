@@ -17,8 +17,8 @@ from metric_values import figures_of
 from waiting import eventually
 from worker_fleet import Fleet
 
-from gateway.app import create_app
-from gateway.web import middleware, responses, server
+from nekro.gateway.app import create_app
+from nekro.gateway.web import middleware, responses, server
 from storage.repositories.events import NewEvent
 from workers.chats.events import record
 from workers.composition import Services

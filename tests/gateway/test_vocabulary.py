@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from gateway.identity import Scope
+from nekro.gateway.identity import Scope
 from nekro_client.models import CostGroup, KeyScope
 from storage.access import spending_reports
 
-PAGES = Path(__file__).parents[2] / "gateway" / "console" / "static" / "pages"
+PAGES = Path(__file__).parents[2] / "nekro" / "gateway" / "console" / "static" / "pages"
 
 
 def shown(page: str, name: str) -> list[str]:

@@ -13,9 +13,9 @@ import pytest
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import plugin_of
 
-from codec.values import decode_value
+from nekro.sandbox.models import StopType
+from nekro.wire.values import decode_value
 from nekro_agent.ports import JobState
-from sandbox.models import StopType
 from storage.caller_reads import lane_overrides
 from storage.repositories.calls import Call
 from storage.repositories.jobs import Job

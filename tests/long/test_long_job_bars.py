@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.output import Output
-from cli.views import job_bars
-from cli.views.job_bars import job_view
-from cli.views.job_pace import Pace, rate_words, time_words
+from nekro.cli.output import Output
+from nekro.cli.views import job_bars
+from nekro.cli.views.job_bars import job_view
+from nekro.cli.views.job_pace import Pace, rate_words, time_words
 from nekro_agent.ports import JobState
 
 

@@ -14,7 +14,7 @@ import pytest
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import plugin_of
 
-from cli.environment import environment_of
+from nekro.cli.environment import environment_of
 from nekro_agent.errors import CallTimeoutError, OutcomeUnknownError
 from workers.composition import Services
 
@@ -33,7 +33,19 @@ def up(fleet: Any, tmp_path: Path) -> Iterator[Path]:
     log = tmp_path / "up.log"
     with log.open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "cli.main", "up", "--methods", "1", "--long", "0", "--rounds", "0"],
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "nekro.cli.main",
+                "up",
+                "--methods",
+                "1",
+                "--long",
+                "0",
+                "--rounds",
+                "0",
+            ],
             env=environment_of(fleet.settings),
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -14,8 +14,8 @@ import pytest
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import imported, plugin_of
 
-from codec.values import encode_arguments
-from codec.wire import Envelope, new_id
+from nekro.wire.invocation import Envelope, new_id
+from nekro.wire.values import encode_arguments
 from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.methods import Lane
 from workers.calls import remote_hooks

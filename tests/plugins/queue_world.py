@@ -16,7 +16,7 @@ from waiting import WAIT_SECONDS
 from worker_fleet import Worker, call_in, imported
 
 from broker_config.settings import DatabaseSettings, Settings
-from codec.values import decode_value, encode_arguments
+from nekro.wire.values import decode_value, encode_arguments
 from nekro_agent import runtime
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
 from nekro_agent.execution.invoke import Outcome

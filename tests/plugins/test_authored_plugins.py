@@ -16,7 +16,7 @@ import pytest
 from plugin_world import CHAT, USER, FileServer, MemoryWorld, World, uploads_dir
 from queue_world import QueueSystem
 
-from cli.environment import environment_of
+from nekro.cli.environment import environment_of
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
 from nekro_agent.commands.table import CommandTable
 from nekro_agent.errors import InvalidValueError, PlaceholderUsedError, ResultError
@@ -48,7 +48,7 @@ async def test_every_plugin_loads_and_those_with_missing_parts_are_degraded(auth
 def test_the_command_line_lists_plugins_as_the_workers_load_them(authored_system: QueueSystem) -> None:
     """One worker process has loaded them all and run their init hooks; `nekro plugins` agrees with it."""
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "cli.main", "plugins", "--json"],
+        [sys.executable, "-P", "-m", "nekro.cli.main", "plugins", "--json"],
         env=environment_of(authored_system.settings),
         capture_output=True,
         text=True,

@@ -20,8 +20,8 @@ from worker_process import WorkerProcess, read_ledger
 from broker_config.app import NekroApp, create_app
 from broker_config.keys import Keys
 from broker_config.settings import Settings
-from messaging.delivery.leases import RENEW, ack_commands
-from messaging.delivery.transport import DELIVERIES_HEADER, held_keys, seen_key
+from nekro.broker.delivery.leases import RENEW, ack_commands
+from nekro.broker.delivery.transport import DELIVERIES_HEADER, held_keys, seen_key
 
 StartWorker = Callable[..., WorkerProcess]
 Send = Callable[..., Any]

@@ -14,8 +14,8 @@ from worker_process import WorkerProcess, read_ledger
 
 from broker_config.app import create_app
 from broker_config.settings import Settings
-from codec.wire import Invocation, new_id
-from messaging.calls import MethodCaller
+from nekro.broker.calls import MethodCaller
+from nekro.wire.invocation import Invocation, new_id
 from nekro_agent.methods import Lane
 
 pytestmark = pytest.mark.extended

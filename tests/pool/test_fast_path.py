@@ -20,7 +20,7 @@ from worker_process import WorkerProcess, read_ledger
 from broker_config.app import RESULT_SECONDS, NekroApp, create_app
 from broker_config.keys import Keys
 from broker_config.settings import Settings
-from codec.wire import new_id
+from nekro.wire.invocation import new_id
 from workers.pools.jobs import Body, Interruptible, Job, JobStopped, StopReason
 
 StartWorker = Callable[..., WorkerProcess]

@@ -21,12 +21,12 @@ from broker_config.app import NekroApp, create_app
 from broker_config.keys import Keys
 from broker_config.primaries import Primary
 from broker_config.settings import Settings
-from codec.wire import new_id
-from messaging.delivery.leases import LeaseKeeper
-from messaging.delivery.offers import HANDOFF_SECONDS
-from messaging.delivery.transport import DELIVERIES_HEADER
-from messaging.publishing import PipelinePublisher
-from messaging.redis.subscription import MAX_PUBLISHED_BYTES
+from nekro.broker.delivery.leases import LeaseKeeper
+from nekro.broker.delivery.offers import HANDOFF_SECONDS
+from nekro.broker.delivery.transport import DELIVERIES_HEADER
+from nekro.broker.publishing import PipelinePublisher
+from nekro.broker.redis.subscription import MAX_PUBLISHED_BYTES
+from nekro.wire.invocation import new_id
 
 StartWorker = Callable[..., WorkerProcess]
 

@@ -23,11 +23,11 @@ from broker_config.app import NekroApp, create_app
 from broker_config.keys import Keys
 from broker_config.primaries import Primary
 from broker_config.settings import Settings
-from codec.wire import new_id
-from messaging.delivery.intake import LONG_BYTES, LoopIntake
-from messaging.delivery.leases import LeaseKeeper
-from messaging.delivery.transport import DELIVERIES_HEADER
-from messaging.publishing import encode_message
+from nekro.broker.delivery.intake import LONG_BYTES, LoopIntake
+from nekro.broker.delivery.leases import LeaseKeeper
+from nekro.broker.delivery.transport import DELIVERIES_HEADER
+from nekro.broker.publishing import encode_message
+from nekro.wire.invocation import new_id
 from workers.pools.jobs import LoopThread
 
 StartWorker = Callable[..., WorkerProcess]

@@ -20,10 +20,10 @@ from worker_process import WorkerProcess, read_ledger
 
 from broker_config.app import create_app
 from broker_config.settings import Settings
-from codec.wire import Invocation, new_id
-from messaging.calls import MethodCaller
-from messaging.publishing import PipelinePublisher, PublishUnknownError
-from messaging.redis.epochs import Epoch, Place
+from nekro.broker.calls import MethodCaller
+from nekro.broker.publishing import PipelinePublisher, PublishUnknownError
+from nekro.broker.redis.epochs import Epoch, Place
+from nekro.wire.invocation import Invocation, new_id
 from nekro_agent.errors import BrokerUnavailableError
 from nekro_agent.methods import Lane
 
@@ -118,7 +118,7 @@ async def test_a_publish_reconnects_when_its_loop_was_blocked_for_the_connect_ti
 async def test_a_publish_fails_with_the_reason_when_no_connection_is_made_within_its_limit(
     settings: Settings, own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("messaging.publishing.PUBLISH_SECONDS", 2)
+    monkeypatch.setattr("nekro.broker.publishing.PUBLISH_SECONDS", 2)
     settings = settings.model_copy(
         update={"broker": settings.broker.model_copy(update={"socket_timeout_seconds": 0.5})}
     )

@@ -18,11 +18,11 @@ from worker_process import WorkerProcess
 from broker_config.app import NekroApp, create_app
 from broker_config.keys import Keys
 from broker_config.settings import Settings
-from codec.wire import Invocation, new_id
-from messaging.calls import MethodCaller
-from messaging.celery.result_backend import MAX_ANNOUNCED_BYTES
-from messaging.pace import LARGE_CHARS
-from messaging.publishing import encode_message
+from nekro.broker.calls import MethodCaller
+from nekro.broker.celery.result_backend import MAX_ANNOUNCED_BYTES
+from nekro.broker.pace import LARGE_CHARS
+from nekro.broker.publishing import encode_message
+from nekro.wire.invocation import Invocation, new_id
 from nekro_agent.errors import (
     BrokerUnavailableError,
     CallCancelledError,

@@ -15,9 +15,9 @@ from worker_process import WorkerProcess
 
 from broker_config.app import create_app
 from broker_config.settings import Settings
-from codec.wire import Invocation, new_id
-from messaging.calls import MethodCaller
-from messaging.queue_figures import read_dead, read_queues
+from nekro.broker.calls import MethodCaller
+from nekro.broker.queue_figures import read_dead, read_queues
+from nekro.wire.invocation import Invocation, new_id
 from nekro_agent.methods import Lane
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"

@@ -19,11 +19,11 @@ from waiting import eventually
 from broker_config.app import NekroApp, create_app
 from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.settings import BrokerSettings, Settings
-from codec.wire import new_id
-from messaging.delivery.leases import LeaseKeeper
-from messaging.delivery.offers import Ack, Ending
-from messaging.redis.link import RedisLink
-from runtime.greenlet_bridge import close_loop_resources
+from nekro.base.greenlet_bridge import close_loop_resources
+from nekro.broker.delivery.leases import LeaseKeeper
+from nekro.broker.delivery.offers import Ack, Ending
+from nekro.broker.redis.link import RedisLink
+from nekro.wire.invocation import new_id
 
 
 class World:

@@ -9,14 +9,14 @@ from typing import Any
 
 from waiting import WAIT_SECONDS, eventually
 
-from agent.llm import LLMAnswer, LLMRequest
-from agent.rounds import RoundRunner
 from broker_config.embedded import resolve_signing_key
 from broker_config.settings import Settings
-from codec.values import encode_arguments
-from codec.wire import Envelope, Invocation, Signer
+from nekro.agent.llm import LLMAnswer, LLMRequest
+from nekro.agent.rounds import RoundRunner
+from nekro.sandbox.manager import SandboxManager
+from nekro.wire.invocation import Envelope, Invocation, Signer
+from nekro.wire.values import encode_arguments
 from nekro_agent.errors import CallTimeoutError, MethodFailedError, NekroError
-from sandbox.manager import SandboxManager
 from storage.repositories.messages import Message
 from storage.repositories.rounds import Round
 from storage.states import FINAL_ROUND_STATES

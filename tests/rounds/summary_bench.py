@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from round_bench import Bench, Model
 
-from agent.llm import LLMAnswer, LLMRequest
-from agent.tokens import ModelContexts
+from nekro.agent.llm import LLMAnswer, LLMRequest
+from nekro.agent.tokens import ModelContexts
 from nekro_agent.ports import MessageKind
 from storage.memory.summaries import Summary
 from storage.repositories.messages import NewMessage

@@ -16,9 +16,10 @@ from sqlalchemy.orm import DeclarativeBase
 from waiting import WAIT_SECONDS
 
 from broker_config.settings import ApprovalSettings
-from codec.values import encode_arguments
-from codec.wire import Invocation
-from messaging.call_messages import CallMessage
+from nekro.broker.call_messages import CallMessage
+from nekro.sandbox.models import StopType
+from nekro.wire.invocation import Invocation
+from nekro.wire.values import encode_arguments
 from nekro_agent.errors import (
     AlreadyDecidedError,
     ArgumentError,
@@ -30,7 +31,6 @@ from nekro_agent.errors import (
 from nekro_agent.ports import IncomingMessage
 from nekro_agent.shared_clock import shared_time
 from nekro_client.models import TurnState
-from sandbox.models import StopType
 from storage.access.approvals import Approval
 from storage.listings.overview import OverviewRepository
 from storage.models import ApprovalRow, CallRow

@@ -13,11 +13,11 @@ import pytest
 from round_bench import Bench, Model, invocation, states
 from waiting import WAIT_SECONDS
 
-from agent.llm import LLMAnswer, LLMRequest, ModelSpent
-from cli.views.round_story import describe_round, round_lines
-from cli.views.turn_text import turn_lines
-from gateway.streams.turn_lists import read_turns
-from gateway.streams.turn_tree import read_rounds, read_turn
+from nekro.agent.llm import LLMAnswer, LLMRequest, ModelSpent
+from nekro.cli.views.round_story import describe_round, round_lines
+from nekro.cli.views.turn_text import turn_lines
+from nekro.gateway.streams.turn_lists import read_turns
+from nekro.gateway.streams.turn_tree import read_rounds, read_turn
 from nekro_agent.errors import BudgetExceededError, LLMError, StorageUnavailableError
 from nekro_agent.ports import MessageKind
 from storage.access.keys import NewKey

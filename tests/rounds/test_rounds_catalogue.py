@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from round_bench import Bench, Model
 
-from agent.llm import LLMRequest
+from nekro.agent.llm import LLMRequest
 from storage.states import TriggerKind
 from workers.listing.sleep import awake_plugins, sleep, wake
 

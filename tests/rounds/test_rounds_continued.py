@@ -14,8 +14,8 @@ from round_bench import Bench, Model, states
 from sqlalchemy import Dialect
 from waiting import WAIT_SECONDS
 
-from agent.llm import LLMRequest
-from sandbox.models import StopType
+from nekro.agent.llm import LLMRequest
+from nekro.sandbox.models import StopType
 from storage.driver.statements import FixedStatement, prepared
 from storage.engine import Database
 from storage.repositories.rounds import ClaimedRound, RoundReport

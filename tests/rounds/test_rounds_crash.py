@@ -11,9 +11,9 @@ from loguru import logger
 from round_bench import Bench, Model, invocation, states
 from waiting import WAIT_SECONDS, eventually
 
-from agent.llm import LLMRequest
+from nekro.agent.llm import LLMRequest
+from nekro.sandbox.models import StopType
 from nekro_agent.errors import FencedError
-from sandbox.models import StopType
 from storage.repositories.rounds import Round, RoundReport
 from storage.states import TriggerKind
 from workers.leases.kinds import CHAT

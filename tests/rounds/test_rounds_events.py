@@ -14,12 +14,12 @@ from cancellation import cancelled_at
 from round_bench import Bench, Model, invocation, states
 from waiting import WAIT_SECONDS, eventually
 
-from agent.llm import LLMAnswer, LLMRequest
-from agent.rounds import RoundAnswer
-from gateway.streams.turn_tree import read_call, read_turn
+from nekro.agent.llm import LLMAnswer, LLMRequest
+from nekro.agent.rounds import RoundAnswer
+from nekro.base.redaction import Redactor
+from nekro.gateway.streams.turn_tree import read_call, read_turn
 from nekro_agent.errors import LLMError, NotFoundError, StorageUnavailableError
 from nekro_client import models
-from runtime.redaction import Redactor
 from storage.engine import Database
 from storage.repositories.events import ChatEvent
 from storage.states import EventType

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 from round_bench import Bench, Model, states
 
-from agent.llm import LLMRequest
+from nekro.agent.llm import LLMRequest
+from nekro.sandbox.models import StopType
 from nekro_agent.ports import MessageKind
-from sandbox.models import StopType
 
 OpenBench = Callable[..., Awaitable[Bench]]
 

@@ -9,7 +9,7 @@ import pytest
 from loguru import logger
 from round_bench import Bench, Model, states
 
-from agent.llm import LLMRequest
+from nekro.agent.llm import LLMRequest
 from nekro_agent.errors import LLMError
 
 ENDS = {"round_ended", "round_failed", "round_cancelled", "round_interrupted", "round_failed_unexpectedly"}

@@ -11,9 +11,9 @@ from round_bench import Bench, Model, states
 from sqlalchemy import func, select, update
 from waiting import WAIT_SECONDS, eventually
 
-from agent.llm import LLMRequest
+from nekro.agent.llm import LLMRequest
+from nekro.sandbox.models import StopType
 from nekro_agent import runtime
-from sandbox.models import StopType
 from storage.clock import seconds_from_now
 from storage.models import RoundRow
 from storage.states import RoundState, TriggerKind

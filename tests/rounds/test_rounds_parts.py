@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 from round_bench import Bench, Model
 
-from agent.llm import LLMAnswer, LLMRequest
-from agent.model import ImagePart, TextPart
-from agent.multimodal import image_data
+from nekro.agent.llm import LLMAnswer, LLMRequest
+from nekro.agent.model import ImagePart, TextPart
+from nekro.agent.multimodal import image_data
 from nekro_agent.errors import InvalidValueError, UploadQuotaError
 from workers.chats.attachments import Attachment, attachments_of
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from round_bench import Bench, Model
 
-from agent.llm import LLMRequest
 from broker_config.settings import Settings
-from cli.views.turn_text import turn_lines
-from gateway.streams.turn_tree import read_turn
+from nekro.agent.llm import LLMRequest
+from nekro.base.redaction import Redactor
+from nekro.cli.views.turn_text import turn_lines
+from nekro.gateway.streams.turn_tree import read_turn
 from nekro_agent.errors import LLMError
 from nekro_client.models import Round
-from runtime.redaction import Redactor
 from storage.access.keys import NewKey
 from storage.states import StoredKind
 

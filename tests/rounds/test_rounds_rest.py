@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from round_bench import Bench, Model
 
-from agent.llm import LLMRequest
+from nekro.agent.llm import LLMRequest
 from nekro_agent.errors import ArgumentError
 from nekro_agent.ports import MessageKind
 from storage.repositories.messages import NewMessage

@@ -11,8 +11,8 @@ import pytest
 from round_bench import Bench, Model, invocation, states
 from waiting import WAIT_SECONDS
 
-from agent.llm import LLMRequest
-from codec.wire import Envelope, Invocation
+from nekro.agent.llm import LLMRequest
+from nekro.wire.invocation import Envelope, Invocation
 from nekro_agent.errors import CallCancelledError, NotFoundError, OutcomeUnknownError
 from nekro_agent.methods import SandboxMethodType
 from storage.repositories.rounds import Round, RoundRepository

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from round_bench import Bench, Model
 
-from cli.views.round_story import describe_round, round_lines
-from gateway.streams.turn_tree import read_rounds
-from sandbox.models import StopType
+from nekro.cli.views.round_story import describe_round, round_lines
+from nekro.gateway.streams.turn_tree import read_rounds
+from nekro.sandbox.models import StopType
 
 CODE = """print("so far")
 tick("a")

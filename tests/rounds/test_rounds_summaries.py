@@ -12,7 +12,7 @@ from round_bench import Bench, Model, states
 from summary_bench import AGENT, Summariser, fill, numbered, summaries, versions
 from waiting import eventually
 
-from agent.llm import LLMAnswer, LLMRequest
+from nekro.agent.llm import LLMAnswer, LLMRequest
 from nekro_agent.errors import LLMBusyError, LLMContextError, LLMUnreadableError, NotFoundError
 from storage.memory.summaries import KEPT_VERSIONS, NewSummary
 from storage.retention import delete_expired

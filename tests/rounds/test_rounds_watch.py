@@ -13,10 +13,10 @@ import redis
 from broker_config.app import create_app
 from broker_config.settings import DatabaseSettings, Settings
 from broker_config.topology import publish_event, publish_round_requested
-from cli.environment import environment_of
-from cli.main import main
-from messaging import event_watch as watching
-from messaging.event_watch import EventWatcher, drop_abandoned
+from nekro.broker import event_watch as watching
+from nekro.broker.event_watch import EventWatcher, drop_abandoned
+from nekro.cli.environment import environment_of
+from nekro.cli.main import main
 from nekro_agent.errors import BrokerUnavailableError
 from storage.engine import Database
 from storage.memory.variables import TurnVariables

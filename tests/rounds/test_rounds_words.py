@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from round_bench import Bench, Model, states
 
-from agent.llm import LLMAnswer, LLMRequest
+from nekro.agent.llm import LLMAnswer, LLMRequest
 from nekro_agent.ports import MessageKind
 
 OpenBench = Callable[..., Awaitable[Bench]]

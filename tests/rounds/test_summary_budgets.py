@@ -15,10 +15,10 @@ from round_bench import Bench, Model, states
 from summary_bench import AGENT, Summariser, fill, numbered, summaries, versions
 from waiting import eventually
 
-from agent.llm import LLMAnswer, LLMRequest, ModelSpent
+from nekro.agent.llm import LLMAnswer, LLMRequest, ModelSpent
+from nekro.base.metrics import start_metrics
 from nekro_agent.errors import BudgetExceededError, LLMError
 from nekro_agent.ports import MessageKind
-from runtime.metrics import start_metrics
 from storage.access.spendings import ScopeKey, Total
 from storage.states import BudgetScope, EventType
 from workers.budgets.limits import day_of

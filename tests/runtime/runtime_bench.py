@@ -9,8 +9,8 @@ from typing import Any
 
 from broker_config.app import create_app
 from broker_config.settings import DatabaseSettings, Settings
+from nekro.base.redaction import Redactor
 from nekro_agent.plugin import NekroPlugin
-from runtime.redaction import Redactor
 from storage.engine import Database
 from storage.models import Base
 from workers.chats.publisher import EventPublisher

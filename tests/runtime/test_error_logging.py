@@ -9,8 +9,8 @@ import pytest
 from loguru import logger
 from waiting import eventually
 
+from nekro.base.error_logging import log_errors
 from nekro_agent.errors import StorageUnavailableError
-from runtime.error_logging import log_errors
 from workers.pools.background import BackgroundLoop
 from workers.pools.polls import Poll
 

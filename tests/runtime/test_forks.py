@@ -23,8 +23,8 @@ from typing import Any
 import pytest
 from waiting import WAIT_SECONDS
 
-from messaging import publishing
-from runtime.forks import ForkWatch, adopt_orphans, show_command_line, wait_until_orphaned
+from nekro.base.forks import ForkWatch, adopt_orphans, show_command_line, wait_until_orphaned
+from nekro.broker import publishing
 
 KEPT: list[Any] = []
 

@@ -16,7 +16,7 @@ from waiting import WAIT_SECONDS
 
 from broker_config.app import create_app
 from broker_config.settings import Settings
-from codec.wire import Invocation, new_id
+from nekro.wire.invocation import Invocation, new_id
 from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
 from nekro_agent.ports import JobState
 from nekro_agent.schemas.agent_ctx import AgentCtx

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from broker_config.settings import BrokerSettings, DatabaseSettings
-from codec.wire import Invocation
-from messaging.redis.clock import read_broker_clock
+from nekro.broker.redis.clock import read_broker_clock
+from nekro.wire.invocation import Invocation
 from nekro_agent import shared_clock
 from nekro_agent.errors import StorageUnavailableError
 from nekro_agent.shared_clock import (

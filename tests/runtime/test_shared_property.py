@@ -6,7 +6,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from runtime.shared_property import shared_property
+from nekro.base.shared_property import shared_property
 from workers.parts import Parts
 
 THREADS = 8

@@ -13,7 +13,7 @@ from sqlalchemy import update
 from waiting import WAIT_SECONDS
 
 from broker_config.settings import AgentSettings, DatabaseSettings, RetentionSettings
-from codec.wire import Invocation, new_id
+from nekro.wire.invocation import Invocation, new_id
 from nekro_agent import shared_clock
 from nekro_agent.errors import StorageUnavailableError
 from nekro_agent.methods import Lane, SandboxMethodType

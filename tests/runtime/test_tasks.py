@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from nekro.base.tasks import OwnedTasks, clean_up_timeout, end_tasks, repeat
 from nekro_agent.errors import StorageUnavailableError
-from runtime.tasks import OwnedTasks, clean_up_timeout, end_tasks, repeat
 
 
 async def test_a_step_is_repeated_after_one_that_failed() -> None:

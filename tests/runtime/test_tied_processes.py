@@ -46,19 +46,22 @@ STARTS: Final = frozenset(
 )
 #: Starts of processes without a tie: where, and why each ends with its parent all the same.
 ENDS_OTHERWISE: Final = {
-    ("agent/pictures/decoder.py", "_run"): "the program asks the kernel for a signal",
+    ("nekro/agent/pictures/decoder.py", "_run"): "the program asks the kernel for a signal",
     ("broker_config/embedded.py", "_version"): "it prints its version",
-    ("cli/services/process.py", "start"): "it watches the socket of its parent",
+    ("nekro/cli/services/process.py", "start"): "it watches the socket of its parent",
     (
-        "sandbox/areas/images.py",
+        "nekro/sandbox/areas/images.py",
         "_run",
     ): "it changes a file system, which must not be cut, and ends by itself",
-    ("sandbox/drivers/bwrap_tools.py", "_ask"): "it prints its version",
-    ("sandbox/drivers/container.py", "_ask"): "it answers and ends",
-    ("sandbox/drivers/container.py", "_start"): "the container watches the socket of its parent",
-    ("sandbox/drivers/process.py", "launch"): "bubblewrap and the runner ask the kernel for a signal",
-    ("sandbox/interpreter.py", "_ask"): "it answers one question",
-    ("sandbox/programs.py", "_run"): "bubblewrap asks the kernel for a signal; without it the caller ties it",
+    ("nekro/sandbox/drivers/bwrap_tools.py", "_ask"): "it prints its version",
+    ("nekro/sandbox/drivers/container.py", "_ask"): "it answers and ends",
+    ("nekro/sandbox/drivers/container.py", "_start"): "the container watches the socket of its parent",
+    ("nekro/sandbox/drivers/process.py", "launch"): "bubblewrap and the runner ask the kernel for a signal",
+    ("nekro/sandbox/interpreter.py", "_ask"): "it answers one question",
+    (
+        "nekro/sandbox/programs.py",
+        "_run",
+    ): "bubblewrap asks the kernel for a signal; without it the caller ties it",
 }
 
 

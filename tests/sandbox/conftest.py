@@ -14,8 +14,8 @@ import pytest
 from sandbox_lab import SYSTEM_PYTHON, Lab, lab
 
 from broker_config.settings import SandboxSettings
+from nekro.sandbox.drivers.bwrap import BwrapDriver
 from nekro_agent.errors import SandboxUnavailableError
-from sandbox.drivers.bwrap import BwrapDriver
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,8 @@ from typing import Final
 
 import fuzz_loop
 
+from nekro.sandbox.frames import HEADER_BYTES, Frame, FrameKind, FrameReader, encode_frame
 from nekro_agent.errors import SandboxProtocolError
-from sandbox.frames import HEADER_BYTES, Frame, FrameKind, FrameReader, encode_frame
 
 LOOP: Final = asyncio.new_event_loop()
 LIMITS: Final = {FrameKind.CALL: 200, FrameKind.EXIT: 50}

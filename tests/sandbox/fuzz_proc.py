@@ -14,7 +14,7 @@ from typing import Final
 
 import fuzz_loop
 
-from sandbox.limits import proc_files
+from nekro.sandbox.limits import proc_files
 
 SEPARATORS: Final = [b"\n", b"\r", b"\x0b", b"\x0c", b"\x1c", b"\x85", b"\xe2\x80\xa8", b" ", b"\t", b"\0"]
 PIECES: Final = [

@@ -26,12 +26,10 @@ from typing import Any
 from uuid import uuid4
 
 from broker_config.settings import SandboxSettings
-from codec.values import decode_arguments, encode_value
-from nekro_agent.methods import SandboxMethodType
-from sandbox.driver import SandboxDriver
-from sandbox.drivers.selection import build_driver
-from sandbox.manager import SandboxManager
-from sandbox.models import (
+from nekro.sandbox.driver import SandboxDriver
+from nekro.sandbox.drivers.selection import build_driver
+from nekro.sandbox.manager import SandboxManager
+from nekro.sandbox.models import (
     ARGUMENT_ERROR,
     Raised,
     Returned,
@@ -43,7 +41,9 @@ from sandbox.models import (
     StubMethod,
     StubResult,
 )
-from sandbox.users import sandbox_uid
+from nekro.sandbox.users import sandbox_uid
+from nekro.wire.values import decode_arguments, encode_value
+from nekro_agent.methods import SandboxMethodType
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 #: Any user except root and those of the pool.

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from sandbox_lab import Lab, answer, as_other_user, lab, method
 
+from nekro.sandbox.drivers.bwrap import BwrapDriver
+from nekro.sandbox.guest.confine import LEAST_LANDLOCK, landlock_version
+from nekro.sandbox.limits.quota import Quota
+from nekro.sandbox.models import Limit, StopType, StubCall, StubResult
 from nekro_agent.files import safe_files
-from sandbox.drivers.bwrap import BwrapDriver
-from sandbox.guest.confine import LEAST_LANDLOCK, landlock_version
-from sandbox.limits.quota import Quota
-from sandbox.models import Limit, StopType, StubCall, StubResult
 
 SMALL = {"shared_bytes": 16 << 20, "max_file_bytes": 1 << 20, "shared_files": 500}
 #: Separators of ``str.splitlines`` and ``str.split``, a forged mapping, and bytes that are not text.
@@ -338,7 +338,7 @@ except OSError:
 """
         + BIG
     )
-    monkeypatch.setattr("sandbox.limits.run_limits.MAX_OPEN_FILES", 30100)
+    monkeypatch.setattr("nekro.sandbox.limits.run_limits.MAX_OPEN_FILES", 30100)
     async with lab(tmp_path, **SMALL) as box:
         result = await box.run(code)
     assert result.stop_type is StopType.ERROR

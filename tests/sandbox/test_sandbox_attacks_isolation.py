@@ -22,7 +22,7 @@ from sandbox_attempts import (
 )
 from sandbox_lab import EPILOGUE, PREAMBLE, answer, as_other_user, lab
 
-from sandbox.drivers.bwrap import BwrapDriver
+from nekro.sandbox.drivers.bwrap import BwrapDriver
 
 _FIELDS = {"host_secret", "other_chat", "port", "socket_path", "abstract", "outside"}
 

@@ -26,10 +26,10 @@ from sandbox_lab import (
 )
 from waiting import WAIT_SECONDS, wait_until
 
+from nekro.sandbox.drivers.bwrap import BwrapDriver
+from nekro.sandbox.limits.quota import Quota
+from nekro.sandbox.models import Limit, StopType, StubCall, StubResult
 from nekro_agent.errors import SandboxUnavailableError
-from sandbox.drivers.bwrap import BwrapDriver
-from sandbox.limits.quota import Quota
-from sandbox.models import Limit, StopType, StubCall, StubResult
 
 MEMORY = {"memory_bytes": 128 << 20}
 #: Uses 8 times 200 MB in processes of their own.
@@ -460,7 +460,7 @@ try:
 except OSError as exc:
     print(count, exc.errno)
 """
-    monkeypatch.setattr("sandbox.limits.run_limits.MAX_OPEN_FILES", 64)
+    monkeypatch.setattr("nekro.sandbox.limits.run_limits.MAX_OPEN_FILES", 64)
     async with lab(tmp_path, max_file_bytes=1 << 20, shared_bytes=1 << 30) as box:
         result = await box.run(code)
     count, number = map(int, result.output.split())
@@ -668,7 +668,7 @@ async def test_concurrent_chats_never_share_a_host_user(
     if os.geteuid() != 0:
         pytest.skip("needs root mode: as an ordinary user all code has the service's own user")
     # A range of its own: the locks belong to the host, and other tests may run concurrently.
-    monkeypatch.setattr("sandbox.users._RANGE_SIZE", 2)
+    monkeypatch.setattr("nekro.sandbox.users._RANGE_SIZE", 2)
     async with lab(tmp_path, uid_range_start=700_000 + os.getpid() % 1000 * 10) as box:
         both = asyncio.Barrier(2)
         users: dict[str, int] = {}

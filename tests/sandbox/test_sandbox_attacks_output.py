@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sandbox_lab import Lab
 
-from sandbox.models import Limit, StopType
+from nekro.sandbox.models import Limit, StopType
 
 
 async def test_attack_S1_printed_end_markers_are_text(box: Lab) -> None:

@@ -14,11 +14,11 @@ from sandbox_lab import Lab, lab, method
 from waiting import WAIT_SECONDS
 
 from broker_config.settings import SandboxSettings
-from sandbox.bridge import Bridge
-from sandbox.frames import FrameKind, encode_frame
-from sandbox.limits.guards import Guard
-from sandbox.limits.run_limits import bridge_limits
-from sandbox.models import Limit, Raised, RunResult, StopType, StubCall, StubResult
+from nekro.sandbox.bridge import Bridge
+from nekro.sandbox.frames import FrameKind, encode_frame
+from nekro.sandbox.limits.guards import Guard
+from nekro.sandbox.limits.run_limits import bridge_limits
+from nekro.sandbox.models import Limit, Raised, RunResult, StopType, StubCall, StubResult
 
 #: Sends hand-made frames: frame(kind, call_id, payload).
 RAW = """

@@ -13,11 +13,11 @@ from sandbox_attempts import Attempts, assert_refused
 from sandbox_lab import EPILOGUE, PREAMBLE, Lab, answer, as_other_user, lab
 from waiting import WAIT_SECONDS
 
-from sandbox.areas.homes import sweep_homes
-from sandbox.drivers.bwrap import BwrapDriver
-from sandbox.models import Limit, StopType
-from sandbox.orphans import end_orphans
-from sandbox.service_id import own_id
+from nekro.sandbox.areas.homes import sweep_homes
+from nekro.sandbox.drivers.bwrap import BwrapDriver
+from nekro.sandbox.models import Limit, StopType
+from nekro.sandbox.orphans import end_orphans
+from nekro.sandbox.service_id import own_id
 
 SMALL = {"shared_bytes": 4 << 20, "max_file_bytes": 1 << 20, "shared_files": 500}
 

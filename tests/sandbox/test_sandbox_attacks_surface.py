@@ -11,8 +11,8 @@ from sandbox_attempts import SURFACE, Attempts, assert_refused, attempts_with, v
 from sandbox_lab import EPILOGUE, PREAMBLE, answer, as_other_user, lab
 from waiting import WAIT_SECONDS
 
-from sandbox.drivers.bwrap import BwrapDriver
-from sandbox.drivers.bwrap_args import VISIBLE_PROC
+from nekro.sandbox.drivers.bwrap import BwrapDriver
+from nekro.sandbox.drivers.bwrap_args import VISIBLE_PROC
 
 pytestmark = pytest.mark.usefixtures("x86_64")
 

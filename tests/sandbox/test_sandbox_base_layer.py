@@ -12,12 +12,12 @@ from sandbox_lab import Lab, lab
 from test_sandbox_packages import write_wheel
 
 from broker_config.settings import SandboxSettings
+from nekro.sandbox.drivers.bwrap import BwrapDriver
+from nekro.sandbox.models import StopType
+from nekro.sandbox.packages import base_build
+from nekro.sandbox.packages.base import named_packages, read_base
+from nekro.sandbox.packages.base_build import add_packages, build_base, remove_packages
 from nekro_agent.errors import PackageInstallError
-from sandbox.drivers.bwrap import BwrapDriver
-from sandbox.models import StopType
-from sandbox.packages import base_build
-from sandbox.packages.base import named_packages, read_base
-from sandbox.packages.base_build import add_packages, build_base, remove_packages
 
 pytestmark = pytest.mark.extended
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.bundle import guest_program
+from nekro.sandbox.bundle import guest_program
 
 
 def interpreters() -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sandbox_lab import Lab, lab
 
-from sandbox.models import StopType
+from nekro.sandbox.models import StopType
 
 #: The alarm of the code raises an error.
 ALARM = """

@@ -24,10 +24,10 @@ from sandbox_lab import Lab, lab
 from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.settings import SandboxSettings
-from sandbox.drivers.container import ContainerDriver
-from sandbox.drivers.selection import describe
-from sandbox.models import Limit, StopType
-from sandbox.service_id import own_id
+from nekro.sandbox.drivers.container import ContainerDriver
+from nekro.sandbox.drivers.selection import describe
+from nekro.sandbox.models import Limit, StopType
+from nekro.sandbox.service_id import own_id
 
 pytestmark = pytest.mark.slow
 
@@ -204,7 +204,7 @@ import asyncio, sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
 from broker_config.settings import SandboxSettings
-from sandbox.drivers.container import ContainerDriver
+from nekro.sandbox.drivers.container import ContainerDriver
 from sandbox_lab import lab
 
 async def main():

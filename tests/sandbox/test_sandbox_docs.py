@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from broker_config.settings import SandboxSettings
-from sandbox.limits.run_limits import process_limits
-from sandbox.models import Limit, StopType
+from nekro.sandbox.limits.run_limits import process_limits
+from nekro.sandbox.models import Limit, StopType
 
 REPOSITORY = Path(__file__).parents[2]
 #: Attacks on the broker and the worker, whose tests have other names.

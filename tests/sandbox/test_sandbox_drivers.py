@@ -19,16 +19,16 @@ from sandbox_lab import REPOSITORY, Lab, host_processes, lab
 from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.settings import SandboxSettings
+from nekro.sandbox.areas.homes import make_home, sweep_homes
+from nekro.sandbox.driver import SandboxSpec
+from nekro.sandbox.drivers.container import ContainerDriver
+from nekro.sandbox.drivers.selection import describe
+from nekro.sandbox.drivers.supervised import UNSAFE_SWITCH, LandlockDriver, UnsafeDriver
+from nekro.sandbox.guest.confine import LEAST_LANDLOCK, landlock_version
+from nekro.sandbox.models import Limit, StopType
+from nekro.sandbox.probe import probe
+from nekro.sandbox.service_id import ServiceId, own_id, pid_namespace
 from nekro_agent.errors import SandboxUnavailableError
-from sandbox.areas.homes import make_home, sweep_homes
-from sandbox.driver import SandboxSpec
-from sandbox.drivers.container import ContainerDriver
-from sandbox.drivers.selection import describe
-from sandbox.drivers.supervised import UNSAFE_SWITCH, LandlockDriver, UnsafeDriver
-from sandbox.guest.confine import LEAST_LANDLOCK, landlock_version
-from sandbox.models import Limit, StopType
-from sandbox.probe import probe
-from sandbox.service_id import ServiceId, own_id, pid_namespace
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ async def test_landlock_does_not_build_packages(fenced: Lab) -> None:
 
 
 async def test_old_landlock_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandbox.guest.confine.landlock_version", lambda: 4)
+    monkeypatch.setattr("nekro.sandbox.guest.confine.landlock_version", lambda: 4)
     capability = await probe(LandlockDriver(SandboxSettings(driver="landlock")), SandboxSettings())
     assert not capability.ok
     assert "use Linux 6.12 or newer" in capability.reasons[0]
@@ -231,7 +231,7 @@ import asyncio, os, sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
 from broker_config.settings import SandboxSettings
-from sandbox.drivers.supervised import LandlockDriver
+from nekro.sandbox.drivers.supervised import LandlockDriver
 from sandbox_lab import lab
 
 async def main():

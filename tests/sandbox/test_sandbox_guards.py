@@ -15,11 +15,11 @@ from sandbox_lab import Lab, lab
 from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.settings import SandboxSettings
-from sandbox.driver import Sandbox, SandboxSpec
-from sandbox.drivers.selection import build_driver
-from sandbox.limits.guards import Guard, Guards
-from sandbox.limits.processes import UnsettledError
-from sandbox.models import Limit, RunResult, StopType
+from nekro.sandbox.driver import Sandbox, SandboxSpec
+from nekro.sandbox.drivers.selection import build_driver
+from nekro.sandbox.limits.guards import Guard, Guards
+from nekro.sandbox.limits.processes import UnsettledError
+from nekro.sandbox.models import Limit, RunResult, StopType
 
 ENDLESS = "import time\nwhile True:\n    print('x', flush=True)\n    time.sleep(0.01)"
 BOUND_SECONDS = 0.5
@@ -49,8 +49,8 @@ class FaultyDriver:
 async def faulty_lab(root: Path, spoil: Callable[[Any], None], **changes: Any) -> AsyncIterator[Lab]:
     driver = FaultyDriver(SandboxSettings(**changes), spoil)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sandbox.run.GUARD_SECONDS", BOUND_SECONDS)
-        patch.setattr("sandbox.manager.GUARD_SECONDS", BOUND_SECONDS)
+        patch.setattr("nekro.sandbox.run.GUARD_SECONDS", BOUND_SECONDS)
+        patch.setattr("nekro.sandbox.manager.GUARD_SECONDS", BOUND_SECONDS)
         async with lab(root, use=driver, **changes) as box:
             yield box
 
@@ -157,8 +157,8 @@ async def test_a_sandbox_whose_end_is_never_seen_ends_the_run(
 
         sandbox.wait = wait
 
-    monkeypatch.setattr("sandbox.run._EXIT_SECONDS", 0.1)
-    monkeypatch.setattr("sandbox.run.GONE_SECONDS", 0.1)
+    monkeypatch.setattr("nekro.sandbox.run._EXIT_SECONDS", 0.1)
+    monkeypatch.setattr("nekro.sandbox.run.GONE_SECONDS", 0.1)
     async with faulty_lab(tmp_path, spoil) as box:
         assert_ended_by(await box.run("print(1)"), "end")
 

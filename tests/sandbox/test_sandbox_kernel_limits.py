@@ -22,15 +22,15 @@ from sandbox_lab import (
 from waiting import WAIT_SECONDS
 
 from broker_config.settings import SandboxSettings
+from nekro.sandbox.driver import Enforcement, Enforcer
+from nekro.sandbox.drivers.bwrap import BwrapDriver
+from nekro.sandbox.drivers.container import _kept_by_engine
+from nekro.sandbox.drivers.selection import describe
+from nekro.sandbox.limits.cgroups import find_cgroups
+from nekro.sandbox.limits.enforcement import group_limits, is_whole_file_system
+from nekro.sandbox.manager import SandboxManager
+from nekro.sandbox.models import Limit, StopType
 from nekro_agent.errors import SandboxUnavailableError
-from sandbox.driver import Enforcement, Enforcer
-from sandbox.drivers.bwrap import BwrapDriver
-from sandbox.drivers.container import _kept_by_engine
-from sandbox.drivers.selection import describe
-from sandbox.limits.cgroups import find_cgroups
-from sandbox.limits.enforcement import group_limits, is_whole_file_system
-from sandbox.manager import SandboxManager
-from sandbox.models import Limit, StopType
 
 MEMORY_BYTES = 96 << 20
 
@@ -255,7 +255,7 @@ AS_OTHER = """
 import asyncio, json, sys
 from pathlib import Path
 from broker_config.settings import SandboxSettings
-from sandbox.drivers.selection import describe
+from nekro.sandbox.drivers.selection import describe
 settings = SandboxSettings(**json.loads(sys.argv[1]))
 capability = asyncio.run(describe(settings, shared_root=Path("/nonexistent/sandboxes")))
 print(json.dumps([capability.ok, list(capability.reasons), {l.limit: l.by for l in capability.limits}]))
@@ -332,7 +332,13 @@ def test_engine_that_does_not_confirm_a_limit_does_not_enforce_it(info: str, kep
 @pytest.mark.usefixtures("grouped")
 def test_doctor_fails_on_polled_limits_that_are_required(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "from cli.main import main; raise SystemExit(main())", "doctor", "--json"],
+        [
+            sys.executable,
+            "-c",
+            "from nekro.cli.main import main; raise SystemExit(main())",
+            "doctor",
+            "--json",
+        ],
         env={
             **os.environ,
             "PYTHONPATH": str(REPOSITORY),

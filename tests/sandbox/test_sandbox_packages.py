@@ -22,13 +22,13 @@ from sandbox_lab import Areas, Lab, method
 from waiting import WAIT_SECONDS
 
 from broker_config.settings import SandboxSettings
+from nekro.sandbox.drivers.bwrap import BwrapDriver
+from nekro.sandbox.manager import SandboxManager
+from nekro.sandbox.models import StopType
+from nekro.sandbox.packages.index import IndexGateway
+from nekro.sandbox.packages.layers import Built, LayerStore
+from nekro.sandbox.packages.requirement import check_policy, parse_requirement
 from nekro_agent.errors import PackageInstallError
-from sandbox.drivers.bwrap import BwrapDriver
-from sandbox.manager import SandboxManager
-from sandbox.models import StopType
-from sandbox.packages.index import IndexGateway
-from sandbox.packages.layers import Built, LayerStore
-from sandbox.packages.requirement import check_policy, parse_requirement
 
 pytestmark = pytest.mark.extended
 

@@ -10,12 +10,12 @@ import pytest
 from sandbox_lab import lab
 from waiting import WAIT_SECONDS, eventually
 
+from nekro.sandbox.driver import SandboxSpec
+from nekro.sandbox.drivers.bwrap import BwrapDriver
+from nekro.sandbox.drivers.process import ProcessSandbox
+from nekro.sandbox.models import StopType
+from nekro.sandbox.pool import WarmPool
 from nekro_agent.errors import SandboxUnavailableError
-from sandbox.driver import SandboxSpec
-from sandbox.drivers.bwrap import BwrapDriver
-from sandbox.drivers.process import ProcessSandbox
-from sandbox.models import StopType
-from sandbox.pool import WarmPool
 
 
 class CountingDriver(BwrapDriver):

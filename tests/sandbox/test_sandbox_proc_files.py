@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.guest.confine import children_of
-from sandbox.limits import proc_files
-from sandbox.limits.cgroups import find_cgroups
-from sandbox.limits.proc_files import FormatError
+from nekro.sandbox.guest.confine import children_of
+from nekro.sandbox.limits import proc_files
+from nekro.sandbox.limits.cgroups import find_cgroups
+from nekro.sandbox.limits.proc_files import FormatError
 
 SEPARATORS = ["\n", "\r", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029", "\udcff"]
 MAPPING = b"7f0000000000-7f0000001000 rw-s 00000000 08:01 %d                 /app/shared/%s"

@@ -11,9 +11,9 @@ import pytest
 from sandbox_lab import REPOSITORY, lab
 
 from broker_config.settings import SandboxSettings
-from sandbox.drivers.bwrap import BwrapDriver
-from sandbox.filter.seccomp import build_filter
-from sandbox.models import StopType
+from nekro.sandbox.drivers.bwrap import BwrapDriver
+from nekro.sandbox.filter.seccomp import build_filter
+from nekro.sandbox.models import StopType
 
 WORKLOADS: dict[str, str] = runpy.run_path(str(REPOSITORY / "scripts" / "seen-syscalls"))["WORKLOADS"]
 PACKAGES = {"numpy", "pandas", "matplotlib", "PIL"}

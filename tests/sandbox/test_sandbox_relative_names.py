@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sandbox_lab import Lab, answer, as_other_user, lab
 
-from sandbox.models import StopType
+from nekro.sandbox.models import StopType
 
 WRITERS = """
 import os, shutil, sqlite3, subprocess, zipfile

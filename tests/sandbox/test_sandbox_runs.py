@@ -18,10 +18,10 @@ import uvloop
 from sandbox_lab import Lab, host_processes, lab, method
 from waiting import WAIT_SECONDS
 
+from nekro.sandbox.drivers.bwrap import BwrapDriver
+from nekro.sandbox.models import Limit, Returned, StopType, StubCall, StubResult
 from nekro_agent.errors import SandboxError
 from nekro_agent.methods import OWN_NAMES
-from sandbox.drivers.bwrap import BwrapDriver
-from sandbox.models import Limit, Returned, StopType, StubCall, StubResult
 
 
 async def test_code_that_ends_is_normal(box: Lab) -> None:

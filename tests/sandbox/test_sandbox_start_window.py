@@ -17,8 +17,8 @@ import pytest
 from sandbox_lab import REPOSITORY, other_user_command, other_user_environment
 from waiting import WAIT_SECONDS, wait_until
 
-from sandbox.drivers.bwrap import BwrapDriver
-from sandbox.guest.confine import children_of
+from nekro.sandbox.drivers.bwrap import BwrapDriver
+from nekro.sandbox.guest.confine import children_of
 
 pytestmark = pytest.mark.extended
 
@@ -39,8 +39,8 @@ import asyncio, json, os, signal, sys, threading, time
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from broker_config.settings import SandboxSettings
-from sandbox.manager import SandboxManager
-from sandbox.drivers import bwrap
+from nekro.sandbox.manager import SandboxManager
+from nekro.sandbox.drivers import bwrap
 from sandbox_lab import Areas
 
 def die():
@@ -173,7 +173,7 @@ import asyncio, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from broker_config.settings import SandboxSettings
-from sandbox.manager import SandboxManager
+from nekro.sandbox.manager import SandboxManager
 from sandbox_lab import Areas
 
 async def main():

@@ -16,18 +16,18 @@ from sandbox_lab import REPOSITORY, Areas, lab
 from waiting import WAIT_SECONDS
 
 from broker_config.settings import SandboxSettings
+from nekro.sandbox.driver import SandboxSpec
+from nekro.sandbox.drivers.bwrap import BwrapDriver, verify_isolation
+from nekro.sandbox.drivers.hints import explain_start_failure
+from nekro.sandbox.drivers.selection import build_driver, describe
+from nekro.sandbox.drivers.supervised import UNSAFE_SWITCH
+from nekro.sandbox.filter.seccomp import build_filter
+from nekro.sandbox.interpreter import Access, find_interpreter
+from nekro.sandbox.manager import SandboxManager
+from nekro.sandbox.models import RunRequest, StopType, StubCall, StubResult
+from nekro.sandbox.probe import probe
+from nekro.sandbox.run import SandboxRun
 from nekro_agent.errors import SandboxError, SandboxUnavailableError
-from sandbox.driver import SandboxSpec
-from sandbox.drivers.bwrap import BwrapDriver, verify_isolation
-from sandbox.drivers.hints import explain_start_failure
-from sandbox.drivers.selection import build_driver, describe
-from sandbox.drivers.supervised import UNSAFE_SWITCH
-from sandbox.filter.seccomp import build_filter
-from sandbox.interpreter import Access, find_interpreter
-from sandbox.manager import SandboxManager
-from sandbox.models import RunRequest, StopType, StubCall, StubResult
-from sandbox.probe import probe
-from sandbox.run import SandboxRun
 
 
 def program(path: Path, text: str) -> Path:
@@ -58,7 +58,13 @@ def test_doctor_prints_the_isolation_of_this_machine_line_by_line(
     bwrap_driver: BwrapDriver, tmp_path: Path
 ) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "from cli.main import main; raise SystemExit(main())", "doctor", "--json"],
+        [
+            sys.executable,
+            "-c",
+            "from nekro.cli.main import main; raise SystemExit(main())",
+            "doctor",
+            "--json",
+        ],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), "NEKRO_DATA_DIR": str(tmp_path / "data")},
         cwd=tmp_path,
         capture_output=True,
@@ -124,8 +130,8 @@ async def test_attack_U2_denied_namespaces_are_refused_with_the_fix(
 import asyncio, os
 os.environ["NO_COLOR"] = "1"
 from broker_config.settings import SandboxSettings
-from sandbox.drivers.bwrap import BwrapDriver
-from sandbox.probe import probe
+from nekro.sandbox.drivers.bwrap import BwrapDriver
+from nekro.sandbox.probe import probe
 print(asyncio.run(probe(BwrapDriver(SandboxSettings()), SandboxSettings())).reasons)
 """
     request = RunRequest(
@@ -260,8 +266,8 @@ async def test_attack_U6_unknown_architecture_is_refused(monkeypatch: pytest.Mon
 PROBE = """
 import asyncio
 from broker_config.settings import SandboxSettings
-from sandbox.drivers.selection import build_driver
-from sandbox.probe import probe
+from nekro.sandbox.drivers.selection import build_driver
+from nekro.sandbox.probe import probe
 settings = SandboxSettings()
 print("; ".join(asyncio.run(probe(build_driver(settings), settings)).reasons) or "no reason")
 """

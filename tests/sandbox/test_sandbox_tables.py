@@ -6,8 +6,8 @@ import pytest
 from sandbox_lab import Lab
 
 from broker_config.settings import SandboxSettings
-from sandbox.models import StopType
-from sandbox.packages.base import read_base
+from nekro.sandbox.models import StopType
+from nekro.sandbox.packages.base import read_base
 
 pytestmark = pytest.mark.skipif(
     read_base(SandboxSettings()) is None, reason="the base layer is not built (`make install`)"

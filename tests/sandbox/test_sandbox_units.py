@@ -14,20 +14,20 @@ import pytest
 from waiting import WAIT_SECONDS
 
 from broker_config.settings import SandboxSettings
+from nekro.sandbox.areas.ownership import prepare_directories
+from nekro.sandbox.bridge import BridgeOutcome, ExitReport
+from nekro.sandbox.driver import ExitStatus
+from nekro.sandbox.drivers.process import expect_hello
+from nekro.sandbox.frames import FrameKind, FrameReader, encode_frame
+from nekro.sandbox.limits.cgroups import find_cgroups
+from nekro.sandbox.limits.guards import Guard
+from nekro.sandbox.limits.run_limits import process_limits
+from nekro.sandbox.models import Limit, StopType
+from nekro.sandbox.output import OutputCollector, clean_text
+from nekro.sandbox.run import judge
+from nekro.sandbox.service_id import own_id
+from nekro.sandbox.users import hold_user, lock_directory, sandbox_uid
 from nekro_agent.errors import SandboxProtocolError, SandboxUnavailableError
-from sandbox.areas.ownership import prepare_directories
-from sandbox.bridge import BridgeOutcome, ExitReport
-from sandbox.driver import ExitStatus
-from sandbox.drivers.process import expect_hello
-from sandbox.frames import FrameKind, FrameReader, encode_frame
-from sandbox.limits.cgroups import find_cgroups
-from sandbox.limits.guards import Guard
-from sandbox.limits.run_limits import process_limits
-from sandbox.models import Limit, StopType
-from sandbox.output import OutputCollector, clean_text
-from sandbox.run import judge
-from sandbox.service_id import own_id
-from sandbox.users import hold_user, lock_directory, sandbox_uid
 
 
 def collector(keep_bytes: int = 1024, kill_bytes: int = 4096) -> OutputCollector:
@@ -215,7 +215,7 @@ def newest_group(own: Path) -> Path:
 @pytest.fixture
 def quick_removal(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plain directory keeps its files, and cannot be removed as a group can."""
-    monkeypatch.setattr("sandbox.limits.cgroups.GONE_SECONDS", 0)
+    monkeypatch.setattr("nekro.sandbox.limits.cgroups.GONE_SECONDS", 0)
 
 
 @pytest.mark.usefixtures("quick_removal")
@@ -286,7 +286,7 @@ class TestControlGroups:
 
 class TestOwnership:
     def test_user_of_a_container_is_stable_and_in_the_pool(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("sandbox.users._RANGE_SIZE", 100)
+        monkeypatch.setattr("nekro.sandbox.users._RANGE_SIZE", 100)
         settings = SandboxSettings(uid_range_start=300_000)
         users = {sandbox_uid(f"box{number}", settings=settings) for number in range(500)}
         assert users <= set(range(300_000, 300_100))
@@ -299,7 +299,7 @@ class TestOwnership:
     ) -> None:
         if os.geteuid() != 0:
             pytest.skip("an ordinary user's code runs as that user")
-        monkeypatch.setattr("sandbox.users._RANGE_SIZE", 3)
+        monkeypatch.setattr("nekro.sandbox.users._RANGE_SIZE", 3)
         settings = SandboxSettings(uid_range_start=300_000)
         keys = ["one", "two", "three"]
         holds = [hold_user(key, settings=settings, directory=tmp_path) for key in keys]
@@ -324,7 +324,7 @@ class TestOwnership:
     ) -> None:
         if os.geteuid() != 0:
             pytest.skip("an ordinary user's code runs as that user")
-        monkeypatch.setattr("sandbox.users._RANGE_SIZE", 1)
+        monkeypatch.setattr("nekro.sandbox.users._RANGE_SIZE", 1)
         settings = SandboxSettings(uid_range_start=300_000)
         program = (
             "import sys\nfrom pathlib import Path\n"

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from loaded_plugins import unload_plugins
 
-import agent
 import storage
+import workers
 from nekro_agent.packages import contexts
 from workers.plugins.loader import LoadedPlugins, load_plugins
 
@@ -32,7 +32,7 @@ FORMS = {
     "builtin": "found = __import__('{module}')",
 }
 #: Names of our packages, of modules of the standard library's style, and one that is nobody's.
-NAMES = ("agent", "storage", "workers", "sandbox", "cli", "codec", "runtime", "messaging", "gateway", "utils")
+NAMES = ("nekro", "storage", "workers", "broker_config", "nekro_client", "utils")
 
 Load = Callable[..., LoadedPlugins]
 
@@ -129,32 +129,38 @@ def test_a_package_has_modules_of_any_name_relative_and_absolute(
 
 def test_a_cloned_repository_finds_its_modules_by_every_usual_path(load: Load, tmp_path: Path) -> None:
     repository = tmp_path / "nekro-plugin-thing"
-    (repository / "lib" / "agent").mkdir(parents=True)
+    (repository / "lib" / "workers").mkdir(parents=True)
     (repository / "plugin.py").write_text(
         "import sys\nfrom pathlib import Path\nsys.path.insert(0, str(Path(__file__).parent / 'lib'))\n"
         + code(
-            "thing", "import agent.core as core\nfrom agent import core as found\nfrom .storage import MORE"
+            "thing",
+            "import workers.core as core\nfrom workers import core as found\nfrom .storage import MORE",
         )
     )
-    (repository / "lib" / "agent" / "__init__.py").write_text("")
-    (repository / "lib" / "agent" / "core.py").write_text("from agent.words import WHO\nimport storage\n")
-    (repository / "lib" / "agent" / "words.py").write_text("WHO = 'vendored'")
+    (repository / "lib" / "workers" / "__init__.py").write_text("")
+    (repository / "lib" / "workers" / "core.py").write_text("from workers.words import WHO\nimport storage\n")
+    (repository / "lib" / "workers" / "words.py").write_text("WHO = 'vendored'")
     (repository / "storage.py").write_text("MORE = 1")
     assert seen(module_of(load(repository))) == {"vendored"}
-    assert sys.modules["agent"] is agent and sys.modules["storage"] is storage
+    assert sys.modules["workers"] is workers and sys.modules["storage"] is storage
 
 
 def test_plugins_named_like_our_packages_replace_none_of_them(load: Load, tmp_path: Path) -> None:
-    for name in ("agent", "storage", "workers"):
+    for name in ("broker_config", "storage", "workers"):
         (tmp_path / f"{name}.py").write_text(HEAD.format(name=name))
-    (tmp_path / "cli").mkdir()
-    (tmp_path / "cli" / "__init__.py").write_text(HEAD.format(name="cli") + "from cli.helper import X")
-    (tmp_path / "cli" / "helper.py").write_text("X = 1")
+    (tmp_path / "nekro").mkdir()
+    (tmp_path / "nekro" / "__init__.py").write_text(HEAD.format(name="nekro") + "from nekro.helper import X")
+    (tmp_path / "nekro" / "helper.py").write_text("X = 1")
     loaded = load(tmp_path)
-    assert [plugin.key for plugin in loaded.plugins] == ["Ada.agent", "Ada.cli", "Ada.storage", "Ada.workers"]
-    assert sys.modules["agent"] is agent
-    assert importlib.import_module("cli.exit_codes").__file__ == str(
-        Path(agent.__file__).parents[1] / "cli" / "exit_codes.py"
+    assert [plugin.key for plugin in loaded.plugins] == [
+        "Ada.broker_config",
+        "Ada.nekro",
+        "Ada.storage",
+        "Ada.workers",
+    ]
+    assert sys.modules["workers"] is workers
+    assert importlib.import_module("nekro.cli.exit_codes").__file__ == str(
+        Path(workers.__file__).parents[1] / "nekro" / "cli" / "exit_codes.py"
     )
 
 
@@ -171,38 +177,39 @@ def test_a_plugin_never_gets_our_packages(load: Load, tmp_path: Path) -> None:
 def test_our_packages_are_found_before_every_entry_of_the_path(load: Load, tmp_path: Path) -> None:
     vendor = tmp_path / "vendor"
     vendor.mkdir()
-    (vendor / "messaging.py").write_text("raise RuntimeError('shadowed')")
+    (vendor / "broker_config.py").write_text("raise RuntimeError('shadowed')")
     (tmp_path / "shadow.py").write_text(
         f"import sys\nsys.path.insert(0, {str(vendor)!r})" + HEAD.format(name="shadow")
     )
     load(tmp_path / "shadow.py")
-    spec = importlib.util.find_spec("messaging")
+    spec = importlib.util.find_spec("broker_config")
     assert spec is not None and spec.origin is not None
-    assert Path(spec.origin).parents[1] == Path(agent.__file__).parents[1]
+    assert Path(spec.origin).parents[1] == Path(workers.__file__).parents[1]
 
 
 def test_a_dependency_has_its_own_modules_of_our_names(load: Load, tmp_path: Path) -> None:
     site = tmp_path / "site-packages"
     for package, text in {
-        "agent": "from agent.parts import WHO",
-        "uses_agent": "import agent\nfrom storage import WHO\n"
-        "def lazily():\n    import agent.parts\n    return agent.parts.WHO",
+        "workers": "from workers.crew import WHO",
+        "uses_workers": "import workers\nfrom storage import WHO\n"
+        "def lazily():\n    import workers.crew\n    return workers.crew.WHO",
     }.items():
         (site / package).mkdir(parents=True)
         (site / package / "__init__.py").write_text(text)
-    (site / "agent" / "parts.py").write_text("WHO = 'dependency'")
+    (site / "workers" / "crew.py").write_text("WHO = 'dependency'")
     (site / "storage.py").write_text("WHO = 'their storage'")
     sys.path.append(str(site))
     contexts.add_installed(folder=site)
     (tmp_path / "user.py").write_text(
-        code("user", "import agent as found") + "import uses_agent\nboth = uses_agent.agent is found\n"
+        code("user", "import workers as found")
+        + "import uses_workers\nboth = uses_workers.workers is found\n"
     )
     module = module_of(load(tmp_path / "user.py"))
     assert seen(module) == {"dependency"} and module.both
-    assert (module.uses_agent.WHO, module.uses_agent.lazily()) == ("their storage", "dependency")
-    assert sys.modules["agent"] is agent and not hasattr(agent, "WHO")
-    assert importlib.import_module(contexts.installed_name("agent")).WHO == "dependency"
-    for name in ("uses_agent",):
+    assert (module.uses_workers.WHO, module.uses_workers.lazily()) == ("their storage", "dependency")
+    assert sys.modules["workers"] is workers and not hasattr(workers, "WHO")
+    assert importlib.import_module(contexts.installed_name("workers")).WHO == "dependency"
+    for name in ("uses_workers",):
         del sys.modules[name]
 
 

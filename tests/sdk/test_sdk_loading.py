@@ -291,7 +291,7 @@ def test_what_plugins_print_during_their_import_goes_to_stderr(tmp_path: Path, i
 @pytest.mark.extended
 def test_json_of_commands_is_not_mixed_with_what_plugins_print(tmp_path: Path) -> None:
     (tmp_path / "noisy.py").write_text(source("noisy", extra=NOISY))
-    command = [sys.executable, "-m", "cli.main", "plugins", "--json"]
+    command = [sys.executable, "-m", "nekro.cli.main", "plugins", "--json"]
     environment = {"NEKRO_PLUGINS__DIRS": str(tmp_path), "NEKRO_DATA_DIR": str(tmp_path / "data")}
     done = subprocess.run(
         command,

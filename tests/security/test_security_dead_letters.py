@@ -14,12 +14,12 @@ from broker_config.app import NekroApp
 from broker_config.keys import Keys
 from broker_config.settings import Settings
 from broker_config.topology import DRAIN_TASK
-from codec.wire import Invocation, Signer, new_id
-from messaging.call_messages import CallMessage
-from messaging.celery.admission import admit
-from messaging.dead_letters import DeadLetters, DeadMessage
-from messaging.delivery.transport import DELIVERIES_HEADER
-from messaging.publishing import encode_message
+from nekro.broker.call_messages import CallMessage
+from nekro.broker.celery.admission import admit
+from nekro.broker.dead_letters import DeadLetters, DeadMessage
+from nekro.broker.delivery.transport import DELIVERIES_HEADER
+from nekro.broker.publishing import encode_message
+from nekro.wire.invocation import Invocation, Signer, new_id
 from nekro_agent.errors import MessageRefusedError, NotFoundError, UsageError
 
 SIGNER = Signer.from_text("test-signing-key")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from file_server import FileServer, file_server
 
+from nekro.sandbox.programs import _give_home
 from nekro_agent import runtime
 from nekro_agent.downloads.download import fetch
 from nekro_agent.errors import InvalidValueError
@@ -23,7 +24,6 @@ from nekro_agent.files.uploads import UploadArea
 from nekro_agent.services.agent.creator import ContentSegment
 from nekro_agent.testing import InMemoryRuntime
 from nekro_agent.tools.common_util import calculate_file_md5, copy_to_upload_dir, download_file_from_bytes
-from sandbox.programs import _give_home
 
 __all__ = ["file_server"]
 

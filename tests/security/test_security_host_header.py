@@ -19,7 +19,7 @@ from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.secret_files import monitoring_key, secret_path
 from broker_config.settings import Settings
-from cli.environment import environment_of
+from nekro.cli.environment import environment_of
 from workers.ops.host_header import AllowedHosts, is_loopback
 from workers.ops.http_server import Page, PageServer
 
@@ -145,7 +145,7 @@ def start_flower(
             security={"signing_key": "test-signing-key"},
         )
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "cli.main", "flower", "--port", str(port), *options],
+            [sys.executable, "-P", "-m", "nekro.cli.main", "flower", "--port", str(port), *options],
             env=environment_of(settings) | environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -215,5 +215,14 @@ def test_a_stated_password_is_the_only_one(start_flower: Callable[..., tuple[int
 
 
 def test_the_health_check_of_the_command_passes(plain_flower: tuple[int, Path]) -> None:
-    asked = [sys.executable, "-P", "-m", "cli.main", "flower", "--check", "--port", str(plain_flower[0])]
+    asked = [
+        sys.executable,
+        "-P",
+        "-m",
+        "nekro.cli.main",
+        "flower",
+        "--check",
+        "--port",
+        str(plain_flower[0]),
+    ]
     assert subprocess.run(asked, capture_output=True, timeout=60).returncode == 0

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from broker_config.settings import DatabaseSettings, SandboxSettings
+from nekro.sandbox.drivers.bwrap import BwrapDriver
+from nekro.sandbox.manager import SandboxManager
+from nekro.sandbox.models import RunRequest, StopType, StubCall, StubResult
 from nekro_agent.errors import SandboxUnavailableError
-from sandbox.drivers.bwrap import BwrapDriver
-from sandbox.manager import SandboxManager
-from sandbox.models import RunRequest, StopType, StubCall, StubResult
 from storage.engine import Database
 from storage.files.areas import DataAreas
 from storage.files.upload_areas import UploadAreas

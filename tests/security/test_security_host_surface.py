@@ -13,8 +13,8 @@ from pydantic import SecretBytes
 
 from broker_config.embedded import resolve_settings
 from broker_config.settings import Settings
-from cli.output import Output
-from codec.wire import Signer
+from nekro.cli.output import Output
+from nekro.wire.invocation import Signer
 from nekro_agent.errors import MessageRefusedError
 
 

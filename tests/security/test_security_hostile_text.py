@@ -32,11 +32,11 @@ from broker_config.keys import Keys
 from broker_config.settings import Settings
 from broker_config.topology import AGENT_EVENTS, encode_chat_key
 from broker_config.urls import redis_address
-from cli.environment import environment_of
-from codec.wire import Invocation, Signer
-from messaging.call_messages import CallMessage
-from messaging.delivery.transport import DELIVERIES_HEADER
-from messaging.publishing import encode_message
+from nekro.broker.call_messages import CallMessage
+from nekro.broker.delivery.transport import DELIVERIES_HEADER
+from nekro.broker.publishing import encode_message
+from nekro.cli.environment import environment_of
+from nekro.wire.invocation import Invocation, Signer
 from storage.engine import Database
 from storage.repositories.events import NewEvent
 from storage.repositories.jobs import NewJob
@@ -214,7 +214,7 @@ def at_terminal(settings: Settings, directory: Path, *arguments: str) -> str:
     ours, theirs = pty.openpty()
     environ = environment_of(settings) | {"TERM": "xterm", "COLUMNS": "400"}
     process = ForkedProcess(
-        "cli.main", arguments, environ=environ, cwd=directory, stdin=theirs, stdout=theirs
+        "nekro.cli.main", arguments, environ=environ, cwd=directory, stdin=theirs, stdout=theirs
     )
     os.close(theirs)
     received = b""
@@ -256,7 +256,7 @@ def test_a_report_to_a_pipe_contains_no_forged_line(fleet: Fleet, place: str) ->
 def test_values_in_a_pipe_and_in_json_are_exact(fleet: Fleet) -> None:
     call = ("call", "speak", "--args", json.dumps([HOSTILE]))
     # As bytes: Python would convert the carriage return to a line end.
-    nekro = [sys.executable, "-P", "-m", "cli.main", *call]
+    nekro = [sys.executable, "-P", "-m", "nekro.cli.main", *call]
     piped = subprocess.run(nekro, env=environment_of(fleet.settings), capture_output=True, timeout=SECONDS)
     assert piped.stdout.decode() == f"{HOSTILE}\n"
     printed = fleet.run(*call, "--json").stdout
@@ -328,7 +328,8 @@ def test_nekro_up_forwards_the_output_of_workers_line_by_line_and_escaped(tmp_pa
         "NEKRO_PLUGINS__LOAD_SHIPPED": "false",
     }
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "cli.main", "up", "--methods", "1", "--long", "0", "--rounds", "0"],
+        [sys.executable, "-P", "-m", "nekro.cli.main", "up", "--methods", "1", "--long", "0",
+         "--rounds", "0"],
         env=environment, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from broker_config.settings import SandboxSettings
+from nekro.sandbox.areas.shared import empty_idle
+from nekro.sandbox.limits.holdings import hold_of_all
+from nekro.sandbox.limits.quota import Quota
 from nekro_agent.files import safe_files
-from sandbox.areas.shared import empty_idle
-from sandbox.limits.holdings import hold_of_all
-from sandbox.limits.quota import Quota
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LIMITS = SandboxSettings(shared_bytes=1 << 20, shared_files=5000)
@@ -107,9 +107,9 @@ CLOSED = """
 import json, os, sys
 from pathlib import Path
 from broker_config.settings import SandboxSettings
-from sandbox.areas.ownership import prepare_directories
-from sandbox.areas.shared import empty_idle
-from sandbox.limits.quota import Quota
+from nekro.sandbox.areas.ownership import prepare_directories
+from nekro.sandbox.areas.shared import empty_idle
+from nekro.sandbox.limits.quota import Quota
 
 root, mode = Path(sys.argv[1]), int(sys.argv[2], 8)
 settings = SandboxSettings(shared_bytes=1 << 20)

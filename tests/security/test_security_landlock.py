@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from broker_config.settings import SandboxSettings
+from nekro.sandbox.drivers.supervised import LandlockDriver
+from nekro.sandbox.guest.confine import LEAST_LANDLOCK, landlock_version
+from nekro.sandbox.limits import proc_files
+from nekro.sandbox.limits.processes import shared_out
+from nekro.sandbox.manager import SandboxManager
+from nekro.sandbox.models import Limit, RunRequest, RunResult, StopType, StubCall, StubResult
 from nekro_agent.errors import SandboxUnavailableError
-from sandbox.drivers.supervised import LandlockDriver
-from sandbox.guest.confine import LEAST_LANDLOCK, landlock_version
-from sandbox.limits import proc_files
-from sandbox.limits.processes import shared_out
-from sandbox.manager import SandboxManager
-from sandbox.models import Limit, RunRequest, RunResult, StopType, StubCall, StubResult
 from storage.files.areas import DataAreas
 
 ATTACK = """

@@ -15,7 +15,7 @@ from forked_process import run_forked
 
 from broker_config.embedded import make_data_dir
 from broker_config.settings import Settings
-from cli.demo import scenes
+from nekro.cli.demo import scenes
 from nekro_agent.files import private_files, safe_files
 
 pytestmark = pytest.mark.extended
@@ -54,7 +54,7 @@ def mode_of(path: Path) -> int:
 
 def run(*arguments: str, cwd: Path, umask: int, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("NEKRO_")}
-    return run_forked("cli.main", *arguments, environ=clean | environment, cwd=cwd, umask=umask)
+    return run_forked("nekro.cli.main", *arguments, environ=clean | environment, cwd=cwd, umask=umask)
 
 
 def wide_open(root: Path) -> list[str]:

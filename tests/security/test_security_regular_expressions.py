@@ -14,42 +14,39 @@ from typing import Any
 import pytest
 from waiting import cpu_limit
 
-from agent.answers.notations import WRAPPED
+from nekro.agent.answers.notations import WRAPPED
 
 pytestmark = pytest.mark.extended
 
-PACKAGES = (
-    "agent", "broker_config", "cli", "codec", "connectors", "gateway", "messaging", "nekro_agent",
-    "nekro_client", "plugin_pkgs", "runtime", "sandbox", "storage", "workers",
-)  # fmt: skip
+PACKAGES = ("broker_config", "nekro", "nekro_agent", "nekro_client", "plugin_pkgs", "storage", "workers")
 #: What texts are made of, besides the characters of an expression.
 PIECES = ("a", "0", " ", "\n", ".", "-", "\\", "[", "(", "<", '"', "'", "`", "@", ":", "/", "=", "{", "\x1b")
 #: Lengths of texts: to find the slowest ones for an expression, and to try these.
 SHORT, LONG = 400, 60_000
 #: Expressions that meet short texts only, with what makes them short.
 SHORT_TEXTS = {
-    "agent.answers.extraction.CODE_END": "its caller takes the end of a line, or matches a whole one",
-    "agent.answers.live_words._PARTIAL": "its caller searches the last 320 characters",
-    "agent.answers.replies._CALL": "its caller cuts lines to 300 characters",
-    "agent.answers.replies._IMPORT": "its caller cuts lines to 300 characters",
+    "nekro.agent.answers.extraction.CODE_END": "its caller takes the end of a line, or matches a whole one",
+    "nekro.agent.answers.live_words._PARTIAL": "its caller searches the last 320 characters",
+    "nekro.agent.answers.replies._CALL": "its caller cuts lines to 300 characters",
+    "nekro.agent.answers.replies._IMPORT": "its caller cuts lines to 300 characters",
     "broker_config.model_groups._VARIABLE": "names of environment variables, which the operator sets",
     "nekro_agent.tools.message_id._REPLY_CODE": "its caller takes at most 1,000 characters",
-    "gateway.document.openapi._FIELD": "reads our own source",
+    "nekro.gateway.document.openapi._FIELD": "reads our own source",
     "nekro_agent.downloads.part._PART_NAME": "names of files, which the file system limits",
 }
 #: Expressions that are matched from the beginning of a text only.
 FROM_THE_BEGINNING = {
-    "agent.answers.extraction.HEADED",
-    "agent.answers.extraction.NAKED_HARMONY",
-    "cli.purge._KEY",
+    "nekro.agent.answers.extraction.HEADED",
+    "nekro.agent.answers.extraction.NAKED_HARMONY",
+    "nekro.cli.purge._KEY",
     "nekro_agent.downloads.redirects._COOKIE",
     "nekro_agent.files.stated_names._EXTENDED",
-    "sandbox.limits.proc_files._MAPPING",
+    "nekro.sandbox.limits.proc_files._MAPPING",
 }
 #: Of the slowest texts of one expression: milliseconds if the time grows with the length, else 1.8 s or more.
 CPU_SECONDS = 1.0
 #: Code in sandboxes, and modules that do something when they are imported.
-NOT_IMPORTED = ("sandbox.guest", "storage.migrations")
+NOT_IMPORTED = ("nekro.sandbox.guest", "storage.migrations")
 
 
 def modules(package: str) -> Iterator[str]:

@@ -19,8 +19,8 @@ from worker_process import WorkerProcess
 from broker_config.app import NekroApp
 from broker_config.settings import Settings
 from broker_config.urls import redis_address
-from codec.wire import new_id
-from messaging.celery.remote_control import COMMANDS, FRESH_SECONDS
+from nekro.broker.celery.remote_control import COMMANDS, FRESH_SECONDS
+from nekro.wire.invocation import new_id
 
 pytestmark = pytest.mark.extended
 
@@ -183,7 +183,7 @@ def test_a_signed_command_expires(
 ) -> None:
     now = time.time()
     with monkeypatch.context() as patch:
-        patch.setattr("messaging.celery.remote_control.shared_now", lambda: now - FRESH_SECONDS - 5)
+        patch.setattr("nekro.broker.celery.remote_control.shared_now", lambda: now - FRESH_SECONDS - 5)
         app.control.pool_grow(1)
     wait_until(lambda: refused(worker) == 1, what="the old command to be refused")
     assert "too long ago" in worker.log.read_text()

@@ -16,8 +16,8 @@ from worker_process import WorkerProcess
 from broker_config.app import NekroApp
 from broker_config.keys import REFUSED_LIMIT, Keys
 from broker_config.settings import Settings
-from codec.wire import new_id
-from messaging.publishing import encode_message
+from nekro.broker.publishing import encode_message
+from nekro.wire.invocation import new_id
 
 PLUGIN = "a.pinned"
 #: Pool and queue of each lane.

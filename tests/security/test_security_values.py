@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from broker_config.settings import DatabaseSettings, SandboxSettings, Settings
-from codec.values import decode_arguments, encode_value
+from nekro.sandbox.drivers.bwrap import BwrapDriver
+from nekro.sandbox.models import ARGUMENT_ERROR, Raised, Returned, StopType, StubCall, StubResult
+from nekro.wire.values import decode_arguments, encode_value
 from nekro_agent.errors import ArgumentError, ResultError, SandboxUnavailableError
-from sandbox.drivers.bwrap import BwrapDriver
-from sandbox.models import ARGUMENT_ERROR, Raised, Returned, StopType, StubCall, StubResult
 from storage.engine import Database
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "sandbox"))

@@ -22,10 +22,10 @@ from waiting import WAIT_SECONDS, eventually
 
 from broker_config.app import create_app
 from broker_config.settings import BudgetSettings, DatabaseSettings, Settings
-from codec import plain_json
-from codec.wire import Envelope, Invocation, new_id
-from messaging.calls import MethodCaller
-from messaging.publishing import PUSH
+from nekro.broker.calls import MethodCaller
+from nekro.broker.publishing import PUSH
+from nekro.wire import plain_json
+from nekro.wire.invocation import Envelope, Invocation, new_id
 from nekro_agent import errors
 from nekro_agent.errors import (
     BrokerUnavailableError,
@@ -500,7 +500,7 @@ async def test_a_tool_call_whose_reply_was_cut_off_is_sent_once_and_its_answer_w
 async def test_a_tool_call_without_an_answer_after_a_lost_reply_has_an_unknown_outcome(
     world: Caller, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("messaging.calls.PUBLISH_SECONDS", 1)
+    monkeypatch.setattr("nekro.broker.calls.PUBLISH_SECONDS", 1)
     world.method = entry(SandboxMethodType.TOOL)
     await world.lose_replies()
     calling = world.begin(invocation())

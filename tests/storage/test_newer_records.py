@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cli.services.ownership import Ownership, WorkerEntry, read_running
+from nekro.cli.services.ownership import Ownership, WorkerEntry, read_running
+from nekro.sandbox.packages.layers import LayerStore
+from nekro.sandbox.packages.requirement import parse_requirement
 from nekro_agent.ports import DownloadReport
-from sandbox.packages.layers import LayerStore
-from sandbox.packages.requirement import parse_requirement
 from storage.access.activations import Activation
 from storage.engine import Database
 from storage.models import PluginValueRow

@@ -9,9 +9,9 @@ import pytest
 from waiting import WAIT_SECONDS
 
 from broker_config.embedded import resolve_signing_key
-from codec.values import encode_arguments
-from codec.wire import Signer, new_id
-from messaging.call_messages import CallMessage
+from nekro.broker.call_messages import CallMessage
+from nekro.wire.invocation import Signer, new_id
+from nekro.wire.values import encode_arguments
 from workers.calls.dispatch import CallScope, invocation_of
 from workers.composition import Services
 

@@ -87,6 +87,6 @@ def test_code_calls_methods_without_the_packages_of_any_extra(base_python: Path,
     absent = ("flower", "mcp", "mcp_types", "opentelemetry.sdk", "pytest", "qdrant_client")
     found = run("-c", ASK, "redis", *absent)
     assert json.loads(found.stdout) == ["redis"], found.stderr
-    done = run("-P", "-m", "cli.main", "exec", "code.py")
+    done = run("-P", "-m", "nekro.cli.main", "exec", "code.py")
     assert done.returncode == 0, done.stderr
     assert "the sum is 42" in done.stdout

@@ -13,8 +13,9 @@ import pytest
 from late_call import check_refusal
 from waiting import WAIT_SECONDS
 
-from codec.values import decode_value
-from codec.wire import Envelope
+from nekro.sandbox.models import StopType
+from nekro.wire.invocation import Envelope
+from nekro.wire.values import decode_value
 from nekro_agent.errors import (
     ArgumentError,
     MethodAbortedError,
@@ -22,7 +23,6 @@ from nekro_agent.errors import (
     MethodNotFoundError,
     ResultError,
 )
-from sandbox.models import StopType
 from storage.repositories.messages import MessageRepository
 from storage.repositories.rounds import RoundRepository
 from workers.composition import Services

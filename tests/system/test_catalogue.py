@@ -14,7 +14,7 @@ import redis
 from waiting import wait_until
 from worker_fleet import Fleet
 
-from cli.exit_codes import ExitCode
+from nekro.cli.exit_codes import ExitCode
 from nekro_agent.errors import ArgumentError, MethodNotFoundError
 from storage.engine import Database
 from workers.catalogue.fleet import CatalogueReader, FleetCatalogue

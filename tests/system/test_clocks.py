@@ -21,7 +21,7 @@ from shifted_clock import shifted_clock
 from waiting import WAIT_SECONDS, eventually, wait_until
 
 from broker_config.secret_files import monitoring_key
-from codec.values import decode_value
+from nekro.wire.values import decode_value
 from storage.repositories.calls import CallRepository
 from storage.repositories.messages import MessageRepository
 from storage.repositories.rounds import RoundRepository

@@ -23,7 +23,7 @@ from waiting import WAIT_SECONDS, eventually
 
 from broker_config.app import create_app
 from broker_config.settings import Settings
-from cli.environment import environment_of
+from nekro.cli.environment import environment_of
 from nekro_agent.errors import MethodFailedError, NekroError
 from workers.composition import Services
 
@@ -37,7 +37,7 @@ class Flower:
     def __init__(self, settings: Settings) -> None:
         self.port = free_port()
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "cli.main", "flower", "--port", str(self.port)],
+            [sys.executable, "-P", "-m", "nekro.cli.main", "flower", "--port", str(self.port)],
             env={**environment_of(settings), "FLOWER_BASIC_AUTH": PASSWORD},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -190,7 +190,7 @@ async def test_a_rate_limit_set_in_flower_holds(fleet: Any, flower: Flower) -> N
 
 def test_flower_reads_no_methods_when_it_has_ended(fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reading that the end of Python interrupts prints a traceback."""
-    from cli.commands import flower
+    from nekro.cli.commands import flower
 
     def readers() -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if thread.name == "nekro-methods"]
@@ -207,7 +207,7 @@ def test_flower_sends_no_command_that_workers_refuse() -> None:
     import flower.options  # noqa: F401 - declares the options
     from tornado.options import options
 
-    from cli.commands.flower import flower_arguments
+    from nekro.cli.commands.flower import flower_arguments
 
     before = options.as_dict()
     try:

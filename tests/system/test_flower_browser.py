@@ -19,7 +19,7 @@ import pytest
 from redis_process import free_port
 from waiting import WAIT_SECONDS
 
-from cli.environment import environment_of
+from nekro.cli.environment import environment_of
 from nekro_agent.errors import NekroError
 from workers.composition import Services
 
@@ -49,7 +49,7 @@ def fleet(make_fleet: Callable[..., Any]) -> Any:
 def flower_url(fleet: Any) -> Iterator[str]:
     port = free_port()
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "cli.main", "flower", "--port", str(port)],
+        [sys.executable, "-P", "-m", "nekro.cli.main", "flower", "--port", str(port)],
         env={**environment_of(fleet.settings), "FLOWER_BASIC_AUTH": f"{USER}:{PASSWORD}"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -17,11 +17,11 @@ import redis
 from waiting import eventually
 from worker_fleet import Fleet, build_fleet
 
-from codec.values import decode_value
-from connectors.mcp.servers import read_servers
+from nekro.extensions.mcp.servers import read_servers
+from nekro.sandbox.models import StopType
+from nekro.wire.values import decode_value
 from nekro_agent.errors import MethodFailedError, MethodNotFoundError, OutcomeUnknownError
 from nekro_agent.ports import IncomingMessage
-from sandbox.models import StopType
 from workers.composition import Services
 from workers.mcp.answers import answer_question
 

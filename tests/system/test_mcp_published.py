@@ -17,7 +17,7 @@ import pytest
 from waiting import eventually
 from worker_fleet import Fleet, build_fleet
 
-from sandbox.models import StopType
+from nekro.sandbox.models import StopType
 from workers.composition import Services
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "connectors"))

@@ -22,8 +22,8 @@ from waiting import WAIT_SECONDS, eventually
 
 from broker_config.secret_files import monitoring_key
 from broker_config.settings import DatabaseSettings
-from codec.values import encode_arguments
-from codec.wire import Invocation, new_id
+from nekro.wire.invocation import Invocation, new_id
+from nekro.wire.values import encode_arguments
 from nekro_agent.errors import MethodFailedError
 from nekro_agent.ports import ChatInfo
 from workers.ops.fleet import FleetFigures
@@ -151,7 +151,9 @@ def test_the_check_of_the_command_line_equals_the_container_probe(observed: Obse
     def check(*arguments: str, broker: str | None = None) -> subprocess.CompletedProcess[str]:
         prefix = observed.fleet.settings.broker.key_prefix
         settings = {"NEKRO_BROKER__URL": broker, "NEKRO_BROKER__KEY_PREFIX": prefix} if broker else {}
-        return run_forked("cli.main", "worker", "--check", *arguments, environ={**os.environ, **settings})
+        return run_forked(
+            "nekro.cli.main", "worker", "--check", *arguments, environ={**os.environ, **settings}
+        )
 
     ready = check("ready", "--json")
     mine = [a for a in json.loads(ready.stdout) if a["pid"] == observed.worker.process.pid]
@@ -172,11 +174,11 @@ def test_the_check_of_the_command_line_equals_the_container_probe(observed: Obse
         assert "no worker named" in other.stderr
     for directory, is_named in ((used.data_dir, True), (tmp_path, False)):
         found = run_forked(
-            "cli.main", "doctor", "--json", "--data-dir", str(directory), environ={**os.environ}
+            "nekro.cli.main", "doctor", "--json", "--data-dir", str(directory), environ={**os.environ}
         )
         assert (f"worker {name} " in found.stdout) is is_named
     no_worker = run_forked(
-        "cli.main", "worker", "--check", environ={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
+        "nekro.cli.main", "worker", "--check", environ={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
     )
     assert no_worker.returncode == 13 and "no worker runs on this host" in no_worker.stderr
 

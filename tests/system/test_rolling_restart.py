@@ -15,10 +15,10 @@ import yaml
 from waiting import WAIT_SECONDS
 from worker_fleet import Worker, plugin_of
 
-from codec.values import decode_value
+from nekro.sandbox.models import StopType
+from nekro.wire.values import decode_value
 from nekro_agent.api.plugin import task
 from nekro_agent.ports import JobState
-from sandbox.models import StopType
 from storage.listings.overview import OverviewRepository
 from storage.repositories.rounds import Round
 from storage.states import RoundState, TriggerKind

@@ -12,7 +12,7 @@ import pytest
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet, build_fleet
 
-from codec.values import decode_value
+from nekro.wire.values import decode_value
 from nekro_agent.errors import MethodNotFoundError
 from workers.catalogue.entries import PluginStatus
 from workers.composition import Services

@@ -21,7 +21,7 @@ from chat_server import SceneServer, stream
 from redis_process import free_port
 from waiting import WAIT_SECONDS, eventually, wait_until
 
-from messaging.tracing import TurnTrace
+from nekro.broker.tracing import TurnTrace
 from storage.states import TriggerKind
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -20,7 +20,7 @@ from trace_collector import Collector
 from waiting import WAIT_SECONDS, eventually
 
 from broker_config.secret_files import monitoring_key
-from messaging.tracing import TurnTrace
+from nekro.broker.tracing import TurnTrace
 from storage.states import ApprovalState, TriggerKind
 from workers.composition import Services
 

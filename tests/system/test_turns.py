@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from waiting import WAIT_SECONDS
 
+from nekro.sandbox.models import StopType
 from nekro_agent.ports import MessageKind
-from sandbox.models import StopType
 from storage.repositories.messages import MessageRepository
 from storage.repositories.rounds import Round, RoundRepository
 from storage.states import RoundState

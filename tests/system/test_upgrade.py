@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import redis
 from waiting import WAIT_SECONDS
-from worker_fleet import Fleet, Worker
+from worker_fleet import Fleet, Worker, main_module
 
 from broker_config.keys import Keys
 from broker_config.settings import Settings
-from cli.exit_codes import ExitCode
+from nekro.cli.exit_codes import ExitCode
 from nekro_agent.placeholders import OWN_PACKAGES
 from storage.migrate import check, upgrade
 from storage.schema import known_revisions
@@ -77,7 +77,7 @@ def copied(tree: Path) -> Path:
 def foreign_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """This code with a message form of two releases later: neither side can read the other's."""
     tree = copied(tmp_path_factory.mktemp("foreign"))
-    wire = tree / "codec/wire.py"
+    wire = tree / "nekro/wire/invocation.py"
     text, count = re.subn(r"range\(2, 3\)", "range(3, 4)", wire.read_text())
     assert count == 1
     wire.write_text(text.replace("WIRE_VERSION: Final = 2", "WIRE_VERSION: Final = 3"))
@@ -90,7 +90,7 @@ def next_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree = copied(tmp_path_factory.mktemp("next"))
     revision = NEXT_REVISION.format(head=known_revisions()[-1])
     (tree / "storage/migrations/versions/9999_next.py").write_text(revision)
-    wire = tree / "codec/wire.py"
+    wire = tree / "nekro/wire/invocation.py"
     text, count = re.subn(r"(    version: int = Field.*\n)", rf"\1{NEXT_FIELD}", wire.read_text())
     assert count == 2, "invocation and envelope"
     wire.write_text(text)
@@ -116,7 +116,7 @@ def environment_of_tree(settings: Settings, tree: Path) -> dict[str, str]:
 def nekro_of(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command of another version to its end."""
     return subprocess.run(
-        [sys.executable, "-P", "-m", "cli.main", *arguments],
+        [sys.executable, "-P", "-m", main_module(environment), *arguments],
         env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
         timeout=WAIT_SECONDS,
     )  # fmt: skip

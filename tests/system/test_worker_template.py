@@ -15,7 +15,7 @@ from forked_process import ForkedCommand
 from nekro_shell import NEKRO, Shell, open_shell, running_up
 from waiting import WAIT_SECONDS, wait_until
 
-from cli.services.ownership import read_running
+from nekro.cli.services.ownership import read_running
 
 pytestmark = pytest.mark.extended
 
@@ -220,14 +220,14 @@ async def imports(_ctx: AgentCtx) -> list[str]:
     ours = (
         "broker_config",
         "celery",
-        "codec",
-        "connectors",
-        "messaging",
+        "nekro.broker",
+        "nekro.extensions",
+        "nekro.wire",
         "nekro_agent",
         "storage",
         "workers",
     )
-    missing = {name for name in found - set(before["imports"]) if name.partition(".")[0] in ours}
+    missing = {name for name in found - set(before["imports"]) if f"{name}.".startswith(ours)}
     # Only workers of this lane need these, or only while they run a call.
     assert missing <= ONLY_HERE
 

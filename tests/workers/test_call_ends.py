@@ -14,8 +14,8 @@ from cut_proxy import CutProxy
 from waiting import eventually
 
 from broker_config.settings import DatabaseSettings, Settings
-from codec.values import encode_arguments
-from codec.wire import Invocation, Signer, new_id
+from nekro.wire.invocation import Invocation, Signer, new_id
+from nekro.wire.values import encode_arguments
 from nekro_agent.errors import CallTimeoutError, MethodFailedError
 from storage.repositories.calls import Call
 from storage.repositories.rounds import Round
@@ -194,7 +194,7 @@ async def test_a_detached_call_that_is_stopped_at_its_time_limit_is_reported_as_
     await detacher.detach(services.registry.find(made.method), made, lane="methods")
     calling = asyncio.create_task(worker.call(made))
     await begun.wait()
-    monkeypatch.setattr("codec.wire.shared_now", lambda: time.time() + 601)
+    monkeypatch.setattr("nekro.wire.invocation.shared_now", lambda: time.time() + 601)
     calling.cancel()  # as the pool does
     with pytest.raises(asyncio.CancelledError):
         await calling

@@ -13,8 +13,8 @@ from celery.app.amqp import task_message
 
 from broker_config.app import NekroApp
 from broker_config.keys import Keys
-from codec.values import encode_arguments
-from messaging.delivery.task_messages import TaskMessage
+from nekro.broker.delivery.task_messages import TaskMessage
+from nekro.wire.values import encode_arguments
 from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
 from nekro_agent.api.schemas import AgentCtx
 from nekro_agent.errors import ArgumentError

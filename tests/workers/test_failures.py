@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from nekro.base.redaction import Redactor
 from nekro_agent.api.schemas import AgentCtx
 from nekro_agent.errors import MethodFailedError
-from runtime.redaction import Redactor
 from workers.calls.failures import explained, redacted
 
 REDACTOR = Redactor(["hunter22"])

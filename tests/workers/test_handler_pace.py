@@ -12,9 +12,9 @@ import pytest
 
 from broker_config.settings import Settings
 from broker_config.topology import COMMAND_TASK, HOOK_TASK
-from codec.values import decode_value, encode_arguments
-from codec.wire import Invocation, Signer, new_id
-from messaging.pace import ChatPace
+from nekro.broker.pace import ChatPace
+from nekro.wire.invocation import Invocation, Signer, new_id
+from nekro.wire.values import decode_value, encode_arguments
 from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
 from nekro_agent.api.schemas import AgentCtx
 from nekro_agent.commands.schemas import CommandExecutionContext

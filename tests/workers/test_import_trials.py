@@ -15,7 +15,7 @@ import pytest
 from loaded_plugins import end_patience_with
 from waiting import WAIT_SECONDS, wait_until
 
-from runtime.forks import thread_count
+from nekro.base.forks import thread_count
 from workers.import_trials import Trials
 from workers.plugins.loader import load_plugins, plugin_steps, prepare_imports
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.model import MethodBrief
+from nekro.agent.model import MethodBrief
 from nekro_agent.errors import ArgumentError
 from nekro_agent.methods import SandboxMethodType
 from workers.catalogue.entries import PluginEntry

@@ -14,7 +14,7 @@ import pytest
 from loguru import logger
 
 from broker_config.settings import DatabaseSettings, Settings
-from runtime.greenlet_bridge import Closing
+from nekro.base.greenlet_bridge import Closing
 from workers.composition import CALLER, Services
 
 

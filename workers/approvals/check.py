@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from codec.wire import Invocation
+from nekro.wire.invocation import Invocation
 from nekro_agent.errors import NotApprovedError
 from storage.access.approvals import Approval
 from storage.states import ApprovalState

@@ -13,9 +13,9 @@ from typing import Any, Final
 from loguru import logger
 
 from broker_config.settings import ApprovalSettings
-from codec.values import Arguments, encode_arguments
-from codec.wire import Signer
-from messaging.call_messages import CallMessage
+from nekro.broker.call_messages import CallMessage
+from nekro.wire.invocation import Signer
+from nekro.wire.values import Arguments, encode_arguments
 from nekro_agent.errors import (
     AlreadyDecidedError,
     InvalidValueError,

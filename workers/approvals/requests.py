@@ -6,8 +6,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from broker_config.settings import ApprovalSettings
-from codec.wire import Invocation, Signer, new_id
-from messaging.call_messages import CallMessage
+from nekro.broker.call_messages import CallMessage
+from nekro.wire.invocation import Invocation, Signer, new_id
 from nekro_agent.errors import CallCancelledError
 from nekro_agent.ports import MessageKind
 from nekro_agent.shared_clock import shared_time

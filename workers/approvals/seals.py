@@ -6,8 +6,8 @@ import hashlib
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from codec import plain_json
-from codec.seal import APPROVAL, Seal
+from nekro.wire import plain_json
+from nekro.wire.seal import APPROVAL, Seal
 from storage.states import ApprovalScope
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from difflib import Match, SequenceMatcher
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
-from codec.values import Arguments, decode_arguments
+from nekro.base.plain import to_json_value
+from nekro.wire.values import Arguments, decode_arguments
 from nekro_agent.errors import ArgumentError
 from nekro_agent.tools.visible_text import all_visible
-from runtime.plain import to_json_value
 
 if TYPE_CHECKING:
     from storage.access.approvals import Approval

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.llm import LLMAnswer, ModelSpent
-from agent.llm.prices import cost_of
 from broker_config.model_groups import ModelGroup
+from nekro.agent.llm import LLMAnswer, ModelSpent
+from nekro.agent.llm.prices import cost_of
 from storage.access.spendings import ModelUse
 
 __all__ = ["ModelUses", "expected_use", "price_of"]

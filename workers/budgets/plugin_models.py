@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from broker_config.model_groups import ModelGroup, model_groups
 from broker_config.settings import Settings
-from codec.wire import new_id
+from nekro.wire.invocation import new_id
 from nekro_agent.execution.payer import Payer, current_account, current_payer
 from nekro_agent.ports import ModelRequest
 from nekro_agent.shared_clock import shared_time

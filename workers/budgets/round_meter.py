@@ -6,13 +6,13 @@ import json
 import time
 from collections.abc import Sequence
 
-from agent.llm import LLMAnswer, ModelSpent
-from agent.rounds import RoundAnswer
 from broker_config.model_groups import ModelGroup, group_or_default
 from broker_config.settings import Settings
+from nekro.agent.llm import LLMAnswer, ModelSpent
+from nekro.agent.rounds import RoundAnswer
+from nekro.sandbox.models import RunResult
 from nekro_agent.ports import ChatInfo
 from nekro_agent.shared_clock import shared_time
-from sandbox.models import RunResult
 from storage.access.keys import account_of_key
 from storage.access.spendings import ModelUse, NewSpending, PayingKey, plugin_of, user_scope
 from storage.access.stored_bytes import ROW_BYTES, size_of
@@ -52,7 +52,7 @@ class RoundBudgets:
 
 
 class RoundMeter:
-    """Implements ``agent.rounds.RoundBudget`` for one attempt."""
+    """Implements ``nekro.agent.rounds.RoundBudget`` for one attempt."""
 
     def __init__(
         self,

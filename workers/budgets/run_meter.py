@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from nekro.base.completion import complete
 from nekro_agent.errors import SandboxError
 from nekro_agent.ports import ChatInfo
 from nekro_agent.shared_clock import shared_time
-from runtime.completion import complete
 from storage.access.spendings import NewSpending, user_scope
 from workers.budgets.limits import day_of
 from workers.budgets.spending import Spending

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from loguru import logger
 
 from broker_config.settings import BudgetSettings
+from nekro.base.metrics import metrics
 from nekro_agent.errors import BudgetExceededError, OutcomeUnknownError, StorageUnavailableError
 from nekro_agent.ports import MessageKind
-from runtime.metrics import metrics
 from storage.access.spendings import ModelUse, NewSpending, PayingKey, ScopeKey, Total
 from storage.engine import Database
 from storage.repositories.messages import NewMessage

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from loguru import logger
 
-from agent.llm import LLMAnswer, LLMClient, LLMRequest
 from broker_config.model_groups import group_or_default
 from broker_config.settings import Settings
-from codec.wire import new_id
+from nekro.agent.llm import LLMAnswer, LLMClient, LLMRequest
+from nekro.base.completion import complete
+from nekro.wire.invocation import new_id
 from nekro_agent.errors import BudgetExceededError
 from nekro_agent.shared_clock import shared_time
-from runtime.completion import complete
 from storage.access.spendings import NewSpending
 from workers.budgets.limits import day_of
 from workers.budgets.model_uses import ModelUses, expected_use

@@ -16,8 +16,9 @@ from typing import Any, TypeAlias
 
 from loguru import logger
 
-from codec.wire import Envelope, Invocation
-from messaging.failures import error_named, name_of
+from nekro.base.tasks import clean_up_timeout
+from nekro.broker.failures import error_named, name_of
+from nekro.wire.invocation import Envelope, Invocation
 from nekro_agent.durations import GRACE_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import (
     CallCancelledError,
@@ -31,7 +32,6 @@ from nekro_agent.errors import (
 from nekro_agent.execution.hooks import HOOK_SECONDS
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import MessageKind, SystemMessageHooks
-from runtime.tasks import clean_up_timeout
 from storage.access.stored_bytes import ROW_BYTES, size_of
 from storage.repositories.calls import Call, CallRequest, Claim, ClaimVerdict
 from storage.repositories.messages import NewMessage

@@ -14,9 +14,10 @@ from typing import Any, Final
 from pydantic import BaseModel, Field
 
 from broker_config.topology import COMMAND_TASK
-from codec.values import Arguments, encode_value, pickled_for
-from codec.wire import Invocation
-from messaging.calls import MethodCaller
+from nekro.base.redaction import Redactor
+from nekro.broker.calls import MethodCaller
+from nekro.wire.invocation import Invocation
+from nekro.wire.values import Arguments, encode_value, pickled_for
 from nekro_agent.commands.ctl import CmdCtl
 from nekro_agent.commands.schemas import (
     CommandExecutionContext,
@@ -41,7 +42,6 @@ from nekro_agent.files.file_system import FileSystem
 from nekro_agent.methods import Lane
 from nekro_agent.ports import ChatInfo, KeyValueStore
 from nekro_agent.shared_clock import shared_time
-from runtime.redaction import Redactor
 from workers.calls.handler import CallTarget, OnStep, TaskSubject
 from workers.calls.plugin_tasks import PluginTasks
 from workers.catalogue.commands import command_names, is_command

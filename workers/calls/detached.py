@@ -12,13 +12,13 @@ from typing import Any, Final, Protocol
 
 from loguru import logger
 
-from codec.wire import Invocation
-from messaging.failures import name_of
+from nekro.base.metrics import metrics
+from nekro.broker.failures import name_of
+from nekro.wire.invocation import Invocation
 from nekro_agent.durations import GRACE_SECONDS
 from nekro_agent.errors import FencedError, NotApprovedError, StorageError
 from nekro_agent.methods import Lane, SandboxMethodType
 from nekro_agent.ports import JobState, MessageKind
-from runtime.metrics import metrics
 from storage.engine import Database
 from storage.repositories.call_progress import CallProgress
 from storage.repositories.calls import Call, CallRequest

@@ -16,10 +16,21 @@ from typing import TYPE_CHECKING, Any, Protocol
 from loguru import logger
 
 from broker_config.settings import WorkerSettings
-from codec.values import arguments_text
-from codec.wire import Envelope, Invocation, new_id
-from messaging.calls import MethodCaller
-from messaging.tracing.tool_span import ToolSpan, tool_span
+from nekro.broker.calls import MethodCaller
+from nekro.broker.tracing.tool_span import ToolSpan, tool_span
+from nekro.sandbox.models import (
+    ARGUMENT_ERROR,
+    STOPS,
+    Raised,
+    Returned,
+    Stopped,
+    StopType,
+    StubCall,
+    StubMethod,
+    StubResult,
+)
+from nekro.wire.invocation import Envelope, Invocation, new_id
+from nekro.wire.values import arguments_text
 from nekro_agent.errors import (
     ArgumentError,
     BrokerError,
@@ -32,17 +43,6 @@ from nekro_agent.errors import (
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import ChatInfo
 from nekro_agent.shared_clock import shared_time
-from sandbox.models import (
-    ARGUMENT_ERROR,
-    STOPS,
-    Raised,
-    Returned,
-    Stopped,
-    StopType,
-    StubCall,
-    StubMethod,
-    StubResult,
-)
 from workers.calls.patience import lane_seconds, still_running, wait_seconds
 from workers.catalogue.arguments import refuse_unfit_text
 from workers.catalogue.built_in import built_in_entries

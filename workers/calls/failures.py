@@ -7,10 +7,10 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from nekro.base.redaction import Redactor
 from nekro_agent.errors import MethodFailedError, NekroError
 from nekro_agent.execution.author_frames import AuthorFrame, author_frames, source_folder
 from nekro_agent.placeholders import OWN_PACKAGES
-from runtime.redaction import Redactor
 
 __all__ = ["explained", "places_in_plugin", "redacted"]
 

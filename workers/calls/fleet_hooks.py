@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol, cast
 
 from loguru import logger
 
-from messaging.calls import MethodCaller
+from nekro.broker.calls import MethodCaller
 from nekro_agent.durations import GRACE_SECONDS, REFRESH_SECONDS
 from nekro_agent.errors import MethodNotFoundError, NekroError
 from nekro_agent.execution.hooks import HOOK_SECONDS, signal_of

@@ -19,10 +19,11 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from broker_config.settings import SandboxSettings
-from codec.decode_pool import DecodePool
-from codec.values import Arguments, encode_value
-from codec.wire import Envelope, Invocation, Signer, is_long_body, tool_answer
-from messaging.pace import ChatPace
+from nekro.base.redaction import Redactor
+from nekro.broker.pace import ChatPace
+from nekro.wire.decode_pool import DecodePool
+from nekro.wire.invocation import Envelope, Invocation, Signer, is_long_body, tool_answer
+from nekro.wire.values import Arguments, encode_value
 from nekro_agent.durations import RETRY_SECONDS
 from nekro_agent.errors import CallTimeoutError, ResultError
 from nekro_agent.execution.author_frames import AuthorFrame, attach
@@ -31,7 +32,6 @@ from nekro_agent.execution.invoke import Outcome
 from nekro_agent.execution.payer import on_account
 from nekro_agent.methods import Lane, SandboxMethodType
 from nekro_agent.shared_clock import shared_time
-from runtime.redaction import Redactor
 from workers.calls.claims import CallClaims, DuplicateDelivery
 from workers.calls.detached import CallEnds, CallSubject
 from workers.calls.failures import redacted

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from codec.values import Arguments
-from codec.wire import Invocation
+from nekro.base.redaction import Redactor
+from nekro.wire.invocation import Invocation
+from nekro.wire.values import Arguments
 from nekro_agent.execution.author_frames import AuthorFrame
 from nekro_agent.execution.current_call import CurrentCall, serving
 from nekro_agent.execution.invoke import Outcome, call_method
 from nekro_agent.execution.payer import Payer, paying
 from nekro_agent.execution.uses import using
-from runtime.redaction import Redactor
 from workers.calls.failures import explained, places_in_plugin
 from workers.calls.handler import CallTarget, OnStep
 from workers.calls.progress import CallReports

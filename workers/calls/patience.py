@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from broker_config.settings import WorkerSettings
-from codec.values import encode_value
+from nekro.sandbox.models import STOPS, Raised, Returned, Stopped, StubResult
+from nekro.wire.values import encode_value
 from nekro_agent.methods import Lane, SandboxMethodType
-from sandbox.models import STOPS, Raised, Returned, Stopped, StubResult
 from workers.catalogue.entries import MethodEntry
 
 __all__ = ["lane_seconds", "still_running", "wait_seconds"]

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
-from codec.values import decode_value, encode_arguments
-from codec.wire import new_id
-from messaging.calls import MethodCaller
+from nekro.broker.calls import MethodCaller
+from nekro.wire.invocation import new_id
+from nekro.wire.values import decode_value, encode_arguments
 from nekro_agent.execution.payer import current_account
 from nekro_agent.ports import ChatInfo
 from nekro_agent.shared_clock import shared_time

@@ -17,7 +17,7 @@ from typing import Any
 from celery import Celery
 from loguru import logger
 
-from codec.wire import Invocation
+from nekro.wire.invocation import Invocation
 from nekro_agent.durations import REFRESH_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import StorageError
 from nekro_agent.ports import JobState

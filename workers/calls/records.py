@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from loguru import logger
 
-from messaging.call_messages import CallMessage
-from messaging.calls import CallFate, RecordUnknownError
+from nekro.broker.call_messages import CallMessage
+from nekro.broker.calls import CallFate, RecordUnknownError
 from nekro_agent.errors import (
     MessageRefusedError,
     MethodDisabledError,
@@ -26,7 +26,7 @@ from workers.catalogue.built_in import built_in_entry
 from workers.chats.retried_writes import write_with_retries
 
 if TYPE_CHECKING:
-    from codec.wire import Invocation, Signer
+    from nekro.wire.invocation import Invocation, Signer
     from storage.engine import Database
     from storage.repositories.calls import Call, CallRequest
     from storage.transaction import Transaction

@@ -14,9 +14,9 @@ from typing import Any, Final
 from loguru import logger
 
 from broker_config.topology import HOOK_TASK
-from codec.values import Arguments
-from codec.wire import Invocation
-from messaging.calls import MethodCaller
+from nekro.broker.calls import MethodCaller
+from nekro.wire.invocation import Invocation
+from nekro.wire.values import Arguments
 from nekro_agent.errors import MethodNotFoundError, NekroError
 from nekro_agent.execution.hooks import HOOK_SECONDS, PluginHost
 from nekro_agent.execution.invoke import Outcome

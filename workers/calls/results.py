@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from nekro_agent.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from codec.wire import Envelope
+    from nekro.wire.invocation import Envelope
 
 __all__ = ["value_of"]
 
 
 def value_of(envelope: Envelope, *, max_bytes: int) -> object:
     """Return the method's result: parts, text or the decoded value, depending on the method's type."""
-    from codec.values import decode_value
+    from nekro.wire.values import decode_value
 
     if envelope.type.wakes_agent:
         return envelope.segments if envelope.segments is not None else envelope.text

@@ -12,9 +12,10 @@ from typing import Any, Final
 
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from codec.values import Arguments
-from codec.wire import Invocation
-from messaging.calls import MethodCaller
+from nekro.base.redaction import Redactor
+from nekro.broker.calls import MethodCaller
+from nekro.wire.invocation import Invocation
+from nekro.wire.values import Arguments
 from nekro_agent.errors import NekroError
 from nekro_agent.execution.author_frames import AuthorFrame
 from nekro_agent.execution.invoke import Outcome, run_callable
@@ -23,7 +24,6 @@ from nekro_agent.execution.uses import using
 from nekro_agent.files import staging
 from nekro_agent.ports import ChatInfo
 from nekro_agent.schemas.agent_ctx import AgentCtx, WebhookRequest
-from runtime.redaction import Redactor
 from workers.calls.failures import places_in_plugin
 from workers.calls.handler import CallTarget, OnStep, TaskSubject
 from workers.calls.plugin_tasks import PluginTasks

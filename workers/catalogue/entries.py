@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
+from nekro.base.plain import known_fields
 from nekro_agent.methods import Lane, SandboxMethodType
-from runtime.plain import known_fields
 
 __all__ = [
     "CommandEntry",

@@ -9,9 +9,9 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any, Final
 
+from nekro.sandbox.models import StopType
 from nekro_agent.errors import NotFoundError
 from nekro_agent.ports import MessageKind
-from sandbox.models import StopType
 from storage.repositories.events import NewEvent
 from storage.repositories.jobs import Job
 from storage.repositories.messages import Message

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from codec.wire import new_id
+from nekro.wire.invocation import new_id
 from nekro_agent.execution.current_call import cause_turn_id, current_call
 from nekro_agent.execution.effects import effect_id
 from nekro_agent.execution.payer import current_account

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from messaging.tracing import TurnTrace
+from nekro.broker.tracing import TurnTrace
 from storage.repositories.rounds import Round
 
 __all__ = ["trace_of"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Final
 
-from messaging.tracing import begin_turn, is_tracing
+from nekro.broker.tracing import begin_turn, is_tracing
 from nekro_agent.execution.payer import current_account
 from nekro_agent.ports import ChatInfo
 from storage.access.stored_bytes import ROW_BYTES, size_of

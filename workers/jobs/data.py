@@ -9,7 +9,7 @@ from typing import Any, Final
 from loguru import logger
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from codec.values import decode_arguments, encode_value, pickled_for
+from nekro.wire.values import decode_arguments, encode_value, pickled_for
 from nekro_agent.errors import ArgumentError, ResultError
 from nekro_agent.ports import JobInfo
 from storage.repositories.jobs import Job

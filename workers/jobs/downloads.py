@@ -10,14 +10,14 @@ from typing import Final
 
 from loguru import logger
 
+from nekro.base.completion import complete
+from nekro.base.error_logging import log_errors
+from nekro.base.plain import known_fields
 from nekro_agent.downloads.part import remove_unfinished
 from nekro_agent.durations import GRACE_SECONDS, REFRESH_SECONDS, STALE_SECONDS
 from nekro_agent.errors import FencedError, StorageError
 from nekro_agent.ports import DownloadReport, DownloadStatus
 from nekro_agent.shared_clock import elapsed_seconds
-from runtime.completion import complete
-from runtime.error_logging import log_errors
-from runtime.plain import known_fields
 from storage.driver.outages import outlasting
 from storage.engine import Database
 from storage.outbound.downloads import DownloadRecord

@@ -12,7 +12,9 @@ from typing import Any, Final
 
 from loguru import logger
 
-from messaging.tracing import TurnTrace, is_tracing, span
+from nekro.base.completion import complete
+from nekro.base.redaction import Redactor
+from nekro.broker.tracing import TurnTrace, is_tracing, span
 from nekro_agent.durations import GRACE_SECONDS
 from nekro_agent.errors import (
     ArgumentError,
@@ -30,8 +32,6 @@ from nekro_agent.execution.uses import using
 from nekro_agent.jobs import AsyncTaskHandle, TaskCtl, TaskSignal, drive
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.ports import JobState
-from runtime.completion import complete
-from runtime.redaction import Redactor
 from storage.repositories.jobs import Job
 from storage.states import EventType
 from storage.transaction import Transaction

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
+from nekro.base.error_logging import log_errors
 from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import FencedError, StorageError
 from nekro_agent.jobs import TaskCtl
-from runtime.error_logging import log_errors
 from storage.repositories.jobs import Job
 from storage.states import EventType
 from workers.chats.events import record_job

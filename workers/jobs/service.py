@@ -17,7 +17,9 @@ from typing import Any, Final, TypeVar, cast
 
 from loguru import logger
 
-from codec.wire import new_id
+from nekro.base.completion import complete
+from nekro.base.error_logging import log_errors
+from nekro.wire.invocation import new_id
 from nekro_agent.durations import POLL_SECONDS, REFRESH_SECONDS
 from nekro_agent.errors import ConflictError, StorageUnavailableError
 from nekro_agent.execution import greenlets as bridge
@@ -25,8 +27,6 @@ from nekro_agent.execution.current_call import current_call
 from nekro_agent.execution.effects import effect_id
 from nekro_agent.execution.payer import current_account
 from nekro_agent.ports import JobInfo, JobRequest
-from runtime.completion import complete
-from runtime.error_logging import log_errors
 from storage.access.stored_bytes import ROW_BYTES, size_of
 from storage.driver.outages import outlasting
 from storage.engine import Database

@@ -27,11 +27,11 @@ from typing import Final, Self
 
 from loguru import logger
 
+from nekro.base.error_logging import log_errors
+from nekro.base.metrics import metrics
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.errors import FencedError, StorageUnavailableError
 from nekro_agent.shared_clock import elapsed_seconds
-from runtime.error_logging import log_errors
-from runtime.metrics import metrics
 from storage.engine import Database
 from workers.leases.kinds import LeaseKind
 from workers.pools.background import BackgroundLoop

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from agent.method_text import method_line, method_text, summary
-from agent.model import MethodBrief
-from agent.text import attribute
+from nekro.agent.method_text import method_line, method_text, summary
+from nekro.agent.model import MethodBrief
+from nekro.agent.text import attribute
 from nekro_agent.errors import ArgumentError
 from nekro_agent.methods import BUILT_IN_METHODS
 from workers.listing.chat_plugins import ChatPlugin

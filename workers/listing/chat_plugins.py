@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from agent.model import MethodBrief
+from nekro.agent.model import MethodBrief
 from workers.catalogue.entries import MethodEntry, PluginEntry
 from workers.catalogue.registry import Registry
 

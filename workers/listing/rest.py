@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from agent.model import TextPart
-from agent.multimodal import render_segments
+from nekro.agent.model import TextPart
+from nekro.agent.multimodal import render_segments
+from nekro.sandbox.models import StopType
 from nekro_agent.errors import ArgumentError
-from sandbox.models import StopType
 from storage.repositories.rounds import Round
 from storage.states import TriggerKind
 from storage.transaction import Transaction
@@ -22,7 +22,8 @@ MOST_CHARS: Final = 1_000_000
 async def rest_of(
     transaction: Transaction, chat_key: str, handle: object, *, start: object, most: object
 ) -> str:
-    """Return ``most`` characters from ``start`` of the text that a handle of ``agent.tokens.handles`` names.
+    """Return ``most`` characters from ``start`` of the text that a handle of ``nekro.agent.tokens.handles``
+    names.
 
     Raises:
         ArgumentError: the chat has no such text, or no longer; an argument is not a number in its range.

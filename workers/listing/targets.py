@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
-from agent.inject import collect_injected
-from agent.model import PluginBrief
-from codec.values import Arguments
-from codec.wire import Invocation
+from nekro.agent.inject import collect_injected
+from nekro.agent.model import PluginBrief
+from nekro.wire.invocation import Invocation
+from nekro.wire.values import Arguments
 from nekro_agent.errors import ArgumentError, MethodNotFoundError
 from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.execution.invoke import Outcome

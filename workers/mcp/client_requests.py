@@ -16,15 +16,15 @@ from typing import Any
 from loguru import logger
 
 from broker_config.settings import Settings
-from codec.wire import new_id
-from connectors.mcp.client_requests import Completion, Prompt, Question, Reply
-from connectors.mcp.declarations import Sampling
+from nekro.base.completion import complete
+from nekro.extensions.mcp.client_requests import Completion, Prompt, Question, Reply
+from nekro.extensions.mcp.declarations import Sampling
+from nekro.wire.invocation import new_id
 from nekro_agent.durations import FRESH_SECONDS, GRACE_SECONDS, POLL_SECONDS
 from nekro_agent.errors import BudgetExceededError, ConflictError, InvalidValueError, LLMError
 from nekro_agent.policies import ModelConfigGroup
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.services.agent.openai import OpenAIResponse, gen_openai_chat_response
-from runtime.completion import complete
 from storage.engine import Database
 from storage.repositories.job_signals import WaitState
 from workers.jobs.data import unpack
@@ -36,7 +36,8 @@ __all__ = ["WorkerClientRequests"]
 
 
 class WorkerClientRequests:
-    """Implements ``connectors.mcp.client_requests.ClientRequests`` by model groups and messages to chats."""
+    """Implements ``nekro.extensions.mcp.client_requests.ClientRequests`` by model groups and messages to
+    chats."""
 
     def __init__(self, settings: Settings, database: Database) -> None:
         self._settings, self._database = settings, database

@@ -16,16 +16,16 @@ from loguru import logger
 
 from broker_config.secret_paths import secret_paths
 from broker_config.settings import Settings
-from connectors.mcp.hub import SDK_MISSING, ServerHub, has_sdk
-from connectors.mcp.plugins import build_plugin
-from connectors.mcp.servers import McpServer, file_path, merged, read_file
+from nekro.base.error_logging import log_errors
+from nekro.base.tasks import OwnedTasks, repeat
+from nekro.extensions.mcp.hub import SDK_MISSING, ServerHub, has_sdk
+from nekro.extensions.mcp.plugins import build_plugin
+from nekro.extensions.mcp.servers import McpServer, file_path, merged, read_file
 from nekro_agent.durations import FRESH_SECONDS, POLL_SECONDS
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.execution.uses import is_in_use
 from nekro_agent.plugin import NekroPlugin
-from runtime.error_logging import log_errors
-from runtime.tasks import OwnedTasks, repeat
 from storage.engine import Database
 from workers.mcp.client_requests import WorkerClientRequests
 from workers.plugins.importing import Imported
@@ -38,7 +38,7 @@ _ATTEMPTS: Final = 2
 
 
 class McpServers:
-    """The MCP servers of one worker process; implements ``connectors.mcp.hub.Listings``."""
+    """The MCP servers of one worker process; implements ``nekro.extensions.mcp.hub.Listings``."""
 
     def __init__(
         self,

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from connectors.mcp.client_requests import Question
-from connectors.mcp.texts import line, quoted
+from nekro.extensions.mcp.client_requests import Question
+from nekro.extensions.mcp.texts import line, quoted
 from nekro_agent.errors import InvalidValueError
 
 __all__ = ["answer_of", "shown_question"]

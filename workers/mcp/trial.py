@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from broker_config.settings import Settings
-from connectors.mcp.hub import SDK_MISSING, has_sdk
-from connectors.mcp.masking import redactor_of
-from connectors.mcp.plugins import build_plugin, needs_approval
-from connectors.mcp.servers import McpServer, read_servers
-from connectors.mcp.views import unused_reason
+from nekro.extensions.mcp.hub import SDK_MISSING, has_sdk
+from nekro.extensions.mcp.masking import redactor_of
+from nekro.extensions.mcp.plugins import build_plugin, needs_approval
+from nekro.extensions.mcp.servers import McpServer, read_servers
+from nekro.extensions.mcp.views import unused_reason
 from nekro_agent.errors import InvalidValueError, MethodNotFoundError, NekroError, SandboxUnavailableError
 from nekro_agent.execution.signatures import describe
 from storage.engine import Database
@@ -44,8 +44,8 @@ async def try_server(servers: McpServers, plugin_key: str) -> dict[str, Any]:
         return answer
     if not has_sdk():
         return {**answer, "error": SDK_MISSING}
-    from connectors.mcp.faults import ServerFault
-    from connectors.mcp.tools import tools_text
+    from nekro.extensions.mcp.faults import ServerFault
+    from nekro.extensions.mcp.tools import tools_text
 
     hide = redactor_of(server.declaration)
     try:

@@ -14,7 +14,7 @@ from loguru import logger
 
 from broker_config.app import create_app
 from broker_config.settings import Settings
-from messaging.queue_figures import lane_workers, read_dead, read_queues
+from nekro.broker.queue_figures import lane_workers, read_dead, read_queues
 from nekro_agent.errors import NekroError
 from nekro_agent.shared_clock import shared_time
 from storage.database_clock import follow_database_clock

@@ -9,9 +9,9 @@ from celery import signals
 
 from broker_config.embedded import resolve_signing_key
 from broker_config.settings import Settings
-from messaging.celery.names import CALL_LOGGERS
+from nekro.base.redaction import Redactor
+from nekro.broker.celery.names import CALL_LOGGERS
 from nekro_agent.core.logger import StandardLogs, configure
-from runtime.redaction import Redactor
 
 __all__ = ["configure_logs"]
 

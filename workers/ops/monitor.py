@@ -16,7 +16,7 @@ from http import HTTPStatus
 from loguru import logger
 
 from broker_config.settings import Settings
-from runtime.metrics import start_metrics
+from nekro.base.metrics import start_metrics
 from workers.ops.health import Health, Report
 from workers.ops.http_server import Page, PageServer
 from workers.ops.sockets import socket_path

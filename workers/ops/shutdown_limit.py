@@ -1,6 +1,6 @@
 """Bounds the duration of a worker's shutdown, whatever still runs in the process.
 
-Each step of a shutdown has a limit, and most steps share one (``runtime.greenlet_bridge.close_all``). A
+Each step of a shutdown has a limit, and most steps share one (``nekro.base.greenlet_bridge.close_all``). A
 blocked thread has no limit: Python waits for the threads of executors when it exits.
 """
 
@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from celery import signals
 from loguru import logger
 
-from messaging.celery.worker_state import allow_repeated_stop_signals
+from nekro.broker.celery.worker_state import allow_repeated_stop_signals
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 
 __all__ = ["ShutdownLimit"]

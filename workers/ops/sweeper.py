@@ -14,11 +14,11 @@ from typing import Final
 from loguru import logger
 
 from broker_config.settings import AgentSettings
+from nekro.base.error_logging import log_errors
+from nekro.base.tasks import end_tasks
 from nekro_agent.durations import POLL_SECONDS
 from nekro_agent.errors import FencedError
 from nekro_agent.shared_clock import elapsed_seconds
-from runtime.error_logging import log_errors
-from runtime.tasks import end_tasks
 from storage.engine import Database
 from storage.repositories.calls import CallRepository
 from workers.calls.claims import outcome_unknown

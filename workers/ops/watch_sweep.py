@@ -10,7 +10,7 @@ from loguru import logger
 
 from broker_config.keys import ABANDONED_SECONDS
 from broker_config.settings import BrokerSettings
-from messaging.event_watch import drop_abandoned
+from nekro.broker.event_watch import drop_abandoned
 
 __all__ = ["WatchSweep"]
 

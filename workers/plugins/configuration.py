@@ -16,11 +16,11 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel, SecretBytes, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
+from nekro.base.plain import to_plain
 from nekro_agent import layout, runtime
 from nekro_agent.config import ConfigBase
 from nekro_agent.errors import InvalidValueError, NotFoundError
 from nekro_agent.plugin import NekroPlugin
-from runtime.plain import to_plain
 
 __all__ = ["change_config", "describe_config"]
 

@@ -9,10 +9,10 @@ from concurrent.futures import Future
 
 from loguru import logger
 
+from nekro.base.tasks import end_tasks
 from nekro_agent.execution import callback_timers
 from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.plugin import NekroPlugin
-from runtime.tasks import end_tasks
 from workers.leases.init_lock import init_lock
 from workers.leases.keeper import LeaseKeeper
 from workers.plugins.importing import Imported

@@ -17,8 +17,8 @@ from typing import Any, Final, TypeVar
 
 from loguru import logger
 
+from nekro.base.metrics import metrics
 from nekro_agent.durations import CLOSE_STEP_SECONDS
-from runtime.metrics import metrics
 from workers.catalogue.entries import RoutedEntry
 
 __all__ = ["Blocking", "LoopWatchdog"]

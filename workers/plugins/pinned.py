@@ -19,12 +19,12 @@ from typing import Final
 from loguru import logger
 
 from broker_config.topology import lane_queue
+from nekro.base.error_logging import log_errors
+from nekro.base.tasks import end_tasks
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.execution.hooks import HookFailure, PluginHost
 from nekro_agent.methods import Lane
 from nekro_agent.plugin import NekroPlugin
-from runtime.error_logging import log_errors
-from runtime.tasks import end_tasks
 from workers.leases.keeper import HeldLease, LeaseKeeper
 from workers.leases.kinds import PINNED
 from workers.plugins.lanes import LaneChooser

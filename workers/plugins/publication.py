@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from loguru import logger
 
-from codec.wire import new_id
+from nekro.base.error_logging import log_errors
+from nekro.base.release import release
+from nekro.wire.invocation import new_id
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.ports import CallbackTimer
 from nekro_agent.shared_clock import elapsed_seconds
-from runtime.error_logging import log_errors
-from runtime.release import release
 from storage.caller_reads import Snapshot
 from storage.engine import Database
 from storage.publications import NewWorker

@@ -16,12 +16,12 @@ from concurrent.futures import Future
 
 from loguru import logger
 
+from nekro.base.error_logging import log_errors
+from nekro.base.tasks import OwnedTasks
 from nekro_agent.durations import POLL_SECONDS, REFRESH_SECONDS
 from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.execution.uses import is_in_use
 from nekro_agent.plugin import NekroPlugin
-from runtime.error_logging import log_errors
-from runtime.tasks import OwnedTasks
 from workers.leases.init_lock import init_lock
 from workers.leases.keeper import LeaseKeeper
 from workers.plugins.importing import Imported, import_plugin

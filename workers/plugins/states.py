@@ -17,10 +17,10 @@ from collections.abc import Callable, Collection
 
 from loguru import logger
 
+from nekro.base.tasks import end_tasks, repeat
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.execution.hooks import HookFailure, PluginHost, state_hooks
 from nekro_agent.plugin import NekroPlugin
-from runtime.tasks import end_tasks, repeat
 from storage.repositories.lane_overrides import PluginState
 from workers.leases.init_lock import init_lock
 from workers.leases.keeper import LeaseKeeper

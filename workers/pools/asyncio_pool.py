@@ -22,9 +22,9 @@ from typing import Any, Final
 from celery import signals
 from celery.exceptions import SoftTimeLimitExceeded
 
-from messaging.celery.private_tasks import PrivateRequest
-from messaging.celery.result_backend import ReplyBackend
-from runtime.greenlet_bridge import spawn
+from nekro.base.greenlet_bridge import spawn
+from nekro.broker.celery.private_tasks import PrivateRequest
+from nekro.broker.celery.result_backend import ReplyBackend
 from workers.pools.base import JobPool
 from workers.pools.jobs import Alarms, Interruptible, Job, LoopThread, Outcome, StopReason, aborted
 from workers.pools.jobs import Body as Stoppable

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from celery.exceptions import SoftTimeLimitExceeded
 
-from runtime.greenlet_bridge import at_loop_close, await_here, can_await
+from nekro.base.greenlet_bridge import at_loop_close, await_here, can_await
 from workers.pools.jobs import Body, Cancellable, Job, StopReason, aborted, current_job
 
 __all__ = ["Job", "StopReason", "at_loop_close", "current_job", "guarded", "run_async"]

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from loguru import logger
 
+from nekro.base.greenlet_bridge import at_loop_close
 from nekro_agent.durations import CLOSE_STEP_SECONDS, PROGRAM_SECONDS
 from nekro_agent.errors import StorageUnavailableError
-from runtime.greenlet_bridge import at_loop_close
 from storage.engine import Database
 from workers.pools.jobs import LoopThread
 

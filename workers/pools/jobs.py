@@ -27,9 +27,9 @@ from celery.concurrency.base import apply_target
 from celery.exceptions import Ignore
 from loguru import logger
 
+from nekro.base.deadlines import Deadlines
+from nekro.base.greenlet_bridge import close_loop_resources, seconds_to_close, spawn
 from nekro_agent.errors import MethodAbortedError
-from runtime.deadlines import Deadlines
-from runtime.greenlet_bridge import close_loop_resources, seconds_to_close, spawn
 
 __all__ = [
     "Body",

@@ -17,11 +17,11 @@ from celery import signals, states
 from loguru import logger
 
 from broker_config.topology import DRAIN_TASK, JOB_TASK
-from messaging.tracing import span
+from nekro.base.metrics import is_counting, metrics
+from nekro.broker.tracing import span
 from nekro_agent.core.logger import begin_fields, end_fields
 from nekro_agent.errors import MethodFailedError, NekroError
 from nekro_agent.shared_clock import shared_now
-from runtime.metrics import is_counting, metrics
 from workers.pools.jobs import current_job
 
 __all__ = ["Observation", "begin_observation", "is_only_observer", "observe_tasks", "outcome_of"]

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 
-from runtime.error_logging import log_errors
+from nekro.base.error_logging import log_errors
 from workers.pools.background import BackgroundLoop
 
 __all__ = ["Poll"]

@@ -19,12 +19,12 @@ from dataclasses import dataclass, replace
 
 from loguru import logger
 
-from agent.rounds import RoundAnswer, RoundOutcome, RoundRunner
 from broker_config.settings import AgentSettings
-from messaging.tracing import span
+from nekro.agent.rounds import RoundAnswer, RoundOutcome, RoundRunner
+from nekro.base.tasks import end_tasks
+from nekro.broker.tracing import span
 from nekro_agent.errors import FencedError, NekroError, StorageUnavailableError
 from nekro_agent.execution.payer import on_account
-from runtime.tasks import end_tasks
 from storage.engine import Database
 from storage.repositories.rounds import ClaimedRound
 from workers.budgets.round_meter import RoundBudgets, RoundMeter

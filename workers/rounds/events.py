@@ -18,16 +18,16 @@ from typing import Any, Final
 from loguru import logger
 from pydantic_core import from_json
 
-from agent.llm.inference import message_json
-from agent.llm.port import LLMRequest
-from agent.rounds import RoundAnswer
-from codec.wire import Envelope
-from messaging.tracing.content import content_text
+from nekro.agent.llm.inference import message_json
+from nekro.agent.llm.port import LLMRequest
+from nekro.agent.rounds import RoundAnswer
+from nekro.broker.tracing.content import content_text
+from nekro.sandbox.models import StubCall
+from nekro.wire.invocation import Envelope
 from nekro_agent.durations import POLL_SECONDS, REFRESH_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import FencedError, StorageError
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.shared_clock import shared_time
-from sandbox.models import StubCall
 from storage.access.stored_bytes import ROW_BYTES, size_of
 from storage.engine import Database
 from storage.repositories.events import TOOLS_NOT_KEPT, NewEvent

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 from loguru import logger
 
 from broker_config.settings import AgentSettings
-from codec.wire import new_id
+from nekro.wire.invocation import new_id
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.execution.effects import effect_id
 from nekro_agent.execution.payer import current_account

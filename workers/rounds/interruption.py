@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sandbox.models import STOPS, StopType
+from nekro.sandbox.models import STOPS, StopType
 from storage.repositories.calls import Call
 from storage.states import CallState, TriggerKind
 from storage.transaction import Transaction

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from loguru import logger
 
-from agent import verdict
 from broker_config.settings import AgentSettings
-from messaging.tracing import is_tracing
+from nekro.agent import verdict
+from nekro.base.metrics import is_counting, metrics
+from nekro.broker.tracing import is_tracing
+from nekro.sandbox.models import STOPS, StopType
 from nekro_agent.errors import LLMError, NekroError, StorageUnavailableError
 from nekro_agent.ports import JobState, MessageKind
-from runtime.metrics import is_counting, metrics
-from sandbox.models import STOPS, StopType
 from storage.engine import Database
 from storage.memory.variables import TurnVariables
 from storage.repositories.messages import NewMessage
@@ -38,7 +38,7 @@ from workers.rounds.turn_ends import Fault, turn_ends
 from workers.rounds.turn_spans import record_turn_spans
 
 if TYPE_CHECKING:  # workers of other lanes record the end of rounds, too, and run none
-    from agent.rounds import RoundAnswer, RoundOutcome
+    from nekro.agent.rounds import RoundAnswer, RoundOutcome
     from workers.budgets.round_meter import RoundMeter
     from workers.rounds.events import RoundEvents
 

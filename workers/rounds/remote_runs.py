@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from broker_config.settings import Settings
 from broker_config.topology import RUN_TASK
-from codec.values import Arguments, decode_value, encode_arguments
-from codec.wire import Invocation
-from messaging.calls import MethodCaller
+from nekro.broker.calls import MethodCaller
+from nekro.wire.invocation import Invocation
+from nekro.wire.values import Arguments, decode_value, encode_arguments
 from nekro_agent.execution.invoke import Outcome
 from nekro_agent.methods import Lane
 from nekro_agent.ports import ChatInfo

@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
-from codec.wire import new_id
-from messaging.tracing import span
+from nekro.broker.tracing import span
+from nekro.sandbox.models import RunRequest, StopType
+from nekro.wire.invocation import new_id
 from nekro_agent.errors import ResultError
 from nekro_agent.ports import ChatInfo
-from sandbox.models import RunRequest, StopType
 from workers.budgets.run_meter import RunMeter
 from workers.calls.dispatch import CallScope, Dispatcher
 from workers.calls.story import call_json
@@ -18,7 +18,7 @@ from workers.catalogue.registry import Registry
 from workers.chats.contexts import context_of
 
 if TYPE_CHECKING:
-    from sandbox.manager import SandboxManager
+    from nekro.sandbox.manager import SandboxManager
 
 __all__ = ["CodeReport", "CodeRuns"]
 

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from nekro.base.error_logging import log_errors
 from nekro_agent.durations import REFRESH_SECONDS
-from runtime.error_logging import log_errors
 from storage.engine import Database
 
 __all__ = ["StopRequests"]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sandbox.models import StopType
+from nekro.sandbox.models import StopType
 from storage.repositories.events import NewEvent
 from storage.repositories.rounds import ClaimedRound, Round
 from storage.states import EventType, RoundState

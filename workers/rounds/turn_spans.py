@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from messaging.tracing import TurnTrace, end_turn, genai
+from nekro.base.metrics import metrics
+from nekro.broker.tracing import TurnTrace, end_turn, genai
 from nekro_agent.shared_clock import shared_time
-from runtime.metrics import metrics
 from storage.engine import Database
 from storage.repositories.events import NewEvent
 from storage.repositories.rounds import Round

@@ -8,9 +8,9 @@ from datetime import datetime
 from itertools import chain
 from typing import Final
 
-from agent.model import Observation, TurnRound
+from nekro.agent.model import Observation, TurnRound
+from nekro.sandbox.models import StopType
 from nekro_agent.methods import SandboxMethodType
-from sandbox.models import StopType
 from storage.repositories.calls import Call
 from storage.repositories.rounds import ClaimedRound, Round
 from storage.states import RoundState, TriggerKind

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Final
 
 from loguru import logger
 
-from codec.http_signature import HttpVerifier
+from nekro.base.error_logging import log_errors
+from nekro.base.tasks import end_tasks, repeat
+from nekro.wire.http_signature import HttpVerifier
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.methods import Lane
 from nekro_agent.plugin import NekroPlugin
-from runtime.error_logging import log_errors
-from runtime.tasks import end_tasks, repeat
 from storage.engine import Database
 from workers.catalogue.entries import WebhookEntry
 from workers.plugins.loop_watchdog import LoopWatchdog

@@ -15,8 +15,8 @@ import uvicorn
 from loguru import logger
 from starlette.types import ASGIApp
 
+from nekro.base.greenlet_bridge import at_loop_close
 from nekro_agent.durations import CLOSE_STEP_SECONDS
-from runtime.greenlet_bridge import at_loop_close
 from storage.engine import Database
 from workers.pools.jobs import LoopThread
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from agent.model import HistoryFile, HistoryImage, HistoryMessage
+from nekro.agent.model import HistoryFile, HistoryImage, HistoryMessage
 from nekro_agent.ports import MessageKind
 from storage.repositories.messages import Message
 from storage.transaction import Transaction

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent.model import HistoryMessage, HistorySummary
+from nekro.agent.model import HistoryMessage, HistorySummary
 from nekro_agent.ports import ChatInfo
 from storage.access.spendings import PayingKey
 from storage.engine import Database

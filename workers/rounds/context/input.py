@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from agent.model import ChatBrief, PluginBrief
-from agent.rounds import RoundAnswer, RoundInput
+from nekro.agent.model import ChatBrief, PluginBrief
+from nekro.agent.rounds import RoundAnswer, RoundInput
+from nekro.sandbox.models import KeptVariables
 from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.ports import ChatInfo
 from nekro_agent.schemas.agent_ctx import AgentCtx
-from sandbox.models import KeptVariables
 from storage.access.spendings import PayingKey
 from storage.engine import Database
 from storage.repositories.rounds import ClaimedRound

@@ -9,10 +9,10 @@ from pathlib import Path, PurePosixPath
 
 from loguru import logger
 
-from agent.model import HistoryImage, HistoryMessage
-from agent.multimodal import picture_part
 from broker_config.model_groups import Vision, vision_of
 from broker_config.settings import Settings
+from nekro.agent.model import HistoryImage, HistoryMessage
+from nekro.agent.multimodal import picture_part
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.files import safe_files
 from storage.files.areas import DataAreas

@@ -15,15 +15,15 @@ from typing import Final
 
 from loguru import logger
 
-from agent.llm import LLMAnswer, LLMClient
-from agent.model import HistoryMessage, HistorySummary
-from agent.summary import SummaryTask, first_part, outgrown, read_summary, summary_request
-from agent.tokens import ModelContexts, PromptRoom
 from broker_config.settings import AgentSettings
+from nekro.agent.llm import LLMAnswer, LLMClient
+from nekro.agent.model import HistoryMessage, HistorySummary
+from nekro.agent.summary import SummaryTask, first_part, outgrown, read_summary, summary_request
+from nekro.agent.tokens import ModelContexts, PromptRoom
+from nekro.base.error_logging import log_errors
+from nekro.base.tasks import end_tasks
 from nekro_agent.errors import BudgetExceededError, LLMError
 from nekro_agent.ports import ChatInfo
-from runtime.error_logging import log_errors
-from runtime.tasks import end_tasks
 from storage.engine import Database
 from storage.memory.summaries import NewSummary, Summary
 from storage.transaction import Transaction

@@ -1,0 +1,1 @@
+"""The system: everything but the plugin SDK, the client and the worker process."""

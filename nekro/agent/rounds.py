@@ -1,0 +1,498 @@
+"""One round: prompt, answer, run of the code, and the decision what follows.
+
+Independent of Celery and SQL: the caller loads the input, provides the function that dispatches
+plugin calls, and records the outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Final, Protocol
+
+from broker_config.model_groups import Vision
+from broker_config.settings import AgentSettings, AnswerMode, SandboxSettings
+from nekro.agent import loops, verdict
+from nekro.agent.answers.live_words import LiveWords, ends_unopened_reasoning
+from nekro.agent.answers.replies import Reply, ReplyKind, read_program, read_reply
+from nekro.agent.answers.reply_rules import judge_reply
+from nekro.agent.check_words import new_check_word, reveals_check_word
+from nekro.agent.inject import collect_injected
+from nekro.agent.llm import LLMAnswer, LLMClient, LLMRequest, ModelSpent
+from nekro.agent.model import (
+    ChatBrief,
+    HistoryMessage,
+    HistorySummary,
+    InjectedPrompt,
+    KeptNames,
+    Observation,
+    PluginBrief,
+    PromptMessage,
+    TurnRound,
+)
+from nekro.agent.pictures.fit import PromptPictures
+from nekro.agent.prompt import PromptBuilder, PromptRequest
+from nekro.agent.tokens import ModelContexts, PromptRoom
+from nekro.agent.verdict import Verdict
+from nekro.base.tasks import end_tasks
+from nekro.broker.tracing import span
+from nekro.sandbox.models import (
+    Dispatch,
+    KeptVariables,
+    RunRequest,
+    RunResult,
+    StopType,
+    StubMethod,
+)
+from nekro_agent.durations import DEFER_SECONDS
+from nekro_agent.errors import BudgetExceededError, LLMError
+from nekro_agent.shared_clock import shared_time
+
+__all__ = ["RoundAnswer", "RoundBudget", "RoundInput", "RoundOutcome", "RoundRunner", "Sandbox"]
+
+#: Time of a turn that is reserved for the program of its last answer, which could not run otherwise.
+_LEAST_RUN_SECONDS: Final = 1.0
+
+
+class Sandbox(Protocol):
+    """The part of ``nekro.sandbox.manager.SandboxManager`` that a round uses."""
+
+    async def prepare(self, *, chat_key: str, container_key: str) -> None:
+        """Start a sandbox for the chat, so that it is ready when the code arrives.
+
+        Cancelling ends the wait but not the start; a failure is raised again by ``run``.
+        """
+        ...
+
+    async def run(self, request: RunRequest) -> RunResult:
+        """Run code; a cancelled run leaves nothing running."""
+        ...
+
+
+class RoundBudget(Protocol):
+    """What a round may spend, and has spent."""
+
+    async def reserve(self, *, prompt_tokens: int, answer_tokens: int, sandbox_seconds: float) -> None:
+        """Count what the round is expected to use, before the model is asked.
+
+        Raises:
+            BudgetExceededError: a budget is used up; the model must not be asked.
+        """
+        ...
+
+    def spent(self, spent: ModelSpent) -> None:
+        """Add what one request used."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundAnswer:
+    """The model's answer, before its code runs."""
+
+    prompt_chars: int
+    llm: LLMAnswer
+    code: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundInput:
+    """The input of a round.
+
+    ``history`` is oldest first and reaches from before the turn until now; ``previous`` are
+    the turn's earlier rounds, ``observations`` the results that none of them caused.
+    ``dispatch`` sends one plugin call to a worker; in the last round of a turn
+    (``RoundRunner.is_last``) it must not let a call request a follow-up round.
+    ``on_answer`` is awaited before the code runs; if it raises, the code does not run. It is not called for
+    an answer in words, whose round may start again until the caller has recorded its outcome.
+    ``on_request`` receives each request that is sent, ``on_delta`` is as in ``LLMRequest``;
+    ``on_words`` receives, for each request, the words for people in its answer as soon as they are certain.
+    """
+
+    round_id: str
+    chat: ChatBrief
+    #: Position in the turn, from 1.
+    number: int
+    turn_started_at: datetime
+    history: Sequence[HistoryMessage]
+    plugins: Sequence[PluginBrief]
+    methods: Sequence[StubMethod]
+    dispatch: Dispatch
+    previous: Sequence[TurnRound] = ()
+    observations: Sequence[Observation] = ()
+    #: Of messages before those of ``history``, or of some of these; None: there is none.
+    summary: HistorySummary | None = None
+    #: What the turn's last program left for the next one; None: nothing is known.
+    variables: KeptVariables | None = None
+    #: None means the persona of the settings.
+    persona: str | None = None
+    #: As ``LLMRequest.group``.
+    model_group: str | None = None
+    #: Whether a model of the chat sees images, and at which detail.
+    vision: Vision = field(default_factory=Vision)
+    #: Returns ``PromptRequest.recent``; awaited only if the list of methods is too long. None: no method.
+    recent: Callable[[], Awaitable[Sequence[str]]] | None = None
+    #: None: nothing is counted.
+    budget: RoundBudget | None = None
+    on_request: Callable[[LLMRequest], None] | None = None
+    on_delta: Callable[[int, str], None] | None = None
+    on_words: Callable[[int, str], None] | None = None
+    on_answer: Callable[[RoundAnswer], Awaitable[None]] | None = None
+    on_output: Callable[[str], None] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundOutcome:
+    """How a round ended.
+
+    ``stop_type`` is None when the turn's limits did not allow asking the model or running its
+    code. ``needs_follow_up`` says that the turn continues: for an AGENT or MULTIMODAL_AGENT result
+    the next round is already requested, for every other stop type the caller requests it.
+    ``notice`` is a text for the people in the chat when the turn ended before its work was done, and
+    ``notice_code`` names why; else None. ``words`` is the answer to them that the caller sends, or None; then
+    ``code`` is None.
+    """
+
+    stop_type: StopType | None
+    #: For the model, in the turn's next prompt (``TurnRound.reason``).
+    reason: str
+    needs_follow_up: bool
+    notice: str | None
+    notice_code: str | None
+    words: str | None
+    asked_at: datetime
+    finished_at: datetime
+    prompt_chars: int = 0
+    answer: str = ""
+    #: Includes the text around a program.
+    reasoning: str = ""
+    code: str | None = ""
+    output: str = ""
+    llm: LLMAnswer | None = None
+    run: RunResult | None = None
+
+
+class _OutOfTimeError(Exception):
+    """The turn's time ended during this round; never leaves this module."""
+
+
+class RoundRunner:
+    """Runs rounds; one instance serves all chats of a process.
+
+    Args:
+        contexts: knows the contexts of the models; None: nothing is known of them.
+        redact: removes secrets and host paths from error messages of plugins.
+    """
+
+    def __init__(
+        self,
+        *,
+        llm: LLMClient,
+        sandbox: Sandbox,
+        agent_settings: AgentSettings,
+        sandbox_settings: SandboxSettings,
+        contexts: ModelContexts | None = None,
+        redact: Callable[[str], str] = str,
+    ) -> None:
+        self.llm = llm
+        self.sandbox = sandbox
+        self.agent = agent_settings
+        self.limits = sandbox_settings
+        self.prompts = PromptBuilder(agent_settings, sandbox_settings)
+        self.pictures = PromptPictures(agent_settings)
+        self.contexts = contexts or ModelContexts(agent_settings)
+        self.redact = redact
+        #: Model groups of which an answer began with reasoning that only its end marks.
+        self.unopened: set[str | None] = set()
+
+    def is_last(self, number: int) -> bool:
+        """Whether a round with this number is the last one of its turn."""
+        return number >= self.agent.rounds_per_turn
+
+    def run(self, round_input: RoundInput) -> Coroutine[Any, Any, RoundOutcome]:
+        """Run one round.
+
+        The model is not asked for an answer that could not run: a round beyond the turn's limits
+        ends the turn with a notice instead.
+
+        Raises:
+            LLMError: the model gave no answer.
+            SandboxError: no sandbox could be started.
+        """
+        return _Round(round_input, self).run()
+
+
+class _Round:
+    """One running round and its results so far."""
+
+    def __init__(self, round_input: RoundInput, runner: RoundRunner) -> None:
+        self._input = round_input
+        self._runner = runner
+        self._agent = runner.agent
+        self._limits = runner.limits
+        self._contexts = runner.contexts
+        self._is_last = runner.is_last(round_input.number)
+        self._check_word = new_check_word()
+        self._word_in_call = False
+        self._asked_at = shared_time()
+        self._prompt_chars = 0
+        self._answer: LLMAnswer | None = None
+        self._reply = Reply(kind=ReplyKind.NOTHING)
+        self._result: RunResult | None = None
+        self._output = ""
+        self._names = {name for one in round_input.methods for name in (one.name, one.path) if name}
+        #: The number of the request whose answer arrives, and its words.
+        self._live: tuple[int, LiveWords] | None = None
+
+    async def run(self) -> RoundOutcome:
+        """See ``RoundRunner.run``."""
+        try:
+            decided = await self._carry_out()
+        except _OutOfTimeError:
+            decided = verdict.time_used_up(self._agent.turn_seconds)
+        except BudgetExceededError as exc:
+            decided = verdict.budget_used_up(str(exc))
+        if decided.wants_more:
+            decided = self._unless_repeated(decided)
+        if decided.wants_more and self._is_last:
+            decided = verdict.last_round(decided, self._agent.rounds_per_turn)
+        return self._outcome(decided)
+
+    async def _carry_out(self) -> Verdict:
+        """Ask the model, then run the code of its answer."""
+        if self._input.number > self._agent.rounds_per_turn:
+            return verdict.rounds_used_up(self._agent.rounds_per_turn)
+        if self._seconds_to_ask() <= 0:
+            raise _OutOfTimeError
+        async with self._sandbox_prepared():
+            answer = await self._answered()
+            reply = self._read(answer)
+        self._answer, self._reply = answer, reply
+        decided = judge_reply(
+            answer,
+            reply,
+            check_word=self._check_word,
+            previous=self._input.previous,
+            most_bytes=self._limits.argument_bytes,  # as for messages that methods send
+            is_last=self._is_last,
+        )
+        code = reply.extracted.code if reply.extracted else ""
+        if self._input.on_answer is not None and (decided is None or decided.words is None):
+            await self._input.on_answer(RoundAnswer(prompt_chars=self._prompt_chars, llm=answer, code=code))
+        return decided or await self._run(code)
+
+    def _unless_repeated(self, decided: Verdict) -> Verdict:
+        """Return the decision on a round that needs another one; a repeated error ends the turn."""
+        if decided.stop_type is None:
+            return decided
+        this = TurnRound(
+            number=self._input.number,
+            asked_at=self._asked_at,
+            answer="",
+            stop_type=decided.stop_type,
+            reason=decided.reason,
+            output=self._output,
+        )
+        if loops.repeats_of_error(this, self._input.previous) + 1 < loops.MOST_REPEATS:
+            return decided
+        return verdict.error_repeated(decided, loops.error_of(this))
+
+    def _outcome(self, decided: Verdict) -> RoundOutcome:
+        """Return the outcome of the round."""
+        extracted = self._reply.extracted
+        return RoundOutcome(
+            stop_type=decided.stop_type,
+            reason=decided.reason,
+            needs_follow_up=decided.wants_more,
+            notice=decided.notice,
+            notice_code=None if decided.notice is None else decided.code,
+            words=decided.words,
+            asked_at=self._asked_at,
+            finished_at=shared_time(),
+            prompt_chars=self._prompt_chars,
+            answer=self._answer.text if self._answer else "",
+            reasoning=self._reply.reasoning,
+            code=None if decided.words is not None else extracted.code if extracted else "",
+            output=self._output,
+            llm=self._answer,
+            run=self._result,
+        )
+
+    async def _answered(self) -> LLMAnswer:
+        """Ask the model; once more with a shorter prompt if an endpoint calls this one too long."""
+        group = self._input.model_group
+        injected = await collect_injected(self._input.plugins, redact=self._runner.redact)
+        room = await self._contexts.room(group)
+        messages = await self._messages(injected, room)
+        await self._reserve(room.tokens_of(messages))
+        try:
+            return await self._ask(self._request(messages))
+        except LLMError as exc:
+            if not exc.is_too_long:
+                raise
+            tokens = room.tokens_of(messages)
+            self._contexts.learn(group, tokens=tokens, said=str(exc))
+            room = await self._contexts.room(group)
+            messages = await self._messages(injected, room)
+            if room.tokens_of(messages) >= tokens:
+                raise
+            tries = exc.tries
+        answer = await self._ask(self._request(messages))
+        return replace(answer, tries=tries + answer.tries)
+
+    async def _reserve(self, prompt_tokens: int) -> None:
+        if self._input.budget is not None:
+            await self._input.budget.reserve(
+                prompt_tokens=prompt_tokens,
+                answer_tokens=self._agent.answer_tokens,
+                sandbox_seconds=self._limits.wall_seconds,
+            )
+
+    async def _messages(
+        self, injected: Sequence[InjectedPrompt], room: PromptRoom
+    ) -> tuple[PromptMessage, ...]:
+        given = self._input
+        recent: Sequence[str] = ()
+        if given.recent is not None and self._runner.prompts.shortens(given.plugins, room):
+            recent = await given.recent()
+        request = PromptRequest(
+            chat=given.chat,
+            plugins=given.plugins,
+            injected=injected,
+            history=given.history,
+            previous=given.previous,
+            observations=given.observations,
+            number=given.number,
+            check_word=self._check_word,
+            now=self._asked_at,
+            persona=given.persona,
+            recent=recent,
+            summary=given.summary,
+            variables=_names(given.variables),
+            room=room,
+        )
+        # A tokenizer takes long; estimates are bounded by the limits and take less than the templates.
+        if room.counter.is_exact:
+            messages = await asyncio.to_thread(self._runner.prompts.build, request)
+        else:
+            messages = self._runner.prompts.build(request)
+        vision = given.vision
+        return await self._runner.pictures.fit(
+            messages, sees=vision.sees, detail=vision.detail, most_tokens=room.limits.images
+        )
+
+    def _request(self, messages: tuple[PromptMessage, ...]) -> LLMRequest:
+        given = self._input
+        request = LLMRequest(
+            messages=messages,
+            round_id=given.round_id,
+            chat_key=given.chat.chat_key,
+            group=given.model_group,
+            on_delta=self._take_delta,
+            on_spent=None if given.budget is None else given.budget.spent,
+        )
+        self._prompt_chars = request.chars
+        return request
+
+    def _take_delta(self, number: int, piece: str) -> None:
+        """Pass on a piece of an answer, and the words that it makes certain."""
+        given = self._input
+        if given.on_delta is not None:
+            given.on_delta(number, piece)
+        if given.on_words is None or self._agent.answers is AnswerMode.STRICT:
+            return
+        if self._live is None or self._live[0] != number:
+            words = LiveWords(
+                self._names,
+                check_word=self._check_word,
+                most_bytes=self._limits.argument_bytes,
+                waits_for_end=given.model_group in self._runner.unopened,
+            )
+            self._live = (number, words)
+        if found := self._live[1].add(piece):
+            given.on_words(number, found)
+
+    async def _ask(self, request: LLMRequest) -> LLMAnswer:
+        if self._input.on_request is not None:
+            self._input.on_request(request)
+        self._live = None
+        try:
+            async with asyncio.timeout(self._seconds_to_ask()) as limit:
+                return await self._runner.llm.complete(request)
+        except TimeoutError as exc:
+            if not limit.expired():
+                raise
+            raise _OutOfTimeError from exc
+
+    def _read(self, answer: LLMAnswer) -> Reply:
+        if self._agent.answers is AnswerMode.STRICT:
+            extracted = read_program(answer.text)
+            return Reply(kind=ReplyKind.PROGRAM, extracted=extracted, reasoning=extracted.reasoning)
+        if ends_unopened_reasoning(answer.text):
+            self._runner.unopened.add(self._input.model_group)
+        return read_reply(answer, self._names)
+
+    async def _run(self, code: str) -> Verdict:
+        wall_seconds = min(self._limits.wall_seconds, max(self._seconds_left(), _LEAST_RUN_SECONDS))
+        request = RunRequest(
+            run_id=self._input.round_id,
+            chat_key=self._input.chat.chat_key,
+            container_key=self._input.chat.container_key,
+            code=code,
+            methods=self._input.methods,
+            dispatch=self._input.dispatch,
+            is_forbidden=self._reveals_word,
+            wall_seconds=wall_seconds,
+            keep_bytes=self._limits.keep_variables_bytes if self._limits.keep_variables else 0,
+            variables={} if self._input.variables is None else self._input.variables.values,
+            on_output=self._input.on_output,
+        )
+        with span("sandbox.run", {"run_id": request.run_id}) as part:
+            self._result = result = await self._runner.sandbox.run(request)
+            part.set_attributes(stop_type=result.stop_type.name)
+        if self._word_in_call or reveals_check_word(self._check_word, result.output):
+            return verdict.word_revealed()
+        self._output = result.output
+        return verdict.judge(result, wall_seconds=wall_seconds, max_calls=self._limits.max_calls)
+
+    def _reveals_word(self, arguments: bytes) -> bool:
+        """Whether the arguments of a call contain the check word; then the call is not made."""
+        found = reveals_check_word(self._check_word, arguments)
+        self._word_in_call |= found
+        return found
+
+    @asynccontextmanager
+    async def _sandbox_prepared(self) -> AsyncIterator[None]:
+        """Start a sandbox concurrently with the block; ``Sandbox.run`` uses it, ready or still starting."""
+        preparing: list[asyncio.Future[None]] = []
+
+        def prepare() -> None:
+            chat = self._input.chat
+            start = self._runner.sandbox.prepare(chat_key=chat.chat_key, container_key=chat.container_key)
+            preparing.append(asyncio.ensure_future(start))
+
+        timer = asyncio.get_running_loop().call_later(DEFER_SECONDS, prepare)
+        try:
+            yield
+            if not preparing:  # the answer came before the delay was over
+                prepare()
+            await asyncio.sleep(0)  # let the task start; cancelled before that, it would start no sandbox
+        finally:
+            timer.cancel()
+            await end_tasks(*preparing)
+
+    def _seconds_left(self) -> float:
+        gone = (shared_time() - self._input.turn_started_at).total_seconds()
+        return self._agent.turn_seconds - gone
+
+    def _seconds_to_ask(self) -> float:
+        """Time limit of the model's answer that leaves time for its program to run."""
+        return self._seconds_left() - _LEAST_RUN_SECONDS
+
+
+def _names(variables: KeptVariables | None) -> KeptNames | None:
+    if variables is None:
+        return None
+    return KeptNames(kept=tuple(variables.values), not_kept=variables.not_kept)

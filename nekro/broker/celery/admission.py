@@ -1,0 +1,126 @@
+"""Verifies the signature of each task message and reduces the message to its signed fields.
+
+Celery acts on far more of a message than its task and arguments: callbacks, chains, groups, dates, time
+limits, reply addresses. So each message is verified here, before Celery reads it, and is then reduced to
+the fields that its signature covers: task, id, queue, arguments, time limits and the waiting caller.
+The worker sets all other fields. Every task message passes this check, on every pool and broker.
+
+Arguments that are a signed invocation are covered by that invocation's signature, which the handler
+verifies, so they are not hashed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from broker_config.keys import is_caller_id
+from broker_config.topology import AGENT_EVENTS
+from nekro.broker.delivery.task_messages import HIDDEN, SIGNATURE_HEADER, signed_fields
+from nekro.broker.delivery.transport import DELIVERIES_HEADER
+from nekro.wire.seal import Seal
+from nekro_agent.errors import MessageRefusedError
+from nekro_agent.methods import Lane
+
+__all__ = ["MAX_ID_CHARS", "admit", "delivered_from"]
+
+#: More than our own and Celery's ids ever have.
+MAX_ID_CHARS: Final = 255
+#: Headers that are kept: the delivery counts of the transports (ours, RabbitMQ's), the signature, which a
+#: dead letter needs again, and the call's trace. Values are integers, or strings up to this length.
+_PASSED_ON: Final = (DELIVERIES_HEADER, "x-delivery-count", SIGNATURE_HEADER, "traceparent", "tracestate")
+_MAX_PASSED_CHARS: Final = 512
+#: Celery's names for work that follows a task. All of it must be empty.
+_EMBED: Final = frozenset(("callbacks", "errbacks", "chain", "chord"))
+
+
+def delivered_from(message: Any) -> str:
+    """Return the name of the queue that a message was taken from.
+
+    ``ClaimChannel`` and RabbitMQ set it; kombu's own Redis transport trusts the message's field.
+    """
+    info = message.delivery_info or {}
+    if info.get("exchange") == AGENT_EVENTS.name:
+        return Lane.ROUNDS.value
+    return str(info.get("routing_key"))
+
+
+def admit(message: Any, seal: Seal) -> None:
+    """Verify a delivered message, and replace its headers and properties by the signed fields.
+
+    Raises:
+        MessageRefusedError: it is unsigned, was altered, or was signed for another queue, task or id.
+        Exception: of any class, when it cannot be decoded.
+    """
+    headers, args = message.headers, _arguments(message)
+    _check(headers)
+    reply_to = (message.properties or {}).get("reply_to") or ""
+    if reply_to and not is_caller_id(reply_to):
+        raise MessageRefusedError("message refused: its reply_to is not a caller id")
+    fields = signed_fields(headers, queue=delivered_from(message), reply_to=reply_to, args=args)
+    if not seal.fits(fields, headers.get(SIGNATURE_HEADER)):
+        reason = "its signature does not match" if SIGNATURE_HEADER in headers else "it is not signed"
+        raise MessageRefusedError(f"message refused: {reason} (was NEKRO_SECURITY__SIGNING_KEY changed?)")
+    message.headers = _rebuilt(headers)
+    message.properties = {
+        **_kept(message.properties),
+        "reply_to": reply_to or None,
+        "correlation_id": headers["id"],
+        "priority": 0,
+    }
+
+
+def _arguments(message: Any) -> list[Any]:
+    # Celery decodes a body twice on some paths; with a fixed encoding both results are the same.
+    if message.content_type != "application/json" or message.content_encoding != "utf-8":
+        raise MessageRefusedError("message refused: only JSON in UTF-8 is accepted")
+    payload = message.payload
+    if not isinstance(payload, list) or len(payload) != 3 or not isinstance(payload[0], list):
+        raise MessageRefusedError("message refused: its body is not that of a task")
+    args: list[Any]
+    args, kwargs, embed = payload
+    if kwargs or not isinstance(kwargs, dict) or not isinstance(embed, dict):
+        raise MessageRefusedError("message refused: named arguments are not allowed")
+    if any(embed.values()) or not _EMBED.issuperset(embed):
+        raise MessageRefusedError("message refused: callbacks, chains and chords are not allowed")
+    return args
+
+
+def _check(headers: dict[str, Any]) -> None:
+    task_id, limits = headers.get("id"), headers.get("timelimit")
+    if not isinstance(task_id, str) or not 0 < len(task_id) <= MAX_ID_CHARS:
+        raise MessageRefusedError(
+            f"message refused: its id is not a string of 1 to {MAX_ID_CHARS} characters"
+        )
+    if not isinstance(headers.get("task"), str):
+        raise MessageRefusedError("message refused: its task is not a string")
+    if not isinstance(limits, list) or len(limits) != 2:
+        raise MessageRefusedError("message refused: its time limits are not a pair")
+
+
+def _rebuilt(headers: dict[str, Any]) -> dict[str, Any]:
+    task_id = headers["id"]
+    rebuilt = {
+        "lang": "py",
+        "task": headers["task"],
+        "id": task_id,
+        "root_id": task_id,
+        "parent_id": None,
+        "group": None,
+        "timelimit": headers["timelimit"],
+        "retries": 0,
+        "eta": None,
+        "expires": None,
+        "argsrepr": HIDDEN,
+        "kwargsrepr": HIDDEN,
+    }
+    for name in _PASSED_ON:
+        value = headers.get(name)
+        if type(value) is int or (type(value) is str and len(value) <= _MAX_PASSED_CHARS):
+            rebuilt[name] = value
+    return rebuilt
+
+
+def _kept(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the properties that the transport needs to acknowledge the message."""
+    return {name: properties[name] for name in ("delivery_tag", "delivery_info") if name in properties}

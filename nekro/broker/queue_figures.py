@@ -1,0 +1,134 @@
+"""Reads the lengths of the queues, and of the dead list, from the broker."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import redis
+from celery import Celery
+from kombu.exceptions import ChannelError
+
+from broker_config.app import NekroApp
+from broker_config.keys import DEAD_QUEUE, REFUSED_QUEUE, Keys
+from broker_config.redis_endpoint import RedisEndpoint
+from broker_config.urls import is_redis
+from nekro.broker.publishing import stored_body
+from nekro_agent.shared_clock import shared_now
+
+__all__ = ["QueueFigures", "dead_mark", "lane_workers", "read_dead", "read_queues"]
+
+#: SHA-1 of the newest entry of the list KEYS[1]; of "" if it is empty.
+_NEWEST: Final = "return redis.sha1hex(redis.call('LINDEX', KEYS[1], 0) or '')"
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueFigures:
+    """Figures of one queue at one moment."""
+
+    #: The lane's name, or ``pinned.<plugin key>``.
+    lane: str
+    #: Messages that no worker has taken.
+    waiting: int
+    #: Messages that workers hold; None if the broker does not report it.
+    held: int | None = None
+    #: Age of the oldest waiting call; None when none waits or the message has no date
+    #: (rounds and jobs, whose rows have one).
+    oldest_seconds: float | None = None
+
+
+def read_queues(app: NekroApp) -> list[QueueFigures]:
+    """Read the figures of every queue in the settings; blocks.
+
+    Raises:
+        Exception: an error of the broker's driver, when the broker does not answer.
+    """
+    names = [queue.name for queue in app.conf.task_queues]
+    url = app.nekro_settings.broker.url or ""
+    return _of_redis(app, url, names) if is_redis(url) else _of_others(app, names)
+
+
+def lane_workers(app: Celery) -> dict[str, int]:
+    """Ask all workers which lanes they serve; returns the number of workers by lane. Blocks for a second."""
+    answers = app.control.inspect().active_queues() or {}
+    return dict(Counter(queue["name"] for queues in answers.values() for queue in queues))
+
+
+def read_dead(app: NekroApp) -> int | None:
+    """Count the dead letters; None for brokers other than Redis."""
+    settings = app.nekro_settings.broker
+    if settings.url is None or not is_redis(settings.url):
+        return None
+    with _client(app, settings.url) as client:
+        return int(client.llen(Keys(prefix=settings.key_prefix).dead))
+
+
+def dead_mark(app: NekroApp) -> Hashable:
+    """Return a value that differs when a dead letter has come or gone; blocks.
+
+    Brokers other than Redis report how many there are.
+
+    Raises:
+        Exception: an error of the broker's driver, when the broker does not answer.
+    """
+    settings = app.nekro_settings.broker
+    if settings.url is None or not is_redis(settings.url):
+        return tuple(figures.waiting for figures in _of_others(app, [DEAD_QUEUE, REFUSED_QUEUE]))
+    keys = Keys(prefix=settings.key_prefix)
+    with _client(app, settings.url) as client, client.pipeline(transaction=False) as pipe:
+        for key in (keys.dead, keys.refused):
+            pipe.llen(key)
+            # One that came while another one went leaves the length as it was; each may have megabytes.
+            pipe.eval(_NEWEST, 1, key)
+        return tuple(pipe.execute())
+
+
+def _of_redis(app: NekroApp, url: str, names: list[str]) -> list[QueueFigures]:
+    prefix = app.nekro_settings.broker.key_prefix
+    with _client(app, url) as client, client.pipeline(transaction=False) as pipe:
+        for name in names:
+            pipe.llen(f"{prefix}{name}")
+            pipe.lindex(f"{prefix}{name}", -1)  # workers take from this end
+            pipe.zcard(f"{prefix}{Keys.unacked(name)['unacked_index_key']}")
+        answers: list[Any] = pipe.execute()
+    return [
+        QueueFigures(
+            lane=name,
+            waiting=answers[3 * i],
+            held=answers[3 * i + 2],
+            oldest_seconds=_age_seconds(answers[3 * i + 1]),
+        )
+        for i, name in enumerate(names)
+    ]
+
+
+def _of_others(app: NekroApp, names: list[str]) -> list[QueueFigures]:
+    figures = []
+    with app.connection_for_read() as connection:
+        for name in names:
+            # The broker closes the channel if the queue does not exist.
+            with contextlib.suppress(ChannelError), connection.channel() as channel:
+                count = channel.queue_declare(name, passive=True).message_count
+                figures.append(QueueFigures(lane=name, waiting=int(count)))
+    return figures
+
+
+def _client(app: NekroApp, url: str) -> redis.Redis:
+    return RedisEndpoint(app.nekro_settings.broker, url).client()
+
+
+def _age_seconds(raw: bytes | None) -> float | None:
+    """Return the age of a waiting call; None for any other message."""
+    if raw is None:
+        return None
+    try:
+        body = stored_body(json.loads(raw))
+        issued_at = datetime.fromisoformat(body[0][0]["invocation"]["issued_at"])
+        return max(0.0, shared_now() - issued_at.timestamp())
+    except (KeyError, IndexError, TypeError, ValueError):
+        return None

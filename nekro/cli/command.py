@@ -1,0 +1,212 @@
+"""The interface of a command module, and the arguments that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar, cast
+
+from broker_config.settings import Settings
+from nekro.cli.output import Output, one_line
+from nekro_agent.errors import NotFoundError, UsageError
+
+__all__ = [
+    "DEFAULT_CHAT_KEY",
+    "CommandModule",
+    "Deps",
+    "add_chat_key",
+    "add_json",
+    "add_supervisor_fd",
+    "add_user_id",
+    "args_from",
+    "chat_key",
+    "chosen_id",
+    "count",
+    "not_blank",
+    "port_number",
+    "port_or_any",
+    "positive_int",
+    "positive_number",
+    "read_text",
+    "warn_of_root",
+    "whole_number",
+]
+
+#: Chat key used when ``--chat-key`` is not given.
+DEFAULT_CHAT_KEY: Final = "cli"
+_ID_COLUMNS: Final = 40
+
+A = TypeVar("A")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deps:
+    """What a command receives besides its own arguments."""
+
+    output: Output
+    #: Value of ``--data-dir``; None when it was not given.
+    data_dir: Path | None
+    #: Reads environment, ``.env`` and the global options; raises SettingsError.
+    load_settings: Callable[[], Settings]
+
+
+class CommandModule(Protocol):
+    """The interface of each module in ``nekro.cli.commands``."""
+
+    #: Frozen dataclass; its fields are the destinations that ``register`` declares.
+    Args: type
+
+    def register(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the command's arguments, description and examples."""
+        ...
+
+    def run(self, args: Any, deps: Deps) -> int:
+        """Run the command; returns the exit code, raises errors of ``nekro_agent.errors``."""
+        ...
+
+
+def args_from(kind: type[A], namespace: argparse.Namespace) -> A:
+    """Build a command's typed arguments from what argparse parsed."""
+    declared = fields(cast(Any, kind))
+    return kind(**{field.name: getattr(namespace, field.name) for field in declared})
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--json``."""
+    parser.add_argument("--json", action="store_true", help="print one JSON document to stdout")
+
+
+def add_chat_key(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--chat-key``."""
+    parser.add_argument(
+        "--chat-key",
+        metavar="K",
+        default=DEFAULT_CHAT_KEY,
+        type=chat_key,
+        help="chat to work in (default: %(default)s)",
+    )
+
+
+def add_user_id(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--user-id``."""
+    parser.add_argument(
+        "--user-id",
+        metavar="U",
+        default=None,
+        help="platform id of the user on whose behalf methods run (default: no user)",
+    )
+
+
+def add_supervisor_fd(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--supervisor-fd``, which only parent commands pass to the processes that they start."""
+    parser.add_argument("--supervisor-fd", type=int, default=None, help=argparse.SUPPRESS)
+
+
+def warn_of_root(output: Output) -> None:
+    """Warn when this process runs as root: plugins would run as root too."""
+    if os.geteuid() == 0:
+        output.words("warning: workers started by root run plugins as root; use a dedicated user")
+
+
+def whole_number(text: str) -> int:
+    """Parse a whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def positive_int(text: str) -> int:
+    """Parse a whole number of at least 1."""
+    value = whole_number(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return value
+
+
+def count(text: str) -> int:
+    """Parse a whole number of at least 0."""
+    value = whole_number(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is less than 0")
+    return value
+
+
+def positive_number(text: str) -> float:
+    """Parse a finite number of more than 0; the help of the option names the unit."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return value
+
+
+def port_number(text: str) -> int:
+    """Parse a TCP port."""
+    value = whole_number(text)
+    if not 1 <= value <= 65535:
+        raise argparse.ArgumentTypeError(f"{value} is not a port (1 to 65535)")
+    return value
+
+
+def port_or_any(text: str) -> int:
+    """Parse a TCP port, or 0."""
+    return 0 if whole_number(text) == 0 else port_number(text)
+
+
+def chat_key(text: str) -> str:
+    """Parse a chat key: any text that is not blank."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("a chat key is not empty")
+    return text
+
+
+def not_blank(text: str) -> str:
+    """Parse a text that is not blank, such as the beginning of an id: all ids begin with the empty text."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it must not be blank")
+    return text
+
+
+def chosen_id(ids: Iterable[str], beginning: str, *, noun: str, listing: str) -> str:
+    """Return the id that is, or begins with, a text.
+
+    Args:
+        noun: of what the ids are.
+        listing: the command that lists them.
+
+    Raises:
+        NotFoundError: there is none.
+        UsageError: there are several.
+    """
+    near = [one for one in ids if one.startswith(beginning)]
+    if beginning in near:
+        return beginning
+    shown = one_line(beginning, limit=_ID_COLUMNS)
+    if not near:
+        raise NotFoundError(f"no {noun} has the id {shown}; `{listing}` lists them")
+    if len(near) > 1:
+        raise UsageError(f"several ids begin with {shown}; write more characters of the id")
+    return near[0]
+
+
+def read_text(path: Path) -> str:
+    """Read a UTF-8 file, or stdin for ``-``.
+
+    Raises:
+        UsageError: it cannot be read or is not UTF-8; the message names it.
+    """
+    try:
+        if str(path) == "-":
+            return sys.stdin.read()
+        return path.read_text("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        raise UsageError(f"cannot read {path}: it is not UTF-8 text ({exc.reason})") from exc
+    except OSError as exc:
+        raise UsageError(f"cannot read {path}: {exc.strerror or os.strerror(exc.errno or 0)}") from exc

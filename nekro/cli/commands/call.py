@@ -1,0 +1,161 @@
+"""`nekro call`: call one plugin method through the queue."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nekro.base.plain import to_plain
+from nekro.cli.command import Deps, add_chat_key, add_json, add_user_id, positive_number, read_text
+from nekro.cli.running import run_async
+from nekro.cli.services.presence import awaited_with_workers
+from nekro.cli.services.system import CALL_LANES, open_services
+from nekro_agent.errors import UsageError
+from workers.calls.results import value_of
+
+if TYPE_CHECKING:
+    from workers.catalogue.entries import MethodEntry
+
+__all__ = ["Args", "parse_arguments", "register", "run", "show"]
+
+_EPILOG = """\
+examples:
+  nekro call list_notes --user-id ada
+  nekro call save_note --args '["shop", "Shopping", "milk"]' --chat-key group_1 --user-id ada
+  nekro call nekro.notes.read_note --args '{"note_id": "shop"}' --user-id ada --json
+  nekro call describe --args @arguments.json
+
+`--json` prints {id, value, type, worker, duration_ms}, or {error: {type, message, frames}} for a failed call.
+When a method raises, the last place in the plugin's own source is printed before the error: file, line,
+function and code. `--debug` prints all of them; `--json` has them as `frames`, the innermost last.
+A method that requires approval is asked for, unless --yes is given; over NEKRO_URL the key decides.
+The value of an AGENT method is its text, of a MULTIMODAL_AGENT method its parts; no round follows.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Arguments of `nekro call`."""
+
+    method: str
+    args: str
+    chat_key: str
+    user_id: str | None
+    timeout: float | None
+    yes: bool
+    json: bool
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = _EPILOG
+    parser.add_argument("method", metavar="METHOD", help="function name, or author.module.function")
+    parser.add_argument(
+        "--args",
+        metavar="JSON",
+        default="[]",
+        help="a list (positional) or an object (by name); @FILE reads it, - is stdin (default: none)",
+    )
+    add_chat_key(parser)
+    add_user_id(parser)
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=positive_number,
+        default=None,
+        help="longest wait (default: the limit of the method's lane)",
+    )
+    parser.add_argument(
+        "--yes", action="store_true", help="approve the call, if its method requires that, without a question"
+    )
+    add_json(parser)
+
+
+def run(args: Args, deps: Deps) -> int:
+    """Call the method and print its value."""
+    settings = deps.load_settings()
+    positional, named = parse_arguments(args.args)
+
+    async def work() -> int:
+        async with open_services(settings, command="call", lanes=CALL_LANES, output=deps.output) as opened:
+            _, services = opened
+            entry = await services.find_method(args.method)
+            lane = services.lanes.lane_of(entry)
+            approver = _approver(entry, positional, named, args, deps) if entry.requires_approval else None
+            call = services.invoke(
+                args.method,
+                positional,
+                named,
+                chat_key=args.chat_key,
+                user_id=args.user_id,
+                timeout_seconds=args.timeout,
+                approver=approver,
+            )
+            envelope = await awaited_with_workers(call, lambda: services.app, lane=lane)
+        limit = settings.sandbox.return_bytes
+        duration_ms = (envelope.finished_at - envelope.started_at).total_seconds() * 1000
+        described = {
+            "id": envelope.call_id,
+            "value": value_of(envelope, max_bytes=limit),
+            "type": envelope.type,
+            "worker": envelope.worker,
+            "duration_ms": round(duration_ms, 3),
+        }
+        show(described, args, deps)
+        return 0
+
+    return run_async(work())
+
+
+def _approver(
+    entry: MethodEntry, positional: tuple[Any, ...], named: dict[str, Any], args: Args, deps: Deps
+) -> str:
+    """Return the identity of the shell's user, who approves the call.
+
+    Raises:
+        UsageError: the user does not, or there is no terminal to ask on.
+    """
+    from nekro.cli.approving import confirm, operator
+    from nekro.wire.values import encode_arguments
+    from workers.approvals.shown import shown_call
+
+    deps.output.words(shown_call(entry.task, encode_arguments(positional, named)))
+    confirm(f"{entry.name} requires approval; approve this call?", assumed=args.yes, deps=deps)
+    return operator()
+
+
+def parse_arguments(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Split ``--args`` into positional and named arguments.
+
+    Raises:
+        UsageError: it is not JSON, or neither a list nor an object.
+    """
+    source = "--args"
+    if text == "-" or text.startswith("@"):
+        source = text.removeprefix("@")
+        text = read_text(Path(source))
+    try:
+        value = json.loads(text)
+    except ValueError as exc:
+        raise UsageError(f"{source} is not JSON ({exc}); write '[\"text\", 1]' or '{{\"name\": 1}}'") from exc
+    if isinstance(value, list):
+        return tuple(value), {}
+    if isinstance(value, dict):
+        return (), value
+    raise UsageError(f"{source} is a JSON {type(value).__name__}; write a list, or an object by name")
+
+
+def show(described: Mapping[str, Any], args: Args, deps: Deps) -> None:
+    """Print the object that ``--json`` prints, or the value."""
+    if args.json:
+        deps.output.json(described)
+        return
+    value = described["value"]
+    if value is not None:
+        text = value if isinstance(value, str) else json.dumps(to_plain(value), ensure_ascii=False, indent=2)
+        deps.output.data(text)
+    deps.output.words(f"{described['type']} in {described['duration_ms']:.1f} ms on {described['worker']}")

@@ -1,0 +1,104 @@
+"""`nekro cancel`: stop what the agent is doing in a chat."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from broker_config.settings import Settings
+from nekro.cli.command import Deps, add_json, chat_key, positive_number
+from nekro.cli.output import PartialError
+from nekro.cli.running import run_async
+from nekro.cli.services.database import open_writers
+from nekro_agent.errors import ServiceError
+
+if TYPE_CHECKING:
+    from workers.rounds.stop import StoppedRounds
+
+__all__ = ["Args", "register", "run", "show"]
+
+_EPILOG = """\
+examples:
+  nekro cancel group_1
+  nekro cancel group_1 --seconds 60 --json
+
+Waiting rounds are cancelled. The running round is stopped: its sandbox is killed and its calls are revoked,
+which cancels their coroutines on the workers; the command returns once that is recorded. Effects of the
+round up to that moment remain. Calls that wait for approval are withdrawn. `--json` prints {cancelled,
+stopped, still_running}, each a list of rounds {id, number, state, worker}, with `error` added when a round
+still runs.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Arguments of `nekro cancel`."""
+
+    chat_key: str
+    seconds: float
+    json: bool
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = _EPILOG
+    parser.add_argument("chat_key", metavar="K", type=chat_key, help="chat")
+    parser.add_argument(
+        "--seconds",
+        metavar="S",
+        type=positive_number,
+        default=10.0,
+        help="how long to wait until the running round has stopped (default: %(default)g)",
+    )
+    add_json(parser)
+
+
+def run(args: Args, deps: Deps) -> int:
+    """Stop the chat's rounds."""
+    report = run_async(_stop(args, deps.load_settings()))
+    show({name: _rounds(report, name) for name in ("cancelled", "stopped", "still_running")}, args, deps)
+    return 0
+
+
+def show(described: Mapping[str, Sequence[Mapping[str, Any]]], args: Args, deps: Deps) -> None:
+    """Print the rounds that were cancelled, were stopped, or still run.
+
+    Raises:
+        PartialError: one still runs.
+    """
+    if not args.json:
+        _show_cancelled(described, args, deps)
+    if described["still_running"]:
+        item = described["still_running"][0]
+        error = ServiceError(
+            f"round {item['id']} on {item['worker']} has not stopped within {args.seconds:g} s; it stops as"
+            " soon as its worker reads the request or its lease expires"
+        )
+        raise PartialError(error, described)
+    if args.json:
+        deps.output.json(described)
+
+
+def _show_cancelled(described: Mapping[str, Sequence[Mapping[str, Any]]], args: Args, deps: Deps) -> None:
+    stopped, cancelled = described["stopped"], described["cancelled"]
+    if stopped or cancelled:
+        deps.output.words(f"stopped {len(stopped)} running, cancelled {len(cancelled)} waiting")
+    elif not described["still_running"]:
+        deps.output.words(f"no round waits or runs in chat {args.chat_key}")
+
+
+async def _stop(args: Args, settings: Settings) -> StoppedRounds:
+    # No services are started: the request is a row, which the worker that runs the round reads.
+    async with open_writers(settings) as services:
+        return await services.stopper.stop(
+            args.chat_key, reason="cancelled on request", wait_seconds=args.seconds
+        )
+
+
+def _rounds(report: StoppedRounds, name: str) -> list[dict[str, object]]:
+    return [
+        {"id": item.id, "number": item.number, "state": item.state.value, "worker": item.worker}
+        for item in getattr(report, name)
+    ]

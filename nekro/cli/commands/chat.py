@@ -1,0 +1,197 @@
+"""`nekro chat`: talk to the agent in a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing, closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nekro.base.tasks import end_tasks
+from nekro.cli.command import Deps, add_chat_key
+from nekro.cli.commands.files import save
+from nekro.cli.commands.send import DEFAULT_USER
+from nekro.cli.commands.tail import chat_events
+from nekro.cli.services.beside import BackgroundContext, opened_in_background
+from nekro.cli.services.system import ROUND_LANES, System, open_services
+from nekro.cli.views.conversation import Conversation
+from nekro.cli.views.line_reader import LineReader
+from nekro.cli.views.turns import is_quiet, last_sequence, messages_after, require_model, require_success
+from nekro_agent.durations import POLL_SECONDS
+from nekro_agent.errors import BrokerUnavailableError, UsageError
+from nekro_agent.ports import MessageKind
+from nekro_client.models import EventType
+
+if TYPE_CHECKING:
+    from storage.repositories.messages import Message
+    from workers.chats.attachments import Attachment
+    from workers.chats.files import ChatFiles
+    from workers.composition import Services
+
+__all__ = ["Args", "register", "run"]
+
+_EPILOG = """\
+examples:
+  NEKRO_LLM__BASE_URL=http://127.0.0.1:8000/v1 NEKRO_LLM__MODEL=qwen nekro chat
+  nekro chat --chat-key group_1 --user-id ada
+  nekro chat --save downloads
+
+  /file PATH [TEXT]    send a file of this host, with a text (quote a path with spaces)
+  /save PATH [FILE]    copy a file of the chat, such as one that the agent sent, to this host
+  /help                list these commands
+  /quit                end; exit, quit and Ctrl-D do the same
+
+Lines can be edited and recalled; they are kept in <data dir>/chat_history. A line that begins with // is sent
+without its first /. An empty line does nothing. Ctrl-C stops the running turn; a second one ends the command,
+as do two at the prompt. What plugins add to the history is shown after a `·`. The reason of a failed turn
+goes to stderr; if it was the last one, the exit code is 12.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Arguments of `nekro chat`."""
+
+    chat_key: str
+    user_id: str
+    save: Path | None
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = _EPILOG
+    add_chat_key(parser)
+    parser.add_argument(
+        "--user-id", metavar="U", default=DEFAULT_USER, help="id of the sender (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--save", metavar="DIR", type=Path, default=None, help="copy the files that the agent sends to DIR"
+    )
+
+
+def run(args: Args, deps: Deps) -> int:
+    """Read lines, send them, print the answers."""
+    settings = deps.load_settings()
+    if args.save is not None and not args.save.is_dir():
+        raise UsageError(f"--save: {args.save} is not a folder")
+    opening = open_services(
+        settings,
+        command="chat",
+        lanes=ROUND_LANES,
+        output=deps.output,
+        before_start=require_model,
+        needs_workers=False,
+    )
+    reader = LineReader(deps.output, settings.data_dir / "chat_history")
+    with closing(reader), opened_in_background(opening) as beside:
+        services = beside.value[1]
+        chat = beside.run(services.chat(args.chat_key))
+        return _Local(beside, reader, services.files_of(chat), args, deps).hold()
+
+
+class _Local(Conversation["Attachment"]):
+    """On the system of the settings: the main thread reads lines, the services work beside it."""
+
+    def __init__(
+        self,
+        beside: BackgroundContext[tuple[System, Services]],
+        reader: LineReader,
+        files: ChatFiles,
+        args: Args,
+        deps: Deps,
+    ) -> None:
+        super().__init__(reader, deps.output, chat_key=args.chat_key, save=args.save)
+        self._beside = beside
+        self._services = beside.value[1]
+        self._files = files
+        self._user_id = args.user_id
+        #: Held by what writes to the terminal: messages and live words.
+        self._showing = asyncio.Lock()
+        self._seen = beside.run(last_sequence(self._services.database, args.chat_key))
+
+    def _put(self, path: Path) -> tuple[Attachment, str]:
+        stored = self._files.add_file(path)
+        return stored, stored.path
+
+    def _save(self, path: str, target: Path) -> tuple[Path, int]:
+        return save(self._files, path, target)
+
+    def _post(self, text: str, files: Sequence[Attachment]) -> str | None:
+        user = self._user_id
+        return self._beside.run(
+            self._services.receive_message(self._chat_key, text, user_id=user, user_name=user, files=files)
+        )
+
+    def _follow(self, posted: str, *, on_interrupt: Callable[[], None]) -> bool:
+        turn = self._beside.begin(self._show_turn())
+        try:
+            turn.result()
+        except KeyboardInterrupt:
+            on_interrupt()
+            try:
+                self._beside.run(self._stop())
+                turn.result()
+            except BaseException:
+                turn.cancel()
+                raise
+            return False
+        return True
+
+    def _require_success(self, posted: str) -> None:
+        self._beside.run(require_success(self._services.database, message_id=posted))
+
+    async def _stop(self) -> None:
+        stopper, seconds = self._services.stopper, self._services.settings.agent.lease_seconds
+        await stopper.stop(self._chat_key, reason="stopped by Ctrl-C", wait_seconds=seconds)
+
+    async def _show_turn(self) -> None:
+        """Print messages until no round waits or runs; at a terminal also what the model writes."""
+        live = asyncio.create_task(self._show_live()) if self._output.is_terminal else None
+        try:
+            await self._show_messages()
+        finally:
+            await end_tasks(live)
+
+    async def _show_messages(self) -> None:
+        database, chat_key, quiet = self._services.database, self._chat_key, False
+        while True:
+            news = await messages_after(database, chat_key, sequence=self._seen)
+            for message in news:
+                self._seen = message.sequence
+                async with self._showing:
+                    await asyncio.to_thread(self._show, message)
+            # Read once more after the end: a message may have arrived between the two queries.
+            if quiet and not news:
+                return
+            quiet = await is_quiet(database, chat_key)
+            if not quiet:
+                await asyncio.sleep(POLL_SECONDS)
+
+    def _show(self, message: Message) -> None:
+        if message.kind is MessageKind.SYSTEM:
+            self._show_notice(message.text)
+        elif message.kind is MessageKind.ASSISTANT:
+            path = (message.data or {}).get("file_path")
+            text = message.text or ("" if path else str(message.data))
+            self._show_answer(text, None if path is None else str(path), message.round_id)
+
+    async def _show_live(self) -> None:
+        """Show what the model writes, until it is cancelled."""
+        services = self._services
+        with suppress(BrokerUnavailableError):  # the messages follow
+            async with aclosing(chat_events(services.settings, services.database, self._chat_key)) as batches:
+                async for batch in batches:
+                    async with self._showing:
+                        await asyncio.to_thread(self._show_batch, batch)
+
+    def _show_batch(self, batch: Sequence[Mapping[str, Any]]) -> None:
+        for event in batch:
+            if event["type"] == EventType.MESSAGE_DELTA:
+                self._show_words(event.get("round_id"), event["data"])
+            elif event["type"] == EventType.MESSAGE_WITHDRAWN:
+                self._end_words(event.get("round_id"), begins=False)
+            elif event["type"] == EventType.ROUND_STARTED and event["data"].get("attempt", 1) > 1:
+                self._end_words(event.get("round_id"), begins=True)

@@ -1,0 +1,174 @@
+"""`nekro costs`: what was spent, and what is left of budgets."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, Final, get_args
+
+from broker_config.settings import Settings
+from nekro.cli.command import Deps, add_json
+from nekro.cli.output import one_line
+from nekro.cli.running import run_async
+from nekro.cli.services.database import open_database
+from nekro_client.models import CostGroup
+
+__all__ = ["PAGE", "Args", "register", "run", "show"]
+
+_EPILOG = """\
+examples:
+  nekro costs
+  nekro costs --by chat --since 7d
+  nekro costs --by model --since 2026-05-01 --until 2026-05-31 --json
+
+What rounds, runs of code, summaries and plugins' requests to models used, as long as the rows are kept
+(NEKRO_RETENTION__ROUNDS_DAYS), and how much of today's budgets (NEKRO_BUDGETS__…) is used; both with the
+estimates of what is running. `--by plugin` names the plugins that asked models themselves, or whose results
+woke the agent. A day is one of UTC. ESTIMATED counts the requests whose tokens and cost are estimated: the
+endpoint reported none, or the request is running, or its worker died (the last two are not in REQUESTS).
+`--json` prints {items, budgets}: items is a list of {key, rounds, requests, estimated_requests,
+prompt_tokens, completion_tokens, cost, sandbox_seconds}, budgets one of {scope, id, measure, period, limit,
+used, estimated_requests, renews_at, state}; scope is turn, chat, user, key or day (the whole system), state
+ok, warned or exhausted, and renews_at is null for a turn and for `stored_bytes`, what a key keeps stored.
+"""
+_GROUPS: Final = get_args(CostGroup)
+#: Sums that are read at once.
+PAGE: Final = 200
+_TEXT_COLUMNS: Final = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Arguments of `nekro costs`."""
+
+    by: CostGroup
+    since: date | None
+    until: date | None
+    json: bool
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = _EPILOG
+    parser.add_argument(
+        "--by",
+        choices=_GROUPS,
+        default="day",
+        metavar="GROUP",
+        help=f"{', '.join(_GROUPS[:-1])} or {_GROUPS[-1]} (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--since",
+        metavar="DAY",
+        type=day,
+        default=None,
+        help="first day, as 2026-05-31, or as 7d: that many days with today (default: all that is kept)",
+    )
+    parser.add_argument(
+        "--until", metavar="DAY", type=day, default=None, help="last day, in the same form (default: today)"
+    )
+    add_json(parser)
+
+
+def day(text: str) -> date:
+    """Parse an ISO date, or a number of days that end with today, as ``7d``."""
+    if text.endswith("d") and text[:-1].isascii() and text[:-1].isdigit():
+        try:
+            return datetime.now(UTC).date() - timedelta(days=max(int(text[:-1]) - 1, 0))
+        except OverflowError:
+            raise argparse.ArgumentTypeError(f"{text} is before the year 1") from None
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a day such as 2026-05-31 nor 7d") from None
+
+
+def run(args: Args, deps: Deps) -> int:
+    """Read and print."""
+    items, budgets = run_async(_read(args, deps.load_settings()))
+    show(items, budgets, args, deps)
+    return 0
+
+
+async def _read(args: Args, settings: Settings) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    from nekro.gateway.views import budget_answer, cost_answer
+    from nekro_agent.shared_clock import shared_time
+    from storage.database_clock import follow_database_clock
+    from workers.budgets.limits import day_of
+    from workers.budgets.report import read_budgets, read_costs
+
+    items: list[dict[str, Any]] = []
+    after: str | None = None
+    async with open_database(settings) as database:
+        await follow_database_clock(database)
+        while True:
+            async with database.read() as transaction:
+                page = await read_costs(
+                    transaction, args.by, since=args.since, until=args.until, after=after, limit=PAGE
+                )
+            items += [cost_answer(one).model_dump() for one in page.sums]
+            after = page.after
+            if after is None:
+                break
+        async with database.read() as transaction:
+            found = await read_budgets(transaction, settings.budgets, day=day_of(shared_time()))
+    return items, [budget_answer(one, warn_at=settings.budgets.warn_at).model_dump() for one in found]
+
+
+def show(
+    items: Sequence[Mapping[str, Any]], budgets: Sequence[Mapping[str, Any]], args: Args, deps: Deps
+) -> None:
+    """Print sums and budgets, as the API has them; what cost most comes first, days in order."""
+    items = list(items)
+    if args.by != "day":
+        items.sort(key=lambda item: (-item["cost"], -item["prompt_tokens"], item["key"]))
+    if args.json:
+        deps.output.json({"items": items, "budgets": budgets})
+        return
+    if not items:
+        deps.output.words("nothing was spent in this time")
+    else:
+        figures = ("ROUNDS", "REQUESTS", "ESTIMATED", "PROMPT TOKENS", "ANSWER TOKENS", "COST", "SANDBOX")
+        deps.output.table((args.by.upper(), *figures), [_row(item) for item in items])
+    if budgets:
+        columns = ("BUDGET", "OF", "MEASURE", "USED", "LIMIT", "SHARE", "STATE", "RENEWS")
+        deps.output.table(columns, [_budget_row(budget) for budget in budgets])
+
+
+def _row(item: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        one_line(item["key"] or "-", limit=_TEXT_COLUMNS),
+        str(item["rounds"]),
+        str(item["requests"]),
+        str(item["estimated_requests"] or "-"),
+        _number(item["prompt_tokens"]),
+        _number(item["completion_tokens"]),
+        _number(item["cost"]),
+        f"{item['sandbox_seconds']:.1f} s",
+    )
+
+
+def _budget_row(budget: Mapping[str, Any]) -> tuple[str, ...]:
+    share = budget["used"] / budget["limit"] if budget["limit"] else 1.0
+    return (
+        budget["scope"],
+        one_line(budget["id"] or "-", limit=_TEXT_COLUMNS),
+        budget["measure"],
+        _number(budget["used"]) + (" (estimated)" if budget["estimated_requests"] else ""),
+        _number(budget["limit"]),
+        f"{share:.0%}",
+        budget["state"],
+        _renewal(budget),
+    )
+
+
+def _renewal(budget: Mapping[str, Any]) -> str:
+    if budget["renews_at"]:
+        return f"{budget['renews_at']:%Y-%m-%d %H:%M} UTC"
+    return "with the next turn" if budget["scope"] == "turn" else "as it is deleted"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 or value == int(value) else f"{value:.4g}"

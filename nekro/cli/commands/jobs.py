@@ -1,0 +1,310 @@
+"""`nekro jobs`: list, show, watch, cancel and retry jobs."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from broker_config.settings import Settings
+from nekro.cli.command import Deps, add_json, chat_key, not_blank, positive_int
+from nekro.cli.output import PartialError, one_line
+from nekro.cli.running import run_async
+from nekro.cli.services.database import open_database, open_writers
+from nekro_agent.durations import REFRESH_SECONDS
+from nekro_agent.errors import MethodFailedError, UsageError
+
+if TYPE_CHECKING:
+    from nekro_client.models import JobLog, JobLogEntry
+    from storage.engine import Database
+    from storage.repositories.jobs import Job
+
+__all__ = [
+    "Args",
+    "check",
+    "register",
+    "run",
+    "show_cancelled",
+    "show_list",
+    "show_log",
+    "show_one",
+    "show_retried",
+    "watch",
+]
+
+_EPILOG = """\
+examples:
+  nekro jobs
+  nekro jobs list --open --chat-key group_1 --json
+  nekro jobs watch
+  nekro jobs watch 6f1c9a0e5d0b4b6f9a7c2f4f7f3b8a11
+  nekro jobs show 6f1c9a0e5d0b4b6f9a7c2f4f7f3b8a11 --json
+  nekro jobs log 6f1c9a0e5d0b4b6f9a7c2f4f7f3b8a11
+  nekro jobs cancel 6f1c9a0e5d0b4b6f9a7c2f4f7f3b8a11
+  nekro jobs retry 6f1c9a0e5d0b4b6f9a7c2f4f7f3b8a11
+
+Background jobs of plugins, calls that report their progress, and calls that outlived the code that made
+them. `watch` draws bars with rate and time left until the job has ended (without an id: all open jobs).
+`--json` prints a list of {id, type, plugin, chat_key, state, percent, message, started_at, updated_at};
+`show --json` one such object with {task_id, attempt, worker, created_at, finished_at, data} added.
+`log` prints the attempts at a job, its reports and what its code logged; `--json` as {attempts, entries}.
+`retry` starts a job that failed or was cancelled again, as a new job with the same arguments.
+`watch` ends with exit code 6 when a job that it watched has failed; `--json` then prints {jobs, error}.
+"""
+_ACTIONS: Final = ("list", "show", "watch", "log", "cancel", "retry")
+_MESSAGE_COLUMNS: Final = 60
+_LOG_COLUMNS: Final = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Arguments of `nekro jobs`."""
+
+    action: str
+    job_id: str | None
+    chat_key: str | None
+    open: bool
+    limit: int
+    json: bool
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = _EPILOG
+    parser.add_argument(
+        "action",
+        nargs="?",
+        default="list",
+        choices=_ACTIONS,
+        metavar="ACTION",
+        help="list, show, watch, log, cancel or retry (default: list)",
+    )
+    parser.add_argument(
+        "job_id",
+        nargs="?",
+        default=None,
+        metavar="ID",
+        type=not_blank,
+        help="job, for all actions but list",
+    )
+    parser.add_argument("--chat-key", metavar="K", type=chat_key, default=None, help="only jobs of this chat")
+    parser.add_argument("--open", action="store_true", help="only jobs that have not ended")
+    parser.add_argument(
+        "--limit",
+        metavar="N",
+        type=positive_int,
+        default=50,
+        help="newest jobs shown (default: %(default)s)",
+    )
+    add_json(parser)
+
+
+def run(args: Args, deps: Deps) -> int:
+    """Run the action."""
+    check(args)
+    settings = deps.load_settings()
+    actions = {
+        "list": _list, "show": _show, "watch": _watch, "log": _log, "cancel": _cancel, "retry": _retry,
+    }  # fmt: skip
+    run_async(actions[args.action](args, deps, settings))
+    return 0
+
+
+def check(args: Args) -> None:
+    """Return if the arguments fit together.
+
+    Raises:
+        UsageError: they do not.
+    """
+    if args.action in ("show", "log", "cancel", "retry") and args.job_id is None:
+        raise UsageError(f"name the job, as in `nekro jobs {args.action} ID`; `nekro jobs` lists them")
+    if args.action == "list" and args.job_id is not None:
+        raise UsageError("`nekro jobs list` takes no id; `nekro jobs show ID` shows one job")
+
+
+async def _list(args: Args, deps: Deps, settings: Settings) -> None:
+    async with open_database(settings) as database:
+        show_list(await _newest(database, args, open_only=args.open), args, deps)
+
+
+async def _show(args: Args, deps: Deps, settings: Settings) -> None:
+    async with open_database(settings) as database:
+        show_one(await _get(database, args.job_id), args, deps)
+
+
+async def _watch(args: Args, deps: Deps, settings: Settings) -> None:
+    async with open_database(settings) as database:
+        jobs = await _watched(database, args)
+        await watch(jobs, lambda job_id: _get(database, job_id), args, deps)
+
+
+def show_list(jobs: Sequence[Job], args: Args, deps: Deps) -> None:
+    """Print jobs."""
+    if args.json:
+        deps.output.json([describe(job) for job in jobs])
+        return
+    rows = [
+        (
+            job.id,
+            job.type,
+            job.plugin_key,
+            job.chat_key,
+            job.state.value,
+            f"{job.percent}%",
+            one_line(job.message, limit=_MESSAGE_COLUMNS),
+        )
+        for job in jobs
+    ]
+    deps.output.table(("ID", "TYPE", "PLUGIN", "CHAT", "STATE", "DONE", "MESSAGE"), rows)
+
+
+def show_one(job: Job, args: Args, deps: Deps) -> None:
+    """Print everything that is known of a job."""
+    whole = describe(job) | {
+        "task_id": job.task_id,
+        "attempt": job.attempt,
+        "worker": job.worker,
+        "created_at": job.created_at,
+        "finished_at": job.finished_at,
+        "data": job.data,
+    }
+    if args.json:
+        deps.output.json(whole)
+        return
+    deps.output.table(
+        ("FIELD", "VALUE"), [(name, value) for name, value in whole.items() if value is not None]
+    )
+
+
+async def watch(jobs: Sequence[Job], read: Callable[[str], Awaitable[Job]], args: Args, deps: Deps) -> None:
+    """Show jobs until all have ended; ``read`` returns the present state of one.
+
+    Raises:
+        PartialError: one of them has failed.
+    """
+    from nekro.cli.views.job_bars import job_view
+
+    if not jobs:
+        deps.output.words("no job is open; `nekro jobs` lists the ended ones")
+    elif not args.json:
+        with job_view(deps.output) as view:
+            while True:
+                view.show(jobs)
+                if all(job.state.is_final for job in jobs):
+                    break
+                await asyncio.sleep(REFRESH_SECONDS)
+                jobs = [await read(job.id) for job in jobs]
+    else:
+        while not all(job.state.is_final for job in jobs):
+            await asyncio.sleep(REFRESH_SECONDS)
+            jobs = [await read(job.id) for job in jobs]
+    failed = [job for job in jobs if job.state is job.state.FAILED]
+    if args.json and not failed:
+        deps.output.json([describe(job) for job in jobs])
+    if failed:
+        names = ", ".join(job.id for job in failed)
+        error = MethodFailedError("JobFailed", f"job {names}: {failed[0].message}")
+        raise PartialError(error, {"jobs": [describe(job) for job in jobs]})
+
+
+async def _cancel(args: Args, deps: Deps, settings: Settings) -> None:
+    from workers.jobs.cancel import cancel_job
+
+    assert args.job_id is not None  # noqa: S101 - checked by run
+    async with open_writers(settings) as services:
+        job = await cancel_job(services.database, services.publisher, args.job_id)
+    show_cancelled(job, args, deps)
+
+
+def show_cancelled(job: Job, args: Args, deps: Deps) -> None:
+    """Print the state of a job after the request to end it."""
+    if args.json:
+        deps.output.json(describe(job))
+    elif job.state.is_final:
+        deps.output.words(f"job {job.id} is {job.state.value}")
+    else:
+        deps.output.words(f"requested to cancel job {job.id}; `nekro jobs watch {job.id}` shows its end")
+
+
+async def _log(args: Args, deps: Deps, settings: Settings) -> None:
+    from nekro.gateway.views import job_log_answer
+
+    async with open_database(settings) as database:
+        job = await _get(database, args.job_id)
+        async with database.read() as transaction:
+            found = await transaction.job_log.of_job(job.id)
+    show_log(job_log_answer(found), args, deps)
+
+
+def show_log(found: JobLog, args: Args, deps: Deps) -> None:
+    """Print what happened to a job."""
+    if args.json:
+        deps.output.json(found.model_dump(mode="json"))
+        return
+    rows = [
+        (
+            f"{entry.at:%Y-%m-%d %H:%M:%S}",
+            entry.attempt,
+            entry.level or entry.kind,
+            one_line(_words(entry), limit=_LOG_COLUMNS),
+        )
+        for entry in found.entries
+    ]
+    deps.output.table(("TIME (UTC)", "ATTEMPT", "WHAT", "TEXT"), rows)
+
+
+def _words(entry: JobLogEntry) -> str:
+    if entry.percent is not None:
+        return f"{entry.percent}% {entry.text}"
+    return entry.worker or entry.text
+
+
+async def _retry(args: Args, deps: Deps, settings: Settings) -> None:
+    from nekro.wire.invocation import new_id
+    from workers.jobs.retry import retry_job
+
+    assert args.job_id is not None  # noqa: S101 - checked by run
+    async with open_writers(settings) as services:
+        job = await retry_job(services.database, services.publisher, args.job_id, new_id=new_id())
+    show_retried(job, args, deps)
+
+
+def show_retried(job: Job, args: Args, deps: Deps) -> None:
+    """Print the job that repeats another one."""
+    if args.json:
+        deps.output.json(describe(job))
+    else:
+        deps.output.words(f"started job {job.id}; `nekro jobs watch {job.id}` shows its end")
+
+
+def describe(job: Job) -> dict[str, Any]:
+    """Return one job as ``--json`` prints it."""
+    return {
+        "id": job.id,
+        "type": job.type,
+        "plugin": job.plugin_key,
+        "chat_key": job.chat_key,
+        "state": job.state.value,
+        "percent": job.percent,
+        "message": job.message,
+        "started_at": job.started_at,
+        "updated_at": job.updated_at,
+    }
+
+
+async def _newest(database: Database, args: Args, *, open_only: bool) -> list[Job]:
+    async with database.read() as transaction:
+        return await transaction.jobs.newest(limit=args.limit, chat_key=args.chat_key, open_only=open_only)
+
+
+async def _get(database: Database, job_id: str | None) -> Job:
+    async with database.read() as transaction:
+        return await transaction.jobs.get(str(job_id))
+
+
+async def _watched(database: Database, args: Args) -> Sequence[Job]:
+    if args.job_id is not None:
+        return [await _get(database, args.job_id)]
+    return await _newest(database, args, open_only=True)

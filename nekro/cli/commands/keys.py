@@ -1,0 +1,231 @@
+"""`nekro keys`: create, list and revoke keys of the HTTP API."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, get_args
+
+from broker_config.settings import Settings
+from nekro.cli.command import Deps, add_json, count, not_blank, positive_number
+from nekro.cli.running import run_async
+from nekro.cli.services.database import open_database
+from nekro_agent.errors import UsageError
+from nekro_client.models import KeyScope
+
+__all__ = ["Args", "check", "register", "run", "show_created", "show_list", "show_revoked"]
+
+_EPILOG = """\
+examples:
+  nekro keys create site --scope read --scope post --chats 'site-*'
+  nekro keys create ada --scope read --scope post --user-id ada --rate 60 --cost-per-day 0.5 --days 90
+  nekro keys
+  nekro keys list --json
+  nekro keys revoke 4be1c5f0a2d9e781
+
+`create` prints the key, which is not stored and cannot be shown again. Scopes: read (messages, events, turns,
+files), post (messages, files, cancelling turns), call (methods), run (code in sandboxes), approve (decisions
+on calls that wait for approval; the key's own calls count as approved), admin (everything else). A gateway
+on a loopback address also accepts the local key, secrets/api.key of the data directory: to replace that one,
+delete the file and restart the gateway.
+`revoke` is effective for the next request. `--json` prints a list of {id, name, scopes, chats, user_id,
+requests_per_minute, cost_per_day, tokens_per_day, stored_bytes_limit, stored_bytes, created_at, expires_at,
+revoked_at}, else one such object, with `key` for `create`.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Arguments of `nekro keys`."""
+
+    action: str
+    name: str | None
+    scope: list[KeyScope]
+    chats: str
+    user_id: str | None
+    rate: int | None
+    cost_per_day: float | None
+    tokens_per_day: int | None
+    stored_bytes_limit: int | None
+    days: float | None
+    json: bool
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = _EPILOG
+    parser.add_argument(
+        "action", nargs="?", default="list", choices=("list", "create", "revoke"), help="default: list"
+    )
+    parser.add_argument(
+        "name",
+        nargs="?",
+        metavar="NAME",
+        type=not_blank,
+        help="create: a name for lists; revoke: the key's id",
+    )
+    parser.add_argument("--scope", action="append", choices=get_args(KeyScope), default=[], help="repeatable")
+    parser.add_argument(
+        "--chats",
+        metavar="PATTERN",
+        type=not_blank,
+        default="*",
+        help="chats that it may use (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--user-id", metavar="U", default=None, help="the only user for whom it acts (default: any)"
+    )
+    parser.add_argument(
+        "--rate",
+        metavar="N",
+        type=count,
+        default=None,
+        help="requests per minute; 0 does not limit them (default: NEKRO_GATEWAY__REQUESTS_PER_MINUTE)",
+    )
+    parser.add_argument(
+        "--cost-per-day",
+        metavar="COST",
+        type=positive_number,
+        default=None,
+        help="largest cost of the turns that it starts in a day, UTC (default: no limit)",
+    )
+    parser.add_argument(
+        "--tokens-per-day",
+        metavar="N",
+        type=count,
+        default=None,
+        help="the same in tokens (default: no limit)",
+    )
+    parser.add_argument(
+        "--stored-bytes-limit",
+        metavar="BYTES",
+        type=count,
+        default=None,
+        help="most that it may keep stored; 0 does not limit it (default: NEKRO_DATABASE__KEY_BYTES)",
+    )
+    parser.add_argument(
+        "--days",
+        metavar="D",
+        type=_days,
+        default=None,
+        help="days until it expires (default: never)",
+    )
+    add_json(parser)
+
+
+def _days(text: str) -> float:
+    value = positive_number(text)
+    try:
+        datetime.now(UTC) + timedelta(days=value)
+    except OverflowError:
+        raise argparse.ArgumentTypeError(f"{text} days from now is after the year 9999") from None
+    return value
+
+
+def run(args: Args, deps: Deps) -> int:
+    """Run the action."""
+    check(args)
+    settings = deps.load_settings()
+    actions = {"list": _list, "create": _create, "revoke": _revoke}
+    run_async(actions[args.action](args, deps, settings))
+    return 0
+
+
+def check(args: Args) -> None:
+    """Return if the arguments fit together.
+
+    Raises:
+        UsageError: they do not.
+    """
+    if (args.name is None) != (args.action == "list"):
+        raise UsageError("write `nekro keys list`, `nekro keys create NAME` or `nekro keys revoke ID`")
+
+
+async def _list(args: Args, deps: Deps, settings: Settings) -> None:
+    from nekro.gateway.views import key_answer
+
+    async with open_database(settings) as database, database.read() as transaction:
+        show_list([key_answer(key).model_dump() for key in await transaction.keys.all()], args, deps)
+
+
+def show_list(keys: Sequence[Mapping[str, Any]], args: Args, deps: Deps) -> None:
+    """Print keys."""
+    if args.json:
+        deps.output.json(keys)
+        return
+    rows = [
+        (
+            key["id"],
+            key["name"],
+            " ".join(key["scopes"]),
+            key["chats"],
+            key["user_id"] or "any",
+            _stored(key),
+            _state(key),
+        )
+        for key in keys
+    ]
+    deps.output.table(("ID", "NAME", "SCOPES", "CHATS", "USER", "STORED", "STATE"), rows)
+
+
+async def _create(args: Args, deps: Deps, settings: Settings) -> None:
+    from nekro.gateway.access.keys import create_key, new_key
+    from nekro.gateway.identity import Scope
+    from nekro.gateway.views import key_answer
+    from nekro_agent.shared_clock import shared_time
+    from storage.database_clock import follow_database_clock
+
+    async with open_database(settings) as database:
+        await follow_database_clock(database)
+        new, key = new_key(
+            args.name or "",
+            scopes=[Scope(scope) for scope in args.scope],
+            chats=args.chats,
+            user_id=args.user_id,
+            requests_per_minute=args.rate,
+            cost_per_day=args.cost_per_day,
+            tokens_per_day=args.tokens_per_day,
+            stored_bytes_limit=args.stored_bytes_limit,
+            expires_at=None if args.days is None else shared_time() + timedelta(days=args.days),
+        )
+        stored = await create_key(database, new, by=None, request_id=None)
+    show_created(key_answer(stored).model_dump() | {"key": key}, args, deps)
+
+
+def show_created(key: Mapping[str, Any], args: Args, deps: Deps) -> None:
+    """Print a new key with its secret."""
+    if args.json:
+        deps.output.json(key)
+        return
+    deps.output.data(key["key"])
+    deps.output.words(f"created key {key['id']}; it is not shown again")
+
+
+async def _revoke(args: Args, deps: Deps, settings: Settings) -> None:
+    from nekro.gateway.access.keys import revoke_key
+    from nekro.gateway.views import key_answer
+
+    async with open_database(settings) as database:
+        key = await revoke_key(database, args.name or "", by=None, request_id=None)
+    show_revoked(key_answer(key).model_dump(), args, deps)
+
+
+def show_revoked(key: Mapping[str, Any], args: Args, deps: Deps) -> None:
+    """Print a key that was revoked."""
+    if args.json:
+        deps.output.json(key)
+    else:
+        deps.output.words(f"revoked key {key['id']} ({key['name']})")
+
+
+def _stored(key: Mapping[str, Any]) -> str:
+    limit = key["stored_bytes_limit"]
+    return f"{key['stored_bytes']:,}" + (f" of {limit:,}" if limit else "")
+
+
+def _state(key: Mapping[str, Any]) -> str:
+    if key["revoked_at"] is not None:
+        return f"revoked {key['revoked_at']:%Y-%m-%d}"
+    return "valid" if key["expires_at"] is None else f"until {key['expires_at']:%Y-%m-%d %H:%M} UTC"

@@ -1,0 +1,400 @@
+"""`nekro mcp`: declare MCP servers, whose tools become methods; and serve the system to MCP hosts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from broker_config.secret_paths import secret_paths
+from broker_config.settings import Settings
+from nekro.cli.command import Deps, add_json, add_user_id, chat_key, positive_number, read_text
+from nekro.cli.exit_codes import ExitCode
+from nekro.cli.running import run_async
+from nekro.cli.services.database import open_database
+from nekro.extensions.mcp.declarations import parse
+from nekro.extensions.mcp.servers import McpServer, Source, file_path, read_servers
+from nekro.extensions.mcp.views import describe_server, secret_warnings
+from nekro_agent.errors import UsageError
+from workers.mcp.answers import answer_question, content_of
+
+__all__ = ["ANSWERS", "Args", "check", "declared", "register", "reply", "run", "show_list", "show_test"]
+
+_EPILOG = """\
+examples:
+  nekro mcp add time --command uvx mcp-server-time
+  nekro mcp add files --file /srv/docs:rw --command npx -y @modelcontextprotocol/server-filesystem /srv/docs
+  nekro mcp add search --env 'API_KEY=${SEARCH_KEY}' --network --command npx -y some-search-server
+  nekro mcp add tracker --url https://mcp.example.org/mcp --header 'Authorization: Bearer ${TRACKER_TOKEN}'
+  nekro mcp add other --declaration @other.json
+  nekro mcp
+  nekro mcp list --json
+  nekro mcp test time
+  nekro mcp remove time
+  nekro mcp answer 3f2a9c1b-5d2e city=Rome
+  nekro mcp decline 3f2a9c1b-5d2e
+  nekro mcp serve
+  nekro mcp serve --chat-key group_1 --user-id ada
+
+A server is the plugin `mcp.NAME`, and each of its tools a method and a Celery task `mcp.NAME.TOOL`. Workers
+have a change within a second. `${NAME}` in arguments, variables, headers and the URL is read from the
+environment of the worker when the server starts; use it for every secret. A server with a command runs in a
+sandbox: without network unless `--network`, and without files of the host besides `--file PATH` (read-only)
+and `--file PATH:rw`. `mcp.json` in the data directory declares servers too, in the form that other hosts use;
+where both declare a name, the file wins.
+
+`test` connects with the server on the worker that uses it, and prints its tools with their signatures and how
+it is confined; it ends with exit code 5 when the server does not work. `--json` prints a list of {name,
+plugin, status, source, is_in_both, transport, declaration, tools, server, protocol, error, listed_at}; `test`
+prints {name, plugin, error, about, confinement, tools}.
+
+`serve` speaks MCP on stdin and stdout, for a host that starts it; logs and errors go to stderr. It serves the
+running system, or its own, until the host closes stdin. Over NEKRO_URL it relays to `/mcp` of that gateway.
+"""
+#: Actions on a question.
+ANSWERS: Final = ("answer", "decline")
+_APPROVALS: Final = {"all": True, "none": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Arguments of `nekro mcp`."""
+
+    action: str
+    name: str | None
+    values: list[str]
+    command: list[str]
+    env: list[str]
+    url: str | None
+    header: list[str]
+    network: bool
+    file: list[str]
+    timeout: float | None
+    approval: list[str]
+    sampling: str | None
+    elicitation: float | None
+    declaration: str | None
+    disabled: bool
+    json: bool
+    chat_key: str | None
+    user_id: str | None
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = _EPILOG
+    parser.add_argument(
+        "action",
+        nargs="?",
+        choices=("list", "add", "test", "remove", "answer", "decline", "serve"),
+        default="list",
+        help="`list` (default); `add` declares a server or replaces its declaration; `test`; `remove`; "
+        "`answer` or `decline` a question of a server; `serve`: be an MCP server on stdin and stdout",
+    )
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="name of the server; answer, decline: id of the question"
+    )
+    parser.add_argument(
+        "values",
+        nargs="*",
+        metavar="FIELD=VALUE",
+        default=[],
+        help="answer: fields of the answer, or the value of the only one",
+    )
+    parser.add_argument(
+        "--command",
+        nargs=argparse.REMAINDER,
+        metavar="COMMAND",
+        default=[],
+        help="add: program that is the server, with its arguments; the last option",
+    )
+    parser.add_argument(
+        "--env", action="append", default=[], metavar="K=V", help="add: variable of the command"
+    )
+    parser.add_argument("--url", metavar="URL", help="add: address of a server with streamable HTTP")
+    parser.add_argument(
+        "--header", action="append", default=[], metavar="K: V", help="add: header of requests to the URL"
+    )
+    parser.add_argument("--network", action="store_true", help="add: give the command the host's network")
+    parser.add_argument(
+        "--file", action="append", default=[], metavar="PATH[:rw]", help="add: path that the command sees"
+    )
+    parser.add_argument(
+        "--timeout", type=positive_number, metavar="SECONDS", help="add: longest call of a tool"
+    )
+    parser.add_argument(
+        "--approval",
+        action="append",
+        default=[],
+        metavar="WHICH",
+        help="add: tools whose calls a person must approve: `all`, `none`, or a pattern of names; the "
+        "default is those that do not declare that they only read",
+    )
+    parser.add_argument(
+        "--sampling",
+        metavar="GROUP",
+        help="add: let the server ask the models of this group (`default`: the agent's), at most 100,000 "
+        "tokens per day",
+    )
+    parser.add_argument(
+        "--elicitation",
+        type=positive_number,
+        metavar="SECONDS",
+        help="add: let the server ask the people of the chat during a call, and wait so long for an answer",
+    )
+    parser.add_argument(
+        "--declaration", metavar="JSON", help="add: the whole entry of mcp.json; @FILE reads it, - is stdin"
+    )
+    parser.add_argument("--disabled", action="store_true", help="add: declare it without using it")
+    parser.add_argument(
+        "--chat-key",
+        metavar="K",
+        default=None,
+        type=chat_key,
+        help="serve: chat in which calls and code run (default: `mcp-local`, or that of the key)",
+    )
+    add_user_id(parser)
+    add_json(parser)
+
+
+def run(args: Args, deps: Deps) -> int:
+    """List, add, test or remove; or serve the local system."""
+    check(args)
+    settings = deps.load_settings()
+    if args.action == "serve":
+        from nekro.cli.services.mcp_server import serve
+
+        run_async(serve(settings, chat_key=args.chat_key, user_id=args.user_id, output=deps.output))
+        return ExitCode.OK
+    if args.action == "add":
+        return run_async(_add(args, deps, settings))
+    if args.action == "test":
+        return _test(args, deps, settings)
+    if args.action == "remove":
+        return run_async(_remove(args, deps, settings))
+    if args.action in ANSWERS:
+        return run_async(_answer(args, deps, settings))
+    servers = run_async(_servers(settings))
+    return show_list([describe_server(server) for server in servers], args, deps)
+
+
+def check(args: Args) -> None:
+    """Return if the arguments fit together.
+
+    Raises:
+        UsageError: they do not.
+    """
+    what = "the question" if args.action in ANSWERS else "the server"
+    if args.action not in ("list", "serve") and not args.name:
+        raise UsageError(f"name {what}: `nekro mcp {args.action} {what.rpartition(' ')[2].upper()}`")
+    if args.values and args.action != "answer":
+        raise UsageError(f"{args.values[0]!r}: only `nekro mcp answer` takes values")
+
+
+def reply(args: Args) -> dict[str, Any]:
+    """Return the answer that the arguments of `answer` or `decline` describe."""
+    if args.action == "decline":
+        return {"action": "decline"}
+    return {"action": "accept", "content": content_of(args.values)}
+
+
+def declared(args: Args) -> dict[str, Any]:
+    """Return the declaration that the arguments of `add` describe.
+
+    Raises:
+        UsageError: they contradict each other, or are not a declaration.
+    """
+    if args.declaration is not None:
+        if args.command or args.url:
+            raise UsageError(
+                "--declaration is the whole declaration; give neither a command nor --url with it"
+            )
+        return _object(args.declaration)
+    if bool(args.command) == bool(args.url):
+        raise UsageError(
+            "give the server's command with --command, or its address with --url: "
+            "`nekro mcp add time --command uvx mcp-server-time`"
+        )
+    own = {
+        "network": args.network or None,
+        "files": dict(_access(text) for text in args.file) or None,
+        "timeout_seconds": args.timeout,
+        "approval": _approval(args.approval) if args.approval else None,
+        "sampling": None if args.sampling is None else {"group": args.sampling},
+        "elicitation_seconds": args.elicitation,
+    }
+    own = {key: value for key, value in own.items() if value is not None}
+    entry: dict[str, Any] = {"command": args.command[0], "args": args.command[1:]} if args.command else {}
+    if args.url:
+        entry["url"] = args.url
+    if args.env:
+        entry["env"] = dict(_pair(text, "=", "--env", "K=V") for text in args.env)
+    if args.header:
+        entry["headers"] = dict(_pair(text, ":", "--header", "'K: V'") for text in args.header)
+    return entry | ({"nekro": own} if own else {})
+
+
+def show_list(listed: Sequence[Mapping[str, Any]], args: Args, deps: Deps) -> int:
+    """Print servers as ``describe_server`` returns them; returns the exit code."""
+    if args.json:
+        deps.output.json(listed)
+    else:
+        rows = [
+            (
+                one["name"],
+                one["status"],
+                one["transport"] or "",
+                str(len(one["tools"])),
+                f"{one['source']}{' (also in the database)' if one['is_in_both'] else ''}",
+                one["error"] or _shown(one),
+            )
+            for one in listed
+        ]
+        deps.output.table(("NAME", "STATUS", "TRANSPORT", "TOOLS", "DECLARED IN", "SERVER OR ERROR"), rows)
+    return ExitCode.PLUGIN if any(one["status"] == "failed" for one in listed) else ExitCode.OK
+
+
+def _shown(one: Mapping[str, Any]) -> str:
+    """Return what a server says about itself, with the number of notes on its tools."""
+    notes = len(one["notes"])
+    more = f"{notes} note{'s' if notes > 1 else ''} on its tools, see `nekro mcp test {one['name']}`"
+    return "; ".join([*([one["server"]] if one["server"] else []), *([more] if notes else [])])
+
+
+def show_test(answer: Mapping[str, Any], args: Args, deps: Deps) -> int:
+    """Print what ``test`` found; returns the exit code."""
+    code = ExitCode.OK if answer["error"] is None else ExitCode.PLUGIN
+    if args.json:
+        deps.output.json(answer)
+        return code
+    if answer["error"] is not None:
+        deps.output.words(f"{answer['name']} does not work: {answer['error']}")
+        return code
+    about = answer["about"]
+    deps.output.words(f"{answer['name']}: {about['name']} {about['version']}, protocol {about['protocol']}")
+    deps.output.words(_confinement(answer["confinement"]))
+    for tool in answer["tools"]:
+        notes = [
+            *(["needs approval"] if tool["requires_approval"] else []),
+            "runs at most once" if tool["runs_once"] else "may run again",
+        ]
+        deps.output.data(f"{tool['method']}{tool['signature']}  # {', '.join(notes)}")
+    for note in answer["notes"]:
+        label = "left out" if note["is_left_out"] else "note"
+        where = f" {note['tool']}" if note["tool"] else ""
+        deps.output.words(f"{label}{where}: {note['reason']}")
+    return code
+
+
+def _confinement(confinement: Mapping[str, Any] | None) -> str:
+    if confinement is None:
+        return "it runs elsewhere; workers send it what code passes to its tools, and the declared headers"
+    if not confinement["isolated"]:
+        return "NOT confined: it runs with the rights of the worker (NEKRO_MCP__ALLOW_UNCONFINED)"
+    files = ", ".join(confinement["files"]) or "none besides its own home"
+    network = "the network of the host" if confinement["network"] else "no network"
+    return (
+        f"confined by bubblewrap: process {confinement['process']}, host user {confinement['user']}, "
+        f"{network}; files: {files}; "
+        f"memory bounded by {confinement['memory']}"
+    )
+
+
+async def _servers(settings: Settings) -> list[McpServer]:
+    async with open_database(settings) as database:
+        return await read_servers(settings, database)
+
+
+async def _add(args: Args, deps: Deps, settings: Settings) -> int:
+    name, entry = args.name or "", declared(args)
+    declaration, is_enabled = parse(name, entry, secrets=secret_paths(settings))
+    async with open_database(settings) as database:
+        async with database.autocommit() as transaction:
+            await transaction.mcp_servers.put(
+                name, json.loads(declaration.to_json()), is_enabled=is_enabled and not args.disabled
+            )
+        servers = {server.name: server for server in await read_servers(settings, database)}
+    server = servers[name]
+    for warning in secret_warnings(name, declaration):
+        deps.output.words(f"warning: {warning}")
+    if server.source is Source.FILE:
+        deps.output.words(f"warning: {file_path(settings)} declares {name} too, and wins")
+    if args.json:
+        deps.output.json(describe_server(server))
+    else:
+        deps.output.words(f"{name}: declared as plugin {server.plugin_key}; `nekro mcp test {name}` tries it")
+    return ExitCode.OK
+
+
+async def _remove(args: Args, deps: Deps, settings: Settings) -> int:
+    name = args.name or ""
+    async with open_database(settings) as database:
+        async with database.autocommit() as transaction:
+            is_removed = await transaction.mcp_servers.remove(name)
+        servers = {server.name for server in await read_servers(settings, database)}
+    if not is_removed:
+        where = f"; {file_path(settings)} declares it, remove it there" if name in servers else ""
+        raise UsageError(f"the database declares no MCP server {name!r}{where}")
+    deps.output.words(f"{name}: removed from all workers within a second")
+    return ExitCode.OK
+
+
+async def _answer(args: Args, deps: Deps, settings: Settings) -> int:
+    async with open_database(settings) as database:
+        call_id = await answer_question(database, args.name or "", reply(args))
+    deps.output.words(f"{args.name}: passed to call {call_id}")
+    return ExitCode.OK
+
+
+def _test(args: Args, deps: Deps, settings: Settings) -> int:
+    from nekro.cli.services.presence import awaited_with_workers
+    from nekro.cli.services.system import CALL_LANES, open_services
+
+    async def work() -> int:
+        async with open_services(settings, command="mcp", lanes=CALL_LANES, output=deps.output) as opened:
+            _, services = opened
+            servers = {server.name: server for server in await read_servers(settings, services.database)}
+            if args.name not in servers:
+                raise UsageError(f"there is no MCP server {args.name!r}; `nekro mcp` lists them")
+            key = servers[args.name].plugin_key
+            lane = services.lanes.lane_of_plugin(key)
+            trial = services.try_mcp_server(key)
+            answer = await awaited_with_workers(trial, lambda: services.app, lane=lane)
+        return show_test(answer, args, deps)
+
+    return run_async(work())
+
+
+def _object(text: str) -> dict[str, Any]:
+    source = "--declaration"
+    if text == "-" or text.startswith("@"):
+        source = text.removeprefix("@")
+        text = read_text(Path(source))
+    try:
+        value = json.loads(text)
+    except ValueError as exc:
+        raise UsageError(f"{source} is not JSON: {exc}") from exc
+    if not isinstance(value, dict):
+        raise UsageError(f'{source} must be an object, such as {{"command": "uvx", "args": […]}}')
+    return value
+
+
+def _pair(text: str, separator: str, option: str, form: str) -> tuple[str, str]:
+    key, found, value = text.partition(separator)
+    if not found or not key.strip():
+        raise UsageError(f"{option} {key!r}: write {form}")
+    return key.strip(), value.strip() if separator == ":" else value
+
+
+def _access(text: str) -> tuple[str, str]:
+    path, _, mode = text.rpartition(":")
+    return (path, mode) if mode in ("ro", "rw") and path else (text, "ro")
+
+
+def _approval(texts: Sequence[str]) -> bool | list[str]:
+    if len(texts) == 1 and texts[0] in _APPROVALS:
+        return _APPROVALS[texts[0]]
+    return list(texts)

@@ -1,0 +1,49 @@
+"""`nekro reset`: stop a chat's rounds, start a new history and run the plugins' reset hooks."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+from nekro.cli.command import Deps, chat_key
+from nekro.cli.running import run_async
+from nekro.cli.services.system import CALL_LANES, open_services
+
+__all__ = ["Args", "register", "run"]
+
+_EPILOG = """\
+examples:
+  nekro reset group_1
+
+The chat's rounds are stopped as by `nekro cancel`, a new history begins (`nekro history --all` still shows
+the old one), and the plugins' reset hooks run. Calls that wait for approval are withdrawn, and approvals for
+the chat or a turn end.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Arguments of `nekro reset`."""
+
+    chat_key: str
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = _EPILOG
+    parser.add_argument("chat_key", metavar="K", type=chat_key, help="chat")
+
+
+def run(args: Args, deps: Deps) -> int:
+    """Reset the chat."""
+    settings = deps.load_settings()
+
+    async def work() -> int:
+        async with open_services(
+            settings, command="reset", lanes=CALL_LANES, output=deps.output, needs_workers=False
+        ) as (_, services):
+            await services.reset_chat(args.chat_key)
+        deps.output.words(f"chat {args.chat_key} was reset")
+        return 0
+
+    return run_async(work())

@@ -1,0 +1,439 @@
+"""The checks of `nekro doctor`: one line per check, with a suggested fix where something is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from broker_config.embedded import EmbeddedRedis, redis_binary, resolve_settings
+from broker_config.redis_endpoint import RedisEndpoint, server_version
+from broker_config.redis_errors import NotPrimaryError
+from broker_config.settings import LLMSettings, Settings
+from broker_config.urls import is_redis, without_password
+from nekro.cli.doctor.check import Check, Verdict
+from nekro.cli.exit_codes import ExitCode
+from nekro.cli.services.ownership import read_running
+from nekro_agent import layout
+from nekro_agent.errors import NekroError, SandboxError, SettingsError, StorageUnavailableError
+from nekro_agent.methods import Lane
+
+if TYPE_CHECKING:
+    from nekro.sandbox.driver import Enforcement
+
+__all__ = ["language_model_check", "run_checks"]
+
+_MIN_REDIS: Final = (6, 2)
+_LOW_DISK_BYTES: Final = 1 << 30
+#: How long an endpoint may take to answer that it is there.
+_ENDPOINT_SECONDS: Final = 5.0
+
+
+async def run_checks(settings: Settings) -> list[Check]:
+    """Run every check; a failed check does not stop the others."""
+    from nekro.cli.doctor.approvals import approval_checks
+    from nekro.cli.doctor.clocks import clock_checks
+    from nekro.cli.doctor.gateway import gateway_checks
+
+    detail = "read; every name known, every value in its bounds"
+    if settings.agent.keep_prompts:
+        days = f"{settings.retention.prompts_days:g} days"
+        detail += f"; what rounds send to the model is stored for {days} (NEKRO_AGENT__KEEP_PROMPTS)"
+    checks = [Check(name="settings", verdict=Verdict.OK, detail=detail), _data_dir(settings)]
+    checks += await asyncio.to_thread(_redis_checks, settings)
+    checks.append(await _database(settings))
+    checks += await clock_checks(settings)
+    checks += await _sandbox(settings)
+    checks.append(_sandbox_packages(settings))
+    checks.append(await asyncio.to_thread(_plugins, settings))
+    checks.append(await asyncio.to_thread(_workers, settings, broken=_is_broken(checks, ExitCode.BROKER)))
+    checks += await asyncio.to_thread(_local_workers, settings)
+    checks.append(await language_model_check(settings))
+    checks += await gateway_checks(settings)
+    checks += await approval_checks(settings)
+    return checks
+
+
+def _is_broken(checks: Sequence[Check], code: ExitCode) -> bool:
+    return any(check.verdict is Verdict.FAILED and check.code is code for check in checks)
+
+
+def _data_dir(settings: Settings) -> Check:
+    directory = settings.data_dir
+    standing = next(path for path in (directory, *directory.parents) if path.exists())
+    try:
+        tempfile.TemporaryFile(dir=standing).close()  # root has each access that `os.access` asks about
+    except OSError as exc:
+        return Check(
+            name="data directory",
+            verdict=Verdict.FAILED,
+            detail=f"{standing} cannot be written to ({exc.strerror})",
+            fix="set NEKRO_DATA_DIR to a writable directory",
+        )
+    free_bytes = shutil.disk_usage(standing).free
+    low = free_bytes < _LOW_DISK_BYTES
+    return Check(
+        name="data directory",
+        verdict=Verdict.WARNING if low else Verdict.OK,
+        detail=f"{directory}, {free_bytes / (1 << 30):.1f} GiB free"
+        + ("" if directory.exists() else " (does not exist yet)"),
+        fix="free disk space" if low else "",
+    )
+
+
+def _redis_checks(settings: Settings) -> list[Check]:
+    if settings.broker.url is None:
+        checks = [_embedded_redis(settings)]
+    elif is_redis(settings.broker.url):
+        checks = [_redis_server(settings, settings.broker.url, name="redis", variable="NEKRO_BROKER__URL")]
+    else:
+        checks = [_other_broker(settings, settings.broker.url)]
+    if settings.results.url is not None and settings.results.url != settings.broker.url:
+        checks.append(
+            _redis_server(settings, settings.results.url, name="results", variable="NEKRO_RESULTS__URL")
+        )
+    return checks
+
+
+def _embedded_redis(settings: Settings) -> Check:
+    try:
+        binary = redis_binary()
+    except NekroError as exc:
+        return Check(name="redis", verdict=Verdict.FAILED, detail=str(exc), code=ExitCode.BROKER)
+    # Not EmbeddedRedis.start: `nekro doctor` starts nothing.
+    state = (
+        "running" if EmbeddedRedis(settings.data_dir).answers() else "started by the commands that need it"
+    )
+    return Check(name="redis", verdict=Verdict.OK, detail=f"embedded ({binary}), {state}")
+
+
+def _redis_server(settings: Settings, url: str, *, name: str, variable: str) -> Check:
+    import redis
+
+    def unsuitable(kind: str) -> Check:
+        return Check(
+            name=name,
+            verdict=Verdict.FAILED,
+            detail=f"{without_password(url)} is {kind}",
+            fix=f"name a primary outside of a cluster in {variable}, or Sentinels (sentinel://)",
+            code=ExitCode.BROKER,
+        )
+
+    try:
+        with RedisEndpoint(settings.broker, url).client() as client:
+            server = client.info()
+    except SettingsError as exc:
+        return Check(name=name, verdict=Verdict.FAILED, detail=str(exc), code=ExitCode.USAGE)
+    except NotPrimaryError:
+        return unsuitable("a replica")
+    except (redis.RedisError, OSError, ValueError) as exc:
+        return Check(
+            name=name,
+            verdict=Verdict.FAILED,
+            detail=f"{without_password(url)} does not answer ({exc})",
+            fix=f"start Redis there, or correct {variable}",
+            code=ExitCode.BROKER,
+        )
+    version = server_version(server)
+    if tuple(int(part) for part in str(server["redis_version"]).split(".")[:2]) < _MIN_REDIS:
+        return Check(
+            name=name,
+            verdict=Verdict.FAILED,
+            detail=f"{without_password(url)} is {version}",
+            fix="use 6.2 or newer",
+            code=ExitCode.BROKER,
+        )
+    if server.get("redis_mode") == "cluster":
+        return unsuitable("part of a Redis Cluster")
+    faults = _redis_faults(server)
+    return Check(
+        name=name,
+        verdict=Verdict.WARNING if faults else Verdict.OK,
+        detail=f"{without_password(url)}, {version}, key prefix {settings.broker.key_prefix!r}"
+        + "".join(f"; {fault}" for fault, _ in faults),
+        fix="; ".join(fix for _, fix in faults),
+    )
+
+
+def _redis_faults(server: dict[str, object]) -> list[tuple[str, str]]:
+    """Return (problem, fix) for each setting of the Redis server that can lose messages."""
+    faults = []
+    policy = str(server.get("maxmemory_policy", "noeviction"))
+    if policy != "noeviction":
+        faults.append((f"evicts keys when full ({policy})", "CONFIG SET maxmemory-policy noeviction"))
+    if not server.get("aof_enabled"):
+        faults.append(("loses queued messages when it restarts", "CONFIG SET appendonly yes"))
+    return faults
+
+
+def _other_broker(settings: Settings, url: str) -> Check:
+    from nekro.cli.services.presence import require_broker
+
+    try:
+        require_broker(settings)
+    except NekroError as exc:
+        return Check(name="broker", verdict=Verdict.FAILED, detail=str(exc), code=ExitCode.BROKER)
+    return Check(name="broker", verdict=Verdict.OK, detail=without_password(url))
+
+
+async def _database(settings: Settings) -> Check:
+    from storage.driver.urls import SQLITE_FILE_NAME
+    from storage.migrate import check
+
+    if settings.database.url is None and not (settings.data_dir / SQLITE_FILE_NAME).exists():
+        # Connecting would create the file.
+        return Check(name="database", verdict=Verdict.OK, detail="SQLite, created by the first command")
+    try:
+        status = await check(settings.database, settings.data_dir)
+    except SettingsError as exc:
+        return Check(name="database", verdict=Verdict.FAILED, detail=str(exc), code=ExitCode.USAGE)
+    if not status.reachable:
+        return Check(
+            name="database",
+            verdict=Verdict.FAILED,
+            detail=f"{status.url} cannot be reached: {status.problem}",
+            fix="start it, or correct NEKRO_DATABASE__URL",
+            code=ExitCode.STORAGE,
+        )
+    where = f"{status.url}, {status.server}"
+    if status.pool_mode is not None:
+        where += f", pool mode {status.pool_mode}"
+    if status.migrated:
+        if status.pool_mode is not None and (fault := await _pooling_fault(settings)):
+            return Check(
+                name="database",
+                verdict=Verdict.FAILED,
+                detail=f"{where}: {fault}",
+                fix="correct pool_mode in NEKRO_DATABASE__URL",
+                code=ExitCode.STORAGE,
+            )
+        newer = f" of a newer version (this one has {status.head})" if status.is_newer else ""
+        return Check(name="database", verdict=Verdict.OK, detail=f"{where}, schema {status.revision}{newer}")
+    return Check(
+        name="database",
+        verdict=Verdict.FAILED,
+        detail=f"{where}, has schema {status.revision or 'none'} and needs {status.head}",
+        fix="run `nekro db upgrade`",
+        code=ExitCode.STORAGE,
+    )
+
+
+async def _pooling_fault(settings: Settings) -> str:
+    """Return why a worker would refuse this PostgreSQL, whose schema is right; "" when it would not."""
+    from storage.engine import Database
+    from storage.schema import require_schema
+
+    try:
+        async with Database(settings.database, settings.data_dir) as database:
+            await require_schema(database)
+    except StorageUnavailableError as exc:
+        return str(exc)
+    return ""
+
+
+async def _sandbox(settings: Settings) -> list[Check]:
+    """Return one check per part of the isolation; a missing part that is optional is a warning."""
+    from nekro.sandbox.drivers.selection import describe
+
+    try:
+        shared_root = layout.shared_dir(settings.data_dir.absolute(), "any").parent
+        capability = await describe(settings.sandbox, shared_root=shared_root)
+    except SandboxError as exc:
+        return [Check(name="sandbox", verdict=Verdict.FAILED, detail=str(exc), code=ExitCode.SANDBOX)]
+    lines = [
+        Check(
+            name=f"sandbox {part.name.removeprefix('sandbox ')}",
+            verdict=Verdict.OK if part.ok else Verdict.FAILED if part.needed else Verdict.WARNING,
+            detail=part.detail,
+            fix="" if part.ok else part.fix,
+            code=ExitCode.SANDBOX,
+        )
+        for part in capability.checks
+    ]
+    lines += [_sandbox_limit(limit) for limit in capability.limits]
+    verdict = Verdict.OK if capability.ok else Verdict.FAILED
+    ran = "ran a sandbox" if capability.ok else "cannot run code here"
+    summary = Check(
+        name="sandbox", verdict=verdict, detail=f"driver {capability.driver} {ran}", code=ExitCode.SANDBOX
+    )
+    return [summary, *lines]
+
+
+def _sandbox_packages(settings: Settings) -> Check:
+    from nekro.sandbox.packages.base import base_root, named_packages
+
+    name = "sandbox packages"
+    if settings.sandbox.python is not None:
+        detail = f"those of {settings.sandbox.python}"
+    else:
+        detail = named_packages(settings.sandbox)
+    if detail:
+        return Check(name=name, verdict=Verdict.OK, detail=detail)
+    return Check(
+        name=name,
+        verdict=Verdict.WARNING,
+        detail=f"none for this Python in {base_root(settings.sandbox)}: code of the model has the standard "
+        "library only",
+        fix="nekro sandbox packages build",
+    )
+
+
+def _sandbox_limit(limit: Enforcement) -> Check:
+    return Check(
+        name=f"sandbox limit {limit.limit}",
+        verdict=Verdict.OK if limit.ok else Verdict.FAILED if limit.required else Verdict.WARNING,
+        detail=f"{limit.by}: {limit.detail}",
+        fix=limit.fix,
+        code=ExitCode.SANDBOX,
+    )
+
+
+def _plugins(settings: Settings) -> Check:
+    from nekro.cli.views.catalogue import load_catalogue
+    from workers.catalogue.entries import PluginStatus
+
+    catalogue = load_catalogue(settings)
+    failed = [plugin for plugin in catalogue.plugins if plugin.status is PluginStatus.FAILED]
+    loaded = len(catalogue.plugins) - len(failed)
+    detail = f"{loaded} loaded with {len(catalogue.registry.enabled())} methods"
+    if catalogue.note:
+        detail += f" ({catalogue.note})"
+    if not failed:
+        return Check(
+            name="plugins",
+            verdict=Verdict.WARNING if catalogue.differences else Verdict.OK,
+            detail="; ".join([detail, *catalogue.differences]),
+            fix="restart the workers that run older files" if catalogue.differences else "",
+        )
+    faults = "; ".join(f"{plugin.key}: {plugin.error}" for plugin in failed)
+    return Check(
+        name="plugins",
+        verdict=Verdict.FAILED,
+        detail=f"{detail}; {len(failed)} failed to load: {faults}",
+        fix="correct the plugin, or take it out of NEKRO_PLUGINS__DIRS",
+        code=ExitCode.PLUGIN,
+    )
+
+
+def _workers(settings: Settings, *, broken: bool) -> Check:
+    if settings.broker.url is None:
+        running = read_running(settings.data_dir)
+        if running is None:
+            return Check(
+                name="workers",
+                verdict=Verdict.OK,
+                detail="none; commands start their own, `nekro up` keeps workers running",
+            )
+        served = sorted(running.lanes)
+        source = f"`nekro {running.command}` (process {running.pid})"
+    elif broken:
+        return Check(name="workers", verdict=Verdict.WARNING, detail="unknown while the broker is down")
+    else:
+        served, source = sorted(_ask_broker(settings)), "the broker"
+    # Without a process of lane `pinned`, those of lane `methods` own the pinned plugins.
+    missing = [lane.value for lane in Lane if lane is not Lane.PINNED and lane.value not in served]
+    return Check(
+        name="workers",
+        verdict=Verdict.WARNING if missing else Verdict.OK,
+        detail=f"{source}: lanes {', '.join(served) or 'none'}",
+        fix="; ".join(f"start `nekro worker --lane {lane}`" for lane in missing),
+    )
+
+
+def _local_workers(settings: Settings) -> list[Check]:
+    from nekro.cli.services.probes import Probe, ask_workers, wanted_of
+
+    try:
+        answers = ask_workers(Probe.READY, wanted_of(settings))
+    except NekroError as exc:
+        return [Check(name="worker probes", verdict=Verdict.WARNING, detail=str(exc))]
+    return [
+        Check(
+            name=f"worker {answer.worker} (process {answer.pid})",
+            verdict=Verdict.OK if answer.ok else Verdict.WARNING,
+            detail="; ".join(answer.faults) or "ready",
+            fix="" if answer.ok else "see the log of this worker; wait until it is ready, or restart it",
+        )
+        for answer in answers
+    ]
+
+
+def _ask_broker(settings: Settings) -> set[str]:
+    from broker_config.app import create_app
+    from nekro.broker.queue_figures import lane_workers
+    from nekro.cli.doctor.clocks import follow_shared_time
+
+    settings = resolve_settings(settings)
+    follow_shared_time(settings)  # workers refuse commands whose time is far from theirs
+    app = create_app(settings)
+    try:
+        return set(lane_workers(app))
+    finally:
+        app.close()
+
+
+async def language_model_check(settings: Settings) -> Check:
+    """Check that the configured model is set up, and that its endpoint answers."""
+    llm = settings.llm
+    if llm.script is not None:
+        found = llm.script.is_file()
+        return Check(
+            name="language model",
+            verdict=Verdict.OK if found else Verdict.FAILED,
+            detail=f"answers from {llm.script}" + ("" if found else ", which is not a file"),
+            fix="" if found else "correct NEKRO_LLM__SCRIPT",
+            code=ExitCode.USAGE,
+        )
+    if llm.base_url is None:
+        return Check(
+            name="language model",
+            verdict=Verdict.WARNING,
+            detail="none; `nekro exec` and `nekro call` work without one, rounds need one",
+            fix="set NEKRO_LLM__BASE_URL and NEKRO_LLM__MODEL",
+        )
+    if not llm.model:
+        return Check(
+            name="language model",
+            verdict=Verdict.FAILED,
+            detail=f"{llm.base_url} without a model name",
+            fix="set NEKRO_LLM__MODEL",
+            code=ExitCode.USAGE,
+        )
+    return await _endpoint(settings.llm)
+
+
+async def _endpoint(llm: LLMSettings) -> Check:
+    """Ask for the list of models: any response shows that something serves HTTP there."""
+    import httpx
+
+    from nekro.agent.llm.protocols import PROTOCOLS
+    from nekro_client.answer_limits import limited
+
+    protocol = PROTOCOLS[llm.protocol]
+    where = f"{llm.model} at {without_password(llm.base_url or '')}, protocol {protocol.name}"
+    key = llm.api_key.get_secret_value() if llm.api_key else ""
+    try:
+        async with httpx.AsyncClient(
+            timeout=_ENDPOINT_SECONDS, proxy=llm.proxy, event_hooks=limited()
+        ) as client:
+            url = protocol.models_url(llm.base_url or "")
+            status = (await client.get(url, headers=protocol.headers(key))).status_code
+    except (httpx.HTTPError, httpx.InvalidURL) as exc:
+        return Check(
+            name="language model",
+            verdict=Verdict.FAILED,
+            detail=f"{where} is unreachable: {type(exc).__name__} {exc}".replace(key or "\0", "***").rstrip(),
+            fix="start the endpoint, or correct NEKRO_LLM__BASE_URL; `nekro models test` asks it a question",
+            code=ExitCode.LLM,
+        )
+    if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        return Check(
+            name="language model",
+            verdict=Verdict.WARNING,
+            detail=f"{where} refuses the key (status {status})",
+            fix="set NEKRO_LLM__API_KEY",
+        )
+    detail = f"{where}; `nekro models test` shows the parameters that it refuses"
+    return Check(name="language model", verdict=Verdict.OK, detail=detail)

@@ -1,0 +1,310 @@
+"""Entry point of `nekro`: parse, run one command, turn an error into one line and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+
+from nekro.base.release import release
+
+if TYPE_CHECKING:
+    from broker_config.settings import Settings
+    from nekro.cli.command import CommandModule, Deps
+    from nekro.cli.output import Output
+
+__all__ = ["ANYWHERE", "COMMANDS", "OVER_GATEWAY", "Command", "build_parser", "main"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One command of `nekro`; its module is imported only when the command is used, which keeps help fast."""
+
+    name: str
+    summary: str
+    #: Whether ``EXEC_CODES`` replace some exit codes (see ``nekro.cli.exit_codes``): only for `exec`.
+    own_codes: bool = False
+
+    @property
+    def module(self) -> CommandModule:
+        """The module that declares and runs the command."""
+        return cast("CommandModule", importlib.import_module(f"nekro.cli.commands.{self.name}"))
+
+    def runner(self, data_dir: Path | None) -> Callable[[Any, Deps], int]:
+        """Return what runs the command: here, or over the gateway that ``NEKRO_URL`` names.
+
+        Args:
+            data_dir: as ``--data-dir``.
+
+        Raises:
+            UsageError: ``NEKRO_URL`` is set, and the command works on its own host only.
+        """
+        url = os.environ.get("NEKRO_URL")
+        if not url or self.name in ANYWHERE:
+            return self.module.run
+        if self.name not in OVER_GATEWAY:
+            from nekro_agent.errors import UsageError
+
+            raise UsageError(
+                f"`nekro {self.name}` works on this host only, and NEKRO_URL names the gateway {url}; "
+                "unset NEKRO_URL to run it here"
+            )
+        if data_dir is not None:
+            os.environ["NEKRO_DATA_DIR"] = str(data_dir)  # where the client finds the key of a gateway here
+        module = importlib.import_module(f"nekro.cli.remote.{self.name}")
+        return cast("Callable[[Any, Deps], int]", module.run)
+
+
+COMMANDS: Final = (
+    Command(name="demo", summary="run a scripted tour on services of its own and check its results"),
+    Command(name="up", summary="run everything on this machine, in the foreground"),
+    Command(name="worker", summary="run one worker process, on any host"),
+    Command(name="gateway", summary="serve the HTTP API"),
+    Command(name="keys", summary="create, list and revoke keys of the HTTP API"),
+    Command(
+        name="exec",
+        summary="run a file in the sandbox, as code of the LLM runs",
+        own_codes=True,
+    ),
+    Command(name="call", summary="call one plugin method through the queue"),
+    Command(name="command", summary="run a command of a plugin, or answer one; list them"),
+    Command(name="chat", summary="talk to the agent"),
+    Command(name="send", summary="send one message into a chat, as a user"),
+    Command(name="history", summary="show the messages and the rounds of a chat"),
+    Command(name="tail", summary="show the events of a chat as they happen"),
+    Command(name="trace", summary="show one turn: rounds, model, code, calls, output"),
+    Command(name="cancel", summary="stop what the agent is doing in a chat"),
+    Command(name="reset", summary="reset a chat: start a new history, run the plugins' reset hooks"),
+    Command(
+        name="jobs",
+        summary="list, watch and cancel background jobs, downloads and detached calls",
+    ),
+    Command(name="approvals", summary="list calls that wait for approval, and decide on them"),
+    Command(name="files", summary="list, get and put the files of a chat"),
+    Command(name="timers", summary="list, pause, resume and delete timers"),
+    Command(name="methods", summary="list the methods that code may call"),
+    Command(name="plugins", summary="list plugins and their errors; create a new one; purge data"),
+    Command(name="models", summary="list and test model groups; choose that of a chat; write its summary"),
+    Command(name="costs", summary="show what was spent, and what is left of budgets"),
+    Command(name="mcp", summary="declare MCP servers, whose tools are methods; serve an MCP host"),
+    Command(name="sandbox", summary="list, build, add and remove the packages that sandboxes can import"),
+    Command(name="doctor", summary="check settings, Redis, database, sandbox and plugins"),
+    Command(name="dead", summary="list, show, retry or drop dead letters"),
+    Command(name="db", summary="migrate the database"),
+    Command(name="flower", summary="watch tasks and workers in a browser"),
+    Command(name="metrics", summary="show the metrics of the fleet, or serve them to Prometheus"),
+    Command(name="completion", summary="print the script that completes `nekro` in a shell"),
+    Command(name="bench", summary="measure the call path in comparison with other systems"),
+)
+
+#: Commands with a module in ``nekro.cli.remote`` too.
+OVER_GATEWAY: Final = frozenset(
+    {
+        "approvals", "call", "cancel", "chat", "command", "costs", "dead", "doctor", "exec", "files",
+        "history", "jobs", "keys", "mcp", "methods", "plugins", "reset", "send", "tail", "timers",
+        "trace",
+    }
+)  # fmt: skip
+#: Commands that need no system.
+ANYWHERE: Final = frozenset({"completion"})
+
+#: Allocations that trigger a garbage collection in a command; a worker sets its own.
+_GARBAGE_THRESHOLD: Final = 50_000
+
+_EPILOG = """\
+Settings are environment variables NEKRO_… or lines of ./.env; `nekro doctor --settings` lists them.
+With NEKRO_URL and NEKRO_KEY commands work over the gateway of a fleet. Without NEKRO_KEY they use the local
+key, secrets/api.key of the data directory, for a gateway on this host.
+
+Exit codes: 0 done; 1 a check failed, or an internal error; 2 command line or setting wrong; 3 broker;
+4 database; 5 a plugin failed to load; 6 a method call or a job failed; 7 no sandbox; 12 no language model,
+or a turn failed; 13 a process did not start; 130 Ctrl-C. `nekro exec` returns the stop type of the run.
+"""
+
+
+class WrongUsage(Exception):
+    """The command line is wrong; raised by ``LazyParser`` and reported by ``main``."""
+
+    def __init__(self, message: str, *, command: Command | None, hint: str = "") -> None:
+        super().__init__(message)
+        self.command = command
+        self.hint = hint
+
+
+class LazyParser(argparse.ArgumentParser):
+    """A parser that imports its command's module when it parses, and raises ``WrongUsage``."""
+
+    command: Command | None = None
+    _registered = False
+
+    def declare(self) -> None:
+        """Make the command's module add its arguments, once."""
+        if self.command is not None and not self._registered:
+            self._registered = True
+            self.command.module.register(self)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Declare the command's arguments, then parse."""
+        self.declare()
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the error with a pointer to the help."""
+        raise WrongUsage(message, command=self.command, hint=f"`{self.prog} --help` shows the usage.")
+
+
+def build_parser() -> LazyParser:
+    """Return the parser of the whole command line; commands are not imported yet."""
+    parser = LazyParser(
+        prog="nekro",
+        description="Run Nekro Agent plugins on workers, called by code in a sandbox.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"nekro-workers {release()}")
+    _add_global_options(parser, default=None)
+    # Not `required`: a bare `nekro` prints the help instead of an error.
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=LazyParser)
+    for command in COMMANDS:
+        sub = commands.add_parser(
+            command.name,
+            help=command.summary,
+            description=f"{command.summary[0].upper()}{command.summary[1:]}.",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        sub.command = command
+        _add_global_options(sub, default=argparse.SUPPRESS)
+        sub.set_defaults(entry=command)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    # Imports make many objects that stay; scanning them again and again takes a fifth of a short command.
+    gc.set_threshold(_GARBAGE_THRESHOLD)
+    try:
+        return _main(sys.argv[1:] if argv is None else list(argv))
+    except BrokenPipeError:
+        from nekro.cli.exit_codes import ExitCode
+        from nekro.cli.output import Output
+
+        Output().abandon_stdout()
+        return ExitCode.BROKEN_PIPE
+
+
+def _main(arguments: Sequence[str]) -> int:
+    """Parse and run; every error becomes one line, with ``--json`` also an object, and an exit code."""
+    parser = build_parser()
+    entry: Command | None = None
+    output: Output | None = None
+    try:
+        namespace = _parse(parser, arguments)
+        entry = getattr(namespace, "entry", None)
+        if entry is None:
+            parser.print_help(sys.stderr)
+            return _usage_code(None)
+        output = _output(debug=bool(namespace.debug), json_errors=getattr(namespace, "json", False))
+        return _run(entry, namespace, output)
+    except (BrokenPipeError, SystemExit, GeneratorExit):
+        raise
+    except BaseException as exc:
+        # The edge of the process. Without parsed arguments, only their text says what to print.
+        options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+        output = output or _output(debug="--debug" in options, json_errors="--json" in options)
+        return _refuse(exc, output) if isinstance(exc, WrongUsage) else _report(exc, entry, output)
+
+
+def _output(*, debug: bool, json_errors: bool) -> Output:
+    # Imported here, so that the help is fast.
+    from nekro.cli.output import Output
+
+    return Output(debug=debug, json_errors=json_errors)
+
+
+def _refuse(wrong: WrongUsage, output: Output) -> int:
+    from nekro_agent.errors import UsageError
+
+    output.error(UsageError(str(wrong)))
+    if wrong.hint:
+        output.words(wrong.hint)
+    return _usage_code(wrong.command)
+
+
+def _parse(parser: LazyParser, arguments: Sequence[str]) -> argparse.Namespace:
+    namespace: argparse.Namespace
+    namespace, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        command = getattr(namespace, "entry", None)
+        usage = parser.prog if command is None else f"{parser.prog} {command.name}"
+        raise WrongUsage(
+            f"unrecognized arguments: {' '.join(unknown)}",
+            command=command,
+            hint=f"`{usage} --help` shows the usage.",
+        )
+    return namespace
+
+
+def _run(entry: Command, namespace: argparse.Namespace, output: Output) -> int:
+    from nekro.cli.command import Deps, args_from
+    from nekro.cli.logs import configure_logs
+
+    configure_logs(debug=output.debug)
+    deps = Deps(
+        output=output, data_dir=namespace.data_dir, load_settings=lambda: _load_settings(namespace.data_dir)
+    )
+    module = entry.module
+    return entry.runner(namespace.data_dir)(args_from(module.Args, namespace), deps)
+
+
+def _report(error: BaseException, entry: Command | None, output: Output) -> int:
+    from nekro.cli.exit_codes import EXEC_CODES, exit_code_of
+    from nekro.cli.output import PartialError
+
+    partial = error if isinstance(error, PartialError) else None
+    error, result = (error, {}) if partial is None else (partial.error, partial.result)
+    output.error(error, result=result)
+    code = exit_code_of(error)
+    return EXEC_CODES.get(code, code) if entry is not None and entry.own_codes else code
+
+
+def _load_settings(data_dir: Path | None) -> Settings:
+    from broker_config.settings import Settings
+
+    return Settings.load(**({} if data_dir is None else {"data_dir": data_dir}))
+
+
+def _add_global_options(parser: argparse.ArgumentParser, *, default: Any) -> None:
+    """Declare the options of every command, accepted before or after its name."""
+    group = parser.add_argument_group("global options")
+    group.add_argument(
+        "--data-dir",
+        metavar="DIR",
+        type=Path,
+        default=default,
+        help="root of everything kept on disk (env NEKRO_DATA_DIR, default ./data)",
+    )
+    group.add_argument(
+        "--debug",
+        action="store_true",
+        default=default,
+        help="show tracebacks and the logs of this process",
+    )
+
+
+def _usage_code(command: Command | None) -> int:
+    from nekro.cli.exit_codes import EXEC_CODES, ExitCode
+
+    own = command is not None and command.own_codes
+    return EXEC_CODES[ExitCode.USAGE] if own else ExitCode.USAGE
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

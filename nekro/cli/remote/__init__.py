@@ -1,0 +1,2 @@
+"""The commands that work over a gateway: one module per command, chosen by `NEKRO_URL` in
+``nekro.cli.main``."""

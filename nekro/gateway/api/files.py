@@ -1,0 +1,226 @@
+"""Files of chats: listed, stored, served and removed.
+
+The path of a file comes from an id that a gateway made (``workers.chats.file_ids``); files are opened below
+the chat's areas without following links, because sandboxed code can plant some.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from http import HTTPStatus
+from typing import Annotated, BinaryIO, Final, Literal, TypeVar
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import RootModel
+
+from nekro.gateway.access.stored_bytes import KeyFiles, file_removed
+from nekro.gateway.dependencies import ChatKey, IdentityDep, PathText, ServicesDep
+from nekro.gateway.forms import BYTES_BODY, FILES_BODY, digest_of, open_body, open_form, store_files
+from nekro.gateway.idempotency import once_of
+from nekro.gateway.identity import Scope
+from nekro.gateway.parts import file_info
+from nekro.gateway.problems import ProblemError
+from nekro.gateway.routing import KeyedRoute
+from nekro.gateway.served_files import etag_of, file_response
+from nekro_agent.errors import NotFoundError, UsageError
+from nekro_agent.files.area_access import safe_basename
+from nekro_agent.files.media_types import HEAD_BYTES, content_type
+from nekro_agent.ports import ChatInfo
+from nekro_agent.tools.path_convertor import PathLocation
+from nekro_client.models import FileInfo, Page
+from workers.chats.attachments import Attachment
+from workers.chats.file_ids import FileRef
+from workers.chats.files import ChatFile, ChatFiles
+from workers.composition import Services
+
+__all__ = ["router", "serve_file"]
+
+router = APIRouter(route_class=KeyedRoute, tags=["files"])
+T = TypeVar("T")
+_Stored = RootModel[list[FileInfo]]
+_PRIVATE: Final = {"Cache-Control": "private, no-cache"}
+
+
+@router.get("/chats/{chat_key}/files")
+async def list_files(
+    chat_key: ChatKey,
+    services: ServicesDep,
+    identity: IdentityDep,
+    *,
+    area: Literal["uploads", "shared"] | None = None,
+    cursor: Annotated[str | None, Query(max_length=8192)] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> Page[FileInfo]:
+    """List the files of a chat in the order of their paths; ``area``: only those of one area."""
+    identity.require(Scope.READ, chat_key=chat_key)
+    files = services.files_of(await known_chat(services, chat_key))
+    locations = [PathLocation(area)] if area else []
+    after = services.file_ids.read(chat_key, cursor).path if cursor else ""
+
+    def page() -> tuple[list[Attachment], bool]:
+        found = (file for file in files.list(*locations) if file.path > after)
+        first = sorted(found, key=lambda file: file.path)[: limit + 1]
+        return [_listed(files, file) for file in first[:limit]], len(first) > limit
+
+    found, has_more = await asyncio.to_thread(page)
+    items = [file_info(services.file_ids, chat_key, file) for file in found]
+    return Page(items=items, next_cursor=items[-1].id if has_more else None)
+
+
+@router.put(
+    "/chats/{chat_key}/files/{name}",
+    status_code=HTTPStatus.CREATED,
+    openapi_extra={"requestBody": BYTES_BODY},
+)
+async def put_file(
+    chat_key: ChatKey,
+    name: PathText,
+    request: Request,
+    response: Response,
+    services: ServicesDep,
+    identity: IdentityDep,
+) -> FileInfo:
+    """Store the body as a file in the chat's uploads; the same content again has no effect.
+
+    409: another file has the name. 507: the chat's uploads, or the quota of the key, have no space for it.
+    """
+    identity.require(Scope.POST, chat_key=chat_key)
+    if safe_basename(name) != name or name.startswith("."):
+        raise UsageError(f"{name!r} is not a plain file name")
+    async with open_body(request, services) as body:
+        stored = await KeyFiles(services, identity, chat_key).add(name, body, numbers=False)
+    info = file_info(services.file_ids, chat_key, stored)
+    response.headers["Location"] = info.url
+    return info
+
+
+@router.post(
+    "/chats/{chat_key}/files",
+    status_code=HTTPStatus.CREATED,
+    response_model=list[FileInfo],
+    openapi_extra={"requestBody": FILES_BODY},
+)
+async def post_files(
+    chat_key: ChatKey, request: Request, services: ServicesDep, identity: IdentityDep
+) -> Response:
+    """Store the files of a ``multipart/form-data`` body; a name in use gets a number."""
+    identity.require(Scope.POST, chat_key=chat_key)
+
+    async with open_form(request, services) as form:
+        if not form.files:
+            detail = "the body has no file; send files as multipart/form-data, or PUT one below its name"
+            raise ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", detail)
+
+        async def work() -> _Stored:
+            stored = await store_files(KeyFiles(services, identity, chat_key), form.files)
+            return _Stored([file_info(services.file_ids, chat_key, file) for file in stored])
+
+        once = await once_of(request, body=await digest_of(form.files))
+        return await once.run(work, status=HTTPStatus.CREATED)
+
+
+@router.head("/chats/{chat_key}/files/{file_id}", response_class=Response, include_in_schema=False)
+@router.get("/chats/{chat_key}/files/{file_id}", response_class=Response)
+async def get_file(
+    chat_key: ChatKey,
+    file_id: PathText,
+    request: Request,
+    services: ServicesDep,
+    identity: IdentityDep,
+) -> Response:
+    """Return the content of a file, or the range that is asked for. 410: it was replaced by another."""
+    identity.require(Scope.READ, chat_key=chat_key)
+    return await serve_file(services, chat_key, services.file_ids.read(chat_key, file_id), request)
+
+
+@router.delete("/chats/{chat_key}/files/{file_id}", status_code=HTTPStatus.NO_CONTENT)
+async def delete_file(
+    chat_key: ChatKey, file_id: PathText, services: ServicesDep, identity: IdentityDep
+) -> None:
+    """Remove a file. Messages keep its name."""
+    identity.require(Scope.POST, chat_key=chat_key)
+    ref = services.file_ids.read(chat_key, file_id)
+    files = services.files_of(await known_chat(services, chat_key))
+
+    def remove() -> None:
+        with files.open(ref.path) as file:
+            _refuse_other_version(ref, os.fstat(file.fileno()))
+        files.remove(ref.path)
+
+    await _found(remove)
+    await file_removed(services, chat_key, ref.path)
+
+
+async def serve_file(services: Services, chat_key: str, ref: FileRef, request: Request) -> Response:
+    """Return the answer with a file of a chat.
+
+    Raises:
+        NotFoundError: the chat or the file does not exist.
+        ProblemError: 410, the content has changed since the id was made.
+    """
+    files = services.files_of(await known_chat(services, chat_key))
+    opened = ExitStack()
+    try:
+        file, info, head = await _found(lambda: _open(files, ref, opened))
+        name = ref.path.rpartition("/")[2]
+        return file_response(
+            request,
+            file,
+            opened,
+            name=name,
+            media_type=content_type(name, head),
+            size=info.st_size,
+            etag=etag_of(size_bytes=info.st_size, modified_ns=info.st_mtime_ns),
+            headers=_PRIVATE,
+        )
+    except BaseException:
+        opened.close()
+        raise
+
+
+async def known_chat(services: Services, chat_key: str) -> ChatInfo:
+    """Return a chat that exists.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    async with services.database.read() as transaction:
+        chat = await transaction.chats.find(chat_key)
+    if chat is None:
+        raise NotFoundError(f"there is no chat {chat_key!r}")
+    return chat
+
+
+def _open(files: ChatFiles, ref: FileRef, opened: ExitStack) -> tuple[BinaryIO, os.stat_result, bytes]:
+    file = opened.enter_context(files.open(ref.path))
+    info = os.fstat(file.fileno())
+    _refuse_other_version(ref, info)
+    return file, info, file.read(HEAD_BYTES)
+
+
+def _refuse_other_version(ref: FileRef, info: os.stat_result) -> None:
+    if ref.modified_ns not in (None, info.st_mtime_ns):
+        raise ProblemError(HTTPStatus.GONE, "file_changed", "the file was replaced; list the files again")
+
+
+async def _found(work: Callable[[], T]) -> T:
+    """Do something with a file on a thread; a file that cannot be opened any more does not exist."""
+    try:
+        return await asyncio.to_thread(work)
+    except (UsageError, NotFoundError) as exc:
+        raise NotFoundError("the chat has no such file") from exc
+
+
+def _listed(files: ChatFiles, file: ChatFile) -> Attachment:
+    name = file.path.rpartition("/")[2]
+    return Attachment(
+        kind="file",
+        path=file.path,
+        name=name,
+        media_type=files.type_of(file.path),
+        size_bytes=file.size_bytes,
+        modified_ns=file.modified_ns,
+    )

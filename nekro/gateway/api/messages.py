@@ -1,0 +1,170 @@
+"""Messages of chats, and their reset."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from typing import Annotated, Final, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse
+
+from nekro.gateway.access.stored_bytes import KeyFiles
+from nekro.gateway.dependencies import ChatKey, HubDep, IdentityDep, ServicesDep
+from nekro.gateway.forms import MESSAGE_BODY, open_message, store_files
+from nekro.gateway.idempotency import OnceDep, once_of
+from nekro.gateway.identity import Scope
+from nekro.gateway.messages import post_message as post_to_chat
+from nekro.gateway.messages import sender_of
+from nekro.gateway.parts import stored_content
+from nekro.gateway.routing import KeyedRoute
+from nekro.gateway.streams.hub import EventHub, SlowReaderError
+from nekro.gateway.streams.turn_tree import read_turn
+from nekro.gateway.streams.turns import turn_end
+from nekro.gateway.views import message_answer, stopped_round
+from nekro.gateway.web.paging import Cursor, Limit, cursor_of, number_of
+from nekro.gateway.web.responses import JsonAnswer
+from nekro_agent.errors import NotFoundError
+from nekro_agent.ports import IncomingMessage
+from nekro_client.models import Message, Page, PostedMessage, Reset
+from workers.composition import Services
+from workers.rounds.stop import StoppedRounds
+
+__all__ = ["MOST_WAIT_SECONDS", "router"]
+
+#: Longest wait for the end of a turn.
+MOST_WAIT_SECONDS: Final = 300
+
+router = APIRouter(route_class=KeyedRoute, tags=["messages"])
+
+
+@router.post(
+    "/chats/{chat_key}/messages",
+    status_code=HTTPStatus.ACCEPTED,
+    response_model=PostedMessage,
+    openapi_extra={"requestBody": MESSAGE_BODY},
+)
+async def post_message(
+    chat_key: ChatKey,
+    request: Request,
+    services: ServicesDep,
+    identity: IdentityDep,
+    hub: HubDep,
+    wait: Annotated[
+        float, Query(ge=0, le=MOST_WAIT_SECONDS, description="Seconds to wait for the end of the turn.")
+    ] = 0,
+) -> Response:
+    """Post a person's message, which starts a turn; a new chat begins with it.
+
+    The body is JSON, or `multipart/form-data` with the files of the message and its other fields. With
+    `wait` the answer has the whole turn, and status 200, if the turn ends in time; that needs the scope
+    `read` too.
+    """
+    identity.require(Scope.POST, chat_key=chat_key)
+    if wait:
+        identity.require(Scope.READ)
+    async with open_message(request, services) as posted:
+        user_id = sender_of(identity, posted.body.user_id)
+        once = await once_of(request, body=posted.digest)
+
+        async def work() -> PostedMessage:
+            files = await store_files(KeyFiles(services, identity, chat_key), posted.files)
+            content = await stored_content(services, identity, chat_key, posted.parts, files=files)
+            message = IncomingMessage(
+                chat_key=chat_key,
+                text=content.text,
+                user_id=user_id,
+                user_name=posted.body.user_name or user_id,
+                is_tome=posted.body.to_agent,
+                content_data=content.segments,
+            )
+            return await post_to_chat(services, identity, message, once=once.name)
+
+        answer = await once.run(work, status=HTTPStatus.ACCEPTED)
+    return await _with_turn(answer, services, hub, seconds=wait) if wait else answer
+
+
+@router.get("/chats/{chat_key}/messages")
+async def list_messages(
+    chat_key: ChatKey,
+    services: ServicesDep,
+    identity: IdentityDep,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    order: Literal["desc", "asc"] = "desc",
+    with_past: Annotated[bool, Query()] = False,
+) -> Page[Message]:
+    """List messages, the newest first; ``with_past`` adds those from before the last reset.
+
+    ``order=asc`` lists all messages, the oldest first, also those from before resets.
+    """
+    identity.require(Scope.READ, chat_key=chat_key)
+    position = None if cursor is None else number_of(cursor)
+    async with services.database.read() as transaction:
+        if await transaction.chats.find(chat_key) is None:
+            raise NotFoundError(f"there is no chat {chat_key!r}")
+        messages = transaction.messages
+        if order == "asc":
+            rows = await messages.after(chat_key, sequence=position or 0, limit=limit)
+        else:
+            rows = await messages.newest(chat_key, limit=limit, before=position, with_past=with_past)
+            rows.reverse()
+    more = cursor_of(rows[-1].sequence) if len(rows) == limit else None
+    return Page(items=[message_answer(row, services.file_ids) for row in rows], next_cursor=more)
+
+
+@router.post("/chats/{chat_key}/reset", response_model=Reset)
+async def reset_chat(
+    chat_key: ChatKey, services: ServicesDep, identity: IdentityDep, once: OnceDep
+) -> Response:
+    """Stop the rounds of a chat, begin a new conversation, and run the plugins' reset hooks."""
+    identity.require(Scope.POST, chat_key=chat_key)
+
+    async def work() -> Reset:
+        return _stopped(await services.reset_chat(chat_key))
+
+    return await once.run(work)
+
+
+@router.post("/chats/{chat_key}/cancel", response_model=Reset)
+async def cancel_chat(
+    chat_key: ChatKey,
+    services: ServicesDep,
+    identity: IdentityDep,
+    once: OnceDep,
+    wait: Annotated[float, Query(ge=0, le=60, description="seconds until it has stopped")] = 10,
+) -> Response:
+    """Cancel the waiting rounds of a chat and stop its running one."""
+    identity.require(Scope.POST, chat_key=chat_key)
+
+    async def work() -> Reset:
+        reason = "cancelled on request"
+        return _stopped(await services.stopper.stop(chat_key, reason=reason, wait_seconds=wait))
+
+    return await once.run(work)
+
+
+def _stopped(rounds: StoppedRounds) -> Reset:
+    return Reset(
+        cancelled=[stopped_round(row) for row in rounds.cancelled],
+        stopped=[stopped_round(row) for row in rounds.stopped],
+        still_running=[stopped_round(row) for row in rounds.still_running],
+    )
+
+
+async def _with_turn(
+    answer: JSONResponse, services: Services, hub: EventHub, *, seconds: float
+) -> JSONResponse:
+    """Return the answer with the turn if it ends in time; else the answer."""
+    # Pydantic's parser of JSON refuses lone surrogates, which the message may contain.
+    posted = PostedMessage.model_validate(json.loads(bytes(answer.body)))
+    if posted.turn_id is None:
+        return answer
+    try:
+        ended = await turn_end(hub, services.database, posted.turn_id, seconds=seconds)
+    except SlowReaderError:
+        return answer
+    turn = await read_turn(services, posted.turn_id)
+    if ended is None and turn.finished_at is None:
+        return answer
+    return JsonAnswer(posted.model_copy(update={"turn": turn}).model_dump(mode="json"))

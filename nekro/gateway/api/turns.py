@@ -1,0 +1,155 @@
+"""Turns: the whole tree of one, and its cancellation; the rounds of a chat."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query, Request, Response
+
+from nekro.gateway.dependencies import ChatKey, IdentityDep, PathText, ServicesDep
+from nekro.gateway.idempotency import OnceDep
+from nekro.gateway.identity import Identity, Scope
+from nekro.gateway.replays import replay_turn as replay_in_new_chat
+from nekro.gateway.routing import KeyedRoute
+from nekro.gateway.streams.turn_tree import read_call, read_rounds, read_turn
+from nekro.gateway.web.paging import Cursor, Limit, cursor_of, number_of
+from nekro_agent.durations import CLOSE_STEP_SECONDS
+from nekro_agent.errors import NotFoundError
+from nekro_client.models import Call, Page, ReplayedTurn, ReplayTurnBody, Round, Turn, TurnState
+from storage.repositories.rounds import Round as RoundRow
+from workers.composition import Services
+
+__all__ = ["router"]
+
+router = APIRouter(route_class=KeyedRoute, tags=["turns"])
+
+#: The Python client up to release 0.2. Its `turns.wait` would not return while a person has to decide.
+_FORMER_CLIENT: Final = "nekro-client"
+#: Fields of a turn that only a key which may read the chat sees.
+_NO_CONTENT: Final[dict[str, Any]] = {
+    "error": None,
+    "rounds": [],
+    "messages": [],
+    "jobs": [],
+    "following": [],
+}
+
+
+@router.get("/turns/{turn_id}")
+async def get_turn(
+    turn_id: PathText,
+    request: Request,
+    services: ServicesDep,
+    identity: IdentityDep,
+    values: Annotated[
+        bool, Query(description="Whether calls have their arguments and results; they may be large.")
+    ] = True,
+    prompts: Annotated[
+        bool,
+        Query(description="Whether rounds have what was sent to the model, if it is kept; needs `admin`."),
+    ] = False,
+) -> Turn:
+    """Return a turn: rounds with requests, code, output and calls; messages; jobs."""
+    await _first_round(services, identity, turn_id, Scope.READ)
+    if prompts:
+        identity.require(Scope.ADMIN)
+    turn = await read_turn(services, turn_id, with_values=values, with_prompts=prompts)
+    if turn.waits_for and request.headers.get("user-agent") == _FORMER_CLIENT:
+        return turn.model_copy(update={"state": TurnState.DONE})
+    return turn
+
+
+@router.get("/turns/{turn_id}/calls/{call_id}")
+async def get_call(
+    turn_id: PathText, call_id: PathText, services: ServicesDep, identity: IdentityDep
+) -> Call:
+    """Return a call of a turn, with its arguments and its result."""
+    await _first_round(services, identity, turn_id, Scope.READ)
+    return await read_call(services, turn_id, call_id)
+
+
+@router.get("/chats/{chat_key}/rounds")
+async def list_rounds(
+    chat_key: ChatKey,
+    services: ServicesDep,
+    identity: IdentityDep,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> Page[Round]:
+    """List the rounds of a chat, the newest first; their calls have no arguments and values."""
+    identity.require(Scope.READ, chat_key=chat_key)
+    before = None if cursor is None else number_of(cursor)
+    async with services.database.read() as transaction:
+        if await transaction.chats.find(chat_key) is None:
+            raise NotFoundError(f"there is no chat {chat_key!r}")
+    found = await read_rounds(services.database, chat_key, limit=limit, before=before)
+    more = cursor_of(found[-1][0]) if len(found) == limit else None
+    return Page(items=[item for _, item in found], next_cursor=more)
+
+
+@router.post("/turns/{turn_id}/cancel", response_model=Turn)
+async def cancel_turn(
+    turn_id: PathText, services: ServicesDep, identity: IdentityDep, once: OnceDep
+) -> Response:
+    """Cancel the waiting and running rounds of a turn, and only of that one; returns it as it is then.
+
+    Calls of the turn that wait for approval are withdrawn, and a turn that waited for them is then cancelled,
+    although its rounds have ended. A running round whose worker
+    does not answer within seconds ends later. A turn that has ended, or that a round of another turn answers,
+    stays as it is. A key without the scope `read` gets its state and times only.
+    """
+    first = await _first_round(services, identity, turn_id, Scope.POST)
+
+    async def work() -> Turn:
+        await services.stopper.stop(
+            first.chat_key,
+            reason="cancelled on request",
+            wait_seconds=CLOSE_STEP_SECONDS,
+            turn_id=turn_id,
+        )
+        turn = await read_turn(services, turn_id)
+        return turn if Scope.READ in identity.scopes else turn.model_copy(update=_NO_CONTENT)
+
+    return await once.run(work)
+
+
+@router.post("/turns/{turn_id}/replay", status_code=HTTPStatus.CREATED, response_model=ReplayedTurn)
+async def replay_turn(
+    turn_id: PathText, body: ReplayTurnBody, services: ServicesDep, identity: IdentityDep, once: OnceDep
+) -> Response:
+    """Run a turn again in a new chat, which gets the history up to the message that caused the turn.
+
+    The old chat stays as it is. Messages, their files, persona and model group are copied; what plugins keep
+    for the chat, and `/app/shared`, are not. Methods run as always, also those with effects elsewhere.
+    """
+    first = await _first_round(services, identity, turn_id, Scope.READ)
+    chat_key = body.chat_key or f"{first.chat_key}-replay-{once.id[:8]}"
+    identity.require(Scope.POST, chat_key=chat_key)
+
+    async def work() -> ReplayedTurn:
+        return await replay_in_new_chat(
+            services,
+            identity,
+            first,
+            chat_key=chat_key,
+            once=once.name,
+            is_again=once.is_repetition,
+        )
+
+    return await once.run(work, status=HTTPStatus.CREATED)
+
+
+async def _first_round(services: Services, identity: Identity, turn_id: str, scope: Scope) -> RoundRow:
+    """Return the turn's first round, whose id is the turn's.
+
+    Raises:
+        NotFoundError: there is no such turn.
+        ProblemError: the key may not; a turn of a chat that it does not have is reported as missing.
+    """
+    identity.require(scope)
+    async with services.database.read() as transaction:
+        first = await transaction.rounds.find(turn_id)
+    if first is None or first.turn_id != turn_id or not identity.has_chat(first.chat_key):
+        raise NotFoundError(f"there is no turn {turn_id!r}")
+    return first

@@ -1,0 +1,153 @@
+"""Builds the ASGI application of a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from fastapi import APIRouter, Depends, FastAPI
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import BaseRoute
+
+from broker_config.settings import GatewaySettings, Settings
+from nekro.gateway import problems
+from nekro.gateway.access.identification import ValidKeys
+from nekro.gateway.access.login_codes import LoginCodes
+from nekro.gateway.access.rates import Rates
+from nekro.gateway.access.streams import OpenStreams
+from nekro.gateway.adapters import questions, sse
+from nekro.gateway.adapters.sse import SseAdapter
+from nekro.gateway.api import ROUTERS, links
+from nekro.gateway.api.fleet import probes
+from nekro.gateway.console import pages, session
+from nekro.gateway.dependencies import identity_of
+from nekro.gateway.document import openapi, reference
+from nekro.gateway.mcp import endpoint as mcp_endpoint
+from nekro.gateway.mcp.endpoint import McpEndpoint
+from nekro.gateway.openai import router as openai_router
+from nekro.gateway.plugins import proxy, webhooks
+from nekro.gateway.plugins.proxy import PluginProxy
+from nekro.gateway.streams.changes import Changes
+from nekro.gateway.streams.hub import EventHub
+from nekro.gateway.web.limits import BodyLimit
+from nekro.gateway.web.middleware import HostCheck, RequestContext
+from nekro.gateway.web.responses import JsonAnswer
+from nekro.gateway.webhooks import routes
+from nekro.gateway.webhooks.sender import WebhookSender
+from workers.composition import GATEWAY, Services
+
+__all__ = ["API", "create_app"]
+
+API: Final = "/api/v1"
+_CORS_METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
+_CORS_REQUEST_HEADERS: Final = (
+    "Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID", "Mcp-Method", "Mcp-Name",
+    "Mcp-Protocol-Version", "Mcp-Session-Id", "Range", "X-Nekro-Chat", "X-Nekro-User", "X-Request-Id",
+    "traceparent", "tracestate",
+)  # fmt: skip
+_CORS_ANSWER_HEADERS: Final = (
+    "Content-Disposition", "Content-Range", "Idempotency-Replayed", "Location", "Mcp-Session-Id",
+    "RateLimit", "RateLimit-Policy", "Retry-After", "X-Request-Id",
+)  # fmt: skip
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """Return the application; its lifespan starts and closes the services of the process.
+
+    The address and socket of ``settings.gateway`` must be those where it is served, because they decide
+    whether the local key is accepted. ``app.state.stopping`` is set when the server stops.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        services = Services.load(settings, role=GATEWAY)
+        app.state.services, app.state.hub = services, EventHub(services)
+        app.state.stopping, app.state.rates = asyncio.Event(), Rates(services.settings)
+        app.state.streams = OpenStreams(settings.gateway)
+        app.state.login_codes = LoginCodes(services.settings)
+        try:
+            await services.start()
+            app.state.keys = ValidKeys(services)
+            await app.state.keys.require_one()
+            app.state.hub.start()
+            app.state.changes = Changes(services, app.state.hub)
+            app.state.mcp = McpEndpoint(services, app.state.hub)
+            app.state.plugin_proxy = PluginProxy(services)
+            app.state.sse_adapter = SseAdapter(services)
+            app.state.webhook_sender = WebhookSender(services)
+            app.state.webhook_sender.start()
+            yield
+            await app.state.mcp.close()
+            await app.state.changes.close()
+            await app.state.webhook_sender.close()
+            await app.state.sse_adapter.close()
+            await app.state.plugin_proxy.close()
+        finally:
+            await app.state.hub.close()
+            await app.state.rates.close()
+            await app.state.login_codes.close()
+            await services.close()
+
+    app = FastAPI(
+        title="nekro-workers",
+        version="1",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+        default_response_class=JsonAnswer,
+    )
+    problems.install(app)
+    _add_middleware(app, settings.gateway)
+    app.router.routes.extend(_routes())
+    return app
+
+
+@functools.cache
+def _routes() -> tuple[BaseRoute, ...]:
+    """The routes of every application. Analysing their parameters takes most of the time of creating one."""
+    app = FastAPI(
+        openapi_url=None,
+        redirect_slashes=False,
+        default_response_class=JsonAnswer,
+        # Names of the functions, which are unique: a test compares them.
+        generate_unique_id_function=lambda route: route.name,
+    )
+    app.include_router(probes.router)
+    app.include_router(openapi.router)
+    # Each route of the API needs a key; a route that forgets to check its scope is at least not open.
+    api = APIRouter(prefix=API, dependencies=[Depends(identity_of)])
+    for router in (*ROUTERS, questions.router, routes.router):
+        api.include_router(router)
+    app.include_router(api)
+    app.include_router(openai_router)
+    app.include_router(links.router)
+    # The session before the files, whose pattern matches every path below /console/.
+    app.include_router(session.router)
+    app.include_router(reference.router)
+    app.include_router(pages.router)
+    app.include_router(mcp_endpoint.router)
+    # Nekro Agent's paths; each of these routes admits requests itself.
+    app.include_router(webhooks.router)
+    app.include_router(sse.router)
+    proxy.install(app)
+    return tuple(app.routes)
+
+
+def _add_middleware(app: FastAPI, settings: GatewaySettings) -> None:
+    """Add the middlewares; the last one added is the first to see a request."""
+    app.add_middleware(BodyLimit, settings=settings)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=_CORS_METHODS,
+            allow_headers=_CORS_REQUEST_HEADERS,
+            expose_headers=_CORS_ANSWER_HEADERS,
+        )
+    app.add_middleware(HostCheck, settings=settings)
+    app.add_middleware(RequestContext)

@@ -1,0 +1,236 @@
+"""``Idempotency-Key``: a request with one runs once, and repetitions get its answer.
+
+The row of a request is unique for key, method, path and idempotency key. The gateway that runs the request
+holds a lease on the row. If it dies or stops in between, or an error leaves open whether the request had its
+effect, the next repetition runs the request again, and the effect itself is single by ``Once.name``; a
+request whose effect has no such name ends with ``outcome_unknown`` then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Annotated, Any, Final
+
+from fastapi import Depends, Request
+from fastapi.responses import JSONResponse
+from loguru import logger
+from pydantic import BaseModel
+
+from nekro.gateway.dependencies import identity_of
+from nekro.gateway.problems import PROBLEM_TYPE, ProblemError, problem_of, status_of
+from nekro.gateway.web.responses import JsonAnswer
+from nekro.wire.invocation import new_id
+from nekro_agent.errors import (
+    BrokerUnavailableError,
+    CallCancelledError,
+    CallTimeoutError,
+    FencedError,
+    MethodAbortedError,
+    MethodFailedError,
+    NekroError,
+    OutcomeUnknownError,
+    OverloadedError,
+    ResultError,
+    StorageError,
+    StorageQuotaError,
+)
+from nekro_agent.execution.payer import current_account
+from nekro_agent.shared_clock import elapsed_seconds
+from storage.access.requests import RecordedRequest
+from storage.access.stored_bytes import ROW_BYTES, size_of
+from storage.engine import Database
+from storage.states import StoredKind
+from workers.leases.keeper import HeldLease, LeaseKeeper
+from workers.leases.kinds import REQUEST
+
+__all__ = ["REPLAYED", "Once", "OnceDep", "once_of", "with_content"]
+
+_HEADER: Final = "idempotency-key"
+_KEY: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")
+#: Characters of an id that ``new_id`` makes.
+_ID_CHARS: Final = 32
+#: How long a request stays with a gateway that died.
+_LEASE_SECONDS: Final = 12.0
+_HAD_EFFECT: Final = (
+    CallCancelledError,
+    CallTimeoutError,
+    MethodAbortedError,
+    MethodFailedError,
+    OutcomeUnknownError,
+    ResultError,
+)
+#: Header of an answer that an earlier request got.
+REPLAYED: Final = {"Idempotency-Replayed": "true"}
+
+
+class Once:
+    """One request, which runs once if it has an idempotency key."""
+
+    def __init__(self, request: Request, *, name: str | None, body: bytes) -> None:
+        """Create it; nothing runs yet.
+
+        Args:
+            name: digest of key, method, path and idempotency key, in hexadecimal; None without one.
+            body: what a repetition must repeat.
+        """
+        self._request = request
+        self._database: Database = request.app.state.services.database
+        self._leases: LeaseKeeper = request.app.state.services.leases
+        #: Names the effect, for deduplication keys and ids; None without an idempotency key.
+        self.name = name
+        self._body_digest = hashlib.sha256(body).digest()
+        #: Whether an earlier execution of the request may have had its effect; known when ``work`` runs.
+        self.is_repetition = False
+
+    async def run(
+        self,
+        work: Callable[[], Awaitable[BaseModel]],
+        *,
+        status: HTTPStatus = HTTPStatus.OK,
+        is_repeatable: bool = True,
+    ) -> JSONResponse:
+        """Return the answer of ``work``, or that of the execution before.
+
+        Errors of a method that ran are answers, because it may have had its effect. After an error that
+        refuses the work the request is forgotten. After any other one, and after a cancellation, a repetition
+        runs the work again as such.
+
+        Args:
+            is_repeatable: whether a second execution of ``work`` has no second effect, for example because
+                it uses ``name``.
+
+        Raises:
+            ProblemError: 422, the same key with another body; 409, the first execution still runs.
+            OutcomeUnknownError: the first execution did not end, and the work is not repeatable.
+        """
+        if self.name is None:
+            return _answer(await work(), status)
+        digest, since = bytes.fromhex(self.name), elapsed_seconds()
+        async with self._database.begin() as transaction:
+            fence = await transaction.requests.begin(
+                digest, body_digest=self._body_digest, lease_seconds=_LEASE_SECONDS
+            )
+            known = None if fence is not None else await transaction.requests.find(digest)
+        if fence is None:
+            return self._repeated(known)
+        self.is_repetition = fence > 1
+        if self.is_repetition and not is_repeatable:
+            work = _unknown
+        async with self._leases.hold(REQUEST, self.name, fence, seconds=_LEASE_SECONDS, since=since) as lease:
+            return await self._run(lease, work, status)
+
+    async def _run(
+        self, lease: HeldLease, work: Callable[[], Awaitable[BaseModel]], status: HTTPStatus
+    ) -> JSONResponse:
+        try:
+            answer = _answer(await work(), status)
+        except _HAD_EFFECT as exc:
+            problem = problem_of(self._request, exc)
+            await self._finish(lease, problem.status, problem.model_dump(mode="json"))
+            raise
+        except BaseException as exc:
+            with suppress(StorageError), lease.ending():  # else the lease ends by itself
+                async with self._database.autocommit() as transaction:
+                    requests = transaction.requests
+                    end = requests.forget if _had_no_effect(exc) else requests.abandon
+                    await end(bytes.fromhex(lease.key), fence=lease.fence)
+            raise
+        await self._finish(lease, int(status), json.loads(bytes(answer.body)))
+        return answer
+
+    async def _finish(self, lease: HeldLease, status: int, answer: Any) -> None:
+        digest = bytes.fromhex(lease.key)
+        try:
+            with lease.ending():
+                async with self._database.begin() as transaction:
+                    is_ours = await transaction.requests.finish(
+                        digest, fence=lease.fence, status=status, answer=answer
+                    )
+                    if not is_ours:
+                        raise FencedError("another execution has taken the request")
+                    size = ROW_BYTES + size_of(json.dumps(answer))
+                    account_id = current_account()
+                    transaction.stored_bytes.add(account_id, StoredKind.REQUESTS, size, refuses=False)
+        except StorageError as exc:  # the work is done; a repetition finds its effect by name
+            logger.bind(error=str(exc)).warning("idempotent_answer_not_stored")
+
+    def _repeated(self, known: RecordedRequest | None) -> JSONResponse:
+        if known is not None and known.body_digest != self._body_digest:
+            raise ProblemError(
+                HTTPStatus.UNPROCESSABLE_ENTITY,
+                "idempotency_key_reused",
+                "this Idempotency-Key was used with another body; use a new one for a new request",
+            )
+        if known is None or known.status is None:
+            raise ProblemError(
+                HTTPStatus.CONFLICT,
+                "idempotent_request_running",
+                "the first request with this Idempotency-Key is still running",
+                headers={"Retry-After": "1"},
+            )
+        kind = PROBLEM_TYPE if known.status >= HTTPStatus.BAD_REQUEST else None
+        return JsonAnswer(known.answer, status_code=known.status, headers=REPLAYED, media_type=kind)
+
+    @property
+    def id(self) -> str:
+        """An id for what the request creates: the same in each execution of it, else a new one."""
+        return new_id() if self.name is None else self.name[:_ID_CHARS]
+
+
+async def once_of(request: Request, *, body: bytes) -> Once:
+    """Return a request by what a repetition must repeat, for bodies that are not read at once."""
+    return Once(request, name=await _name(request), body=body)
+
+
+def with_content(answer: JSONResponse, content: Any) -> JSONResponse:
+    """Return an answer of ``Once.run`` with another body; what it adds, such as a secret, is not stored."""
+    headers = {name: answer.headers[name] for name in REPLAYED if name in answer.headers}
+    return JsonAnswer(content, status_code=answer.status_code, headers=headers)
+
+
+async def _once(request: Request) -> Once:
+    return await once_of(request, body=await request.body())
+
+
+async def _name(request: Request) -> str | None:
+    given = request.headers.getlist(_HEADER)
+    if not given:
+        return None
+    if len(given) > 1 or not _KEY.fullmatch(given[0]):
+        raise ProblemError(
+            HTTPStatus.BAD_REQUEST,
+            "idempotency_key_invalid",
+            "an Idempotency-Key has 1 to 255 printable ASCII characters",
+        )
+    identity = await identity_of(request)
+    parts = (identity.key_id or "", request.method, request.scope["path"], given[0])
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _had_no_effect(error: BaseException) -> bool:
+    """Whether an error says that nothing was done; a cancellation or an unavailable database does not."""
+    if isinstance(error, ProblemError):
+        return error.status < HTTPStatus.INTERNAL_SERVER_ERROR
+    # What was sent will not run, and a transaction beyond the quota was undone.
+    if isinstance(error, BrokerUnavailableError | OverloadedError | StorageQuotaError):
+        return True
+    return isinstance(error, NekroError) and status_of(error) < HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+async def _unknown() -> BaseModel:
+    raise OutcomeUnknownError(
+        "the first request with this Idempotency-Key ended without an answer, because its gateway stopped or"
+        " the database failed; the work may have been done"
+    )
+
+
+def _answer(model: BaseModel, status: HTTPStatus) -> JSONResponse:
+    return JsonAnswer(model.model_dump(mode="json", by_alias=True), status_code=status)
+
+
+OnceDep = Annotated[Once, Depends(_once)]

@@ -1,0 +1,139 @@
+"""Turns, for lists."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, TypeVar
+
+from nekro.gateway.streams.turn_states import TurnEnd, awaited, turn_cause
+from nekro_client.models import TurnState, TurnSummary
+from storage.listings.turn_search import TurnFilter, TurnPosition
+from storage.listings.turns import ListedRound
+from storage.repositories.events import ChatEvent
+from storage.states import ApprovalState, TriggerKind
+from storage.transaction import Transaction
+
+__all__ = ["read_turns"]
+
+#: Characters of the message that caused a turn.
+_TEXT_CHARS: Final = 200
+#: Turns that are read at once where not all of them may be listed, and at most for one page.
+_BATCH: Final = 200
+_MOST_SEEN: Final = 2000
+#: Under which recorded states the database finds turns in a state; None: they have not ended. A turn that
+#: has ended as waiting is done or cancelled when people have decided.
+_RECORDED: Final[Mapping[TurnState, tuple[str | None, ...]]] = {
+    TurnState.WAITING: (None, TurnState.WAITING),
+    TurnState.RUNNING: (None,),
+    TurnState.DONE: (TurnState.DONE, TurnState.WAITING),
+    TurnState.FAILED: (TurnState.FAILED,),
+    TurnState.CANCELLED: (TurnState.CANCELLED, TurnState.WAITING),
+}
+Number = TypeVar("Number", int, float)
+
+
+async def read_turns(
+    transaction: Transaction,
+    wanted: TurnFilter,
+    *,
+    limit: int,
+    after: TurnPosition | None,
+    state: TurnState | None = None,
+    has_chat: Callable[[str], bool] | None = None,
+) -> tuple[list[TurnSummary], TurnPosition | None]:
+    """Return the turns that fit, the newest first, and where the next page begins.
+
+    That is None if there are no more.
+
+    Args:
+        after: the last turn of the page before; None begins.
+        state: only turns in this state.
+        has_chat: only turns of chats for which it is true. With it, or with a state, at most ``_MOST_SEEN``
+            turns are looked at, so a page may have fewer turns than ``limit``, and a next one.
+    """
+    states = None if state is None else _RECORDED[state]
+    size = limit if state is None and has_chat is None else max(limit, _BATCH)
+    kept: list[TurnSummary] = []
+    seen = 0
+    while True:
+        firsts = await transaction.turn_search.page(wanted, states=states, limit=size, after=after)
+        own = [item for item in firsts if has_chat is None or has_chat(item.chat_key)]
+        summaries = await _summaries(transaction, own)
+        for first in firsts:
+            after = TurnPosition(requested_at=first.requested_at, sequence=first.sequence)
+            turn = summaries.get(first.id)
+            if turn is not None and state in (None, turn.state):
+                kept.append(turn)
+            if len(kept) == limit:
+                return kept, after
+        seen += len(firsts)
+        if len(firsts) < size:
+            return kept, None
+        if seen >= _MOST_SEEN:
+            return kept, after
+
+
+async def _summaries(transaction: Transaction, firsts: Sequence[ListedRound]) -> dict[str, TurnSummary]:
+    """Return turns by their ids."""
+    listing = transaction.turn_listing
+    ids = [item.id for item in firsts]
+    rounds: defaultdict[str, list[ListedRound]] = defaultdict(list)
+    for item in await listing.rounds(ids):
+        rounds[item.turn_id].append(item)
+    merged = (item.merged_into for many in rounds.values() for item in many)
+    takers = await listing.by_id({taker for taker in merged if taker is not None})
+    ends = await listing.ends(ids)
+    approvals = await transaction.approvals.states({one for end in ends.values() for one in awaited(end)})
+    texts = await listing.texts(
+        [item.trigger_id for item in firsts if item.trigger_kind is TriggerKind.MESSAGE]
+    )
+    return {
+        first.id: _summary(
+            first,
+            rounds[first.id],
+            [takers[item.merged_into] for item in rounds[first.id] if item.merged_into in takers],
+            ends.get(first.id),
+            approvals,
+            texts.get(first.trigger_id),
+        )
+        for first in firsts
+    }
+
+
+def _summary(
+    first: ListedRound,
+    rounds: Sequence[ListedRound],
+    takers: Sequence[ListedRound],
+    end: ChatEvent | None,
+    approvals: Mapping[str, ApprovalState],
+    text: str | None,
+) -> TurnSummary:
+    turn = TurnEnd(rounds, takers, end, approvals)
+    return TurnSummary(
+        id=first.id,
+        chat_key=first.chat_key,
+        state=turn.state,
+        waits_for=turn.waits_for,
+        cause=turn_cause(first),
+        merged_into=next((taker.turn_id for taker in takers if taker.turn_id != first.id), None),
+        text=None if text is None else text[:_TEXT_CHARS],
+        user_id=first.user_id,
+        requested_at=first.requested_at,
+        started_at=turn.started_at,
+        finished_at=turn.finished_at,
+        error=turn.error,
+        rounds=len(rounds),
+        has_retries=any(item.attempt > 1 for item in rounds),
+        models=sorted({item.model for item in rounds if item.model}),
+        prompt_tokens=_sum(item.prompt_tokens for item in rounds),
+        completion_tokens=_sum(item.completion_tokens for item in rounds),
+        tokens_estimated=any(item.tokens_estimated for item in rounds),
+        cost=_sum(item.cost for item in rounds),
+    )
+
+
+def _sum(values: Iterable[Number | None]) -> Number | None:
+    """Return the sum of the known values; None if none is."""
+    known = [value for value in values if value is not None]
+    return sum(known[1:], known[0]) if known else None

@@ -1,0 +1,307 @@
+"""Turns as trees, and the rounds of a chat, from rows and events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from broker_config.settings import Settings
+from nekro.broker.tracing import recorded_trace_id
+from nekro.gateway.streams.round_events import RoundEvents, by_round
+from nekro.gateway.streams.turn_states import TurnEnd, awaited, turn_cause
+from nekro.gateway.views import job_answer, message_answer
+from nekro.sandbox.models import StopType
+from nekro_agent.errors import NotFoundError
+from nekro_agent.methods import SandboxMethodType
+from nekro_client import models
+from nekro_client.models import TurnError
+from storage.engine import Database
+from storage.repositories.calls import Call
+from storage.repositories.events import ChatEvent
+from storage.repositories.jobs import Job
+from storage.repositories.rounds import Round
+from storage.states import EventType, TriggerKind
+from storage.transaction import Transaction
+from workers.calls.story import listed_calls
+from workers.chats.file_ids import FileIds
+from workers.chats.turn_traces import trace_of
+
+__all__ = ["TurnSource", "read_call", "read_rounds", "read_turn"]
+
+#: A call of ``workers.calls.story``, and its row; None for a call without one, such as of a TOOL.
+_ListedCall: TypeAlias = tuple[dict[str, Any], Call | None]
+
+
+class TurnSource(Protocol):
+    """Where turns are read: the services of a gateway, or the database of a command."""
+
+    @property
+    def database(self) -> Database: ...
+    @property
+    def file_ids(self) -> FileIds: ...
+
+    @property
+    def settings(self) -> Settings: ...
+
+
+async def read_turn(
+    services: TurnSource, turn_id: str, *, with_values: bool = True, with_prompts: bool = False
+) -> models.Turn:
+    """Return a turn with everything that is recorded of it.
+
+    The rounds are its own, and the ones of other turns into which its rounds were merged.
+
+    Args:
+        with_values: False leaves out the arguments and results of calls, of which a turn may have thousands.
+        with_prompts: also what was sent to the model, where that is kept.
+
+    Raises:
+        NotFoundError: there is no such turn.
+    """
+    async with services.database.read() as transaction:
+        first = await transaction.rounds.get(turn_id)
+        # Before the rounds, which end in the same transaction: a turn that is over has no open rounds here.
+        end = await transaction.events.end_of_turn(turn_id)
+        rounds, takers = await _rounds(transaction, turn_id)
+        events = await transaction.events.of_turn(turn_id)
+        for other in {taker.turn_id for taker in takers} - {turn_id}:
+            events += await transaction.events.of_turn(other)
+        messages = await transaction.messages.of_turn(turn_id)
+        jobs = await transaction.jobs.of_turn(turn_id)
+        shown = {item.id: item for item in (*rounds, *takers)}
+        ordered = sorted(shown.values(), key=lambda item: item.sequence)
+        calls = {item.id: await _calls(transaction, item) for item in ordered}
+        kept = await transaction.prompts.kept(list(shown))
+        prompts = await transaction.prompts.of_rounds(kept) if with_prompts and kept else {}
+        cause = await _cause(transaction, first)
+        following = await _following(transaction, turn_id, calls.values(), jobs)
+        approvals = await transaction.approvals.states(awaited(end))
+    of_round = by_round(events)
+    turn = TurnEnd(rounds, takers, end, approvals)
+    trace_id = recorded_trace_id(trace_of(first))
+    return models.Turn(
+        id=turn_id,
+        chat_key=first.chat_key,
+        state=turn.state,
+        waits_for=turn.waits_for,
+        cause=cause,
+        merged_into=next((taker.turn_id for taker in takers), None),
+        trace_id=trace_id,
+        trace_url=None if trace_id is None else services.settings.tracing.url_of(trace_id),
+        requested_at=first.requested_at,
+        started_at=turn.started_at,
+        finished_at=turn.finished_at,
+        error=turn.error,
+        rounds=[
+            _round(
+                item, calls[item.id], RoundEvents(of_round.get(item.id, ())), with_values=with_values
+            ).model_copy(update={"prompt_kept": item.id in kept, "prompt": _prompt(prompts.get(item.id))})
+            for item in ordered
+        ],
+        messages=[message_answer(item, services.file_ids) for item in messages],
+        jobs=[job_answer(item) for item in jobs],
+        following=following,
+    )
+
+
+async def read_call(services: TurnSource, turn_id: str, call_id: str) -> models.Call:
+    """Return a call of a turn, with its arguments and its result.
+
+    Raises:
+        NotFoundError: the turn has no such call.
+    """
+    async with services.database.read() as transaction:
+        rounds, takers = await _rounds(transaction, turn_id)
+        for item in (*rounds, *takers):
+            events = await transaction.events.of_turn(item.turn_id, call_id=call_id)
+            events += await transaction.events.of_turn(item.turn_id, types=(EventType.ROUND_STARTED,))
+            events.sort(key=lambda event: event.number)
+            own = RoundEvents([event for event in events if event.round_id == item.id])
+            known = _known(await _calls(transaction, item, call_id=call_id), own)
+            if call_id in known:
+                return _call(*known[call_id], item, own, with_values=True)
+    raise NotFoundError(f"turn {turn_id!r} has no call {call_id!r}")
+
+
+async def read_rounds(
+    database: Database, chat_key: str, *, limit: int, before: int | None
+) -> list[tuple[int, models.Round]]:
+    """Return the newest rounds of a chat, the newest first, each with its position among all rounds.
+
+    Their calls are without arguments and values, which the turn's tree has.
+
+    Args:
+        before: only rounds with a smaller position; None does not limit.
+    """
+    async with database.read() as transaction:
+        rows = await transaction.rounds.newest(chat_key, limit=limit, before=before)
+        found = [
+            (row.sequence, _round(row, await _calls(transaction, row), RoundEvents(()), with_values=False))
+            for row in rows
+        ]
+    return found[::-1]
+
+
+async def _rounds(transaction: Transaction, turn_id: str) -> tuple[list[Round], list[Round]]:
+    """Return the rounds of a turn, and the rounds into which some of them were merged."""
+    rounds = [item for item in await transaction.rounds.rounds_of_turns(turn_id) if item.turn_id == turn_id]
+    return rounds, [await transaction.rounds.get(item.merged_into) for item in rounds if item.merged_into]
+
+
+async def _cause(transaction: Transaction, first: Round) -> models.TurnCause:
+    """Return what caused a turn, with the turn in which that happened."""
+    turn_id: str | None = None
+    if first.trigger_kind is TriggerKind.CALL:
+        call = await transaction.calls.find(first.trigger_id)
+        before = (
+            None if call is None or call.round_id is None else await transaction.rounds.find(call.round_id)
+        )
+        turn_id = None if before is None else before.turn_id
+    elif first.trigger_kind is TriggerKind.JOB:
+        job = await transaction.jobs.find(first.trigger_id)
+        turn_id = None if job is None else job.turn_id
+    return turn_cause(first).model_copy(update={"turn_id": turn_id})
+
+
+async def _following(
+    transaction: Transaction, turn_id: str, calls: Iterable[Sequence[_ListedCall]], jobs: Sequence[Job]
+) -> list[str]:
+    """Return the turns that began with an approved or detached call, or a job, of a turn."""
+    late = [
+        row.id
+        for of_round in calls
+        for call, row in of_round
+        if row is not None and (row.detached_at is not None or call.get("approval_id") is not None)
+    ]
+    listing = transaction.turn_listing
+    found = await listing.caused(TriggerKind.CALL, late)
+    found += await listing.caused(TriggerKind.JOB, [job.id for job in jobs])
+    return sorted({item.turn_id for item in found} - {turn_id})
+
+
+async def _calls(transaction: Transaction, item: Round, *, call_id: str | None = None) -> list[_ListedCall]:
+    """Return the calls of a round, and their rows where they have some.
+
+    Args:
+        call_id: only this one; None: all.
+    """
+    rows = await transaction.calls.of_round(item.id)
+    listed = item.calls or []
+    if call_id is not None:
+        rows = [row for row in rows if row.id == call_id]
+        listed = [call for call in listed if call["id"] == call_id]
+    by_id = {row.id: row for row in rows}
+    approvals = await transaction.approvals.of_calls(rows)
+    return [(call, by_id.get(call["id"])) for call in listed_calls(listed, rows, approvals)]
+
+
+def _known(calls: Sequence[_ListedCall], events: RoundEvents) -> dict[str, _ListedCall]:
+    known = {call["id"]: (call, row) for call, row in calls}
+    # While the round runs its row has no calls yet, but the events have them.
+    for call_id, own in events.of_calls.items():
+        began = own.get(EventType.CALL_STARTED)
+        if began is not None:
+            known.setdefault(call_id, ({"id": call_id, **began.data}, None))
+    return known
+
+
+def _round(
+    item: Round, calls: Sequence[_ListedCall], events: RoundEvents, *, with_values: bool
+) -> models.Round:
+    answered = {} if events.answered is None else events.answered.data
+    known = _known(calls, events)
+    return models.Round(
+        id=item.id,
+        turn_id=item.turn_id,
+        number=item.number,
+        state=item.state.value,
+        cause=turn_cause(item),
+        attempt=item.attempt,
+        attempts=events.attempts(item),
+        worker=item.worker,
+        user_id=item.user_id,
+        merged_into=item.merged_into,
+        requested_at=item.requested_at,
+        started_at=item.started_at,
+        prompted_at=events.prompted_at,
+        answered_at=item.answered_at,
+        finished_at=item.finished_at,
+        cancel_requested_at=item.cancel_requested_at,
+        prompt_chars=item.prompt_chars,
+        observation=item.observation,
+        model=item.model,
+        model_group=answered.get("group"),
+        model_tries=answered.get("tries"),
+        tool_calls_kept=answered.get("tool_calls_kept", True),
+        prompt_tokens=item.prompt_tokens,
+        completion_tokens=item.completion_tokens,
+        tokens_estimated=bool(item.tokens_estimated),
+        cost=item.cost,
+        answer=item.answer,
+        code=item.code,
+        output=item.output,
+        stop_type=None if item.stop_type is None else StopType(item.stop_type).name,
+        exit_code=item.exit_code,
+        calls=[_call(call, row, item, events, with_values=with_values) for call, row in known.values()],
+        error=_round_error(item),
+    )
+
+
+def _prompt(messages: list[dict[str, Any]] | None) -> list[models.PromptMessage] | None:
+    return None if messages is None else [models.PromptMessage.model_validate(item) for item in messages]
+
+
+def _round_error(item: Round) -> TurnError | None:
+    return None if item.error is None else TurnError(code=item.state.value, text=item.error)
+
+
+def _call(
+    call: Mapping[str, Any], row: Call | None, item: Round, events: RoundEvents, *, with_values: bool
+) -> models.Call:
+    own = events.of_calls.get(call["id"], {})
+    began, ended = own.get(EventType.CALL_STARTED), own.get(EventType.CALL_ENDED)
+    value = None
+    if with_values and ended is not None:
+        value = ended.data.get("value")
+    if with_values and value is None and row is not None and row.outcome is not None:
+        value = row.outcome.get("text")
+    error = call.get("error") or (ended.data.get("error") if ended is not None else None)
+    attempt = events.attempt_of_call.get(call["id"])
+    is_over = item.finished_at is not None or (attempt is not None and attempt < item.attempt)
+    return models.Call(
+        id=call["id"],
+        method=call["method"],
+        type=SandboxMethodType(call["type"]).value,
+        state=_call_state(call, row, ended, is_over=is_over),
+        lane=call.get("lane"),
+        worker=call.get("worker") or (ended.data.get("worker") if ended is not None else None) or None,
+        requested_at=call.get("requested_at") or (began.created_at if began is not None else None),
+        started_at=call.get("started_at"),
+        finished_at=call.get("finished_at") or (ended.created_at if ended is not None else None),
+        duration_ms=call.get("duration_ms") or (ended.data.get("duration_ms") if ended is not None else None),
+        attempts=None if row is None else row.fence,
+        line=None if began is None else began.data.get("line"),
+        round_attempt=attempt,
+        arguments=began.data.get("arguments") if with_values and began is not None else None,
+        value=value,
+        error=None if error is None else _call_error(error),
+        follow_up=call.get("follow_up"),
+        approval_id=call.get("approval_id"),
+    )
+
+
+def _call_state(call: Mapping[str, Any], row: Call | None, ended: ChatEvent | None, *, is_over: bool) -> str:
+    if row is not None:
+        return row.state.value
+    if ended is not None:
+        return str(ended.data["state"])
+    if "duration_ms" not in call:
+        # The worker of its round died before it wrote how the call ended.
+        return "unknown" if is_over else "running"
+    return "done" if call["error"] is None else "failed"
+
+
+def _call_error(text: str) -> TurnError:
+    """Split ``<type>: <message>``, as the sandboxed code saw it."""
+    code, _, message = text.partition(": ")
+    return TurnError(code=code, text=message or text)

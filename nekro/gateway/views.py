@@ -1,0 +1,403 @@
+"""Rows and entries as objects of the API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from nekro.gateway.parts import message_parts
+from nekro_agent.ports import CronJob, JobState
+from nekro_client import models
+
+if TYPE_CHECKING:
+    from nekro.broker.dead_letters import DeadMessage
+    from nekro.wire.invocation import Envelope
+    from storage.access.approvals import Approval
+    from storage.access.audit import RecordedAct
+    from storage.access.keys import Key
+    from storage.access.spending_reports import CostSum
+    from storage.caller_reads import LaneOverride
+    from storage.repositories.calls import Call
+    from storage.repositories.job_log import JobLogEntry
+    from storage.repositories.jobs import Job
+    from storage.repositories.messages import Message
+    from storage.repositories.rounds import Round
+    from storage.repositories.timers import RecordedTimer, WorkerTimer
+    from workers.budgets.limits import Budget
+    from workers.catalogue.entries import MethodEntry, PluginEntry
+    from workers.catalogue.fleet import ServedVersion
+    from workers.chats.file_ids import FileIds
+    from workers.rounds.runs import CodeReport
+
+__all__ = [
+    "act_answer",
+    "approval_answer",
+    "awaiting_call",
+    "budget_answer",
+    "call_of_report",
+    "cost_answer",
+    "dead_letter_answer",
+    "finished_call",
+    "job_answer",
+    "job_log_answer",
+    "key_answer",
+    "message_answer",
+    "method_answer",
+    "plugin_answer",
+    "run_answer",
+    "stopped_round",
+    "timer_answer",
+]
+
+
+#: States whose names the API has in common with those of calls.
+_JOB_STATES: Final[dict[str, str]] = {JobState.SUCCEEDED: "done"}
+
+
+def message_answer(row: Message, ids: FileIds, *, turn_id: str | None = None) -> models.Message:
+    """Return a message of a chat.
+
+    Args:
+        turn_id: the turn that it has just started; None: the recorded one.
+    """
+    return models.Message(
+        id=row.id,
+        sequence=row.sequence,
+        chat_key=row.chat_key,
+        kind=row.kind.value,
+        sender_id=row.sender_id,
+        sender_name=row.sender_name,
+        text=row.text,
+        parts=message_parts(ids, row),
+        turn_id=turn_id or row.turn_id,
+        call_id=row.call_id,
+        round_id=row.round_id,
+        plugin=row.plugin_key,
+        data=row.data,
+        created_at=row.created_at,
+    )
+
+
+def job_answer(row: Job) -> models.Job:
+    """Return a background job."""
+    from workers.jobs.retry import can_retry
+
+    return models.Job(
+        id=row.id,
+        type=row.type,
+        plugin=row.plugin_key,
+        chat_key=row.chat_key,
+        state=_JOB_STATES.get(row.state, row.state.value),
+        percent=row.percent,
+        message=row.message,
+        task_id=row.task_id,
+        attempt=row.attempt,
+        worker=row.worker,
+        data=row.data,
+        turn_id=row.turn_id,
+        call_id=row.call_id,
+        retry_of=row.retry_of,
+        can_retry=can_retry(row),
+        cancel_requested_at=row.cancel_requested_at,
+        created_at=row.created_at,
+        started_at=row.started_at,
+        updated_at=row.updated_at,
+        finished_at=row.finished_at,
+    )
+
+
+def job_log_answer(entries: Sequence[JobLogEntry]) -> models.JobLog:
+    """Return the log of a job, with its attempts."""
+    from workers.jobs.attempts import attempts_of
+
+    return models.JobLog(
+        attempts=[
+            models.JobAttempt(**vars(one) | {"outcome": _JOB_STATES.get(one.outcome, one.outcome)})
+            for one in attempts_of(entries)
+        ],
+        entries=[
+            models.JobLogEntry(**vars(one) | {"kind": _JOB_STATES.get(one.kind.value, one.kind.value)})
+            for one in entries
+        ],
+    )
+
+
+def cost_answer(sums: CostSum) -> models.Cost:
+    """Return what one group used."""
+    return models.Cost(**vars(sums))
+
+
+def budget_answer(budget: Budget, *, warn_at: float) -> models.BudgetUse:
+    """Return how much of a budget is used.
+
+    Args:
+        warn_at: share at which its state is ``warned``.
+    """
+    return models.BudgetUse(
+        scope=budget.scope,
+        id=budget.id,
+        measure=budget.measure,
+        period=budget.period or ("turn" if budget.scope == "turn" else ""),
+        limit=budget.limit,
+        used=budget.used,
+        estimated_requests=budget.estimated_requests,
+        renews_at=budget.renews_at,
+        state=budget.state(warn_at),
+    )
+
+
+def timer_answer(timer: RecordedTimer | CronJob | WorkerTimer) -> models.Timer:
+    """Return a timer of any kind."""
+    from storage.repositories.timers import WorkerTimer
+
+    if isinstance(timer, WorkerTimer):
+        return models.Timer(
+            id=timer.id,
+            kind="once",
+            chat_key=timer.chat_key,
+            state="waiting",
+            fires_at=timer.fire_at,
+            description=timer.description,
+            temporary=timer.temporary,
+            owner=timer.worker,
+            plugin=timer.plugin_key,
+        )
+    if isinstance(timer, CronJob):
+        return models.Timer(
+            id=timer.job_id,
+            kind="recurring",
+            chat_key=timer.chat_key,
+            state="paused" if timer.next_fire_at is None else "waiting",
+            fires_at=timer.next_fire_at,
+            description=timer.event_desc,
+            schedule=timer.cron_expr,
+            timezone=timer.timezone,
+            workday_mode=timer.workday_mode,
+            title=timer.title,
+            last_fired_at=timer.last_fired_at,
+        )
+    return models.Timer(
+        id=timer.id,
+        kind="once",
+        chat_key=timer.chat_key,
+        state=timer.state,
+        fires_at=timer.fire_at,
+        description=timer.description,
+        temporary=timer.temporary,
+    )
+
+
+def method_answer(entry: MethodEntry, *, lane: str, overrides: Mapping[str, LaneOverride]) -> models.Method:
+    """Return a method of the catalogue, with the lane on which it runs now.
+
+    Args:
+        overrides: by task, or by key of the plugin.
+    """
+    override = overrides.get(entry.plugin_key) or overrides.get(entry.task)
+    return models.Method(
+        name=entry.name,
+        task=entry.task,
+        plugin=entry.plugin_key,
+        type=entry.type.value,
+        lane=lane,
+        lane_reason=None if override is None else str(override),
+        signature=entry.signature,
+        doc=entry.doc,
+        requires_approval=entry.requires_approval,
+    )
+
+
+def plugin_answer(entry: PluginEntry, versions: Sequence[ServedVersion]) -> models.Plugin:
+    """Return a plugin of the catalogue; where it is on its hosts is not shown.
+
+    Args:
+        versions: what workers serve of it, the one that callers see first.
+    """
+    return models.Plugin(
+        is_enabled=entry.enabled,
+        versions=[
+            models.PluginVersion(
+                version=one.entry.version,
+                status=one.entry.status.value,
+                error=one.entry.error,
+                digest=one.entry.digest,
+                methods=len(one.entry.methods),
+                published_at=one.published_at,
+                workers=list(one.workers),
+            )
+            for one in versions
+        ],
+        key=entry.key,
+        status=entry.status.value,
+        name=entry.name,
+        description=entry.description,
+        version=entry.version,
+        author=entry.author,
+        error=entry.error,
+        placeholders=list(entry.placeholders),
+    )
+
+
+def dead_letter_answer(message: DeadMessage, **checked: Any) -> models.DeadLetter:
+    """Return a dead letter; ``checked`` are the fields that its signatures cover."""
+    return models.DeadLetter(
+        id=message.id,
+        task=message.task,
+        lane=message.lane,
+        source="broker" if message.refusal is None else "refused",
+        reason=message.reason,
+        deliveries=message.deliveries,
+        bytes=message.size_bytes,
+        **checked,
+    )
+
+
+def key_answer(key: Key) -> models.ApiKey:
+    """Return a key without its digest."""
+    return models.ApiKey(
+        id=key.id,
+        name=key.name,
+        scopes=key.scopes,
+        chats=key.chats,
+        user_id=key.user_id,
+        requests_per_minute=key.requests_per_minute,
+        cost_per_day=key.cost_per_day,
+        tokens_per_day=key.tokens_per_day,
+        stored_bytes_limit=key.stored_bytes_limit,
+        stored_bytes=key.stored_bytes,
+        created_at=key.created_at,
+        expires_at=key.expires_at,
+        revoked_at=key.revoked_at,
+    )
+
+
+def act_answer(act: RecordedAct) -> models.Act:
+    """Return an administrative act."""
+    return models.Act(
+        id=str(act.sequence),
+        at=act.at,
+        key_id=act.key_id,
+        action=act.action,
+        subject=act.subject,
+        data=act.data,
+        request_id=act.request_id,
+    )
+
+
+def stopped_round(row: Round) -> models.StoppedRound:
+    """Return a round that a request stopped."""
+    return models.StoppedRound(id=row.id, number=row.number, state=row.state.value, worker=row.worker)
+
+
+def finished_call(envelope: Envelope, *, method: str, value: Any) -> models.Call:
+    """Return a call that succeeded, with its value as JSON."""
+    lasted = (envelope.finished_at - envelope.started_at).total_seconds() * 1000
+    return models.Call(
+        id=envelope.call_id,
+        method=method,
+        type=envelope.type.value,
+        state="done",
+        worker=envelope.worker,
+        started_at=envelope.started_at,
+        finished_at=envelope.finished_at,
+        duration_ms=round(lasted, 3),
+        value=value,
+    )
+
+
+def call_of_report(call: Mapping[str, Any]) -> models.Call:
+    """Return a call of a run or round from ``workers.calls.story.call_json``."""
+    code, _, text = (call["error"] or "").partition(": ")
+    return models.Call(
+        **{name: call[name] for name in ("id", "method", "type", "lane", "requested_at", "started_at")},
+        state=_state_of_report(call),
+        worker=call["worker"] or None,
+        finished_at=call["finished_at"],
+        duration_ms=call["duration_ms"],
+        error=models.TurnError(code=code, text=text) if call["error"] else None,
+        follow_up=call["follow_up"],
+        approval_id=call.get("approval_id"),
+    )
+
+
+def _state_of_report(call: Mapping[str, Any]) -> str:
+    if call["error"]:
+        return "failed"
+    # A worker of an earlier release does not record it.
+    return "awaiting" if call.get("awaits_approval") else "done"
+
+
+def approval_answer(row: Approval, call: Call | None = None, *, in_full: bool = True) -> models.Approval:
+    """Return a request for approval.
+
+    Args:
+        call: its call; None: unknown.
+        in_full: False leaves out the exact arguments, for lists.
+    """
+    from workers.approvals.shown import call_line, difference, plain_arguments, shown_call
+
+    answer = models.Approval(
+        id=row.id,
+        number=row.number,
+        call_id=row.call_id,
+        chat_key=row.chat_key,
+        turn_id=row.turn_id,
+        round_id=row.round_id,
+        user_id=row.user_id,
+        method=row.method,
+        summary=call_line(row.method, row.running_arguments),
+        digest=row.digest,
+        requested_at=row.requested_at,
+        expires_at=row.expires_at,
+        state=row.state.value,
+        scope=None if row.scope is None else row.scope.value,
+        grant_until=row.grant_until,
+        revoked_at=row.revoked_at,
+        decided_by=row.decided_by,
+        decided_at=row.decided_at,
+        reason=row.reason,
+        is_edited=row.edited_arguments is not None,
+    )
+    if not in_full:
+        return answer
+    return answer.model_copy(
+        update={
+            "call": shown_call(row.method, row.running_arguments),
+            "arguments": plain_arguments(row.running_arguments),
+            "difference": difference(row) or None,
+            "call_state": None if call is None else call.state.value,
+            "call_error": None if call is None else _call_error_of(call),
+        }
+    )
+
+
+def _call_error_of(call: Call) -> models.TurnError | None:
+    if call.error_type is None:
+        return None
+    return models.TurnError(code=call.error_type, text=call.error_message or "")
+
+
+def awaiting_call(row: Approval, *, type_: str) -> models.Call:
+    """Return a call that waits for approval."""
+    return models.Call(
+        id=row.call_id,
+        method=row.method,
+        type=type_,
+        state="awaiting" if row.state.value == "pending" else row.state.value,
+        lane=row.lane,
+        requested_at=row.requested_at,
+        approval_id=row.id,
+    )
+
+
+def run_answer(run_id: str, report: CodeReport) -> models.Run:
+    """Return the report of a run of code."""
+    return models.Run(
+        id=run_id,
+        stop_type=report.stop_type.name,
+        exit_code=int(report.stop_type),
+        output=report.output,
+        error=report.error,
+        calls=[call_of_report(call) for call in report.calls],
+        follow_ups=[follow_up["round_id"] for follow_up in report.follow_ups],
+    )

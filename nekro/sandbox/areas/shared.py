@@ -1,0 +1,146 @@
+"""Empty ``/app/shared`` of idle chats, never while a sandbox uses it.
+
+A sandbox holds a shared lock on its directory from its start to its end, and emptying needs an
+exclusive lock: the kernel's file locks work between processes of a host and are released when a
+process ends. The directory's change time is the time of its last use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from loguru import logger
+
+from nekro.base.tasks import end_tasks
+from nekro_agent.durations import FRESH_SECONDS
+from nekro_agent.files import safe_files
+
+__all__ = ["Hold", "SharedCleaner", "empty_idle"]
+
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_ALL: Final = 0o700
+#: How many sweeps fit into the idle time.
+_SWEEPS: Final = 10
+
+
+class Hold:
+    """Prevents a shared directory from being emptied until it is released."""
+
+    def __init__(self, directory: Path) -> None:
+        """Acquire the lock; waits for a sweep that is emptying the directory."""
+        self._fd = os.open(directory, _DIRECTORY)
+        fcntl.flock(self._fd, fcntl.LOCK_SH)
+
+    def release(self) -> None:
+        """Release the lock; the idle time starts now."""
+        with contextlib.suppress(OSError):
+            os.utime(self._fd)
+        os.close(self._fd)
+
+
+def empty_idle(parent: Path, *, idle_seconds: float) -> int:
+    """Empty every directory below ``parent`` that was idle for ``idle_seconds``; returns how many.
+
+    Raises:
+        OSError: one of them cannot be emptied; the others are.
+    """
+    count, failure = 0, None
+    for path in _directories(parent):
+        try:
+            count += _empty_if_idle(path, time.time() - idle_seconds)
+        except FileNotFoundError:  # removed meanwhile
+            continue
+        except OSError as exc:
+            failure = exc
+    if failure is not None:
+        raise failure
+    return count
+
+
+class SharedCleaner:
+    """Sweeps the shared directories of a service periodically."""
+
+    def __init__(self, *, idle_seconds: float, drop_idle: Callable[..., int] | None = None) -> None:
+        """
+        Args:
+            idle_seconds: 0 disables the sweeps.
+            drop_idle: ``area_images.drop_idle`` where areas are images; called before directories are
+                emptied.
+        """
+        self._idle_seconds = idle_seconds
+        self._drop_idle = drop_idle
+        self._parents: set[Path] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, parent: Path) -> None:
+        """Include the directories below ``parent`` in later sweeps."""
+        self._parents.add(parent)
+
+    def start(self) -> None:
+        """Start to sweep, unless sweeps are disabled."""
+        if self._idle_seconds > 0 and self._task is None:
+            self._task = asyncio.create_task(self._sweep_for_ever(), name="sandbox-shared-cleaner")
+
+    async def close(self) -> None:
+        """Stop sweeping."""
+        await end_tasks(self._task)
+        self._task = None
+
+    async def _sweep_for_ever(self) -> None:
+        pause = max(self._idle_seconds / _SWEEPS, FRESH_SECONDS)
+        while True:
+            await asyncio.sleep(pause)
+            for parent in list(self._parents):
+                try:
+                    count = await asyncio.to_thread(self._sweep, parent)
+                except OSError as exc:
+                    # The next sweep tries again; files that cannot be removed do not affect runs.
+                    logger.bind(directory=str(parent), error=str(exc)).warning("sandbox_sweep_failed")
+                    continue
+                if count:
+                    logger.bind(count=count).info("sandbox_shared_emptied")
+
+    def _sweep(self, parent: Path) -> int:
+        count = 0
+        if self._drop_idle is not None:
+            count = self._drop_idle(parent, idle_seconds=self._idle_seconds)
+        return count + empty_idle(parent, idle_seconds=self._idle_seconds)
+
+
+def _directories(parent: Path) -> Iterator[Path]:
+    with contextlib.suppress(FileNotFoundError), os.scandir(parent) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield Path(entry.path)
+
+
+def _empty_if_idle(path: Path, before: float) -> bool:
+    info = path.lstat()
+    if info.st_ctime > before:
+        return False
+    since = before
+    if info.st_uid == os.geteuid() and info.st_mode & _ALL != _ALL:  # by sandboxed code of this user
+        path.chmod(_ALL)
+        since = path.lstat().st_ctime
+    fd = os.open(path, _DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(fd).st_ctime > since or _changed_since(fd, before):
+            return False
+        return safe_files.empty_directory(fd) > 0
+    except BlockingIOError:  # a sandbox, here or in another process
+        return False
+    finally:
+        os.close(fd)
+
+
+def _changed_since(fd: int, before: float) -> bool:
+    """Whether anything below the directory changed after ``before``, as by a plugin."""
+    return any(node.info.st_ctime > before for node in safe_files.walk(fd, max_entries=10_000))

@@ -1,0 +1,155 @@
+"""The working directory of the code: the chat's shared files, and imports of modules among them.
+
+The runner itself starts elsewhere and enters the directory when the code arrives, so that nothing that was
+loaded before it, preloaded packages included, reads the chat's files.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["OwnModules", "WorkingDirectory"]
+
+#: Names of the two areas where the runner starts, and what links of these names in the shared files lead to.
+LINKS = {"shared": ".", "uploads": "../uploads"}
+
+
+class WorkingDirectory:
+    """Enters the shared files, where ``shared/x`` and ``uploads/x`` stay valid names.
+
+    Links make them valid. Programs that list, count, search or clear their files must not meet these. So a
+    link exists only while a program runs whose text mentions the area other than by ``/app/…``, and lists of
+    that program omit it; the host removes it (``nekro.sandbox.areas.links``).
+    ``nekro_agent.tools.path_convertor`` reads such names in the same way.
+    """
+
+    def __init__(self) -> None:
+        #: Where the code runs.
+        self.path = os.getcwd()
+        self._links: dict[str, str] = {}
+
+    def enter(self, text: str) -> None:
+        """Make the shared files the working directory; stay where they cannot be entered.
+
+        Args:
+            text: the code and its variables.
+        """
+        areas = {name: os.path.realpath(name) for name in LINKS}
+        try:
+            os.chdir(areas["shared"])
+        except OSError:
+            return
+        self.path = areas["shared"]
+        for name in LINKS:
+            if name in text.replace(f"/app/{name}", ""):
+                # Relative, so that the one to the uploads leads nowhere for the host.
+                self._link(name, os.path.relpath(areas[name], self.path))
+        if self._links:
+            hide_links(self._links)
+
+    def _link(self, name: str, target: str) -> None:
+        """Make a link, or replace another link of its name; a file or directory of that name stays."""
+        try:
+            if os.path.islink(name) and os.readlink(name) != target:
+                os.unlink(name)
+            if not os.path.lexists(name):
+                os.symlink(target, name)
+        except OSError:  # the disk is full: names that begin with the area are missing, others work
+            return
+        if os.path.islink(name):
+            self._links[name] = target
+
+
+def hide_links(links: dict[str, str]) -> None:
+    """Omit links from ``os.listdir`` and ``os.scandir``, and so from ``glob``, ``pathlib`` and ``shutil``."""
+    listdir, scandir = os.listdir, os.scandir
+
+    def is_hidden(directory: Any, name: Any) -> bool:
+        text = os.fsdecode(name)
+        if text not in links:
+            return False
+        try:
+            if type(directory) is int:
+                return os.readlink(text, dir_fd=directory) == links[text]
+            return os.readlink(os.path.join(os.fsdecode(directory or "."), text)) == links[text]
+        except OSError:
+            return False
+
+    def list_without_links(path: Any = None) -> Any:
+        return [name for name in listdir(path) if not is_hidden(path, name)]
+
+    def scan_without_links(path: Any = None) -> Any:
+        return Entries(scandir(path), lambda entry: not is_hidden(path, entry.name))
+
+    os.listdir, os.scandir = list_without_links, scan_without_links
+    os.supports_fd.update((list_without_links, scan_without_links))
+
+
+class Entries:
+    """Some of the entries of ``os.scandir``."""
+
+    def __init__(self, entries: Any, accepts: Any) -> None:
+        self._entries = entries
+        self._accepts = accepts
+        self.close = entries.close
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        for entry in self._entries:
+            if self._accepts(entry):
+                return entry
+        raise StopIteration
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class OwnModules:
+    """The last finder: modules in the working directory, for imports that the code itself states.
+
+    Packages try many imports that may fail. They never get a file of the chat, which might be named like
+    one of these by accident; nor do the runner's own imports.
+    """
+
+    def __init__(self, directory: str, names: dict[str, Any]) -> None:
+        """
+        Args:
+            names: the globals of the code.
+        """
+        self._directory = directory
+        self._names = names
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Find a module of the working directory; None where the code did not ask for it."""
+        if path is not None or not self._is_asked_by_code():
+            return None
+        # The cached list of the directory may be older than a file that was just written.
+        sys.path_importer_cache.pop(self._directory, None)
+        for finder in sys.meta_path:
+            if getattr(finder, "__name__", "") == "PathFinder":
+                return finder.find_spec(name, [self._directory])
+        return None
+
+    def _is_asked_by_code(self) -> bool:
+        frame = sys._getframe(2)
+        while frame is not None and is_of_importlib(frame.f_globals):
+            frame = frame.f_back  # type: ignore[assignment]
+        if frame is None:
+            return False
+        names = frame.f_globals
+        return names is self._names or str(names.get("__file__", "")).startswith(f"{self._directory}/")
+
+
+def is_of_importlib(names: dict[str, Any]) -> bool:
+    """Whether globals are those of a module of the import system."""
+    return str(names.get("__name__", "")).partition(".")[0] in ("importlib", "_frozen_importlib")

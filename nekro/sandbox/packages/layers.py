@@ -1,0 +1,200 @@
+"""Package layers on disk: content-addressed directories, and the layers of each container key.
+
+<root>/
+├── layers/<digest>/            importable files, never changed once published
+├── built/<name>-<hash>.json    the layer of a requirement, with the wheels' hashes
+├── chosen/<hash>.json          the digests that the sandboxes of a container key mount, oldest first
+├── building/                   work in progress, one directory per build
+└── tools/                      the installer that builds run
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from nekro.base.plain import known_fields
+from nekro.sandbox.packages.requirement import Requirement
+from nekro.sandbox.service_id import ServiceId, own_id
+from nekro_agent.errors import PackageInstallError
+from nekro_agent.files import safe_files
+from nekro_agent.files.private_files import make_directory, write_private
+
+__all__ = ["Built", "LayerStore"]
+
+_MOST_LAYERS: Final = 32
+_MOST_NAMES: Final = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """The layer of a requirement."""
+
+    requirement: str
+    name: str
+    version: str
+    digest: str
+    #: Top-level modules in it, the distribution's own first.
+    modules: tuple[str, ...]
+    #: Wheel file name to SHA-256.
+    wheels: Mapping[str, str]
+
+
+class LayerStore:
+    """Reads and publishes layers; safe between processes, as files and layers appear by a rename."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def new_work_dir(self) -> Path:
+        """Return a unique path below ``building``; removes directories of services that have ended."""
+        building = self.root / "building"
+        make_directory(building, passable=True)
+        for path in building.iterdir():
+            owner = ServiceId.of_file_name(path.name.partition("+")[0])
+            if owner is not None and owner.is_gone(still_runs=False):
+                shutil.rmtree(path, ignore_errors=True)
+        # The whole id: services of several hosts may share this directory.
+        return building / f"{own_id().file_name}+{secrets.token_hex(8)}"
+
+    def find(self, requirement: Requirement) -> Built | None:
+        """Return the layer of a requirement; None when it was not built or no longer exists."""
+        try:
+            record: dict[str, Any] = json.loads(self._record_path(requirement).read_text())
+        except FileNotFoundError:
+            return None
+        built = Built(**{**known_fields(Built, record), "modules": tuple(record["modules"])})
+        return built if self.path(built.digest).is_dir() else None
+
+    def path(self, digest: str) -> Path:
+        """Return the directory of a layer."""
+        return self.root / "layers" / digest
+
+    def chosen(self, container_key: str) -> tuple[str, ...]:
+        """Return the digests that a container's sandboxes mount."""
+        try:
+            digests: list[str] = json.loads(self._chosen_path(container_key).read_text())
+        except FileNotFoundError:
+            return ()
+        return tuple(digest for digest in digests if self.path(digest).is_dir())
+
+    def choose(self, container_key: str, digest: str) -> None:
+        """Mount a layer in the container's sandboxes from the next one on.
+
+        Raises:
+            PackageInstallError: it has the maximum of 32 layers.
+        """
+        digests = [*self.chosen(container_key)]
+        if digest in digests:
+            return
+        if len(digests) >= _MOST_LAYERS:
+            raise PackageInstallError(f"this chat has {_MOST_LAYERS} packages already; no more can be added")
+        _write_json(self._chosen_path(container_key), [*digests, digest])
+
+    def publish(
+        self,
+        source: Path,
+        requirement: Requirement,
+        *,
+        version: str,
+        wheels: Mapping[str, str],
+        most_bytes: int,
+    ) -> Built:
+        """Copy a builder's directory ``source`` into a layer and record it.
+
+        Only regular files are copied, as the builder's directory is hostile.
+
+        Raises:
+            PackageInstallError: it contains nothing to import.
+        """
+        staging = self.new_work_dir()
+        make_directory(staging, passable=True)
+        try:
+            digest = _copy_tree(source, staging, most_bytes=most_bytes)
+            modules = _importable(staging, requirement.name)
+            if not modules:
+                raise PackageInstallError(f"{requirement} contains nothing that can be imported")
+            target = self.path(digest)
+            make_directory(target.parent, passable=True)
+            if not target.exists():
+                staging.rename(target)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+        built = Built(
+            requirement=str(requirement),
+            name=requirement.name,
+            version=version,
+            digest=digest,
+            modules=modules,
+            wheels=wheels,
+        )
+        _write_json(self._record_path(requirement), asdict(built))
+        return built
+
+    def _record_path(self, requirement: Requirement) -> Path:
+        return self.root / "built" / f"{requirement.name}-{_short_hash(str(requirement))}.json"
+
+    def _chosen_path(self, container_key: str) -> Path:
+        return self.root / "chosen" / f"{_short_hash(container_key)}.json"
+
+
+def _short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _write_json(path: Path, value: object) -> None:
+    write_private(path, json.dumps(value))
+
+
+def _copy_tree(source: Path, target: Path, *, most_bytes: int) -> str:
+    """Copy regular files and return the digest of their paths and contents."""
+    entries = []
+    for node in sorted(safe_files.walk(source, max_entries=_MOST_NAMES), key=lambda node: node.path):
+        destination = target / node.path
+        if stat.S_ISDIR(node.info.st_mode):
+            destination.mkdir(parents=True, exist_ok=True)
+        elif stat.S_ISREG(node.info.st_mode):
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            size = safe_files.copy_out(source, node.path, destination=destination, max_bytes=most_bytes)
+            most_bytes -= size
+            # Readable for the code's user, not writable and not executable.
+            destination.chmod(0o444)
+            entries.append(f"{node.path}\0{_file_hash(destination)}")
+    for directory, _, _ in os.walk(target):
+        Path(directory).chmod(0o755)
+    return hashlib.sha256("\n".join(entries).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _file_hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _importable(layer: Path, name: str) -> tuple[str, ...]:
+    """Return top-level module names, those of distribution ``name`` first."""
+    own: list[str] = []
+    for record in layer.glob("*.dist-info/RECORD"):
+        distribution = record.parent.name.split("-")[0].replace("_", "-").lower()
+        if distribution == name:
+            lines = record.read_text("utf-8", "replace").split("\n")
+            own = [line.split(",")[0].split("/")[0] for line in lines if line]
+    everything = sorted(path.name for path in layer.iterdir())
+    modules = [_module_name(layer / entry) for entry in (*own, *everything)]
+    return tuple(dict.fromkeys(module for module in modules if module))
+
+
+def _module_name(path: Path) -> str:
+    if path.is_dir():
+        return path.name if path.name.isidentifier() and path.name != "__pycache__" else ""
+    if path.suffix in (".py", ".so") and path.is_file():
+        stem = path.name.split(".")[0]
+        return stem if stem.isidentifier() else ""
+    return ""

@@ -1,0 +1,145 @@
+"""Arguments and results as tagged text; ``nekro.wire`` describes the format and the trust in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from typing import Any, Final, TypeAlias
+
+from nekro.wire.budget import Budget, Meter
+from nekro.wire.parser import load, load_in_slices
+from nekro.wire.returned_values import written
+from nekro.wire.short_texts import Undecided, load_short
+from nekro.wire.tagged import NotPlainError, TooLongError, write_arguments
+from nekro_agent.errors import ArgumentError
+
+__all__ = [
+    "Arguments",
+    "arguments_in_slices",
+    "arguments_text",
+    "decode_arguments",
+    "decode_value",
+    "encode_arguments",
+    "encode_value",
+    "pickled_for",
+]
+
+Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+
+_ARGUMENT_SETTING: Final = "NEKRO_SANDBOX__ARGUMENT_BYTES"
+_NOT_ARGUMENTS: Final = "the value is not a pair of positional and named arguments"
+_ARGUMENT_BUDGET: Final = Budget()
+#: A worker's own value may be large, but it passes through the broker and is still limited.
+_VALUE_BUDGET: Final = Budget(steps=4_000_000, built_bytes=512 << 20, seconds=30, chosen_keys=50_000)
+#: Arguments of trusted callers; far above the worker's own limit, which is the one that is reported.
+_MOST_CHARS: Final = 64 << 20
+_PICKLE: Final = '{"$pickle":['
+_CONTROL: Final = bytes(range(32))
+
+
+def decode_arguments(data: bytes | str, *, max_bytes: int) -> Arguments:
+    """Decode ``(args, kwargs)`` from a sandbox; builds only plain values, even from hostile ``data``.
+
+    Raises:
+        ArgumentError: the text is malformed, contains a type that is not allowed, or exceeds a limit.
+    """
+    text = _text(data, max_bytes, setting=_ARGUMENT_SETTING)
+    try:
+        value = load_short(text)
+    except Undecided:
+        value = load(text, _ARGUMENT_BUDGET)
+    return _arguments(value)
+
+
+def arguments_text(data: bytes) -> str:
+    """Return the bytes from a sandbox as a string for a message, without parsing them.
+
+    Raises:
+        ArgumentError: they are not UTF-8, or contain control characters, which JSON escapes would make six
+            times as long.
+    """
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise ArgumentError("the value is malformed: it is not UTF-8") from None
+    if len(data.translate(None, _CONTROL)) != len(data):
+        raise ArgumentError("the value is malformed: it contains an unescaped control character")
+    return text
+
+
+def arguments_in_slices(data: bytes | str, *, max_bytes: int) -> Generator[None, None, Arguments]:
+    """Decode as ``decode_arguments`` does, and yield after each slice of work of about 0.3 ms."""
+    text = _text(data, max_bytes, setting=_ARGUMENT_SETTING)
+    return _arguments((yield from load_in_slices(text, Meter(_ARGUMENT_BUDGET))))
+
+
+def _arguments(value: Any) -> Arguments:
+    if type(value) is not list or len(value) != 2:
+        raise ArgumentError(_NOT_ARGUMENTS)
+    args, kwargs = value
+    if type(args) is not list or type(kwargs) is not dict or not all(type(name) is str for name in kwargs):
+        raise ArgumentError(_NOT_ARGUMENTS)
+    return tuple(args), kwargs
+
+
+def decode_value(data: bytes | str, *, max_bytes: int) -> object:
+    """Decode a method's return value outside the sandbox, to show it; paths become str.
+
+    Raises:
+        ArgumentError: it contains an instance of a plugin's class or anything else that is not plain.
+    """
+    text = _text(data, max_bytes, setting="NEKRO_SANDBOX__RETURN_BYTES")
+    if (reason := pickled_for(text)) is not None:
+        raise ArgumentError(f"the value can be opened in a sandbox only: {reason}")
+    return load(text, _VALUE_BUDGET)
+
+
+def pickled_for(text: str) -> str | None:
+    """Return why ``encode_value`` wrote a value as a pickle; None when it did not."""
+    return str(json.loads(text)["$pickle"][0]) if text.startswith(_PICKLE) else None
+
+
+def encode_arguments(args: tuple[Any, ...] | list[Any], kwargs: dict[str, Any]) -> str:
+    """Encode arguments as sandboxed code would.
+
+    Raises:
+        ArgumentError: a worker would refuse them; the worker's size limit is not checked.
+    """
+    try:
+        text = write_arguments(tuple(args), kwargs, _MOST_CHARS)
+        text.encode()
+    except UnicodeEncodeError:
+        raise ArgumentError(
+            "an argument cannot be sent: a string is not valid Unicode (a lone surrogate?)"
+        ) from None
+    except TooLongError:
+        raise ArgumentError(
+            f"the arguments have more than {_MOST_CHARS} characters; send a file's path"
+        ) from None
+    except NotPlainError as exc:
+        raise ArgumentError(f"an argument cannot be sent: {exc}") from None
+    return text
+
+
+def encode_value(value: object, *, max_bytes: int) -> bytes:
+    """Encode the return value of a method for the sandbox.
+
+    Pydantic models and dataclasses become dicts, Enum members their values, at any depth of
+    containers. When it contains an instance of a class without a tagged form, the whole value is sent
+    as a pickle; if the sandbox lacks the class, code there sees the instance's attributes.
+
+    Raises:
+        ResultError: it is too large, contains something that must stay on the worker (a context,
+            settings, a session, an open file), or cannot be pickled; the message names what and where.
+    """
+    return written(value, max_bytes=max_bytes)
+
+
+def _text(data: bytes | str, max_bytes: int, *, setting: str) -> str:
+    size = len(data) if isinstance(data, bytes) or data.isascii() else len(data.encode())
+    if size > max_bytes:
+        raise ArgumentError(
+            f"the value has {size} bytes, at most {max_bytes} can be sent ({setting}); "
+            "write large data to a file in /app/shared and send its path"
+        )
+    return data if isinstance(data, str) else arguments_text(data)
