@@ -63,8 +63,8 @@ def plugins_of(number: int) -> list[PluginBrief]:
 
 
 def _methods() -> Iterator[MethodBrief]:
-    from workers.plugins.loader import load_plugins
-    from workers.plugins.registry import LoadedRegistry
+    from nekro.plugins.loader import load_plugins
+    from nekro.plugins.registry import LoadedRegistry
 
     shipped = list(LoadedRegistry(load_plugins(entry_points=False).plugins))
     for turn in count():

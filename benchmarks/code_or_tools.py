@@ -39,8 +39,8 @@ from benchmarks.tool_use.schemas import tool_name, tool_of
 from benchmarks.tool_use.steps import STEPS, Step, arguments, program, step_of
 
 if TYPE_CHECKING:
-    from workers.catalogue.entries import MethodEntry
-    from workers.composition import Services
+    from nekro.app.composition import Services
+    from nekro.plugins.entries import MethodEntry
 
 __all__ = ["main", "measure", "parse"]
 
@@ -121,7 +121,7 @@ async def _system(model: CountingModel) -> AsyncIterator[Services]:
         if await upgrade.wait():
             raise SystemExit(f"`nekro db upgrade` ended with exit code {upgrade.returncode}")
         from broker_config.settings import Settings
-        from workers.composition import CALLER, Services
+        from nekro.app.composition import CALLER, Services
 
         lanes = ("methods", "rounds")
         workers = [Child([nekro, "worker", "--lane", lane], log=directory / f"{lane}.log") for lane in lanes]

@@ -30,7 +30,7 @@ from benchmarks.harness.report import table
 from benchmarks.harness.served import call_served
 
 if TYPE_CHECKING:
-    from workers.composition import Services
+    from nekro.app.composition import Services
 
 __all__ = ["main", "parse"]
 
@@ -61,8 +61,8 @@ _KINDS: Final = {
 
 async def _opened() -> Services:
     from broker_config.settings import Settings
+    from nekro.app.composition import Services
     from nekro.cli.services.presence import require_workers
-    from workers.composition import Services
 
     services = Services.load(Settings.load(env_file=None), role="cli")
     await services.start()
@@ -71,7 +71,7 @@ async def _opened() -> Services:
 
 
 async def _call(services: Services, method: str, arguments: Any, chat_key: str) -> None:
-    from workers.calls.dispatch import CallScope
+    from nekro.app.calls.dispatch import CallScope
 
     await call_served(
         services,

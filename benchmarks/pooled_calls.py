@@ -29,7 +29,7 @@ from benchmarks.harness.redis_server import redis_server
 from benchmarks.harness.served import call_served, served
 
 if TYPE_CHECKING:
-    from workers.composition import Services
+    from nekro.app.composition import Services
 
 __all__ = ["main", "parse"]
 
@@ -43,7 +43,7 @@ _CALL_SECONDS: Final = 110
 async def _fleet(directory: Path, redis_url: str, database_url: str) -> AsyncIterator[Services]:
     """Migrate the database and start a worker; yields the services of the calling side."""
     from broker_config.settings import Settings
-    from workers.composition import Services
+    from nekro.app.composition import Services
 
     directory.mkdir()
     environment = os.environ | {
@@ -69,8 +69,8 @@ async def _fleet(directory: Path, redis_url: str, database_url: str) -> AsyncIte
 
 async def _turn(services: Services, calls: int, *, at_once: int) -> float:
     """Make calls; returns the seconds per call."""
+    from nekro.app.calls.dispatch import CallScope
     from nekro.wire.values import encode_arguments
-    from workers.calls.dispatch import CallScope
 
     entry = await served(services, _METHOD)
     scope = CallScope(chat=await services.chat("bench_chat"), user_id=None)

@@ -137,9 +137,9 @@ async def _gateway(settings: Settings, directory: Path) -> AsyncIterator[tuple[i
 async def _read(
     settings: Settings, port: int, *, readers: int, chats: int, events: int, rate: float
 ) -> dict[str, object]:
+    from nekro.app.chats.events import record
+    from nekro.app.composition import CALLER, Services
     from storage.repositories.events import NewEvent
-    from workers.chats.events import record
-    from workers.composition import CALLER, Services
 
     services = Services.load(settings, role=CALLER)
     await services.start()

@@ -27,7 +27,7 @@ from benchmarks.harness.served import call_served, served
 from benchmarks.harness.yardstick import describe_beside, taskiq_seconds
 
 if TYPE_CHECKING:
-    from workers.composition import Services
+    from nekro.app.composition import Services
 
 __all__ = ["main", "parse"]
 
@@ -42,8 +42,8 @@ _MIB: Final = 1 << 20
 
 async def _burst(services: Services, calls: int, seconds: float) -> float:
     """Make all calls at once; returns the seconds until the last answer."""
+    from nekro.app.calls.dispatch import CallScope
     from nekro.wire.values import decode_value, encode_arguments
-    from workers.calls.dispatch import CallScope
 
     entry = await served(services, _METHOD)
     scope = CallScope(chat=await services.chat(_CHAT), user_id=None)
@@ -73,7 +73,7 @@ async def _measure(
 ) -> tuple[list[float], int | None]:
     """Return the seconds of each burst, and the worker's peak memory in bytes."""
     from broker_config.settings import Settings
-    from workers.composition import Services
+    from nekro.app.composition import Services
 
     services = Services.load(Settings.load(env_file=None), role="cli")
     await services.start()

@@ -64,7 +64,7 @@ class Snapshot:
 
     digest: str
     plugin_key: str
-    #: JSON of ``workers.catalogue.entries.PluginEntry``.
+    #: JSON of ``nekro.plugins.entries.PluginEntry``.
     entry: str
     #: When a worker served it first; None before it is published.
     published_at: datetime | None = None

@@ -959,7 +959,7 @@ class PluginSnapshotRow(Base):
     #: SHA-256 of ``entry``, in hexadecimal.
     digest: Mapped[str] = mapped_column(KeyText(), primary_key=True)
     plugin_key: Mapped[str]
-    #: JSON of ``workers.catalogue.entries.PluginEntry``.
+    #: JSON of ``nekro.plugins.entries.PluginEntry``.
     entry: Mapped[str]
     #: When a worker served it first.
     published_at: Mapped[datetime]

@@ -69,7 +69,7 @@ _CONTEXT.set_forkserver_preload(
         "sqlalchemy.dialects.sqlite",
         "storage.migrate",
         "workers.pools.asyncio_pool",
-        "workers.composition",
+        "nekro.app.composition",
         "workers.ops.monitor",
         "workers.process",
         "workers.rounds_service",

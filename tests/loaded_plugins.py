@@ -9,9 +9,8 @@ from types import SimpleNamespace
 import pytest
 from waiting import WAIT_SECONDS
 
-from workers import import_trials
-from workers.plugins import loader
-from workers.plugins.loader import LoadedPlugins, forget
+from nekro.plugins import import_trials, loader
+from nekro.plugins.loader import LoadedPlugins, forget
 
 
 def unload_plugins(loaded: LoadedPlugins) -> None:

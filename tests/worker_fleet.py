@@ -24,16 +24,16 @@ from sqlalchemy.engine import make_url
 from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.settings import Settings
+from nekro.app.calls.dispatch import CallScope, invocation_of
+from nekro.app.composition import Services
 from nekro.cli.environment import environment_of
 from nekro.cli.services.system import migrate
+from nekro.plugins.entries import MethodEntry
+from nekro.plugins.loader import LoadedPlugins, load_plugins
+from nekro.plugins.policies import package_policy
 from nekro.wire.invocation import Envelope, new_id
 from nekro_agent import runtime
 from nekro_agent.plugin import NekroPlugin
-from workers.calls.dispatch import CallScope, invocation_of
-from workers.catalogue.entries import MethodEntry
-from workers.composition import Services
-from workers.plugins.loader import LoadedPlugins, load_plugins
-from workers.plugins.policies import package_policy
 from workers.sdk_runtime import runtime_of
 
 

@@ -15,6 +15,9 @@ from celery import bootsteps
 from loguru import logger
 
 from broker_config.settings import Settings
+from nekro.app.composition import Services
+from nekro.app.ops.logs import configure_logs
+from nekro.app.ops.sockets import broker_id, data_dir_id
 from nekro.base.greenlet_bridge import at_loop_close, limit_loop_close
 from nekro.base.metrics import start_metrics
 from nekro.broker.celery.names import POOL_STEP
@@ -25,16 +28,13 @@ from nekro.broker.celery.worker_state import (
     why_it_consumes_nothing,
 )
 from nekro.broker.tracing import traced
+from nekro.plugins.loader import PreparedPlugins
 from nekro_agent.errors import NekroError, SettingsError
 from nekro_agent.methods import Lane
-from workers.composition import Services
 from workers.ops.health import Health
-from workers.ops.logs import configure_logs
 from workers.ops.monitor import monitored
 from workers.ops.printed import printed_to_log
 from workers.ops.shutdown_limit import ShutdownLimit
-from workers.ops.sockets import broker_id, data_dir_id
-from workers.plugins.loader import PreparedPlugins
 from workers.pools.jobs import LoopThread
 from workers.pools.observation import observe_tasks
 from workers.tasks import register_tasks

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from nekro.app.budgets.plugin_models import PluginModels
+from nekro.app.chats.messages import SqlMessages
+from nekro.app.chats.records import SqlRecords
+from nekro.app.parts import Parts
+from nekro.plugins.policies import core_config, package_policy
 from nekro_agent import runtime
 from nekro_agent.policies import DownloadPolicy, StorePolicy, UploadPolicy
 from storage.kv import SqlKeyValueStore
 from storage.timer_services import SqlCronJobs, SqlTimers
-from workers.budgets.plugin_models import PluginModels
-from workers.chats.messages import SqlMessages
-from workers.chats.records import SqlRecords
 from workers.jobs.downloads import SqlDownloads
 from workers.jobs.service import SqlJobs
-from workers.parts import Parts
-from workers.plugins.policies import core_config, package_policy
 
 __all__ = ["runtime_of"]
 

@@ -2,7 +2,7 @@
 
 `nekro up` starts it, and asks it for workers. A fork becomes a child of `nekro up`, like a worker that was
 started as a program. While plugins are imported, this process is replaced by forks of itself (see
-``workers.import_trials``); the first one stays as their parent, so that they remain below `nekro up`:
+``nekro.plugins.import_trials``); the first one stays as their parent, so that they remain below `nekro up`:
 
     nekro up
       top         only waits
@@ -24,17 +24,17 @@ from typing import Any, Final
 
 from broker_config.embedded import make_data_dir
 from broker_config.settings import Settings
+from nekro.app.ops.logs import configure_logs
 from nekro.base.forks import adopt_orphans, flush_streams, thread_count, wait_until_orphaned
 from nekro.broker.celery.names import WORKER_MODULES
-from workers.import_trials import Trials
-from workers.ops.logs import configure_logs
-from workers.plugins.loader import (
+from nekro.plugins.import_trials import Trials
+from nekro.plugins.loader import (
     PreparedPlugins,
     plugin_steps,
     prepare_imports,
 )
-from workers.plugins.policies import core_config, package_policy
-from workers.plugins.source_watch import Stamps, stamps_below
+from nekro.plugins.policies import core_config, package_policy
+from nekro.plugins.source_watch import Stamps, stamps_below
 
 __all__ = ["MODULES", "REQUEST_BYTES", "Order", "run_template"]
 
@@ -58,21 +58,21 @@ MODULES: Final = (
     "storage.retention",
     "storage.schema",
     "storage.timer_services",
-    "workers.approvals.chat_lines",
-    "workers.approvals.check",
-    "workers.budgets.plugin_models",
+    "nekro.app.approvals.chat_lines",
+    "nekro.app.approvals.check",
+    "nekro.app.budgets.plugin_models",
     "workers.calls.commands",
     "workers.calls.methods",
     "workers.calls.progress",
     "workers.calls.remote_hooks",
     "workers.calls.webhooks",
-    "workers.chats.live",
-    "workers.chats.records",
-    "workers.jobs.cancel",
+    "nekro.app.chats.live",
+    "nekro.app.chats.records",
+    "nekro.app.jobs.cancel",
     "workers.jobs.downloads",
     "workers.jobs.service",
     "workers.mcp.follower",
-    "workers.ops.clock_watch",
+    "nekro.app.ops.clock_watch",
     "workers.ops.sweeper",
     "workers.ops.sweeps",
     "workers.ops.watch_sweep",
@@ -80,12 +80,12 @@ MODULES: Final = (
     "workers.plugins.lane_overrides",
     "workers.plugins.loop_watchdog",
     "workers.plugins.publication",
-    "workers.plugins.registry",
+    "nekro.plugins.registry",
     "workers.plugins.reload",
     "workers.plugins.states",
     "workers.process",
-    "workers.rounds.intake",
-    "workers.rounds.stop",
+    "nekro.app.rounds.intake",
+    "nekro.app.rounds.stop",
     "workers.sdk_runtime",
     "workers.web.hosts",
 )

@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from nekro.app.calls.dispatch import CallScope
+    from nekro.app.composition import Services
+    from nekro.plugins.entries import MethodEntry
     from nekro.wire.invocation import Envelope
-    from workers.calls.dispatch import CallScope
-    from workers.catalogue.entries import MethodEntry
-    from workers.composition import Services
 
 __all__ = ["call_served", "served"]
 
@@ -32,8 +32,8 @@ async def call_served(
     services: Services, entry: MethodEntry, arguments: str, scope: CallScope, *, seconds: float
 ) -> Envelope:
     """Call a method for a chat, and wait for its result for at most that time."""
+    from nekro.app.calls.dispatch import invocation_of
     from nekro.wire.invocation import new_id
-    from workers.calls.dispatch import invocation_of
 
     deadline = datetime.now(UTC) + timedelta(seconds=seconds)
     invocation = invocation_of(entry, arguments, scope, call_id=new_id(), deadline=deadline)

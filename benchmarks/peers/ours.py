@@ -22,8 +22,8 @@ from benchmarks.harness.contender import (
 from benchmarks.harness.served import call_served, served
 
 if TYPE_CHECKING:
-    from workers.catalogue.entries import MethodEntry
-    from workers.composition import Services
+    from nekro.app.composition import Services
+    from nekro.plugins.entries import MethodEntry
 
 __all__ = ["BRIDGE", "SANDBOX", "BridgeClient", "SandboxClient"]
 
@@ -120,8 +120,8 @@ class _ServicesClient(AsyncClient):
 
     async def open(self) -> None:
         from broker_config.settings import Settings
+        from nekro.app.composition import Services
         from nekro_agent.core.logger import configure
-        from workers.composition import Services
         from workers.process import keep_what_is_loaded
 
         settings = Settings.load(env_file=None)
@@ -143,7 +143,7 @@ class BridgeClient(_ServicesClient):
     """Calls as the bridge does: encode arguments, sign an invocation, ``MethodCaller``, decode the value."""
 
     async def begin(self) -> None:
-        from workers.calls.dispatch import CallScope
+        from nekro.app.calls.dispatch import CallScope
 
         self._entry: MethodEntry | None = None
         self._scope = CallScope(chat=await self._services.chat(_CHAT), user_id=None)
@@ -213,7 +213,7 @@ class SandboxClient(_ServicesClient):
 BRIDGE = Contender(
     name="nekro-bridge",
     about="nekro worker --lane methods with the shipped plugins, called as the bridge calls (MethodCaller)",
-    modules=("workers.composition", "nekro.cli.main"),
+    modules=("nekro.app.composition", "nekro.cli.main"),
     worker_commands=_worker_commands,
     open_client=lambda setup: BridgeClient(),
     ours=True,
@@ -224,7 +224,7 @@ BRIDGE = Contender(
 SANDBOX = Contender(
     name="nekro-sandbox",
     about="the same worker, called by code in the sandbox (100 in flight: as many threads in it)",
-    modules=("workers.composition", "nekro.cli.main"),
+    modules=("nekro.app.composition", "nekro.cli.main"),
     worker_commands=_worker_commands,
     open_client=lambda setup: SandboxClient(),
     ours=True,

@@ -21,7 +21,7 @@ from benchmarks.harness.served import call_served, served
 
 if TYPE_CHECKING:
     from broker_config.settings import Settings
-    from workers.composition import Services
+    from nekro.app.composition import Services
 
 __all__ = ["CHATS", "Caller", "Fleet", "Usage", "opened_caller", "running_fleet"]
 
@@ -90,7 +90,7 @@ class Caller:
 
     async def open(self) -> None:
         """Prepare the chats."""
-        from workers.calls.dispatch import CallScope
+        from nekro.app.calls.dispatch import CallScope
 
         self._entry = await served(self.services, "bench.linger.linger")
         self._scopes = [
@@ -153,8 +153,8 @@ def running_fleet(server: RedisServer, directory: Path, *, workers: int, concurr
 @asynccontextmanager
 async def opened_caller(fleet: Fleet) -> AsyncIterator[Caller]:
     """Open a caller in this process; yields it when every worker has answered."""
+    from nekro.app.composition import Services
     from nekro_agent.core.logger import configure
-    from workers.composition import Services
 
     assert fleet.settings is not None
     configure(level=fleet.settings.log.level)

@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute
 
 from broker_config.settings import GatewaySettings, Settings
+from nekro.app.composition import GATEWAY, Services
 from nekro.gateway import problems
 from nekro.gateway.access.identification import ValidKeys
 from nekro.gateway.access.login_codes import LoginCodes
@@ -37,7 +38,6 @@ from nekro.gateway.web.middleware import HostCheck, RequestContext
 from nekro.gateway.web.responses import JsonAnswer
 from nekro.gateway.webhooks import routes
 from nekro.gateway.webhooks.sender import WebhookSender
-from workers.composition import GATEWAY, Services
 
 __all__ = ["API", "create_app"]
 

@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import Depends, Path, Request
 from pydantic import AfterValidator
 
+from nekro.app.composition import Services
 from nekro.gateway.access.identification import identify
 from nekro.gateway.access.rates import Rates
 from nekro.gateway.access.streams import OpenStreams
@@ -15,7 +16,6 @@ from nekro.gateway.identity import Identity
 from nekro.gateway.streams.hub import EventHub
 from nekro.gateway.web.paths import restored
 from nekro_agent.execution.payer import begin_account
-from workers.composition import Services
 
 __all__ = [
     "ChatKey",

@@ -18,6 +18,8 @@ from pydantic import ValidationError
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
+from nekro.app.chats.attachments import Attachment
+from nekro.app.composition import Services
 from nekro.gateway.access.stored_bytes import KeyFiles, require_room
 from nekro.gateway.problems import ProblemError
 from nekro.gateway.routing import require_few_values
@@ -26,8 +28,6 @@ from nekro_agent.files.private_files import make_directory
 from nekro_agent.files.safe_files import sha256_of
 from nekro_agent.files.stated_names import stated_name
 from nekro_client.models import MessageBody, NewPart, NewTextPart
-from workers.chats.attachments import Attachment
-from workers.composition import Services
 
 __all__ = [
     "BYTES_BODY",

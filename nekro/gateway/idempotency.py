@@ -21,6 +21,8 @@ from fastapi.responses import JSONResponse
 from loguru import logger
 from pydantic import BaseModel
 
+from nekro.app.leases.keeper import HeldLease, LeaseKeeper
+from nekro.app.leases.kinds import REQUEST
 from nekro.gateway.dependencies import identity_of
 from nekro.gateway.problems import PROBLEM_TYPE, ProblemError, problem_of, status_of
 from nekro.gateway.web.responses import JsonAnswer
@@ -45,8 +47,6 @@ from storage.access.requests import RecordedRequest
 from storage.access.stored_bytes import ROW_BYTES, size_of
 from storage.engine import Database
 from storage.states import StoredKind
-from workers.leases.keeper import HeldLease, LeaseKeeper
-from workers.leases.kinds import REQUEST
 
 __all__ = ["REPLAYED", "Once", "OnceDep", "once_of", "with_content"]
 

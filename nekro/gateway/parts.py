@@ -13,6 +13,9 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from nekro.agent.multimodal import image_data
+from nekro.app.chats.attachments import Attachment, attachments_of
+from nekro.app.chats.file_ids import FileIds
+from nekro.app.composition import Services
 from nekro.gateway.access.stored_bytes import KeyFiles
 from nekro.gateway.identity import Identity
 from nekro.gateway.problems import ProblemError
@@ -30,9 +33,6 @@ from nekro_client.models import (
     TextPart,
 )
 from storage.repositories.messages import Message
-from workers.chats.attachments import Attachment, attachments_of
-from workers.chats.file_ids import FileIds
-from workers.composition import Services
 
 __all__ = ["MOST_PARTS", "Content", "file_info", "message_parts", "stored_content"]
 

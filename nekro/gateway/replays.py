@@ -9,6 +9,10 @@ from contextlib import ExitStack
 from http import HTTPStatus
 from typing import Any, Final
 
+from nekro.app.chats.attachments import Attachment, attachments_of
+from nekro.app.chats.files import ChatFiles
+from nekro.app.chats.writer import message_bytes
+from nekro.app.composition import Services
 from nekro.gateway.access.stored_bytes import KeyFiles
 from nekro.gateway.identity import Identity
 from nekro.gateway.messages import post_message, sender_of
@@ -21,10 +25,6 @@ from storage.repositories.messages import COPY_PREFIX, Message
 from storage.repositories.rounds import Round
 from storage.states import StoredKind, TriggerKind
 from storage.transaction import Transaction
-from workers.chats.attachments import Attachment, attachments_of
-from workers.chats.files import ChatFiles
-from workers.chats.writer import message_bytes
-from workers.composition import Services
 
 __all__ = ["replay_turn"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Final
 
+from nekro.app.composition import Services
 from nekro.gateway.problems import ProblemError
-from workers.composition import Services
 
 __all__ = ["require_rounds_worker"]
 

@@ -10,7 +10,12 @@ from nekro_agent.ports import CronJob, JobState
 from nekro_client import models
 
 if TYPE_CHECKING:
+    from nekro.app.budgets.limits import Budget
+    from nekro.app.catalogue.fleet import ServedVersion
+    from nekro.app.chats.file_ids import FileIds
+    from nekro.app.rounds.runs import CodeReport
     from nekro.broker.dead_letters import DeadMessage
+    from nekro.plugins.entries import MethodEntry, PluginEntry
     from nekro.wire.invocation import Envelope
     from storage.access.approvals import Approval
     from storage.access.audit import RecordedAct
@@ -23,11 +28,6 @@ if TYPE_CHECKING:
     from storage.repositories.messages import Message
     from storage.repositories.rounds import Round
     from storage.repositories.timers import RecordedTimer, WorkerTimer
-    from workers.budgets.limits import Budget
-    from workers.catalogue.entries import MethodEntry, PluginEntry
-    from workers.catalogue.fleet import ServedVersion
-    from workers.chats.file_ids import FileIds
-    from workers.rounds.runs import CodeReport
 
 __all__ = [
     "act_answer",
@@ -80,7 +80,7 @@ def message_answer(row: Message, ids: FileIds, *, turn_id: str | None = None) ->
 
 def job_answer(row: Job) -> models.Job:
     """Return a background job."""
-    from workers.jobs.retry import can_retry
+    from nekro.app.jobs.retry import can_retry
 
     return models.Job(
         id=row.id,
@@ -108,7 +108,7 @@ def job_answer(row: Job) -> models.Job:
 
 def job_log_answer(entries: Sequence[JobLogEntry]) -> models.JobLog:
     """Return the log of a job, with its attempts."""
-    from workers.jobs.attempts import attempts_of
+    from nekro.app.jobs.attempts import attempts_of
 
     return models.JobLog(
         attempts=[
@@ -306,7 +306,7 @@ def finished_call(envelope: Envelope, *, method: str, value: Any) -> models.Call
 
 
 def call_of_report(call: Mapping[str, Any]) -> models.Call:
-    """Return a call of a run or round from ``workers.calls.story.call_json``."""
+    """Return a call of a run or round from ``nekro.app.calls.story.call_json``."""
     code, _, text = (call["error"] or "").partition(": ")
     return models.Call(
         **{name: call[name] for name in ("id", "method", "type", "lane", "requested_at", "started_at")},
@@ -334,7 +334,7 @@ def approval_answer(row: Approval, call: Call | None = None, *, in_full: bool = 
         call: its call; None: unknown.
         in_full: False leaves out the exact arguments, for lists.
     """
-    from workers.approvals.shown import call_line, difference, plain_arguments, shown_call
+    from nekro.app.approvals.shown import call_line, difference, plain_arguments, shown_call
 
     answer = models.Approval(
         id=row.id,

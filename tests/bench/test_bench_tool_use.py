@@ -9,8 +9,8 @@ import pytest
 from benchmarks.catalogue import plugins_of
 from benchmarks.tool_use.schemas import tool_of
 from benchmarks.tool_use.steps import STEPS, Step, arguments, program, step_of
+from nekro.plugins.entries import MethodEntry
 from nekro_agent.methods import Lane, SandboxMethodType
-from workers.catalogue.entries import MethodEntry
 
 
 def test_a_step_takes_results_of_earlier_ones() -> None:

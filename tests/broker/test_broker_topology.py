@@ -22,10 +22,10 @@ from broker_config.topology import (
     publish_round_requested,
     routing_key_for_chat,
 )
+from nekro.app.chats.publisher import EventPublisher
 from nekro.broker.call_messages import CallMessage
 from nekro.wire.invocation import Invocation, Signer, new_id
 from nekro_agent.methods import Lane
-from workers.chats.publisher import EventPublisher
 
 STRANGE_KEYS = [
     "onebot_v11-group_123",

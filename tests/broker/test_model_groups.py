@@ -11,8 +11,8 @@ from broker_config.model_groups import chat_groups, model_group
 from broker_config.settings import Settings
 from nekro.cli.commands.doctor import list_settings
 from nekro.cli.environment import environment_of
+from nekro.plugins.policies import core_config
 from nekro_agent.errors import ModelGroupError, SettingsError
-from workers.plugins.policies import core_config
 
 PREFIX = "NEKRO_MODELS__"
 A = f"{PREFIX}A__"

@@ -17,11 +17,11 @@ from fleet_probes import key as key
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet, Worker, call_in
 
+from nekro.app.calls.dispatch import CallScope
+from nekro.app.composition import Services
 from nekro.wire.invocation import Envelope
 from nekro.wire.values import decode_value, encode_arguments
 from nekro_agent.errors import NekroError, OutcomeUnknownError
-from workers.calls.dispatch import CallScope
-from workers.composition import Services
 
 CHAT = "chaos"
 #: Duration of calls that end when the test releases them.

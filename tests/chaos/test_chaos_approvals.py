@@ -12,9 +12,9 @@ from chaos_world import opened, rows
 from waiting import eventually
 from worker_fleet import Fleet
 
+from nekro.app.composition import Services
 from storage.access.approvals import Approval
 from storage.states import ApprovalState
-from workers.composition import Services
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -15,6 +15,7 @@ from waiting import eventually
 from worker_fleet import Fleet
 
 from broker_config.keys import Keys
+from nekro.app.composition import Services
 from nekro.broker.delivery.transport import DELIVERIES_HEADER
 from nekro.wire.invocation import Envelope
 from nekro_agent.errors import MethodFailedError, OutcomeUnknownError
@@ -22,7 +23,6 @@ from storage.repositories.calls import CallRequest
 from storage.repositories.jobs import NewJob
 from storage.repositories.rounds import RoundRequest
 from storage.states import CrashPolicy, TriggerKind
-from workers.composition import Services
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -27,11 +27,11 @@ from sqlalchemy.engine import make_url
 from waiting import eventually
 from worker_fleet import Fleet, call_in
 
+from nekro.app.calls.dispatch import CallScope
+from nekro.app.composition import Services
 from nekro.wire.invocation import Envelope
 from nekro.wire.values import encode_arguments
 from nekro_agent.errors import StorageUnavailableError
-from workers.calls.dispatch import CallScope
-from workers.composition import Services
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 

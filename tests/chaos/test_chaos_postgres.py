@@ -17,9 +17,9 @@ from postgres_group import PostgresGroup
 from waiting import eventually
 from worker_fleet import Fleet, call_in
 
+from nekro.app.calls.dispatch import CallScope
+from nekro.app.composition import Services
 from nekro.wire.values import encode_arguments
-from workers.calls.dispatch import CallScope
-from workers.composition import Services
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -17,9 +17,9 @@ from fleet_probes import ROUND_FAULTS, ask
 from worker_crew import Crew
 
 from broker_config.settings import Settings
+from nekro.app.composition import Services
 from nekro.cli.services.system import migrate
 from storage.engine import Database
-from workers.composition import Services
 
 PLUGINS = Path(__file__).parent.parent / "system" / "plugins"
 CHATS = int(os.environ.get("NEKRO_TEST_CHAOS_CHATS", "200"))

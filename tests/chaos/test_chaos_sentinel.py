@@ -13,10 +13,10 @@ from chaos_world import Account, call, client_of, key, opened, rows, times, unti
 from sentinel_group import SentinelGroup
 from worker_fleet import Fleet, call_in
 
+from nekro.app.calls.dispatch import CallScope
+from nekro.app.composition import Services
 from nekro.wire.invocation import new_id
 from nekro.wire.values import encode_arguments
-from workers.calls.dispatch import CallScope
-from workers.composition import Services
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

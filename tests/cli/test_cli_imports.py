@@ -34,7 +34,7 @@ with open(modules, "w") as file:
 #: Libraries that take long to import, and packages that only workers need.
 HEAVY = (
     "sqlalchemy", "alembic", "celery", "kombu", "opentelemetry", "jinja2", "httpx", "yaml",
-    "prometheus_client", "psycopg", "plugin_pkgs", "nekro_plugins", "nekro.agent", "workers.plugins.loader",
+    "prometheus_client", "psycopg", "plugin_pkgs", "nekro_plugins", "nekro.agent", "nekro.plugins.loader",
     "workers.pools", "nekro_agent.plugin", "nekro_agent.schemas.agent_ctx",
 )  # fmt: skip
 PLUGIN = '''
@@ -130,13 +130,13 @@ def test_no_command_imports_a_plugin_or_the_plugin_loader(
         ["jobs"],
         ["doctor", "--settings"],
     )
-    assert {"plugin_pkgs", "nekro_plugins", "workers.plugins.loader"}.isdisjoint(modules)
+    assert {"plugin_pkgs", "nekro_plugins", "nekro.plugins.loader"}.isdisjoint(modules)
 
 
 def test_every_command_parses_without_plugins_and_sqlalchemy(tmp_path: Path) -> None:
     helps = [[command.name, "--help"] for command in COMMANDS]
     modules = imported_by(*helps, environ={"PATH": ""}, directory=tmp_path)
-    assert {"plugin_pkgs", "workers.plugins.loader", "sqlalchemy"}.isdisjoint(modules)
+    assert {"plugin_pkgs", "nekro.plugins.loader", "sqlalchemy"}.isdisjoint(modules)
 
 
 def test_a_command_beside_a_running_system_imports_no_celery() -> None:

@@ -20,9 +20,9 @@ from nekro.extensions.mcp.plugins import build_plugin, needs_approval
 from nekro.extensions.mcp.schemas import arguments_of, identifier, shape, signature_of
 from nekro.extensions.mcp.servers import Source, merged, read_file
 from nekro.extensions.mcp.tools import ListedTool, read_tools, tools_text
+from nekro.plugins.registry import LoadedRegistry
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.execution.signatures import describe
-from workers.plugins.registry import LoadedRegistry
 
 OAUTH = ("issuer", "client_id", "client_secret")
 

@@ -28,8 +28,13 @@ from test_mcp_http import served
 from test_mcp_servers import node_server
 
 from broker_config.settings import DatabaseSettings, Settings
+from nekro.app.budgets.limits import day_of
+from nekro.app.budgets.plugin_models import PluginModels
+from nekro.app.budgets.spending import Spending
+from nekro.app.composition import CALLER, Services
 from nekro.extensions.mcp.client_requests import Completion, Prompt, Question, Reply
 from nekro.extensions.mcp.declarations import Sampling
+from nekro.plugins.policies import core_config
 from nekro_agent import runtime
 from nekro_agent.errors import BudgetExceededError, InvalidValueError, LLMError, MethodFailedError
 from nekro_agent.execution.payer import Payer, paying
@@ -38,14 +43,9 @@ from nekro_agent.testing import InMemoryRuntime
 from storage.access.spendings import ScopeKey
 from storage.engine import Database
 from storage.states import BudgetScope
-from workers.budgets.limits import day_of
-from workers.budgets.plugin_models import PluginModels
-from workers.budgets.spending import Spending
-from workers.composition import CALLER, Services
 from workers.mcp.answers import content_of, question_id
 from workers.mcp.client_requests import WorkerClientRequests
 from workers.mcp.forms import answer_of, shown_question
-from workers.plugins.policies import core_config
 
 ALLOWED = {"sampling": {"max_tokens": 50}, "elicitation_seconds": 30}
 

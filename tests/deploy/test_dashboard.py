@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from nekro.app.ops.fleet import FLEET_METRICS
 from nekro.base.metrics import Metrics
-from workers.ops.fleet import FLEET_METRICS
 
 ROOT = Path(__file__).parents[2]
 GRAFANA = ROOT / "deploy" / "grafana"

@@ -18,9 +18,9 @@ from helm_process import HelmProcess, RefusedError
 from jsonschema import Draft7Validator
 from rendered_chart import CHART, DEFAULTS, SCALED, VARIANTS, Render, container_of, migration, names, pods
 
+from nekro.app.ops.fleet import FLEET_METRICS
 from nekro.cli.main import build_parser
 from nekro_agent.methods import Lane
-from workers.ops.fleet import FLEET_METRICS
 
 ROOT = Path(__file__).parents[2]
 

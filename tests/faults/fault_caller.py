@@ -21,10 +21,10 @@ from typing import Any
 from fault_plan import LIMIT_SECONDS, CallKind, CallPlan, FaultKind, Options, call_plans, runs_in
 
 from broker_config.settings import Settings
+from nekro.app.calls.dispatch import CallScope, invocation_of
+from nekro.app.composition import Services
 from nekro.wire.values import decode_value, encode_arguments
 from nekro_agent.errors import BrokerUnavailableError, StorageUnavailableError
-from workers.calls.dispatch import CallScope, invocation_of
-from workers.composition import Services
 
 ERRORS = "nekro_agent.errors"
 #: Seconds after its deadline for which the caller waits for an answer.

@@ -17,8 +17,8 @@ from gateway_server import served
 from worker_fleet import Fleet
 
 from broker_config.settings import DatabaseSettings, Settings
+from nekro.app.composition import Services
 from nekro.gateway.app import create_app
-from workers.composition import Services
 
 PLUGINS = Path(__file__).parent / "plugins"
 

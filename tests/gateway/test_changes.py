@@ -18,6 +18,8 @@ from waiting import WAIT_SECONDS
 from worker_fleet import Fleet
 
 from broker_config.keys import Keys
+from nekro.app.chats.events import record
+from nekro.app.composition import Services
 from nekro.gateway.access.keys import revoke_key
 from nekro.gateway.app import create_app
 from nekro.gateway.identity import Identity, Scope
@@ -27,8 +29,6 @@ from nekro_client import AsyncClient, Client
 from nekro_client.models import ChangeKind
 from nekro_client.sse import EventParser
 from storage.repositories.events import NewEvent
-from workers.chats.events import record
-from workers.composition import Services
 
 PATH = "/api/v1/changes"
 CHAT = "group_1"

@@ -14,6 +14,8 @@ from local_key import local_headers
 from worker_fleet import Fleet
 
 from broker_config.secret_files import secret_path
+from nekro.app.chats.events import record
+from nekro.app.composition import Services
 from nekro.base.release import release
 from nekro.gateway.access import sessions
 from nekro.gateway.access.keys import create_key, new_key, revoke_key
@@ -21,8 +23,6 @@ from nekro.gateway.app import create_app
 from nekro.gateway.identity import Scope
 from nekro_agent.shared_clock import shared_time
 from storage.repositories.events import NewEvent
-from workers.chats.events import record
-from workers.composition import Services
 
 CHAT = "group_1/ü x"
 EVENTS = "/api/v1/chats/group_1%2F%C3%BC%20x/events?after=0"

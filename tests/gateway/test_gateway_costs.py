@@ -11,6 +11,7 @@ from gateway_server import served
 from httpx import AsyncClient
 
 from broker_config.settings import Settings
+from nekro.app.budgets.limits import day_of
 from nekro.cli.command import Deps
 from nekro.cli.commands.costs import Args, show
 from nekro.cli.output import Output
@@ -20,7 +21,6 @@ from nekro.gateway.identity import Scope
 from nekro_client.models import Costs
 from storage.access.spendings import ModelUse, NewSpending
 from storage.engine import Database
-from workers.budgets.limits import day_of
 
 
 @pytest.fixture

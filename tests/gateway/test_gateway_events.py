@@ -18,6 +18,8 @@ from test_gateway_keys import key_of
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet
 
+from nekro.app.chats.events import record
+from nekro.app.composition import Services
 from nekro.gateway.app import create_app
 from nekro.gateway.identity import Scope
 from nekro.gateway.mcp.changes import Changes
@@ -30,8 +32,6 @@ from nekro_agent.errors import NotFoundError
 from nekro_client.models import Event
 from storage.repositories.events import NewEvent
 from storage.states import EventType
-from workers.chats.events import record
-from workers.composition import Services
 
 
 @pytest.fixture

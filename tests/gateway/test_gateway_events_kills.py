@@ -18,10 +18,10 @@ from redis_process import RedisServer
 from waiting import eventually
 from worker_fleet import Fleet, build_fleet
 
+from nekro.app.chats.events import record
+from nekro.app.composition import Services
 from nekro_agent.errors import NekroError
 from storage.repositories.events import NewEvent
-from workers.chats.events import record
-from workers.composition import Services
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "rounds"))
 

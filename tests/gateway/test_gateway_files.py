@@ -16,10 +16,10 @@ import pytest
 from gateway_server import served
 from worker_fleet import Fleet
 
+from nekro.app.chats.file_ids import FileIds
+from nekro.app.composition import Services
 from nekro.gateway.app import create_app
 from nekro_agent.errors import NotFoundError
-from workers.chats.file_ids import FileIds
-from workers.composition import Services
 
 #: A picture of one red pixel.
 PIXEL = base64.b64decode(

@@ -25,6 +25,8 @@ from worker_fleet import Fleet
 
 from broker_config.keys import Keys
 from broker_config.settings import Settings
+from nekro.app.composition import Services
+from nekro.app.leases.keeper import HeldLease
 from nekro.broker.call_messages import CallMessage
 from nekro.broker.publishing import encode_message
 from nekro.gateway import idempotency
@@ -46,8 +48,6 @@ from storage.repositories.jobs import NewJob
 from storage.repositories.rounds import RoundRequest
 from storage.states import JobState, TriggerKind
 from storage.transaction import Transaction
-from workers.composition import Services
-from workers.leases.keeper import HeldLease
 
 pytestmark = pytest.mark.extended
 

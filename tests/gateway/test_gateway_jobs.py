@@ -8,12 +8,12 @@ import httpx
 import pytest
 from test_gateway_costs import key_of
 
+from nekro.app.composition import Services
 from nekro.gateway.identity import Scope
 from nekro_client import AsyncClient
 from nekro_client.errors import ConflictError
 from storage.repositories.jobs import Job, NewJob
 from storage.states import JobState
-from workers.composition import Services
 
 ARGS = {"arguments": [["rolls"], {"count": 40}]}
 

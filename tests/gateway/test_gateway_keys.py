@@ -15,6 +15,8 @@ from gateway_server import served
 from redis_relay import RedisRelay
 from worker_fleet import Fleet
 
+from nekro.app.budgets.limits import day_of
+from nekro.app.chats.writer import request_round
 from nekro.gateway.access.keys import create_key, new_key, revoke_key
 from nekro.gateway.app import create_app
 from nekro.gateway.identity import Scope
@@ -26,8 +28,6 @@ from storage.engine import Database
 from storage.repositories.base import new_id
 from storage.repositories.rounds import RoundRequest
 from storage.states import TriggerKind
-from workers.budgets.limits import day_of
-from workers.chats.writer import request_round
 
 ALL = tuple(Scope)
 

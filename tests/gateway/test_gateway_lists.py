@@ -11,6 +11,9 @@ import httpx
 import pytest
 from sqlalchemy import text as sql
 
+from nekro.app.chats.events import message_event, record, turn_started
+from nekro.app.composition import Services
+from nekro.app.rounds.turn_ends import Fault, turn_ends
 from nekro.gateway.access.keys import create_key, new_key
 from nekro.gateway.api import chats as routes
 from nekro.gateway.api.titles import words_of
@@ -21,9 +24,6 @@ from nekro_agent.shared_clock import shared_time
 from storage.repositories.messages import NewMessage
 from storage.repositories.rounds import Round, RoundReport, RoundRequest
 from storage.states import RoundState, TriggerKind
-from workers.chats.events import message_event, record, turn_started
-from workers.composition import Services
-from workers.rounds.turn_ends import Fault, turn_ends
 
 
 async def say(services: Services, chat_key: str, text: str, *, kind: MessageKind = MessageKind.USER) -> str:

@@ -18,12 +18,12 @@ from test_mcp_server import connected
 from waiting import eventually
 from worker_fleet import Fleet
 
+from nekro.app.budgets.limits import day_of
 from nekro.gateway.app import create_app
 from nekro.gateway.identity import Scope
 from storage.access.spendings import ScopeKey
 from storage.engine import Database
 from storage.states import BudgetScope
-from workers.budgets.limits import day_of
 from workers.ops.sweeps import TimerFirings, TimerSweep
 
 PLUGINS = Path(__file__).parent / "paid_plugins"

@@ -7,11 +7,11 @@ from typing import Any
 
 import httpx
 
+from nekro.app.composition import Services
 from nekro.gateway.access.keys import create_key, new_key
 from nekro.gateway.identity import Scope
 from nekro_agent.ports import MessageKind
 from storage.repositories.messages import NewMessage
-from workers.composition import Services
 
 CHAT = "shop-1"
 PICTURE = base64.b64encode(

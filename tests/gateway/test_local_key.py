@@ -24,6 +24,7 @@ from waiting import WAIT_SECONDS
 from worker_fleet import Fleet
 
 from broker_config.secret_files import secret_path, secret_text
+from nekro.app.composition import Services
 from nekro.cli.services.process import addresses
 from nekro.gateway.access.keys import LocalKey
 from nekro.gateway.access.login_codes import LoginCodes, make_code
@@ -32,7 +33,6 @@ from nekro.gateway.problems import ProblemError
 from nekro_agent.errors import SettingsError
 from nekro_client import AsyncClient, AuthenticationError, Client
 from nekro_client import local_key as local_key_of_client
-from workers.composition import Services
 
 #: A user of this machine who runs nothing of ours.
 STRANGER = 61_234

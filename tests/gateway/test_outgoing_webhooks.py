@@ -20,13 +20,13 @@ from waiting import eventually
 from worker_fleet import Fleet
 
 from broker_config.settings import Settings
+from nekro.app.composition import Services
+from nekro.app.ops.fleet import FleetFigures
 from nekro.gateway.app import create_app
 from nekro.gateway.webhooks import sender
 from nekro_agent.ports import IncomingMessage
 from storage.outbound.webhooks import Webhook
 from storage.repositories.events import ChatEvent
-from workers.composition import Services
-from workers.ops.fleet import FleetFigures
 
 
 class Receiver:

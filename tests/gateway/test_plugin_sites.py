@@ -16,8 +16,8 @@ from worker_fleet import Fleet
 from nekro.gateway.access.keys import create_key, new_key
 from nekro.gateway.app import create_app
 from nekro.gateway.identity import Scope
+from nekro.plugins.entries import PluginEntry, WebhookEntry, digest_of
 from storage.publications import NewWorker, Snapshot
-from workers.catalogue.entries import PluginEntry, WebhookEntry, digest_of
 
 KEY = "Ada.far"
 

@@ -17,11 +17,11 @@ from metric_values import figures_of
 from waiting import eventually
 from worker_fleet import Fleet
 
+from nekro.app.chats.events import record
+from nekro.app.composition import Services
 from nekro.gateway.app import create_app
 from nekro.gateway.web import middleware, responses, server
 from storage.repositories.events import NewEvent
-from workers.chats.events import record
-from workers.composition import Services
 
 CHAT = "counted"
 PATH = f"/api/v1/chats/{CHAT}/events"

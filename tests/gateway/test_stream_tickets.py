@@ -14,14 +14,14 @@ from loguru import logger
 from worker_fleet import Fleet
 
 from broker_config.secret_files import secret_path
+from nekro.app.chats.events import record
+from nekro.app.composition import Services
 from nekro.gateway.access import tickets
 from nekro.gateway.access.keys import create_key, new_key, revoke_key
 from nekro.gateway.app import create_app
 from nekro.gateway.identity import Scope
 from nekro_agent.shared_clock import shared_time
 from storage.repositories.events import NewEvent
-from workers.chats.events import record
-from workers.composition import Services
 
 CHAT = "group_1/ü x"
 

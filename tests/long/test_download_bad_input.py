@@ -13,6 +13,8 @@ import pytest
 from range_server import RangeServer, Serve
 
 from broker_config.settings import DatabaseSettings
+from nekro.app.background import BackgroundLoop
+from nekro.app.leases.keeper import LeaseKeeper
 from nekro_agent.downloads.part import PartFile, PartState
 from nekro_agent.errors import DownloadError, DownloadRefusedError, InvalidValueError
 from nekro_agent.policies import DownloadPolicy
@@ -21,8 +23,6 @@ from plugin_pkgs import model_store
 from storage.engine import Database
 from storage.migrate import upgrade
 from workers.jobs.downloads import DownloadSweep, SqlDownloads
-from workers.leases.keeper import LeaseKeeper
-from workers.pools.background import BackgroundLoop
 
 CONTENT = bytes(range(256)) * (6 << 10)
 POLICY = DownloadPolicy(allow_private=("127.0.0.0/8",), retry_seconds=0.01, tries=3, timeout_seconds=10)

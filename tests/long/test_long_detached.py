@@ -13,14 +13,14 @@ import pytest
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import plugin_of
 
+from nekro.app.composition import Services
+from nekro.app.rounds.runs import CodeReport
 from nekro.sandbox.models import StopType
 from nekro.wire.values import decode_value
 from nekro_agent.ports import JobState
 from storage.caller_reads import lane_overrides
 from storage.repositories.calls import Call
 from storage.repositories.jobs import Job
-from workers.composition import Services
-from workers.rounds.runs import CodeReport
 
 AUTOGROUPS = Path("/proc/sys/kernel/sched_autogroup_enabled")
 SCRIPT = """

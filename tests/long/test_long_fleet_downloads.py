@@ -13,8 +13,8 @@ from range_server import RangeServer, Serve
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import plugin_of
 
+from nekro.app.composition import Services
 from nekro_agent.ports import JobState
-from workers.composition import Services
 
 CONTENT = hashlib.shake_256(b"a model").digest(12 << 20)
 

@@ -14,9 +14,9 @@ import pytest
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import plugin_of
 
+from nekro.app.composition import Services
 from nekro.cli.environment import environment_of
 from nekro_agent.errors import CallTimeoutError, OutcomeUnknownError
-from workers.composition import Services
 
 
 @pytest.fixture

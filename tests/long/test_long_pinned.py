@@ -14,14 +14,14 @@ import pytest
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import imported, plugin_of
 
+from nekro.app.calls.dispatch import CallScope, invocation_of
+from nekro.app.chats.contexts import context_of
+from nekro.app.composition import Services
 from nekro.wire.invocation import Envelope, new_id
 from nekro.wire.values import encode_arguments
 from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.methods import Lane
 from workers.calls import remote_hooks
-from workers.calls.dispatch import CallScope, invocation_of
-from workers.chats.contexts import context_of
-from workers.composition import Services
 
 pytestmark = pytest.mark.extended
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from nekro.plugins.entries import MethodEntry
+from nekro.plugins.registry import LoadedRegistry
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.plugin import NekroPlugin
-from workers.catalogue.entries import MethodEntry
 from workers.plugins.loop_watchdog import Blocking, LoopWatchdog
-from workers.plugins.registry import LoadedRegistry
 
 
 def entry_of(function: Callable[..., Any]) -> MethodEntry:

@@ -16,13 +16,13 @@ from waiting import WAIT_SECONDS
 from worker_fleet import Worker, call_in, imported
 
 from broker_config.settings import DatabaseSettings, Settings
+from nekro.app.calls.dispatch import CallScope
+from nekro.app.composition import Services
 from nekro.wire.values import decode_value, encode_arguments
 from nekro_agent import runtime
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
 from nekro_agent.execution.invoke import Outcome
 from nekro_agent.ports import MessageKind
-from workers.calls.dispatch import CallScope
-from workers.composition import Services
 
 #: State that calls leave in the database and below the data directory.
 TABLES = (

@@ -17,6 +17,7 @@ from plugin_world import CHAT, USER, FileServer, MemoryWorld, World, uploads_dir
 from queue_world import QueueSystem
 
 from nekro.cli.environment import environment_of
+from nekro.plugins.loader import PluginStatus
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
 from nekro_agent.commands.table import CommandTable
 from nekro_agent.errors import InvalidValueError, PlaceholderUsedError, ResultError
@@ -24,7 +25,6 @@ from nekro_agent.ports import MessageKind
 from nekro_agent.schemas.agent_ctx import AgentCtx, WebhookRequest
 from nekro_agent.schemas.chat_message import ChatMessage
 from nekro_agent.schemas.signal import MsgSignal
-from workers.plugins.loader import PluginStatus
 
 pytestmark = pytest.mark.extended
 

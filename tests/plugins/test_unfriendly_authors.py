@@ -11,9 +11,9 @@ import pytest
 from loaded_plugins import unload_plugins
 from plugin_world import CHAT, World
 
+from nekro.plugins.loader import PluginStatus, load_plugins
 from nekro_agent.errors import ArgumentError, ResultError
 from nekro_agent.ports import MessageKind
-from workers.plugins.loader import PluginStatus, load_plugins
 
 
 async def test_signatures_of_every_kind_accept_the_passed_arguments(anywhere: World) -> None:

@@ -12,10 +12,10 @@ from round_bench import Bench
 from waiting import WAIT_SECONDS
 
 from broker_config.settings import DatabaseSettings, Settings
+from nekro.app.composition import Services
 from nekro_agent.errors import SandboxUnavailableError
 from nekro_agent.methods import Lane
 from storage.models import Base
-from workers.composition import Services
 
 PLUGINS = Path(__file__).parent / "plugins"
 

@@ -10,10 +10,10 @@ from round_bench import Bench, Model
 
 from nekro.agent.llm import LLMAnswer, LLMRequest
 from nekro.agent.tokens import ModelContexts
+from nekro.app.budgets.summary_meter import SummaryMeter
 from nekro_agent.ports import MessageKind
 from storage.memory.summaries import Summary
 from storage.repositories.messages import NewMessage
-from workers.budgets.summary_meter import SummaryMeter
 from workers.rounds.context.summaries import ChatSummaries
 
 AGENT = {"lease_seconds": 30, "summary_group": "default", "history_messages": 8, "history_tokens": 1200}

@@ -16,6 +16,9 @@ from sqlalchemy.orm import DeclarativeBase
 from waiting import WAIT_SECONDS
 
 from broker_config.settings import ApprovalSettings
+from nekro.app.approvals.requests import ApprovalRequests
+from nekro.app.approvals.shown import difference
+from nekro.app.rounds import events as round_events
 from nekro.broker.call_messages import CallMessage
 from nekro.sandbox.models import StopType
 from nekro.wire.invocation import Invocation
@@ -37,10 +40,7 @@ from storage.models import ApprovalRow, CallRow
 from storage.repositories.calls import Call
 from storage.states import ApprovalScope, ApprovalState, CallState, EventType, TriggerKind
 from storage.transaction import Transaction
-from workers.approvals.requests import ApprovalRequests
-from workers.approvals.shown import difference
 from workers.ops.sweeps import ApprovalSweep
-from workers.rounds import events as round_events
 
 HERE = Path(__file__).parent
 SAY = 'send_msg_text(_ck, "done")'

@@ -14,6 +14,8 @@ from round_bench import Bench, Model, invocation, states
 from waiting import WAIT_SECONDS
 
 from nekro.agent.llm import LLMAnswer, LLMRequest, ModelSpent
+from nekro.app.budgets.limits import day_of
+from nekro.app.budgets.report import read_budgets
 from nekro.cli.views.round_story import describe_round, round_lines
 from nekro.cli.views.turn_text import turn_lines
 from nekro.gateway.streams.turn_lists import read_turns
@@ -25,8 +27,6 @@ from storage.access.spendings import ScopeKey, Total
 from storage.access.stored_bytes import ROW_BYTES
 from storage.listings.turn_search import TurnFilter
 from storage.states import BudgetScope, EventType
-from workers.budgets.limits import day_of
-from workers.budgets.report import read_budgets
 
 OpenBench = Callable[..., Awaitable[Bench]]
 #: Prices that make the answers of ``Model`` (100 + 7 tokens) and their estimates cost something.

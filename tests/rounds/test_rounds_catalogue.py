@@ -10,8 +10,8 @@ import pytest
 from round_bench import Bench, Model
 
 from nekro.agent.llm import LLMRequest
+from nekro.app.listing.sleep import awake_plugins, sleep, wake
 from storage.states import TriggerKind
-from workers.listing.sleep import awake_plugins, sleep, wake
 
 OpenBench = Callable[..., Awaitable[Bench]]
 PLUGINS = {"dirs": (Path(__file__).parent / "catalogue_plugins",)}

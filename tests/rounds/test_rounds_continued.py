@@ -15,16 +15,16 @@ from sqlalchemy import Dialect
 from waiting import WAIT_SECONDS
 
 from nekro.agent.llm import LLMRequest
+from nekro.app.budgets.spending import Spending
+from nekro.app.rounds.ledger import RoundLedger
 from nekro.sandbox.models import StopType
 from storage.driver.statements import FixedStatement, prepared
 from storage.engine import Database
 from storage.repositories.rounds import ClaimedRound, RoundReport
 from storage.states import TriggerKind
 from storage.transaction import Transaction
-from workers.budgets.spending import Spending
 from workers.calls.claims import CallClaims
 from workers.rounds.context.chat_view import ChatView, RoundPast
-from workers.rounds.ledger import RoundLedger
 from workers.rounds.turns import Turn
 
 OpenBench = Callable[..., Awaitable[Bench]]

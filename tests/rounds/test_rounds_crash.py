@@ -12,11 +12,11 @@ from round_bench import Bench, Model, invocation, states
 from waiting import WAIT_SECONDS, eventually
 
 from nekro.agent.llm import LLMRequest
+from nekro.app.leases.kinds import CHAT
 from nekro.sandbox.models import StopType
 from nekro_agent.errors import FencedError
 from storage.repositories.rounds import Round, RoundReport
 from storage.states import TriggerKind
-from workers.leases.kinds import CHAT
 
 OpenBench = Callable[..., Awaitable[Bench]]
 SAY = 'send_msg_text(_ck, "done")'

@@ -16,6 +16,9 @@ from waiting import WAIT_SECONDS, eventually
 
 from nekro.agent.llm import LLMAnswer, LLMRequest
 from nekro.agent.rounds import RoundAnswer
+from nekro.app.chats.live import LiveText
+from nekro.app.rounds import events as module
+from nekro.app.rounds.events import RoundEvents
 from nekro.base.redaction import Redactor
 from nekro.gateway.streams.turn_tree import read_call, read_turn
 from nekro_agent.errors import LLMError, NotFoundError, StorageUnavailableError
@@ -23,9 +26,6 @@ from nekro_client import models
 from storage.engine import Database
 from storage.repositories.events import ChatEvent
 from storage.states import EventType
-from workers.chats.live import LiveText
-from workers.rounds import events as module
-from workers.rounds.events import RoundEvents
 
 CHAT = "c"
 SAY = 'send_msg_text(_ck, "done")'

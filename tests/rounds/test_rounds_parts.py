@@ -16,8 +16,8 @@ from round_bench import Bench, Model
 from nekro.agent.llm import LLMAnswer, LLMRequest
 from nekro.agent.model import ImagePart, TextPart
 from nekro.agent.multimodal import image_data
+from nekro.app.chats.attachments import Attachment, attachments_of
 from nekro_agent.errors import InvalidValueError, UploadQuotaError
-from workers.chats.attachments import Attachment, attachments_of
 
 OpenBench = Callable[..., Awaitable[Bench]]
 PLUGINS = {"dirs": (Path(__file__).parent / "parts_plugins",)}

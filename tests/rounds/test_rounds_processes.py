@@ -18,11 +18,11 @@ from sqlalchemy import select
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet, Worker, build_fleet
 
+from nekro.app.composition import Services
 from nekro.sandbox.models import StopType
 from storage.models import ChatRow
 from storage.repositories.rounds import Round
 from storage.states import FINAL_ROUND_STATES
-from workers.composition import Services
 
 pytestmark = pytest.mark.extended
 

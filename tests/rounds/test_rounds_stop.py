@@ -12,12 +12,12 @@ from round_bench import Bench, Model, invocation, states
 from waiting import WAIT_SECONDS
 
 from nekro.agent.llm import LLMRequest
+from nekro.app.rounds.stop import StoppedRounds
 from nekro.wire.invocation import Envelope, Invocation
 from nekro_agent.errors import CallCancelledError, NotFoundError, OutcomeUnknownError
 from nekro_agent.methods import SandboxMethodType
 from storage.repositories.rounds import Round, RoundRepository
 from storage.states import CallState, RoundState
-from workers.rounds.stop import StoppedRounds
 
 SAY = 'send_msg_text(_ck, "done")'
 LINGER = 'keep("first")\nlinger("it")\nsend_msg_text(_ck, "never said")'

@@ -14,10 +14,10 @@ from chat_server import ChatServer, SeenRequest, complete, refuse
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet, build_fleet
 
+from nekro.app.composition import Services
 from storage.memory.summaries import Summary
 from storage.repositories.rounds import Round
 from storage.states import FINAL_ROUND_STATES, RoundState
-from workers.composition import Services
 
 pytestmark = pytest.mark.extended
 

@@ -16,12 +16,12 @@ from summary_bench import AGENT, Summariser, fill, numbered, summaries, versions
 from waiting import eventually
 
 from nekro.agent.llm import LLMAnswer, LLMRequest, ModelSpent
+from nekro.app.budgets.limits import day_of
 from nekro.base.metrics import start_metrics
 from nekro_agent.errors import BudgetExceededError, LLMError
 from nekro_agent.ports import MessageKind
 from storage.access.spendings import ScopeKey, Total
 from storage.states import BudgetScope, EventType
-from workers.budgets.limits import day_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,10 +12,10 @@ from runtime_bench import Bench, RecordingPublisher, emptied
 from waiting import WAIT_SECONDS
 
 from broker_config.settings import DatabaseSettings
+from nekro.app.background import BackgroundLoop
 from nekro_agent.api.plugin import NekroPlugin
 from storage.engine import Database
 from workers.jobs.service import SqlJobs
-from workers.pools.background import BackgroundLoop
 
 
 @pytest.fixture(scope="session")

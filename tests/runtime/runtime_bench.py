@@ -9,15 +9,15 @@ from typing import Any
 
 from broker_config.app import create_app
 from broker_config.settings import DatabaseSettings, Settings
+from nekro.app.background import BackgroundLoop
+from nekro.app.chats.publisher import EventPublisher
+from nekro.app.leases.keeper import LeaseKeeper
 from nekro.base.redaction import Redactor
 from nekro_agent.plugin import NekroPlugin
 from storage.engine import Database
 from storage.models import Base
-from workers.chats.publisher import EventPublisher
 from workers.jobs.runner import Interruption, JobRunner
 from workers.jobs.running import RunningJobs
-from workers.leases.keeper import LeaseKeeper
-from workers.pools.background import BackgroundLoop
 
 LEASE_SECONDS = 30.0
 

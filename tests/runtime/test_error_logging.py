@@ -9,10 +9,10 @@ import pytest
 from loguru import logger
 from waiting import eventually
 
+from nekro.app.background import BackgroundLoop
+from nekro.app.polls import Poll
 from nekro.base.error_logging import log_errors
 from nekro_agent.errors import StorageUnavailableError
-from workers.pools.background import BackgroundLoop
-from workers.pools.polls import Poll
 
 
 @pytest.fixture

@@ -13,20 +13,20 @@ from sqlalchemy import select, update
 from waiting import eventually
 
 from broker_config.settings import DatabaseSettings
+from nekro.app.background import BackgroundLoop
+from nekro.app.leases import init_lock
+from nekro.app.leases.keeper import LeaseKeeper
+from nekro.plugins.lanes import LaneChooser
+from nekro.plugins.loader import LoadedPlugins
 from nekro_agent.errors import FencedError, StorageUnavailableError
 from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.plugin import NekroPlugin
 from storage.engine import Database
 from storage.models import LeaseRow
 from storage.repositories.lane_overrides import PluginStateRepository
-from workers.leases import init_lock
-from workers.leases.keeper import LeaseKeeper
 from workers.plugins.initialisation import start_plugins
 from workers.plugins.lane_overrides import LaneOverrides
-from workers.plugins.lanes import LaneChooser
-from workers.plugins.loader import LoadedPlugins
 from workers.plugins.states import PluginStates
-from workers.pools.background import BackgroundLoop
 
 
 class Process:

@@ -9,6 +9,7 @@ import pytest
 from runtime_bench import Bench, shutdown
 from waiting import eventually
 
+from nekro.app.jobs.attempts import attempts_of
 from nekro_agent.api.core import logger
 from nekro_agent.api.plugin import NekroPlugin, TaskCtl
 from nekro_agent.errors import MethodFailedError
@@ -17,7 +18,6 @@ from nekro_agent.ports import JobRequest
 from storage.engine import Database
 from storage.repositories.job_log import JobLogEntry
 from storage.states import JobLogKind
-from workers.jobs.attempts import attempts_of
 from workers.jobs.service import SqlJobs
 
 

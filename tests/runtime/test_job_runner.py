@@ -16,6 +16,9 @@ from waiting import WAIT_SECONDS, eventually
 
 from broker_config.app import NekroApp
 from broker_config.settings import AgentSettings
+from nekro.app.background import BackgroundLoop
+from nekro.app.chats.publisher import EventPublisher
+from nekro.app.leases import keeper
 from nekro_agent.api.plugin import NekroPlugin, TaskCtl
 from nekro_agent.errors import (
     ArgumentError,
@@ -31,13 +34,10 @@ from storage.engine import Database
 from storage.repositories.jobs import MAX_DEATHS, Job
 from storage.repositories.leases import LeaseRepository, Renewal
 from workers.calls.claims import DuplicateDelivery
-from workers.chats.publisher import EventPublisher
 from workers.jobs import runner as runner_module
 from workers.jobs.runner import Interruption, JobResult
 from workers.jobs.service import SqlJobs
-from workers.leases import keeper
 from workers.ops.sweeps import JobSweep
-from workers.pools.background import BackgroundLoop
 
 
 @pytest.fixture

@@ -15,6 +15,9 @@ from runtime_bench import Bench, RecordingPublisher, emptied, shutdown
 from waiting import WAIT_SECONDS, eventually
 
 from broker_config.settings import StoreSettings
+from nekro.app.background import BackgroundLoop
+from nekro.app.chats.messages import SqlMessages
+from nekro.app.chats.records import SqlRecords
 from nekro_agent import runtime
 from nekro_agent.api.plugin import NekroPlugin, TaskCtl, TaskSignal, task
 from nekro_agent.api.schemas import AgentCtx
@@ -25,10 +28,7 @@ from nekro_agent.runtime import Runtime
 from nekro_agent.testing import InMemoryRuntime
 from storage.files.areas import DataAreas
 from storage.kv import SqlKeyValueStore
-from workers.chats.messages import SqlMessages
-from workers.chats.records import SqlRecords
 from workers.jobs.service import SqlJobs
-from workers.pools.background import BackgroundLoop
 
 
 @dataclass

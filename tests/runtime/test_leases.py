@@ -18,6 +18,11 @@ from sqlalchemy import update
 from waiting import WAIT_SECONDS, eventually
 
 from broker_config.settings import AgentSettings, DatabaseSettings
+from nekro.app.background import BackgroundLoop
+from nekro.app.leases import keeper as keeper_module
+from nekro.app.leases.keeper import HeldLease, LeaseKeeper
+from nekro.app.leases.kinds import PINNED, SWEEP, LeaseKind
+from nekro.plugins.lanes import LaneChooser
 from nekro_agent.errors import FencedError, StorageUnavailableError
 from nekro_agent.execution.hooks import HookFailure, PluginHost
 from nekro_agent.methods import SandboxMethodType
@@ -28,15 +33,10 @@ from storage.models import LeaseRow
 from storage.repositories.calls import CALL_CLAIMS, CallRequest
 from storage.repositories.leases import LeaseRepository
 from storage.states import CallState
-from workers.leases import keeper as keeper_module
-from workers.leases.keeper import HeldLease, LeaseKeeper
-from workers.leases.kinds import PINNED, SWEEP, LeaseKind
 from workers.ops.sweeper import Sweeper
 from workers.plugins import pinned as pinned_module
-from workers.plugins.lanes import LaneChooser
 from workers.plugins.pinned import PinnedOwner
 from workers.plugins.states import PluginStates
-from workers.pools.background import BackgroundLoop
 
 #: Duration of the leases, and how far the tests' clock advances until a renewal is due, or a lease is over.
 LEASE_SECONDS = 60.0

@@ -12,9 +12,9 @@ import pytest
 from loguru import logger
 
 from broker_config.settings import Settings
+from nekro.app.ops.logs import configure_logs
 from nekro.base.redaction import Redactor
 from nekro_agent.core.logger import configure, get_sub_logger
-from workers.ops.logs import configure_logs
 
 SECRET = 'pass"word\\of operators'
 

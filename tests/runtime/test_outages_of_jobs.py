@@ -15,6 +15,8 @@ from runtime_bench import Bench, RecordingPublisher, shutdown
 from waiting import eventually
 
 from broker_config.settings import DatabaseSettings, StoreSettings
+from nekro.app.background import BackgroundLoop
+from nekro.app.chats.messages import SqlMessages
 from nekro_agent import runtime
 from nekro_agent.api.plugin import NekroPlugin, TaskCtl, task
 from nekro_agent.api.schemas import AgentCtx
@@ -27,9 +29,7 @@ from storage.files.areas import DataAreas
 from storage.kv import SqlKeyValueStore
 from storage.repositories.jobs import MAX_DEATHS, Job
 from workers.calls.claims import DuplicateDelivery
-from workers.chats.messages import SqlMessages
 from workers.jobs.service import SqlJobs
-from workers.pools.background import BackgroundLoop
 
 
 @dataclass

@@ -16,6 +16,9 @@ from waiting import WAIT_SECONDS
 
 from broker_config.app import create_app
 from broker_config.settings import Settings
+from nekro.app.background import BackgroundLoop
+from nekro.plugins.entries import MethodEntry
+from nekro.plugins.registry import LoadedRegistry
 from nekro.wire.invocation import Invocation, new_id
 from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
 from nekro_agent.ports import JobState
@@ -23,10 +26,7 @@ from nekro_agent.schemas.agent_ctx import AgentCtx
 from storage.engine import Database
 from storage.repositories.jobs import Job
 from workers.calls.progress import CallReports, ProgressAnnouncer
-from workers.catalogue.entries import MethodEntry
 from workers.jobs.service import SqlJobs
-from workers.plugins.registry import LoadedRegistry
-from workers.pools.background import BackgroundLoop
 
 
 @pytest.fixture

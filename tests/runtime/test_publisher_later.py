@@ -12,8 +12,8 @@ from waiting import WAIT_SECONDS, eventually
 
 from broker_config.app import create_app
 from broker_config.settings import Settings
-from workers.chats import publisher as module
-from workers.chats.publisher import EventPublisher
+from nekro.app.chats import publisher as module
+from nekro.app.chats.publisher import EventPublisher
 
 
 class Sent(list[tuple[str, int]]):

@@ -13,6 +13,8 @@ import pytest
 from runtime_bench import Bench, RecordingPublisher, shutdown
 
 from broker_config.settings import StoreSettings
+from nekro.app.chats.messages import SqlMessages
+from nekro.app.chats.records import SqlRecords
 from nekro_agent import runtime
 from nekro_agent.api import recurring_timer, timer
 from nekro_agent.api.plugin import NekroPlugin, task
@@ -26,8 +28,6 @@ from storage.engine import Database
 from storage.files.areas import DataAreas
 from storage.kv import SqlKeyValueStore
 from storage.timer_services import SqlCronJobs, SqlTimers
-from workers.chats.messages import SqlMessages
-from workers.chats.records import SqlRecords
 from workers.jobs.service import SqlJobs
 from workers.ops.sweeps import TimerFirings
 

@@ -6,8 +6,8 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from nekro.app.parts import Parts
 from nekro.base.shared_property import shared_property
-from workers.parts import Parts
 
 THREADS = 8
 

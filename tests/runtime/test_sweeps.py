@@ -13,6 +13,10 @@ from sqlalchemy import update
 from waiting import WAIT_SECONDS
 
 from broker_config.settings import AgentSettings, DatabaseSettings, RetentionSettings
+from nekro.app.background import BackgroundLoop
+from nekro.app.calls.detached import CallDetacher
+from nekro.app.leases.keeper import LeaseKeeper
+from nekro.plugins.entries import MethodEntry
 from nekro.wire.invocation import Invocation, new_id
 from nekro_agent import shared_clock
 from nekro_agent.errors import StorageUnavailableError
@@ -24,12 +28,8 @@ from storage.models import CallRow
 from storage.repositories.jobs import NewJob
 from storage.states import TriggerKind
 from storage.timer_services import SqlCronJobs, SqlTimers
-from workers.calls.detached import CallDetacher
-from workers.catalogue.entries import MethodEntry
-from workers.leases.keeper import LeaseKeeper
 from workers.ops.sweeper import Sweeper
 from workers.ops.sweeps import RetentionSweep, TimerFirings, TimerSweep
-from workers.pools.background import BackgroundLoop
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from loaded_plugins import unload_plugins
 
+from nekro.plugins.loader import LoadedPlugins, load_plugins
 from nekro_agent.commands.instances import CommandRegistry
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandPermission
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.testing import InMemoryRuntime
-from workers.plugins.loader import LoadedPlugins, load_plugins
 
 CODE = '''
 from typing import Annotated

@@ -15,8 +15,8 @@ from loaded_plugins import unload_plugins
 
 import storage
 import workers
+from nekro.plugins.loader import LoadedPlugins, load_plugins
 from nekro_agent.packages import contexts
-from workers.plugins.loader import LoadedPlugins, load_plugins
 
 HEAD = """
 from nekro_agent.api.plugin import NekroPlugin

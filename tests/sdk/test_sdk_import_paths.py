@@ -160,7 +160,7 @@ def test_names_without_a_counterpart_import_in_plugins_and_raise_when_used(tmp_p
         "plugin = NekroPlugin('n', 'uses_all', '', '1', 'Ada', '')\n"
         f"names = [{', '.join(f'p{i}' for i in range(len(PLACEHOLDERS)))}]\n"
     )
-    from workers.plugins.loader import load_plugins
+    from nekro.plugins.loader import load_plugins
 
     loaded = load_plugins([tmp_path], shipped=False, entry_points=False)
     (record,) = loaded.records
@@ -186,8 +186,8 @@ async def test_errors_of_the_reference_s_database_can_be_caught(tmp_path: Path) 
         "    except DoesNotExist:\n"
         "        return 'none'\n"
     )
+    from nekro.plugins.loader import load_plugins
     from nekro_agent.testing import InMemoryRuntime
-    from workers.plugins.loader import load_plugins
 
     loaded = load_plugins([tmp_path], shipped=False, entry_points=False)
     (record,) = loaded.records

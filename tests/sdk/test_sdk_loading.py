@@ -16,9 +16,9 @@ import pytest
 from loaded_plugins import unload_plugins
 from waiting import WAIT_SECONDS
 
+from nekro.plugins.discovery import SourceKind, discover
+from nekro.plugins.loader import LoadedPlugins, PluginStatus, load_plugins
 from nekro_agent.policies import CoreConfig, ModelConfigGroup, PackagePolicy
-from workers.plugins.discovery import SourceKind, discover
-from workers.plugins.loader import LoadedPlugins, PluginStatus, load_plugins
 
 #: The command that installs a package, with and without pip in this environment.
 _HERE = re.escape(sys.executable)
@@ -274,7 +274,7 @@ logging.getLogger("noisy").error("logged")
 def test_what_plugins_print_during_their_import_goes_to_stderr(tmp_path: Path, is_broken: bool) -> None:
     (tmp_path / "noisy.py").write_text(source("noisy", extra=NOISY + ("1 / 0" if is_broken else "")))
     code = (
-        "import sys\nfrom pathlib import Path\nfrom workers.plugins.loader import load_plugins\n"
+        "import sys\nfrom pathlib import Path\nfrom nekro.plugins.loader import load_plugins\n"
         "sys.stdout.write('before ')\n"
         f"load_plugins([Path({str(tmp_path)!r})], shipped=False, entry_points=False)\n"
         "import logging\nlogging.getLogger('noisy').error('later')\n"
@@ -477,7 +477,7 @@ def test_each_way_to_bind_a_plugin_is_found(load: Load, folder: Path, text: str)
     ],
 )
 def test_the_hint_names_the_distribution_of_a_module(module: str, distribution: str) -> None:
-    from workers.plugins.importing import _how_to_install
+    from nekro.plugins.importing import _how_to_install
 
     assert f"install {distribution};" in _how_to_install(module).replace("'", "")
 

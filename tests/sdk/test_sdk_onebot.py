@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from loaded_plugins import unload_plugins
 
+from nekro.plugins.loader import LoadedPlugins, PluginStatus, load_plugins
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandPermission, CommandResponse
 from nekro_agent.testing import InMemoryRuntime
-from workers.plugins.loader import LoadedPlugins, PluginStatus, load_plugins
 
 CODE = '''
 from typing import Optional, Union

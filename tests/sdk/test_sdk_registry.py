@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from broker_config.settings import ApprovalSettings
+from nekro.plugins.entries import PluginEntry
+from nekro.plugins.lanes import LaneChooser
+from nekro.plugins.registry import LoadedRegistry
 from nekro_agent.core.logger import logger
 from nekro_agent.errors import InvalidValueError, MethodDisabledError, MethodNotFoundError
 from nekro_agent.methods import Lane, SandboxMethod, SandboxMethodType
 from nekro_agent.mounts import long_running
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.schemas.agent_ctx import AgentCtx
-from workers.catalogue.entries import PluginEntry
-from workers.plugins.lanes import LaneChooser
-from workers.plugins.registry import LoadedRegistry
 
 TOOL = SandboxMethodType.TOOL
 

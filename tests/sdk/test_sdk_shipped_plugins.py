@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from nekro.plugins.loader import PluginStatus, load_plugins
+from nekro.plugins.registry import LoadedRegistry
 from nekro_agent.methods import Lane
 from nekro_agent.ports import MessageKind
 from nekro_agent.testing import InMemoryRuntime
-from workers.plugins.loader import PluginStatus, load_plugins
-from workers.plugins.registry import LoadedRegistry
 
 
 def all_shipped() -> list:

@@ -13,8 +13,8 @@ import pytest
 from loaded_plugins import end_patience_with, unload_plugins
 from waiting import WAIT_SECONDS
 
-from workers.catalogue.entries import PluginEntry, PluginStatus
-from workers.plugins.loader import LoadedPlugins, load_plugins
+from nekro.plugins.entries import PluginEntry, PluginStatus
+from nekro.plugins.loader import LoadedPlugins, load_plugins
 
 PLUGIN = """
 from nekro_agent.api.plugin import NekroPlugin

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from nekro.app.background import BackgroundLoop
+from nekro.app.leases.keeper import LeaseKeeper
 from nekro.cli.services.ownership import Ownership, WorkerEntry, read_running
 from nekro.sandbox.packages.layers import LayerStore
 from nekro.sandbox.packages.requirement import parse_requirement
@@ -15,8 +17,6 @@ from storage.access.activations import Activation
 from storage.engine import Database
 from storage.models import PluginValueRow
 from workers.jobs.downloads import SqlDownloads
-from workers.leases.keeper import LeaseKeeper
-from workers.pools.background import BackgroundLoop
 
 
 def add_field(path: Path, change: Any) -> None:

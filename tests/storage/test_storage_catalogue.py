@@ -6,6 +6,9 @@ from datetime import UTC, datetime
 
 import pytest
 
+from nekro.app.catalogue.fleet import CatalogueReader, FleetCatalogue
+from nekro.app.chats.timers import TimerChange, change_timer, timers_after
+from nekro.plugins.entries import PluginEntry, PluginStatus, digest_of
 from nekro_agent.errors import ConflictError
 from nekro_agent.methods import Lane
 from nekro_agent.ports import CallbackTimer
@@ -20,9 +23,6 @@ from storage.caller_reads import (
 from storage.engine import Database
 from storage.publications import NewWorker
 from storage.repositories.timers import WorkerTimer
-from workers.catalogue.entries import PluginEntry, PluginStatus, digest_of
-from workers.catalogue.fleet import CatalogueReader, FleetCatalogue
-from workers.chats.timers import TimerChange, change_timer, timers_after
 
 
 def worker(name: str) -> NewWorker:

@@ -9,11 +9,11 @@ import pytest
 from waiting import WAIT_SECONDS
 
 from broker_config.embedded import resolve_signing_key
+from nekro.app.calls.dispatch import CallScope, invocation_of
+from nekro.app.composition import Services
 from nekro.broker.call_messages import CallMessage
 from nekro.wire.invocation import Signer, new_id
 from nekro.wire.values import encode_arguments
-from workers.calls.dispatch import CallScope, invocation_of
-from workers.composition import Services
 
 
 async def check_refusal(services: Services, *, chat_key: str, deadline: datetime) -> None:

@@ -13,6 +13,7 @@ import pytest
 from late_call import check_refusal
 from waiting import WAIT_SECONDS
 
+from nekro.app.composition import Services
 from nekro.sandbox.models import StopType
 from nekro.wire.invocation import Envelope
 from nekro.wire.values import decode_value
@@ -25,7 +26,6 @@ from nekro_agent.errors import (
 )
 from storage.repositories.messages import MessageRepository
 from storage.repositories.rounds import RoundRepository
-from workers.composition import Services
 
 CHAT = "platform:群/1"
 

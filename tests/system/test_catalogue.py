@@ -14,10 +14,10 @@ import redis
 from waiting import wait_until
 from worker_fleet import Fleet
 
+from nekro.app.catalogue.fleet import CatalogueReader, FleetCatalogue
 from nekro.cli.exit_codes import ExitCode
 from nekro_agent.errors import ArgumentError, MethodNotFoundError
 from storage.engine import Database
-from workers.catalogue.fleet import CatalogueReader, FleetCatalogue
 
 #: What differs between databases is tested in tests/storage/test_storage_catalogue.py.
 pytestmark = [pytest.mark.extended, pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)]

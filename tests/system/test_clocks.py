@@ -21,12 +21,12 @@ from shifted_clock import shifted_clock
 from waiting import WAIT_SECONDS, eventually, wait_until
 
 from broker_config.secret_files import monitoring_key
+from nekro.app.composition import Services
 from nekro.wire.values import decode_value
 from storage.repositories.calls import CallRepository
 from storage.repositories.messages import MessageRepository
 from storage.repositories.rounds import RoundRepository
 from storage.states import FINAL_ROUND_STATES, RoundState
-from workers.composition import Services
 
 pytestmark = pytest.mark.extended
 

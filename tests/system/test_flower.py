@@ -23,9 +23,9 @@ from waiting import WAIT_SECONDS, eventually
 
 from broker_config.app import create_app
 from broker_config.settings import Settings
+from nekro.app.composition import Services
 from nekro.cli.environment import environment_of
 from nekro_agent.errors import MethodFailedError, NekroError
-from workers.composition import Services
 
 CHAT = "flower-chat"
 PASSWORD = "operator:of operators"

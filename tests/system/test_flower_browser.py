@@ -19,9 +19,9 @@ import pytest
 from redis_process import free_port
 from waiting import WAIT_SECONDS
 
+from nekro.app.composition import Services
 from nekro.cli.environment import environment_of
 from nekro_agent.errors import NekroError
-from workers.composition import Services
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 

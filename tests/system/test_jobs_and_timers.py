@@ -12,13 +12,13 @@ import pytest
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import imported, plugin_of
 
+from nekro.app.composition import Services
 from nekro_agent import runtime
 from nekro_agent.api import timer
 from nekro_agent.api.plugin import NekroPlugin, TaskCtl, TaskSignal, task
 from nekro_agent.ports import JobState
 from storage.repositories.jobs import Job
 from storage.states import RoundState
-from workers.composition import Services
 
 pytestmark = pytest.mark.extended
 

@@ -17,12 +17,12 @@ import redis
 from waiting import eventually
 from worker_fleet import Fleet, build_fleet
 
+from nekro.app.composition import Services
 from nekro.extensions.mcp.servers import read_servers
 from nekro.sandbox.models import StopType
 from nekro.wire.values import decode_value
 from nekro_agent.errors import MethodFailedError, MethodNotFoundError, OutcomeUnknownError
 from nekro_agent.ports import IncomingMessage
-from workers.composition import Services
 from workers.mcp.answers import answer_question
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "connectors"))

@@ -17,8 +17,8 @@ import pytest
 from waiting import eventually
 from worker_fleet import Fleet, build_fleet
 
+from nekro.app.composition import Services
 from nekro.sandbox.models import StopType
-from workers.composition import Services
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "connectors"))
 from test_mcp_servers import node_server, pages, python_server

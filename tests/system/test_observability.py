@@ -22,11 +22,11 @@ from waiting import WAIT_SECONDS, eventually
 
 from broker_config.secret_files import monitoring_key
 from broker_config.settings import DatabaseSettings
+from nekro.app.ops.fleet import FleetFigures
 from nekro.wire.invocation import Invocation, new_id
 from nekro.wire.values import encode_arguments
 from nekro_agent.errors import MethodFailedError
 from nekro_agent.ports import ChatInfo
-from workers.ops.fleet import FleetFigures
 
 pytestmark = pytest.mark.extended
 

@@ -13,9 +13,9 @@ import pytest
 from pgbouncer_process import PgBouncer, needs_pgbouncer
 from waiting import WAIT_SECONDS, eventually
 
+from nekro.app.composition import Services
 from nekro_agent.ports import MessageKind
 from storage.states import RoundState
-from workers.composition import Services
 
 pytestmark = [pytest.mark.extended, needs_pgbouncer]
 

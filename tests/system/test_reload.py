@@ -14,10 +14,10 @@ import pytest
 from waiting import WAIT_SECONDS, eventually, wait_until
 from worker_fleet import Fleet, build_fleet
 
+from nekro.app.composition import Services
 from nekro.cli.exit_codes import ExitCode
 from nekro.wire.values import decode_value
 from nekro_agent.errors import MethodDisabledError, MethodNotFoundError
-from workers.composition import Services
 
 pytestmark = pytest.mark.extended
 

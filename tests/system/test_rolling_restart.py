@@ -15,6 +15,7 @@ import yaml
 from waiting import WAIT_SECONDS
 from worker_fleet import Worker, plugin_of
 
+from nekro.app.composition import Services
 from nekro.sandbox.models import StopType
 from nekro.wire.values import decode_value
 from nekro_agent.api.plugin import task
@@ -22,7 +23,6 @@ from nekro_agent.ports import JobState
 from storage.listings.overview import OverviewRepository
 from storage.repositories.rounds import Round
 from storage.states import RoundState, TriggerKind
-from workers.composition import Services
 
 pytestmark = pytest.mark.extended
 

@@ -12,10 +12,10 @@ import pytest
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet, build_fleet
 
+from nekro.app.composition import Services
+from nekro.plugins.entries import PluginStatus
 from nekro.wire.values import decode_value
 from nekro_agent.errors import MethodNotFoundError
-from workers.catalogue.entries import PluginStatus
-from workers.composition import Services
 
 pytestmark = pytest.mark.extended
 

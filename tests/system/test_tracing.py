@@ -20,9 +20,9 @@ from trace_collector import Collector
 from waiting import WAIT_SECONDS, eventually
 
 from broker_config.secret_files import monitoring_key
+from nekro.app.composition import Services
 from nekro.broker.tracing import TurnTrace
 from storage.states import ApprovalState, TriggerKind
-from workers.composition import Services
 
 pytestmark = pytest.mark.extended
 

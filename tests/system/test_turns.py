@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from waiting import WAIT_SECONDS
 
+from nekro.app.composition import Services
 from nekro.sandbox.models import StopType
 from nekro_agent.ports import MessageKind
 from storage.repositories.messages import MessageRepository
 from storage.repositories.rounds import Round, RoundRepository
 from storage.states import RoundState
-from workers.composition import Services
 
 SCRIPT = """
 - when: '(?s)count to 3'

@@ -220,8 +220,10 @@ async def imports(_ctx: AgentCtx) -> list[str]:
     ours = (
         "broker_config",
         "celery",
+        "nekro.app",
         "nekro.broker",
         "nekro.extensions",
+        "nekro.plugins",
         "nekro.wire",
         "nekro_agent",
         "storage",

@@ -13,6 +13,9 @@ import pytest
 from chat_server import ChatServer, SeenRequest, complete, refuse, respond
 
 from broker_config.settings import DatabaseSettings, Settings
+from nekro.app.budgets.limits import day_of
+from nekro.app.budgets.plugin_models import PluginModels
+from nekro.app.composition import CALLER, Services
 from nekro_agent import runtime
 from nekro_agent.api.plugin import NekroPlugin
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponseStatus
@@ -23,9 +26,6 @@ from nekro_agent.services.agent.openai import gen_openai_chat_response, gen_open
 from nekro_agent.testing import InMemoryRuntime
 from storage.access.spendings import ScopeKey, Total
 from storage.states import BudgetScope
-from workers.budgets.limits import day_of
-from workers.budgets.plugin_models import PluginModels
-from workers.composition import CALLER, Services
 
 VECTOR = {
     "object": "list", "model": "e", "usage": {"prompt_tokens": 30, "total_tokens": 30},

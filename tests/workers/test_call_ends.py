@@ -14,6 +14,8 @@ from cut_proxy import CutProxy
 from waiting import eventually
 
 from broker_config.settings import DatabaseSettings, Settings
+from nekro.app.calls.detached import CallDetacher
+from nekro.app.composition import Services
 from nekro.wire.invocation import Invocation, Signer, new_id
 from nekro.wire.values import encode_arguments
 from nekro_agent.errors import CallTimeoutError, MethodFailedError
@@ -21,8 +23,6 @@ from storage.repositories.calls import Call
 from storage.repositories.rounds import Round
 from storage.states import CallState
 from workers.calls.claims import DuplicateDelivery
-from workers.calls.detached import CallDetacher
-from workers.composition import Services
 
 PLUGIN = '''
 import asyncio

@@ -13,15 +13,15 @@ from celery.app.amqp import task_message
 
 from broker_config.app import NekroApp
 from broker_config.keys import Keys
+from nekro.app.catalogue.arguments import refuse_unfit, refuse_unfit_text
 from nekro.broker.delivery.task_messages import TaskMessage
+from nekro.plugins.entries import PluginEntry, PluginStatus, digest_of
+from nekro.plugins.registry import LoadedRegistry
 from nekro.wire.values import encode_arguments
 from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
 from nekro_agent.api.schemas import AgentCtx
 from nekro_agent.errors import ArgumentError
 from nekro_agent.execution.invoke import call_method
-from workers.catalogue.arguments import refuse_unfit, refuse_unfit_text
-from workers.catalogue.entries import PluginEntry, PluginStatus, digest_of
-from workers.plugins.registry import LoadedRegistry
 
 
 async def plain(_ctx: AgentCtx, city: str, days: int = 3) -> str:

@@ -12,12 +12,12 @@ import pytest
 from waiting import WAIT_SECONDS, eventually
 
 from broker_config.settings import DatabaseSettings, Settings
+from nekro.app.catalogue.fleet import CatalogueReader
+from nekro.app.composition import Services
+from nekro.plugins.importing import Imported
 from nekro_agent.errors import StorageUnavailableError
 from nekro_agent.plugin import NekroPlugin
 from storage.caller_reads import read_workers
-from workers.catalogue.fleet import CatalogueReader
-from workers.composition import Services
-from workers.plugins.importing import Imported
 
 Logged = list[tuple[str, dict[str, Any]]]
 

@@ -12,7 +12,9 @@ import pytest
 
 from broker_config.settings import Settings
 from broker_config.topology import COMMAND_TASK, HOOK_TASK
+from nekro.app.composition import Services
 from nekro.broker.pace import ChatPace
+from nekro.plugins.registry import LoadedRegistry
 from nekro.wire.invocation import Invocation, Signer, new_id
 from nekro.wire.values import decode_value, encode_arguments
 from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
@@ -23,8 +25,6 @@ from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.schemas.chat_message import ChatMessage, ChatType
 from storage.migrate import upgrade
 from workers.calls.handler import FindTarget
-from workers.composition import Services
-from workers.plugins.registry import LoadedRegistry
 
 KEY = "test-signing-key"
 METHOD = "tests.p.length"

@@ -16,8 +16,8 @@ from loaded_plugins import end_patience_with
 from waiting import WAIT_SECONDS, wait_until
 
 from nekro.base.forks import thread_count
-from workers.import_trials import Trials
-from workers.plugins.loader import load_plugins, plugin_steps, prepare_imports
+from nekro.plugins.import_trials import Trials
+from nekro.plugins.loader import load_plugins, plugin_steps, prepare_imports
 
 PLUGIN = """
 with open({journal!r}, "a") as file:

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from loaded_plugins import unload_plugins
 
+from nekro.plugins.loader import load_plugins
 from nekro_agent.errors import InvalidValueError
-from workers.plugins.loader import load_plugins
 from workers.web.site import application_of
 
 CODE = """

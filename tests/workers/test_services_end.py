@@ -14,8 +14,8 @@ import pytest
 from loguru import logger
 
 from broker_config.settings import DatabaseSettings, Settings
+from nekro.app.composition import CALLER, Services
 from nekro.base.greenlet_bridge import Closing
-from workers.composition import CALLER, Services
 
 
 def open_files() -> dict[str, str]:

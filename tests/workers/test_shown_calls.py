@@ -14,8 +14,8 @@ import pytest
 from steps import steps
 from waiting import cpu_limit
 
+from nekro.app.approvals.shown import MOST_ARGUMENT_BYTES, call_line, difference, shown_call
 from nekro_agent.tools.visible_text import all_visible
-from workers.approvals.shown import MOST_ARGUMENT_BYTES, call_line, difference, shown_call
 
 if TYPE_CHECKING:
     from storage.access.approvals import Approval

@@ -1,1 +1,1 @@
-"""Calls of plugin methods: dispatch, claim, execution, record."""
+"""Calls of plugin methods in a worker: claim, execution, record."""

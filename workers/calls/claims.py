@@ -16,6 +16,11 @@ from typing import Any, TypeAlias
 
 from loguru import logger
 
+from nekro.app.calls.detached import CallSubject, longest_seconds, settle
+from nekro.app.chats.publisher import EventPublisher
+from nekro.app.chats.writer import append_message, request_round
+from nekro.app.leases.keeper import HeldLease, LeaseKeeper
+from nekro.app.leases.kinds import CALL
 from nekro.base.tasks import clean_up_timeout
 from nekro.broker.failures import error_named, name_of
 from nekro.wire.invocation import Envelope, Invocation
@@ -38,15 +43,10 @@ from storage.repositories.messages import NewMessage
 from storage.repositories.rounds import RoundRequest
 from storage.states import CallState, StoredKind, TriggerKind
 from storage.transaction import Transaction
-from workers.calls.detached import CallSubject, longest_seconds, settle
-from workers.chats.publisher import EventPublisher
-from workers.chats.writer import append_message, request_round
-from workers.leases.keeper import HeldLease, LeaseKeeper
-from workers.leases.kinds import CALL
 
 __all__ = ["CallClaims", "ConfirmApproval", "DuplicateDelivery", "HeldClaim", "error_of", "outcome_unknown"]
 
-#: Raises ``NotApprovedError`` unless a call was approved; see ``workers.approvals.check``.
+#: Raises ``NotApprovedError`` unless a call was approved; see ``nekro.app.approvals.check``.
 ConfirmApproval: TypeAlias = Callable[[Transaction, Invocation], Awaitable[None]]
 
 

@@ -14,8 +14,12 @@ from typing import Any, Final
 from pydantic import BaseModel, Field
 
 from broker_config.topology import COMMAND_TASK
+from nekro.app.calls.plugin_tasks import PluginTasks
+from nekro.app.catalogue.commands import command_names, is_command
 from nekro.base.redaction import Redactor
 from nekro.broker.calls import MethodCaller
+from nekro.plugins.entries import CommandEntry
+from nekro.plugins.entry_registry import Registry
 from nekro.wire.invocation import Invocation
 from nekro.wire.values import Arguments, encode_value, pickled_for
 from nekro_agent.commands.ctl import CmdCtl
@@ -43,10 +47,6 @@ from nekro_agent.methods import Lane
 from nekro_agent.ports import ChatInfo, KeyValueStore
 from nekro_agent.shared_clock import shared_time
 from workers.calls.handler import CallTarget, OnStep, TaskSubject
-from workers.calls.plugin_tasks import PluginTasks
-from workers.catalogue.commands import command_names, is_command
-from workers.catalogue.entries import CommandEntry
-from workers.catalogue.registry import Registry
 
 __all__ = ["CommandLines", "CommandSender"]
 

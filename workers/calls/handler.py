@@ -19,6 +19,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from broker_config.settings import SandboxSettings
+from nekro.app.calls.detached import CallEnds, CallSubject
 from nekro.base.redaction import Redactor
 from nekro.broker.pace import ChatPace
 from nekro.wire.decode_pool import DecodePool
@@ -33,7 +34,6 @@ from nekro_agent.execution.payer import on_account
 from nekro_agent.methods import Lane, SandboxMethodType
 from nekro_agent.shared_clock import shared_time
 from workers.calls.claims import CallClaims, DuplicateDelivery
-from workers.calls.detached import CallEnds, CallSubject
 from workers.calls.failures import redacted
 
 __all__ = [

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from nekro.app.chats.contexts import context_of
 from nekro.base.redaction import Redactor
+from nekro.plugins.registry import LoadedMethod, LoadedRegistry
 from nekro.wire.invocation import Invocation
 from nekro.wire.values import Arguments
 from nekro_agent.execution.author_frames import AuthorFrame
@@ -15,9 +17,7 @@ from nekro_agent.execution.uses import using
 from workers.calls.failures import explained, places_in_plugin
 from workers.calls.handler import CallTarget, OnStep
 from workers.calls.progress import CallReports
-from workers.chats.contexts import context_of
 from workers.plugins.loop_watchdog import LoopWatchdog
-from workers.plugins.registry import LoadedMethod, LoadedRegistry
 
 __all__ = ["MethodTargets"]
 

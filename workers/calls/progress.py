@@ -17,6 +17,11 @@ from typing import Any
 from celery import Celery
 from loguru import logger
 
+from nekro.app.background import BackgroundLoop
+from nekro.app.calls.detached import longest_seconds
+from nekro.app.chats.live import live_event
+from nekro.app.chats.publisher import EventPublisher
+from nekro.plugins.entries import MethodEntry
 from nekro.wire.invocation import Invocation
 from nekro_agent.durations import REFRESH_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import StorageError
@@ -24,11 +29,6 @@ from nekro_agent.ports import JobState
 from storage.engine import Database
 from storage.repositories.call_progress import CallProgress
 from storage.states import EventType
-from workers.calls.detached import longest_seconds
-from workers.catalogue.entries import MethodEntry
-from workers.chats.live import live_event
-from workers.chats.publisher import EventPublisher
-from workers.pools.background import BackgroundLoop
 
 __all__ = ["CallReports", "ProgressAnnouncer"]
 

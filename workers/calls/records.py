@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from loguru import logger
 
+from nekro.app.catalogue.built_in import built_in_entry
+from nekro.app.chats.retried_writes import write_with_retries
 from nekro.broker.call_messages import CallMessage
 from nekro.broker.calls import CallFate, RecordUnknownError
 from nekro_agent.errors import (
@@ -22,17 +24,15 @@ from nekro_agent.errors import (
 )
 from nekro_agent.methods import SandboxMethodType
 from storage.states import CallState
-from workers.catalogue.built_in import built_in_entry
-from workers.chats.retried_writes import write_with_retries
 
 if TYPE_CHECKING:
+    from nekro.app.chats.publisher import EventPublisher
+    from nekro.plugins.entries import MethodEntry
+    from nekro.plugins.entry_registry import Registry
     from nekro.wire.invocation import Invocation, Signer
     from storage.engine import Database
     from storage.repositories.calls import Call, CallRequest
     from storage.transaction import Transaction
-    from workers.catalogue.entries import MethodEntry
-    from workers.catalogue.registry import Registry
-    from workers.chats.publisher import EventPublisher
 
 __all__ = ["CallRecords", "CallSweep"]
 

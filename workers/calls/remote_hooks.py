@@ -3,7 +3,7 @@
 Only the owner of a pinned plugin has run its init, and the state that its hooks use (caches,
 sessions, loops) exists only there. Prompts, messages and resets are therefore forwarded through the
 plugin's queue, like calls of its methods. The wait is short: without an answer the hook is skipped,
-with a warning. Processes that import no plugin forward every hook (``workers.calls.fleet_hooks``).
+with a warning. Processes that import no plugin forward every hook (``nekro.app.calls.fleet_hooks``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,12 @@ from typing import Any, Final
 from loguru import logger
 
 from broker_config.topology import HOOK_TASK
+from nekro.app.background import BackgroundLoop
+from nekro.app.calls.plugin_tasks import PluginTasks
+from nekro.app.chats.contexts import chat_of, context_of
 from nekro.broker.calls import MethodCaller
+from nekro.plugins.configuration import change_config, describe_config
+from nekro.plugins.registry import LoadedRegistry
 from nekro.wire.invocation import Invocation
 from nekro.wire.values import Arguments
 from nekro_agent.errors import MethodNotFoundError, NekroError
@@ -25,11 +30,6 @@ from nekro_agent.plugin import NekroPlugin
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.schemas.chat_message import ChatMessage, locate_files
 from workers.calls.handler import CallTarget, OnStep, TaskSubject
-from workers.calls.plugin_tasks import PluginTasks
-from workers.chats.contexts import chat_of, context_of
-from workers.plugins.configuration import change_config, describe_config
-from workers.plugins.registry import LoadedRegistry
-from workers.pools.background import BackgroundLoop
 
 __all__ = ["CONFIG_HOOK", "MCP_HOOK", "ForwardedHooks", "HookForwarder", "run_on_worker"]
 

@@ -12,8 +12,11 @@ from typing import Any, Final
 
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
+from nekro.app.calls.plugin_tasks import PluginTasks
 from nekro.base.redaction import Redactor
 from nekro.broker.calls import MethodCaller
+from nekro.plugins.entries import WebhookEntry
+from nekro.plugins.registry import LoadedRegistry, LoadedWebhook
 from nekro.wire.invocation import Invocation
 from nekro.wire.values import Arguments
 from nekro_agent.errors import NekroError
@@ -26,10 +29,7 @@ from nekro_agent.ports import ChatInfo
 from nekro_agent.schemas.agent_ctx import AgentCtx, WebhookRequest
 from workers.calls.failures import places_in_plugin
 from workers.calls.handler import CallTarget, OnStep, TaskSubject
-from workers.calls.plugin_tasks import PluginTasks
-from workers.catalogue.entries import WebhookEntry
 from workers.plugins.loop_watchdog import LoopWatchdog
-from workers.plugins.registry import LoadedRegistry, LoadedWebhook
 
 __all__ = ["WebhookEnd", "WebhookTargets", "run_webhooks"]
 

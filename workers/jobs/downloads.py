@@ -10,6 +10,11 @@ from typing import Final
 
 from loguru import logger
 
+from nekro.app.background import BackgroundLoop
+from nekro.app.chats.retried_writes import write_with_retries
+from nekro.app.leases.keeper import HeldLease, LeaseKeeper
+from nekro.app.leases.kinds import DOWNLOAD
+from nekro.app.polls import Poll
 from nekro.base.completion import complete
 from nekro.base.error_logging import log_errors
 from nekro.base.plain import known_fields
@@ -22,11 +27,6 @@ from storage.driver.outages import outlasting
 from storage.engine import Database
 from storage.outbound.downloads import DownloadRecord
 from storage.transaction import Transaction
-from workers.chats.retried_writes import write_with_retries
-from workers.leases.keeper import HeldLease, LeaseKeeper
-from workers.leases.kinds import DOWNLOAD
-from workers.pools.background import BackgroundLoop
-from workers.pools.polls import Poll
 
 __all__ = ["DownloadSweep", "SqlDownloads"]
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from nekro.app.chats.publisher import EventPublisher
+from nekro.app.chats.writer import append_message, request_round
 from nekro_agent.ports import MessageKind
 from storage.repositories.jobs import Job
 from storage.repositories.messages import NewMessage
 from storage.repositories.rounds import RoundRequest
 from storage.states import TriggerKind
 from storage.transaction import Transaction
-from workers.chats.publisher import EventPublisher
-from workers.chats.writer import append_message, request_round
 
 __all__ = ["notify_chat_of_failure"]
 

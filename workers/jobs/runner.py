@@ -12,6 +12,12 @@ from typing import Any, Final
 
 from loguru import logger
 
+from nekro.app.chats.events import record_job
+from nekro.app.chats.publisher import EventPublisher
+from nekro.app.chats.retried_writes import write_with_retries
+from nekro.app.chats.turn_traces import trace_of
+from nekro.app.jobs.data import plain_data, unpack
+from nekro.app.leases.keeper import on_this_loop
 from nekro.base.completion import complete
 from nekro.base.redaction import Redactor
 from nekro.broker.tracing import TurnTrace, is_tracing, span
@@ -36,15 +42,9 @@ from storage.repositories.jobs import Job
 from storage.states import EventType
 from storage.transaction import Transaction
 from workers.calls.claims import DuplicateDelivery
-from workers.chats.events import record_job
-from workers.chats.publisher import EventPublisher
-from workers.chats.retried_writes import write_with_retries
-from workers.chats.turn_traces import trace_of
-from workers.jobs.data import plain_data, unpack
 from workers.jobs.lines import JobLines
 from workers.jobs.notices import notify_chat_of_failure
 from workers.jobs.running import RunningJob, RunningJobs
-from workers.leases.keeper import on_this_loop
 from workers.pools.jobs import CANCEL_SECONDS
 
 __all__ = ["Interruption", "JobResult", "JobRunner"]

@@ -10,20 +10,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
+from nekro.app.background import BackgroundLoop
+from nekro.app.chats.events import record_job
+from nekro.app.chats.publisher import EventPublisher
+from nekro.app.jobs.data import plain_data
+from nekro.app.leases.keeper import HeldLease, LeaseKeeper
+from nekro.app.leases.kinds import JOB
+from nekro.app.polls import Poll
 from nekro.base.error_logging import log_errors
 from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import FencedError, StorageError
 from nekro_agent.jobs import TaskCtl
 from storage.repositories.jobs import Job
 from storage.states import EventType
-from workers.chats.events import record_job
-from workers.chats.publisher import EventPublisher
-from workers.jobs.data import plain_data
 from workers.jobs.lines import JobLines
-from workers.leases.keeper import HeldLease, LeaseKeeper
-from workers.leases.kinds import JOB
-from workers.pools.background import BackgroundLoop
-from workers.pools.polls import Poll
 
 __all__ = ["RunningJob", "RunningJobs"]
 

@@ -17,6 +17,12 @@ from typing import Any, Final, TypeVar, cast
 
 from loguru import logger
 
+from nekro.app.background import BackgroundLoop
+from nekro.app.chats.events import record_job
+from nekro.app.chats.publisher import EventPublisher
+from nekro.app.chats.retried_writes import write_with_retries
+from nekro.app.jobs.cancel import cancel_job
+from nekro.app.jobs.data import info_of, is_call, pack, unpack
 from nekro.base.completion import complete
 from nekro.base.error_logging import log_errors
 from nekro.wire.invocation import new_id
@@ -34,13 +40,7 @@ from storage.repositories.job_signals import WaitState
 from storage.repositories.jobs import Job, NewJob
 from storage.states import CrashPolicy, EventType, JobState, StoredKind
 from storage.transaction import Transaction
-from workers.chats.events import record_job
-from workers.chats.publisher import EventPublisher
-from workers.chats.retried_writes import write_with_retries
-from workers.jobs.cancel import cancel_job
-from workers.jobs.data import info_of, is_call, pack, unpack
 from workers.jobs.watch import JobWatch
-from workers.pools.background import BackgroundLoop
 
 __all__ = ["SqlJobs"]
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from loguru import logger
 
+from nekro.app.background import BackgroundLoop
+from nekro.app.jobs.data import info_of
+from nekro.app.polls import Poll
 from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.jobs import TaskCtl
 from storage.engine import Database
-from workers.jobs.data import info_of
-from workers.pools.background import BackgroundLoop
-from workers.pools.polls import Poll
 
 __all__ = ["JobWatch"]
 

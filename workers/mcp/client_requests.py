@@ -16,9 +16,11 @@ from typing import Any
 from loguru import logger
 
 from broker_config.settings import Settings
+from nekro.app.jobs.data import unpack
 from nekro.base.completion import complete
 from nekro.extensions.mcp.client_requests import Completion, Prompt, Question, Reply
 from nekro.extensions.mcp.declarations import Sampling
+from nekro.plugins.policies import core_config
 from nekro.wire.invocation import new_id
 from nekro_agent.durations import FRESH_SECONDS, GRACE_SECONDS, POLL_SECONDS
 from nekro_agent.errors import BudgetExceededError, ConflictError, InvalidValueError, LLMError
@@ -27,10 +29,8 @@ from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.services.agent.openai import OpenAIResponse, gen_openai_chat_response
 from storage.engine import Database
 from storage.repositories.job_signals import WaitState
-from workers.jobs.data import unpack
 from workers.mcp.answers import answer_key, question_id
 from workers.mcp.forms import answer_of, shown_question
-from workers.plugins.policies import core_config
 
 __all__ = ["WorkerClientRequests"]
 

@@ -21,6 +21,8 @@ from nekro.base.tasks import OwnedTasks, repeat
 from nekro.extensions.mcp.hub import SDK_MISSING, ServerHub, has_sdk
 from nekro.extensions.mcp.plugins import build_plugin
 from nekro.extensions.mcp.servers import McpServer, file_path, merged, read_file
+from nekro.plugins.importing import Imported
+from nekro.plugins.loader import LoadedPlugins
 from nekro_agent.durations import FRESH_SECONDS, POLL_SECONDS
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.execution.hooks import PluginHost
@@ -28,8 +30,6 @@ from nekro_agent.execution.uses import is_in_use
 from nekro_agent.plugin import NekroPlugin
 from storage.engine import Database
 from workers.mcp.client_requests import WorkerClientRequests
-from workers.plugins.importing import Imported
-from workers.plugins.loader import LoadedPlugins
 
 __all__ = ["McpServers"]
 

@@ -1,1 +1,1 @@
-"""Operation of workers: health, metrics, logs, the sweep."""
+"""Operation of workers: health, printed lines, shutdown, the sweep."""

@@ -31,7 +31,7 @@ class Report:
     lane: str
     worker: str
     faults: tuple[str, ...]
-    #: Names of its data directory and broker, from ``workers.ops.sockets``.
+    #: Names of its data directory and broker, from ``nekro.app.ops.sockets``.
     ids: Mapping[str, str | None] = field(default_factory=dict)
 
     @property

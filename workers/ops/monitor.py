@@ -16,10 +16,10 @@ from http import HTTPStatus
 from loguru import logger
 
 from broker_config.settings import Settings
+from nekro.app.ops.http_server import Page, PageServer
+from nekro.app.ops.sockets import socket_path
 from nekro.base.metrics import start_metrics
 from workers.ops.health import Health, Report
-from workers.ops.http_server import Page, PageServer
-from workers.ops.sockets import socket_path
 
 __all__ = ["monitored"]
 

@@ -14,6 +14,10 @@ from typing import Final
 from loguru import logger
 
 from broker_config.settings import AgentSettings
+from nekro.app.calls.detached import settle
+from nekro.app.chats.publisher import EventPublisher
+from nekro.app.leases.keeper import HeldLease, LeaseKeeper
+from nekro.app.leases.kinds import SWEEP
 from nekro.base.error_logging import log_errors
 from nekro.base.tasks import end_tasks
 from nekro_agent.durations import POLL_SECONDS
@@ -22,10 +26,6 @@ from nekro_agent.shared_clock import elapsed_seconds
 from storage.engine import Database
 from storage.repositories.calls import CallRepository
 from workers.calls.claims import outcome_unknown
-from workers.calls.detached import settle
-from workers.chats.publisher import EventPublisher
-from workers.leases.keeper import HeldLease, LeaseKeeper
-from workers.leases.kinds import SWEEP
 
 __all__ = ["Sweep", "Sweeper"]
 

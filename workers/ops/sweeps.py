@@ -11,6 +11,11 @@ from typing import Final
 from loguru import logger
 
 from broker_config.settings import AgentSettings, RetentionSettings
+from nekro.app.approvals.decisions import ApprovalDecisions
+from nekro.app.chats.events import record_job
+from nekro.app.chats.publisher import EventPublisher
+from nekro.app.chats.writer import append_message, request_round
+from nekro.app.jobs.data import is_call
 from nekro_agent import cron
 from nekro_agent.durations import STALE_SECONDS
 from nekro_agent.errors import InvalidValueError
@@ -24,11 +29,6 @@ from storage.retention import delete_expired
 from storage.states import EventType, TriggerKind
 from storage.timer_services import Firing, fire_due
 from storage.transaction import Transaction
-from workers.approvals.decisions import ApprovalDecisions
-from workers.chats.events import record_job
-from workers.chats.publisher import EventPublisher
-from workers.chats.writer import append_message, request_round
-from workers.jobs.data import is_call
 from workers.jobs.notices import notify_chat_of_failure
 
 __all__ = ["ApprovalSweep", "JobSweep", "RetentionSweep", "TimerFirings", "TimerSweep", "UploadSweep"]

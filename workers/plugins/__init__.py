@@ -1,1 +1,1 @@
-"""Loading plugins: discovery, initialisation, the registry of methods, lanes and pinned plugins."""
+"""Plugins in a worker: initialisation, reload, states, pinned plugins, publication."""

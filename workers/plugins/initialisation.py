@@ -9,16 +9,16 @@ from concurrent.futures import Future
 
 from loguru import logger
 
+from nekro.app.leases.init_lock import init_lock
+from nekro.app.leases.keeper import LeaseKeeper
 from nekro.base.tasks import end_tasks
+from nekro.plugins.importing import Imported
+from nekro.plugins.lanes import LaneChooser
+from nekro.plugins.loader import LoadedPlugins
 from nekro_agent.execution import callback_timers
 from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.plugin import NekroPlugin
-from workers.leases.init_lock import init_lock
-from workers.leases.keeper import LeaseKeeper
-from workers.plugins.importing import Imported
 from workers.plugins.lane_overrides import LaneOverrides
-from workers.plugins.lanes import LaneChooser
-from workers.plugins.loader import LoadedPlugins
 from workers.plugins.states import PluginStates
 
 __all__ = ["start_plugins"]

@@ -14,10 +14,10 @@ from nekro_agent.methods import Lane
 from storage.caller_reads import lane_overrides
 
 if TYPE_CHECKING:
+    from nekro.app.background import BackgroundLoop
+    from nekro.plugins.lanes import LaneChooser
     from storage.engine import Database
-    from workers.plugins.lanes import LaneChooser
     from workers.plugins.loop_watchdog import Blocking
-    from workers.pools.background import BackgroundLoop
 
 __all__ = ["LaneOverrides"]
 

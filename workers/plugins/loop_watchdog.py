@@ -18,8 +18,8 @@ from typing import Any, Final, TypeVar
 from loguru import logger
 
 from nekro.base.metrics import metrics
+from nekro.plugins.entries import RoutedEntry
 from nekro_agent.durations import CLOSE_STEP_SECONDS
-from workers.catalogue.entries import RoutedEntry
 
 __all__ = ["Blocking", "LoopWatchdog"]
 

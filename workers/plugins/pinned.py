@@ -19,15 +19,15 @@ from typing import Final
 from loguru import logger
 
 from broker_config.topology import lane_queue
+from nekro.app.leases.keeper import HeldLease, LeaseKeeper
+from nekro.app.leases.kinds import PINNED
 from nekro.base.error_logging import log_errors
 from nekro.base.tasks import end_tasks
+from nekro.plugins.lanes import LaneChooser
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.execution.hooks import HookFailure, PluginHost
 from nekro_agent.methods import Lane
 from nekro_agent.plugin import NekroPlugin
-from workers.leases.keeper import HeldLease, LeaseKeeper
-from workers.leases.kinds import PINNED
-from workers.plugins.lanes import LaneChooser
 
 __all__ = ["PinnedOwner"]
 

@@ -10,8 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 from loguru import logger
 
+from nekro.app.background import BackgroundLoop
+from nekro.app.leases.keeper import HeldLease, LeaseKeeper
+from nekro.app.leases.kinds import WORKER
 from nekro.base.error_logging import log_errors
 from nekro.base.release import release
+from nekro.plugins.description import entries_of, source_digest
+from nekro.plugins.entries import digest_of
+from nekro.plugins.loader import LoadedPlugins, PluginRecord
+from nekro.plugins.registry import LoadedRegistry
 from nekro.wire.invocation import new_id
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.ports import CallbackTimer
@@ -19,13 +26,6 @@ from nekro_agent.shared_clock import elapsed_seconds
 from storage.caller_reads import Snapshot
 from storage.engine import Database
 from storage.publications import NewWorker
-from workers.catalogue.entries import digest_of
-from workers.leases.keeper import HeldLease, LeaseKeeper
-from workers.leases.kinds import WORKER
-from workers.plugins.description import entries_of, source_digest
-from workers.plugins.loader import LoadedPlugins, PluginRecord
-from workers.plugins.registry import LoadedRegistry
-from workers.pools.background import BackgroundLoop
 
 __all__ = ["CataloguePublisher"]
 

@@ -16,18 +16,18 @@ from concurrent.futures import Future
 
 from loguru import logger
 
+from nekro.app.leases.init_lock import init_lock
+from nekro.app.leases.keeper import LeaseKeeper
 from nekro.base.error_logging import log_errors
 from nekro.base.tasks import OwnedTasks
+from nekro.plugins.importing import Imported, import_plugin
+from nekro.plugins.lanes import LaneChooser
+from nekro.plugins.loader import LoadedPlugins, forget
+from nekro.plugins.source_watch import SourceWatch
 from nekro_agent.durations import POLL_SECONDS, REFRESH_SECONDS
 from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.execution.uses import is_in_use
 from nekro_agent.plugin import NekroPlugin
-from workers.leases.init_lock import init_lock
-from workers.leases.keeper import LeaseKeeper
-from workers.plugins.importing import Imported, import_plugin
-from workers.plugins.lanes import LaneChooser
-from workers.plugins.loader import LoadedPlugins, forget
-from workers.plugins.source_watch import SourceWatch
 
 __all__ = ["PluginReloader"]
 

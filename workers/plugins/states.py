@@ -17,13 +17,13 @@ from collections.abc import Callable, Collection
 
 from loguru import logger
 
+from nekro.app.leases.init_lock import init_lock
+from nekro.app.leases.keeper import LeaseKeeper
 from nekro.base.tasks import end_tasks, repeat
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.execution.hooks import HookFailure, PluginHost, state_hooks
 from nekro_agent.plugin import NekroPlugin
 from storage.repositories.lane_overrides import PluginState
-from workers.leases.init_lock import init_lock
-from workers.leases.keeper import LeaseKeeper
 
 __all__ = ["PluginStates"]
 

@@ -1,1 +1,1 @@
-"""Rounds of the LLM: requested, drained in order, recorded, stopped."""
+"""Rounds of the LLM in a worker: drained in order, with their context."""

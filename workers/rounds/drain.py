@@ -21,22 +21,22 @@ from loguru import logger
 
 from broker_config.settings import AgentSettings
 from nekro.agent.rounds import RoundAnswer, RoundOutcome, RoundRunner
+from nekro.app.budgets.round_meter import RoundBudgets, RoundMeter
+from nekro.app.calls.dispatch import CallRecord
+from nekro.app.chats.publisher import EventPublisher
+from nekro.app.chats.turn_traces import trace_of
+from nekro.app.leases.keeper import HeldLease, LeaseKeeper, on_this_loop
+from nekro.app.leases.kinds import CHAT
+from nekro.app.rounds.events import RoundEvents
+from nekro.app.rounds.ledger import RoundLedger
 from nekro.base.tasks import end_tasks
 from nekro.broker.tracing import span
 from nekro_agent.errors import FencedError, NekroError, StorageUnavailableError
 from nekro_agent.execution.payer import on_account
 from storage.engine import Database
 from storage.repositories.rounds import ClaimedRound
-from workers.budgets.round_meter import RoundBudgets, RoundMeter
-from workers.calls.dispatch import CallRecord
-from workers.chats.publisher import EventPublisher
-from workers.chats.turn_traces import trace_of
-from workers.leases.keeper import HeldLease, LeaseKeeper, on_this_loop
-from workers.leases.kinds import CHAT
 from workers.rounds.context.chat_view import ChatView
 from workers.rounds.context.input import RoundInputs
-from workers.rounds.events import RoundEvents
-from workers.rounds.ledger import RoundLedger
 from workers.rounds.stop_requests import StopRequests
 
 __all__ = ["RoundDrain"]

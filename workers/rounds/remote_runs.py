@@ -12,6 +12,12 @@ from typing import Any, Final
 
 from broker_config.settings import Settings
 from broker_config.topology import RUN_TASK
+from nekro.app.calls.dispatch import CallScope
+from nekro.app.catalogue.fleet import CatalogueReader
+from nekro.app.chats.contexts import chat_of
+from nekro.app.chats.live import LiveText, live_event
+from nekro.app.chats.publisher import EventPublisher
+from nekro.app.rounds.runs import CodeReport, CodeRuns
 from nekro.broker.calls import MethodCaller
 from nekro.wire.invocation import Invocation
 from nekro.wire.values import Arguments, decode_value, encode_arguments
@@ -20,13 +26,7 @@ from nekro_agent.methods import Lane
 from nekro_agent.ports import ChatInfo
 from nekro_agent.shared_clock import shared_time
 from storage.states import EventType
-from workers.calls.dispatch import CallScope
 from workers.calls.handler import CallTarget, OnStep, TaskSubject
-from workers.catalogue.fleet import CatalogueReader
-from workers.chats.contexts import chat_of
-from workers.chats.live import LiveText, live_event
-from workers.chats.publisher import EventPublisher
-from workers.rounds.runs import CodeReport, CodeRuns
 
 __all__ = ["CodeTarget", "RemoteRuns"]
 

@@ -9,13 +9,13 @@ from itertools import chain
 from typing import Final
 
 from nekro.agent.model import Observation, TurnRound
+from nekro.app.calls.dispatch import CallRecord
 from nekro.sandbox.models import StopType
 from nekro_agent.methods import SandboxMethodType
 from storage.repositories.calls import Call
 from storage.repositories.rounds import ClaimedRound, Round
 from storage.states import RoundState, TriggerKind
 from storage.transaction import Transaction
-from workers.calls.dispatch import CallRecord
 
 __all__ = ["Turn"]
 

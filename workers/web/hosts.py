@@ -20,12 +20,12 @@ from loguru import logger
 
 from nekro.base.error_logging import log_errors
 from nekro.base.tasks import end_tasks, repeat
+from nekro.plugins.entries import WebhookEntry
 from nekro.wire.http_signature import HttpVerifier
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.methods import Lane
 from nekro_agent.plugin import NekroPlugin
 from storage.engine import Database
-from workers.catalogue.entries import WebhookEntry
 from workers.plugins.loop_watchdog import LoopWatchdog
 
 if TYPE_CHECKING:

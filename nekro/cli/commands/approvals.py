@@ -185,8 +185,8 @@ async def _approve(args: Args, deps: Deps, settings: Settings) -> None:
 def _ask(row: Approval, edited: Arguments | None, args: Args, deps: Deps) -> None:
     import dataclasses
 
+    from nekro.app.approvals.shown import difference, shown_call
     from nekro.wire.values import encode_arguments
-    from workers.approvals.shown import difference, shown_call
 
     if edited is not None:
         row = dataclasses.replace(row, edited_arguments=encode_arguments(*edited))

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nekro.app.calls.results import value_of
 from nekro.base.plain import to_plain
 from nekro.cli.command import Deps, add_chat_key, add_json, add_user_id, positive_number, read_text
 from nekro.cli.running import run_async
 from nekro.cli.services.presence import awaited_with_workers
 from nekro.cli.services.system import CALL_LANES, open_services
 from nekro_agent.errors import UsageError
-from workers.calls.results import value_of
 
 if TYPE_CHECKING:
-    from workers.catalogue.entries import MethodEntry
+    from nekro.plugins.entries import MethodEntry
 
 __all__ = ["Args", "parse_arguments", "register", "run", "show"]
 
@@ -119,9 +119,9 @@ def _approver(
     Raises:
         UsageError: the user does not, or there is no terminal to ask on.
     """
+    from nekro.app.approvals.shown import shown_call
     from nekro.cli.approving import confirm, operator
     from nekro.wire.values import encode_arguments
-    from workers.approvals.shown import shown_call
 
     deps.output.words(shown_call(entry.task, encode_arguments(positional, named)))
     confirm(f"{entry.name} requires approval; approve this call?", assumed=args.yes, deps=deps)

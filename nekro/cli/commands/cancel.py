@@ -15,7 +15,7 @@ from nekro.cli.services.database import open_writers
 from nekro_agent.errors import ServiceError
 
 if TYPE_CHECKING:
-    from workers.rounds.stop import StoppedRounds
+    from nekro.app.rounds.stop import StoppedRounds
 
 __all__ = ["Args", "register", "run", "show"]
 

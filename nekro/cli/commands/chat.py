@@ -26,10 +26,10 @@ from nekro_agent.ports import MessageKind
 from nekro_client.models import EventType
 
 if TYPE_CHECKING:
+    from nekro.app.chats.attachments import Attachment
+    from nekro.app.chats.files import ChatFiles
+    from nekro.app.composition import Services
     from storage.repositories.messages import Message
-    from workers.chats.attachments import Attachment
-    from workers.chats.files import ChatFiles
-    from workers.composition import Services
 
 __all__ = ["Args", "register", "run"]
 

@@ -15,8 +15,8 @@ from nekro.cli.views.round_story import describe_run
 from nekro_agent.errors import LLMError
 
 if TYPE_CHECKING:
-    from workers.composition import Services
-    from workers.rounds.runs import CodeReport
+    from nekro.app.composition import Services
+    from nekro.app.rounds.runs import CodeReport
 
 __all__ = ["Args", "register", "run", "show", "show_end"]
 

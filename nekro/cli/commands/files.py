@@ -19,8 +19,8 @@ from nekro_agent import layout
 from nekro_agent.errors import InvalidValueError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
+    from nekro.app.chats.files import ChatFiles
     from nekro_agent.ports import ChatInfo
-    from workers.chats.files import ChatFiles
 
 __all__ = ["Args", "check", "register", "run", "save", "show_got", "show_list", "show_put"]
 

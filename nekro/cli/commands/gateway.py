@@ -114,12 +114,12 @@ def _serve(settings: Settings, args: Args, deps: Deps) -> None:
     import uvloop
 
     from broker_config.embedded import hold_redis, resolve_settings
+    from nekro.app.ops.logs import configure_logs
     from nekro.base.metrics import start_metrics
     from nekro.broker.tracing import traced
     from nekro.gateway.app import create_app
     from nekro.gateway.web.listener import listen
     from nekro.gateway.web.server import serve
-    from workers.ops.logs import configure_logs
 
     if args.supervisor_fd is not None:
         hold_redis(settings)

@@ -165,7 +165,7 @@ def describe_message(message: Message) -> dict[str, Any]:
 def _text(message: Mapping[str, Any]) -> str:
     # Indented, so that no line of a message looks like another message.
     lines = visible_lines(message["text"].rstrip("\n"))
-    from workers.chats.attachments import attachments_of
+    from nekro.app.chats.attachments import attachments_of
 
     lines += [one_line(f"[{file.kind} {file.path}]") for file in attachments_of(message["data"])]
     return "\n    ".join(lines)

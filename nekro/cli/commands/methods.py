@@ -18,9 +18,9 @@ from nekro_agent.methods import Lane
 from storage.driver.urls import exists
 
 if TYPE_CHECKING:
+    from nekro.plugins.entries import MethodEntry
+    from nekro.plugins.entry_registry import Registry
     from storage.caller_reads import LaneOverride
-    from workers.catalogue.entries import MethodEntry
-    from workers.catalogue.registry import Registry
 
 __all__ = ["Args", "register", "run", "show_list"]
 

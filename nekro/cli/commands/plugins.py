@@ -21,7 +21,7 @@ from nekro_agent.errors import StorageError, UsageError
 from storage.driver.urls import exists
 
 if TYPE_CHECKING:
-    from workers.catalogue.entries import PluginEntry
+    from nekro.plugins.entries import PluginEntry
 
 __all__ = ["Args", "register", "run", "show_list"]
 
@@ -186,8 +186,8 @@ def _unknown(name: str, known: Sequence[str]) -> UsageError:
 
 def _sleepers(args: Args, deps: Deps) -> int:
     """List the plugins that may sleep in a chat, or change whether one is awake there."""
+    from nekro.app.listing.sleep import MOST_TURNS, may_sleep
     from nekro.cli.services.sleepers import change, read
-    from workers.listing.sleep import MOST_TURNS, may_sleep
 
     if args.action not in ("list", "wake", "sleep"):
         raise UsageError(f"`nekro plugins {args.action}` takes no --chat")

@@ -25,9 +25,9 @@ from nekro_agent.errors import LLMError, UsageError
 from nekro_agent.ports import MessageKind
 
 if TYPE_CHECKING:
+    from nekro.app.chats.attachments import Attachment
+    from nekro.app.composition import Services
     from storage.engine import Database
-    from workers.chats.attachments import Attachment
-    from workers.composition import Services
 
 __all__ = ["DEFAULT_USER", "Args", "register", "run", "show_answers"]
 
@@ -162,7 +162,7 @@ def run(args: Args, deps: Deps) -> int:
 
 def show_answers(answers: Sequence[Mapping[str, Any]], deps: Deps) -> None:
     """Print messages as ``describe_message`` returns them: texts as they are, files by their paths."""
-    from workers.chats.attachments import attachments_of
+    from nekro.app.chats.attachments import attachments_of
 
     for answer in answers:
         files = attachments_of(answer["data"])

@@ -20,9 +20,9 @@ from nekro.cli.views.running_output import RunningOutput
 from nekro_agent.durations import REFRESH_SECONDS
 
 if TYPE_CHECKING:
+    from nekro.app.chats.file_ids import FileIds
     from nekro_client.models import Turn
     from storage.engine import Database
-    from workers.chats.file_ids import FileIds
 
 __all__ = ["Args", "TurnPrinter", "is_ended", "register", "run"]
 
@@ -163,8 +163,8 @@ class _Source:
 
 async def _trace(args: Args, settings: Settings, deps: Deps) -> None:
     from broker_config.embedded import resolve_signing_key
+    from nekro.app.chats.file_ids import FileIds
     from nekro.gateway.streams.turn_tree import read_turn
-    from workers.chats.file_ids import FileIds
 
     async with open_database(settings) as database:
         args = dataclasses.replace(args, turn_id=await _whole_id(database, args.turn_id))

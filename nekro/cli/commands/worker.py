@@ -22,7 +22,7 @@ from nekro_agent.methods import Lane
 
 if TYPE_CHECKING:
     from nekro.cli.services.process import Supervised
-    from workers.plugins.loader import PreparedPlugins
+    from nekro.plugins.loader import PreparedPlugins
 
 __all__ = ["Args", "register", "run"]
 

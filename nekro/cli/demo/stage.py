@@ -17,7 +17,7 @@ from nekro.cli.services.system import embedded_services, start_workers, stop_wor
 from nekro_agent.methods import Lane
 
 if TYPE_CHECKING:
-    from workers.composition import Services
+    from nekro.app.composition import Services
 
 __all__ = ["Stage", "demo_settings", "open_stage"]
 
@@ -83,7 +83,7 @@ async def open_stage(settings: Settings) -> AsyncIterator[Stage]:
     Raises:
         ServiceError: a worker did not start; its log is quoted.
     """
-    from workers.composition import Services
+    from nekro.app.composition import Services
 
     assert settings.llm.script is not None  # noqa: S101 - demo_settings sets it
     write_script(settings.llm.script)

@@ -16,7 +16,7 @@ from nekro.cli.views.turns import newest_rounds, wait_for_jobs, wait_for_quiet
 from nekro.sandbox.packages.base import named_packages
 
 if TYPE_CHECKING:
-    from workers.chats.attachments import Attachment
+    from nekro.app.chats.attachments import Attachment
 
 __all__ = ["play"]
 

@@ -292,7 +292,7 @@ def _sandbox_limit(limit: Enforcement) -> Check:
 
 def _plugins(settings: Settings) -> Check:
     from nekro.cli.views.catalogue import load_catalogue
-    from workers.catalogue.entries import PluginStatus
+    from nekro.plugins.entries import PluginStatus
 
     catalogue = load_catalogue(settings)
     failed = [plugin for plugin in catalogue.plugins if plugin.status is PluginStatus.FAILED]

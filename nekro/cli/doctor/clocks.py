@@ -10,12 +10,12 @@ from collections.abc import Callable
 import redis
 
 from broker_config.settings import Settings
+from nekro.app.ops.clock_watch import WARN_SECONDS
 from nekro.broker.redis.clock import read_broker_clock
 from nekro.cli.doctor.check import Check, Verdict
 from nekro_agent.errors import NekroError, SettingsError, StorageError
 from storage.database_clock import follow_database_clock, read_database_clock
 from storage.engine import Database
-from workers.ops.clock_watch import WARN_SECONDS
 
 __all__ = ["clock_checks", "clock_offsets", "follow_shared_time"]
 

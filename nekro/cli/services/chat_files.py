@@ -11,7 +11,7 @@ from broker_config.settings import Settings
 from nekro_agent.ports import ChatInfo
 
 if TYPE_CHECKING:
-    from workers.chats.files import ChatFiles
+    from nekro.app.chats.files import ChatFiles
 
 __all__ = ["open_chat_files"]
 
@@ -19,9 +19,9 @@ __all__ = ["open_chat_files"]
 @contextmanager
 def open_chat_files(settings: Settings, chat: ChatInfo) -> Iterator[ChatFiles]:
     """Open the areas of a chat; ``settings`` as the workers have them."""
+    from nekro.app.chats.files import ChatFiles
     from storage.files.areas import DataAreas
     from storage.files.upload_areas import UploadAreas
-    from workers.chats.files import ChatFiles
 
     key = resolve_signing_key(settings).get_secret_value()
     uploads = UploadAreas(settings.database, settings.data_dir, key=key)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from broker_config.settings import Settings
 
 if TYPE_CHECKING:
+    from nekro.app.composition import Services
     from storage.engine import Database
-    from workers.composition import Services
 
 __all__ = ["open_database", "open_writers"]
 
@@ -38,9 +38,9 @@ async def open_writers(settings: Settings) -> AsyncIterator[Services]:
         StorageUnavailableError: the database does not answer, or is not migrated.
         SettingsError: the signing key cannot be read.
     """
+    from nekro.app.composition import CALLER, Services
     from storage.database_clock import follow_database_clock
     from storage.migrate import require_migrated
-    from workers.composition import CALLER, Services
 
     await require_migrated(settings.database, settings.data_dir)
     services = Services.load(settings, role=CALLER)

@@ -12,9 +12,9 @@ from nekro.cli.services.system import CALL_LANES, open_services
 from nekro_agent.errors import ServiceError
 
 if TYPE_CHECKING:
+    from nekro.app.composition import Services
+    from nekro.app.rounds.runs import CodeReport
     from nekro.gateway.mcp.callers import Caller
-    from workers.composition import Services
-    from workers.rounds.runs import CodeReport
 
 __all__ = ["serve"]
 

@@ -17,7 +17,7 @@ from nekro_agent.methods import Lane
 if TYPE_CHECKING:
     from celery import Celery
 
-    from workers.catalogue.fleet import FleetCatalogue
+    from nekro.app.catalogue.fleet import FleetCatalogue
 
 __all__ = ["awaited_with_workers", "require_broker", "require_workers"]
 

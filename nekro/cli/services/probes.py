@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from broker_config.settings import Settings
+from nekro.app.ops.sockets import broker_id, data_dir_id, monitor_sockets
 from nekro_agent.durations import PROGRAM_SECONDS
-from workers.ops.sockets import broker_id, data_dir_id, monitor_sockets
 
 __all__ = ["Answer", "Probe", "Wanted", "ask_workers", "wanted_of"]
 
@@ -51,7 +51,7 @@ class Wanted:
     lane: str | None = None
     #: With or without ``@<host>``.
     name: str | None = None
-    #: From ``workers.ops.sockets``, as is the next one.
+    #: From ``nekro.app.ops.sockets``, as is the next one.
     data_dir_id: str | None = None
     broker_id: str | None = None
 

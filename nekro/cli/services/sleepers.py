@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker_config.settings import Settings
+from nekro.app.listing.sleep import awake_plugins, brief_of, sleep, wake
 from nekro.cli.services.database import open_database
 from nekro_agent.errors import NotFoundError
-from workers.listing.sleep import awake_plugins, brief_of, sleep, wake
 
 if TYPE_CHECKING:
-    from workers.catalogue.entries import PluginEntry
+    from nekro.plugins.entries import PluginEntry
 
 __all__ = ["change", "read"]
 

@@ -16,18 +16,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from broker_config.settings import Settings
+from nekro.app.catalogue.commands import command_names
 from nekro.cli.environment import environment_of
 from nekro.cli.output import Output
+from nekro.plugins.entries import PluginEntry
+from nekro.plugins.entry_registry import Registry
 from nekro_agent.durations import PROGRAM_SECONDS
 from nekro_agent.errors import ServiceError, StorageError
 from nekro_agent.execution.tied_process import tied_to_this_process
 from storage.driver.urls import exists
-from workers.catalogue.commands import command_names
-from workers.catalogue.entries import PluginEntry
-from workers.catalogue.registry import Registry
 
 if TYPE_CHECKING:
-    from workers.catalogue.fleet import FleetCatalogue
+    from nekro.app.catalogue.fleet import FleetCatalogue
 
 __all__ = ["Catalogue", "load_catalogue", "published", "say_what_is_listed", "say_which_names_clash"]
 
@@ -78,8 +78,8 @@ def load_catalogue(settings: Settings, *, of_this_host: bool = False) -> Catalog
 
 async def published(settings: Settings) -> FleetCatalogue | None:
     """Return the catalogue of the database; None when there is no database yet, or it does not answer."""
+    from nekro.app.catalogue.fleet import CatalogueReader
     from storage.engine import Database
-    from workers.catalogue.fleet import CatalogueReader
 
     if not exists(settings.database, settings.data_dir):
         return None
@@ -92,7 +92,7 @@ async def published(settings: Settings) -> FleetCatalogue | None:
 
 def _of_this_host(settings: Settings, *, note: str) -> Catalogue:
     # `-P`: a folder of our packages' names in the working directory must not be imported.
-    command = tied_to_this_process(sys.executable, "-P", "-m", "workers.plugins.description")
+    command = tied_to_this_process(sys.executable, "-P", "-m", "nekro.plugins.description")
     try:
         done = subprocess.run(  # noqa: S603 - our own module
             command,

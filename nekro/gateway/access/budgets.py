@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from http import HTTPStatus
 
+from nekro.app.budgets.limits import day_of
+from nekro.app.composition import Services
 from nekro.gateway.identity import Identity
 from nekro.gateway.problems import ProblemError
 from nekro_agent.shared_clock import shared_time
 from storage.access.spendings import PayingKey
 from storage.access.stored_bytes import ROW_BYTES, size_of
 from storage.states import StoredKind
-from workers.budgets.limits import day_of
-from workers.composition import Services
 
 __all__ = ["begin_paying", "require_budget"]
 

@@ -10,6 +10,7 @@ from typing import Final
 
 from fastapi import Request
 
+from nekro.app.composition import Services
 from nekro.gateway.access.keys import KEY, LocalKey, is_local
 from nekro.gateway.access.sessions import require_own_page, session_of, takes_session
 from nekro.gateway.access.tickets import opened_ticket
@@ -17,7 +18,6 @@ from nekro.gateway.identity import LOCAL, Identity, Scope
 from nekro.gateway.problems import ProblemError
 from nekro_agent.errors import UsageError
 from storage.access.keys import Key
-from workers.composition import Services
 
 __all__ = ["ValidKey", "ValidKeys", "identify", "keys_of", "refused"]
 

@@ -24,12 +24,12 @@ from typing import Final
 
 from broker_config.secret_files import secret_path, secret_text
 from broker_config.settings import Settings
+from nekro.app.ops.host_header import is_loopback
 from nekro.gateway.identity import Scope
 from nekro_agent.errors import SettingsError, UsageError
 from nekro_agent.shared_clock import shared_time
 from storage.access.keys import Key, NewKey
 from storage.engine import Database
-from workers.ops.host_header import is_loopback
 
 __all__ = [
     "KEY",

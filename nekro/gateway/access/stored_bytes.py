@@ -8,13 +8,13 @@ from typing import BinaryIO
 
 from fastapi import Request
 
+from nekro.app.chats.attachments import Attachment
+from nekro.app.chats.files import ChatFiles
+from nekro.app.composition import Services
 from nekro.gateway.dependencies import identity_of
 from nekro.gateway.identity import Identity
 from storage.access.stored_bytes import ROW_BYTES, item_of_file
 from storage.states import StoredKind
-from workers.chats.attachments import Attachment
-from workers.chats.files import ChatFiles
-from workers.composition import Services
 
 __all__ = ["KeyFiles", "file_removed", "require_room"]
 

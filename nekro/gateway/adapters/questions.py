@@ -7,6 +7,8 @@ from http import HTTPStatus
 
 from fastapi import APIRouter, Response
 
+from nekro.app.chats.adapters import SSE_ADAPTER
+from nekro.app.composition import Services
 from nekro.gateway.dependencies import IdentityDep, ServicesDep
 from nekro.gateway.idempotency import OnceDep
 from nekro.gateway.identity import Scope
@@ -15,8 +17,6 @@ from nekro.gateway.routing import KeyedRoute
 from nekro_agent.durations import REFRESH_SECONDS
 from nekro_client.models import AdapterAnswer, AdapterRequestBody
 from storage.states import SendState
-from workers.chats.adapters import SSE_ADAPTER
-from workers.composition import Services
 
 __all__ = ["router"]
 

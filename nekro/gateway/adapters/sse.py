@@ -19,6 +19,8 @@ from loguru import logger
 from pydantic import ValidationError
 from sse_starlette import EventSourceResponse
 
+from nekro.app.chats.adapters import SSE_ADAPTER
+from nekro.app.composition import Services
 from nekro.gateway.adapters.sse_files import SseFiles
 from nekro.gateway.adapters.sse_models import (
     AtSegment,
@@ -41,8 +43,6 @@ from nekro.gateway.web.responses import EventStream
 from nekro.wire.invocation import new_id
 from nekro_agent.ports import IncomingMessage
 from storage.outbound.adapters import AdapterClient
-from workers.chats.adapters import SSE_ADAPTER
-from workers.composition import Services
 
 __all__ = ["SseAdapter", "router"]
 

@@ -10,6 +10,9 @@ from typing import Any, Final
 
 from loguru import logger
 
+from nekro.app.chats.attachments import attachments_of
+from nekro.app.chats.files import ChatFiles
+from nekro.app.composition import Services
 from nekro.gateway.adapters.sse_events import SentFile
 from nekro.gateway.adapters.sse_models import MediaSegment
 from nekro.gateway.outgoing import OutgoingHttp, RequestFailedError
@@ -17,9 +20,6 @@ from nekro.gateway.problems import ProblemError
 from nekro_agent.errors import InvalidValueError, NekroError
 from nekro_agent.ports import ChatInfo
 from storage.repositories.messages import Message
-from workers.chats.attachments import attachments_of
-from workers.chats.files import ChatFiles
-from workers.composition import Services
 
 __all__ = ["SseFiles"]
 

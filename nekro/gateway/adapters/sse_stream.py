@@ -10,14 +10,14 @@ from typing import Final
 
 from loguru import logger
 
+from nekro.app.chats.adapters import SSE_ADAPTER
+from nekro.app.composition import Services
 from nekro.base.error_logging import log_errors
 from nekro.gateway.adapters.sse_events import WireEvent, message_events, request_event, wire_event
 from nekro.gateway.adapters.sse_files import SseFiles
 from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import StorageError
 from storage.outbound.adapters import AdapterSend
-from workers.chats.adapters import SSE_ADAPTER
-from workers.composition import Services
 
 __all__ = ["ANSWER_SECONDS", "ClientStream"]
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
+from nekro.app.composition import Services
 from nekro.gateway.access.audit import record_act
 from nekro.gateway.dependencies import IdentityDep, PathText, ServicesDep
 from nekro.gateway.idempotency import OnceDep
@@ -18,7 +19,6 @@ from nekro_agent.errors import InvalidValueError, NotFoundError
 from nekro_client.models import Approval, DecisionBody, Page
 from storage.access.approvals import Approval as ApprovalRow
 from storage.states import ApprovalScope, ApprovalState
-from workers.composition import Services
 
 __all__ = ["router"]
 

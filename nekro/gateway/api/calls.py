@@ -10,6 +10,10 @@ from typing import Final
 
 from fastapi import APIRouter, Response
 
+from nekro.app.calls.results import value_of
+from nekro.app.catalogue.commands import is_command, listed_commands
+from nekro.app.chats.files import ChatFiles
+from nekro.app.composition import Services
 from nekro.base.plain import to_json_value
 from nekro.gateway.access.budgets import begin_paying
 from nekro.gateway.dependencies import IdentityDep, ServicesDep
@@ -22,10 +26,6 @@ from nekro_agent.commands.schemas import CommandExecutionContext
 from nekro_agent.commands.schemas import CommandResponse as PluginResponse
 from nekro_agent.errors import NotFoundError, UsageError
 from nekro_client.models import Call, CallBody, Command, CommandBody, CommandResponse, CommandResult, Page
-from workers.calls.results import value_of
-from workers.catalogue.commands import is_command, listed_commands
-from workers.chats.files import ChatFiles
-from workers.composition import Services
 
 __all__ = ["router"]
 

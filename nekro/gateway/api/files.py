@@ -1,6 +1,6 @@
 """Files of chats: listed, stored, served and removed.
 
-The path of a file comes from an id that a gateway made (``workers.chats.file_ids``); files are opened below
+The path of a file comes from an id that a gateway made (``nekro.app.chats.file_ids``); files are opened below
 the chat's areas without following links, because sandboxed code can plant some.
 """
 
@@ -16,6 +16,10 @@ from typing import Annotated, BinaryIO, Final, Literal, TypeVar
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import RootModel
 
+from nekro.app.chats.attachments import Attachment
+from nekro.app.chats.file_ids import FileRef
+from nekro.app.chats.files import ChatFile, ChatFiles
+from nekro.app.composition import Services
 from nekro.gateway.access.stored_bytes import KeyFiles, file_removed
 from nekro.gateway.dependencies import ChatKey, IdentityDep, PathText, ServicesDep
 from nekro.gateway.forms import BYTES_BODY, FILES_BODY, digest_of, open_body, open_form, store_files
@@ -31,10 +35,6 @@ from nekro_agent.files.media_types import HEAD_BYTES, content_type
 from nekro_agent.ports import ChatInfo
 from nekro_agent.tools.path_convertor import PathLocation
 from nekro_client.models import FileInfo, Page
-from workers.chats.attachments import Attachment
-from workers.chats.file_ids import FileRef
-from workers.chats.files import ChatFile, ChatFiles
-from workers.composition import Services
 
 __all__ = ["router", "serve_file"]
 

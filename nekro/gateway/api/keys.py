@@ -13,6 +13,7 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 
 from broker_config.embedded import resolve_signing_key
+from nekro.app.composition import Services
 from nekro.gateway.access.keys import create_key as create_stored_key
 from nekro.gateway.access.keys import is_secret_of, key_text, new_key
 from nekro.gateway.access.keys import revoke_key as revoke_stored_key
@@ -24,7 +25,6 @@ from nekro.gateway.routing import KeyedRoute
 from nekro.gateway.views import act_answer, key_answer
 from nekro.gateway.web.paging import Cursor, Limit, cursor_of, number_of
 from nekro_client.models import Act, ApiKey, CreatedKey, KeyBody, Page
-from workers.composition import Services
 
 __all__ = ["router"]
 

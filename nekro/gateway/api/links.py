@@ -9,10 +9,10 @@ from urllib.parse import quote
 from fastapi import APIRouter, Request, Response
 
 from broker_config.settings import RetentionSettings
+from nekro.app.chats.attachments import Attachment
+from nekro.app.chats.file_ids import FileIds
 from nekro.gateway.api.files import serve_file
 from nekro.gateway.dependencies import ServicesDep
-from workers.chats.attachments import Attachment
-from workers.chats.file_ids import FileIds
 
 __all__ = ["LINKS", "link_to", "router"]
 

@@ -9,6 +9,8 @@ from typing import Annotated, Final, Literal
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
+from nekro.app.composition import Services
+from nekro.app.rounds.stop import StoppedRounds
 from nekro.gateway.access.stored_bytes import KeyFiles
 from nekro.gateway.dependencies import ChatKey, HubDep, IdentityDep, ServicesDep
 from nekro.gateway.forms import MESSAGE_BODY, open_message, store_files
@@ -27,8 +29,6 @@ from nekro.gateway.web.responses import JsonAnswer
 from nekro_agent.errors import NotFoundError
 from nekro_agent.ports import IncomingMessage
 from nekro_client.models import Message, Page, PostedMessage, Reset
-from workers.composition import Services
-from workers.rounds.stop import StoppedRounds
 
 __all__ = ["MOST_WAIT_SECONDS", "router"]
 

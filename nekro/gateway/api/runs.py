@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
+from nekro.app.composition import Services
 from nekro.base.tasks import end_tasks
 from nekro.gateway.access.budgets import begin_paying
 from nekro.gateway.dependencies import HubDep, IdentityDep, ServicesDep, take_stream
@@ -31,7 +32,6 @@ from nekro.gateway.web.json_text import json_text
 from nekro.gateway.web.responses import EVENT_STREAM, EventStream, accepts
 from nekro_agent.errors import NekroError
 from nekro_client.models import EventType, Run, RunBody, RunEventType
-from workers.composition import Services
 
 __all__ = ["router"]
 

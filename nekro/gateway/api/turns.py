@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Request, Response
 
+from nekro.app.composition import Services
 from nekro.gateway.dependencies import ChatKey, IdentityDep, PathText, ServicesDep
 from nekro.gateway.idempotency import OnceDep
 from nekro.gateway.identity import Identity, Scope
@@ -18,7 +19,6 @@ from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import NotFoundError
 from nekro_client.models import Call, Page, ReplayedTurn, ReplayTurnBody, Round, Turn, TurnState
 from storage.repositories.rounds import Round as RoundRow
-from workers.composition import Services
 
 __all__ = ["router"]
 

@@ -8,12 +8,12 @@ from typing import Final
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
+from nekro.app.composition import Services
 from nekro.gateway.console.files import INDEX, ConsoleFile, find_file
 from nekro.gateway.dependencies import ServicesDep
 from nekro.gateway.problems import ProblemError
 from nekro.gateway.served_files import has_etag
 from nekro.gateway.web.responses import accepts
-from workers.composition import Services
 
 __all__ = ["file_answer", "require_console", "router"]
 

@@ -8,6 +8,9 @@ from typing import Any
 
 from mcp_types import CallToolResult
 
+from nekro.app.calls.dispatch import CallScope
+from nekro.app.catalogue.arguments import refuse_unfit
+from nekro.app.composition import Services
 from nekro.broker.tracing.tool_span import tool_span
 from nekro.gateway.access.budgets import begin_paying
 from nekro.gateway.identity import Scope
@@ -17,11 +20,8 @@ from nekro.gateway.mcp.progress import Report, reported
 from nekro.gateway.mcp.results import data_result, method_result
 from nekro.gateway.mcp.schemas import arguments_of
 from nekro.gateway.streams.hub import EventHub
+from nekro.plugins.entries import MethodEntry
 from nekro.wire.values import encode_arguments
-from workers.calls.dispatch import CallScope
-from workers.catalogue.arguments import refuse_unfit
-from workers.catalogue.entries import MethodEntry
-from workers.composition import Services
 
 __all__ = ["call_method", "request_digest"]
 

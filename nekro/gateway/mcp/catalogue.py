@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
-from workers.catalogue.entries import MethodEntry
-from workers.catalogue.registry import Registry
+from nekro.plugins.entries import MethodEntry
+from nekro.plugins.entry_registry import Registry
 
 __all__ = ["bounded_catalogue", "code_guide", "find_methods"]
 

@@ -24,6 +24,7 @@ from mcp.server.subscriptions import (
 from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS, SubscriptionsListenRequestParams, SubscriptionsListenResult
 
+from nekro.app.composition import Services
 from nekro.gateway.dependencies import take_stream
 from nekro.gateway.identity import Scope
 from nekro.gateway.mcp.callers import Caller
@@ -32,7 +33,6 @@ from nekro.gateway.streams.hub import EventHub, EventsLostError, SlowReaderError
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.errors import NekroError
 from nekro_client.models import EventType
-from workers.composition import Services
 
 __all__ = ["Changes"]
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from mcp_types import CallToolResult
 
+from nekro.app.composition import Services
 from nekro.gateway.access.budgets import begin_paying
 from nekro.gateway.identity import Scope
 from nekro.gateway.mcp.callers import Caller
@@ -15,11 +16,10 @@ from nekro.gateway.mcp.results import data_result
 from nekro.gateway.rounds import require_rounds_worker
 from nekro.gateway.views import run_answer
 from nekro_client.models import Run
-from workers.composition import Services
 
 if TYPE_CHECKING:
+    from nekro.app.rounds.runs import CodeReport
     from storage.access.approvals import Approval
-    from workers.rounds.runs import CodeReport
 
 __all__ = ["CodeRun", "on_workers", "run_code"]
 

@@ -13,6 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from broker_config.embedded import resolve_signing_key
 from broker_config.settings import GatewaySettings
+from nekro.app.composition import Services
 from nekro.gateway.dependencies import identity_of
 from nekro.gateway.identity import Identity
 from nekro.gateway.mcp.callers import Caller, caller_of
@@ -22,7 +23,6 @@ from nekro.gateway.streams.hub import EventHub
 from nekro.gateway.web.responses import SEND_SECONDS, JsonAnswer
 from nekro_agent.errors import NekroError
 from nekro_client.models import Problem
-from workers.composition import Services
 
 if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager

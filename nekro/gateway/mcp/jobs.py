@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from mcp_types import CallToolResult
 
+from nekro.app.approvals.shown import call_line
+from nekro.app.composition import Services
+from nekro.app.jobs.cancel import cancel_job
 from nekro.gateway.identity import Scope
 from nekro.gateway.mcp.callers import Caller
 from nekro.gateway.mcp.progress import Report
@@ -18,9 +21,6 @@ from nekro_client.models import Job
 from storage.access.approvals import Approval
 from storage.repositories.jobs import Job as JobRow
 from storage.states import ApprovalState
-from workers.approvals.shown import call_line
-from workers.composition import Services
-from workers.jobs.cancel import cancel_job
 
 __all__ = ["awaiting", "awaiting_text", "cancel", "find_job", "job_uri", "show", "wait_for"]
 

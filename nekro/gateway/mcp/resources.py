@@ -20,6 +20,7 @@ from mcp_types import (
     TextResourceContents,
 )
 
+from nekro.app.composition import Services
 from nekro.base.plain import encodable
 from nekro.gateway.identity import Scope
 from nekro.gateway.mcp.callers import Caller
@@ -31,7 +32,6 @@ from nekro.gateway.web.paging import text_of as position_of
 from nekro_agent.errors import InvalidValueError, NotFoundError, UsageError
 from nekro_agent.files.media_types import HEAD_BYTES, content_type
 from nekro_agent.ports import ChatInfo
-from workers.composition import Services
 
 __all__ = ["chat_of", "list_resources", "list_templates", "messages_uri", "read_resource"]
 

@@ -10,12 +10,12 @@ from typing import Any
 from mcp_types import CallToolResult, ContentBlock, ImageContent, TextContent
 
 from nekro.agent.multimodal import image_data
+from nekro.app.calls.results import value_of
+from nekro.app.composition import Services
 from nekro.base.plain import encodable, to_json_value
 from nekro.gateway.problems import ProblemError
 from nekro.wire.invocation import Envelope
 from nekro_agent.errors import NekroError
-from workers.calls.results import value_of
-from workers.composition import Services
 
 __all__ = ["data_result", "error_result", "failure_text", "method_result", "text_of"]
 

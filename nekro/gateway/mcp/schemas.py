@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
+from nekro.plugins.entries import MethodEntry
 from nekro_agent.errors import ArgumentError
-from workers.catalogue.entries import MethodEntry
 
 __all__ = ["arguments_of", "input_schema", "result_annotation"]
 

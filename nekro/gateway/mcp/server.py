@@ -34,6 +34,7 @@ from mcp_types import (
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
+from nekro.app.composition import Services
 from nekro.base.plain import encodable
 from nekro.base.release import release
 from nekro.gateway.identity import Scope
@@ -48,10 +49,9 @@ from nekro.gateway.mcp.results import data_result, error_result, failure_text
 from nekro.gateway.mcp.schemas import input_schema
 from nekro.gateway.problems import ProblemError
 from nekro.gateway.streams.hub import EventHub
+from nekro.plugins.entries import MethodEntry
 from nekro.wire.invocation import new_id
 from nekro_agent.errors import ArgumentError, MethodNotFoundError, NekroError, NotFoundError, PluginError
-from workers.catalogue.entries import MethodEntry
-from workers.composition import Services
 
 __all__ = ["McpServer"]
 

@@ -16,8 +16,8 @@ from nekro.gateway.mcp.callers import Caller
 from nekro.gateway.mcp.catalogue import bounded_catalogue
 from nekro.gateway.mcp.schemas import input_schema, result_annotation
 from nekro.gateway.web.paging import cursor_of, text_of
-from workers.catalogue.entries import MethodEntry
-from workers.catalogue.registry import Registry
+from nekro.plugins.entries import MethodEntry
+from nekro.plugins.entry_registry import Registry
 
 __all__ = [
     "CANCEL_JOB",

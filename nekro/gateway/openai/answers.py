@@ -14,6 +14,8 @@ from typing import Any, Final
 
 from fastapi import Request
 
+from nekro.app.chats.attachments import attachments_of
+from nekro.app.composition import Services
 from nekro.gateway.api.links import link_to
 from nekro.gateway.identity import Identity
 from nekro.gateway.streams.hub import EventHub
@@ -24,8 +26,6 @@ from nekro_client.sse import LiveMessage, is_restart
 from storage.repositories.messages import Message
 from storage.repositories.rounds import Round
 from storage.states import FINAL_ROUND_STATES
-from workers.chats.attachments import attachments_of
-from workers.composition import Services
 
 __all__ = ["QUEUED_SECONDS", "AnswerEnd", "AnswerReader", "Part", "Piece", "Program", "Usage", "Words"]
 

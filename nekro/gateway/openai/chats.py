@@ -12,6 +12,7 @@ from typing import Final
 from fastapi import Request
 from pydantic import BaseModel
 
+from nekro.app.composition import Services
 from nekro.gateway.idempotency import Once, once_of
 from nekro.gateway.identity import Identity, Scope
 from nekro.gateway.messages import post_message
@@ -22,7 +23,6 @@ from nekro_agent.ports import IncomingMessage
 from nekro_agent.shared_clock import shared_time
 from nekro_client.models import NewPart
 from storage.listings.chats import TRANSIENT
-from workers.composition import Services
 
 __all__ = [
     "MODEL",

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from loguru import logger
 from pydantic import RootModel
 
+from nekro.app.composition import Services
 from nekro.gateway.dependencies import HubDep, IdentityDep, ServicesDep, take_stream
 from nekro.gateway.idempotency import OnceDep
 from nekro.gateway.identity import Identity, Scope
@@ -38,7 +39,6 @@ from nekro_agent.errors import NekroError
 from storage.access.openai_responses import OpenAIResponse
 from storage.access.stored_bytes import ROW_BYTES, size_of
 from storage.states import StoredKind
-from workers.composition import Services
 
 __all__ = ["router"]
 

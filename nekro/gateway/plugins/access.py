@@ -10,7 +10,7 @@ from broker_config.settings import GatewaySettings, PluginAccess
 from nekro.gateway.dependencies import identity_of
 from nekro.gateway.identity import Identity, Scope
 from nekro.gateway.problems import ProblemError
-from workers.catalogue.entries import PluginEntry
+from nekro.plugins.entries import PluginEntry
 
 __all__ = ["admit", "is_reachable", "not_served"]
 

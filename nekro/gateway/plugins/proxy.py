@@ -17,6 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from broker_config.embedded import resolve_signing_key
 from broker_config.settings import GatewaySettings, PluginAccess
+from nekro.app.composition import Services
 from nekro.base.metrics import metrics
 from nekro.base.tasks import end_tasks
 from nekro.gateway.dependencies import ServicesDep
@@ -32,7 +33,6 @@ from nekro.wire.http_signature import CALLER_HEADER, PROOF_HEADER, SIGNATURE_HEA
 from nekro_agent.execution.web_caller import WebCaller
 from nekro_agent.services.user.role import Role
 from storage.publications import Site
-from workers.composition import Services
 
 __all__ = ["PluginProxy", "install"]
 

@@ -7,11 +7,11 @@ import socket
 import time
 from http import HTTPStatus
 
+from nekro.app.ops.host_header import is_loopback
 from nekro.gateway.problems import ProblemError
 from nekro_agent.durations import FRESH_SECONDS
 from storage.engine import Database
 from storage.publications import Site
-from workers.ops.host_header import is_loopback
 
 __all__ = ["Sites"]
 

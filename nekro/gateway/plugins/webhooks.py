@@ -15,9 +15,9 @@ from nekro.gateway.dependencies import ServicesDep
 from nekro.gateway.plugins.access import admit, is_reachable, not_served
 from nekro.gateway.plugins.headers import plugin_headers
 from nekro.gateway.web.limits import OWN_LIMITS
+from nekro.plugins.entries import WebhookEntry
+from nekro.plugins.entry_registry import Registry
 from workers.calls.webhooks import run_webhooks
-from workers.catalogue.entries import WebhookEntry
-from workers.catalogue.registry import Registry
 
 __all__ = ["router"]
 

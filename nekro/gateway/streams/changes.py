@@ -18,6 +18,7 @@ from datetime import timedelta
 from itertools import chain
 from typing import Final
 
+from nekro.app.composition import Services
 from nekro.base.error_logging import log_errors
 from nekro.base.tasks import end_tasks
 from nekro.gateway.identity import Identity
@@ -28,7 +29,6 @@ from nekro.wire.invocation import new_id
 from nekro_agent.durations import FRESH_SECONDS, REFRESH_SECONDS
 from nekro_agent.shared_clock import shared_time
 from nekro_client.models import ChangeKind, EventType
-from workers.composition import Services
 
 __all__ = ["Changes"]
 

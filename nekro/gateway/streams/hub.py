@@ -19,6 +19,7 @@ from typing import Final, Protocol, TypeVar
 
 from loguru import logger
 
+from nekro.app.composition import Services
 from nekro.base.error_logging import log_errors
 from nekro.base.tasks import end_tasks
 from nekro.gateway.identity import Identity
@@ -28,7 +29,6 @@ from nekro.gateway.streams.watch import EventWatch
 from nekro_agent.durations import FRESH_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import OverloadedError, StorageError
 from storage.repositories.events import ChatEvent
-from workers.composition import Services
 
 __all__ = ["EventHub", "EventsLostError", "Observer", "SlowReaderError"]
 

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from broker_config.settings import Settings
+from nekro.app.calls.story import listed_calls
+from nekro.app.chats.file_ids import FileIds
+from nekro.app.chats.turn_traces import trace_of
 from nekro.broker.tracing import recorded_trace_id
 from nekro.gateway.streams.round_events import RoundEvents, by_round
 from nekro.gateway.streams.turn_states import TurnEnd, awaited, turn_cause
@@ -22,13 +25,10 @@ from storage.repositories.jobs import Job
 from storage.repositories.rounds import Round
 from storage.states import EventType, TriggerKind
 from storage.transaction import Transaction
-from workers.calls.story import listed_calls
-from workers.chats.file_ids import FileIds
-from workers.chats.turn_traces import trace_of
 
 __all__ = ["TurnSource", "read_call", "read_rounds", "read_turn"]
 
-#: A call of ``workers.calls.story``, and its row; None for a call without one, such as of a TOOL.
+#: A call of ``nekro.app.calls.story``, and its row; None for a call without one, such as of a TOOL.
 _ListedCall: TypeAlias = tuple[dict[str, Any], Call | None]
 
 

@@ -10,12 +10,12 @@ from contextlib import suppress
 from loguru import logger
 
 from broker_config.topology import EVENTS_ADDED, LIVE_EVENT
+from nekro.app.composition import Services
 from nekro.base.tasks import end_tasks
 from nekro.broker.event_watch import EventWatcher, WatchedEvent
 from nekro.gateway.streams.events import StreamEvent, live_event
 from nekro_agent.durations import DEFER_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import BrokerUnavailableError
-from workers.composition import Services
 
 __all__ = ["EventWatch"]
 

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from broker_config.embedded import resolve_signing_key
+from nekro.app.composition import Services
 from nekro.gateway.access.audit import record_act
 from nekro.gateway.dependencies import IdentityDep, ServicesDep
 from nekro.gateway.idempotency import OnceDep, with_content
@@ -27,7 +28,6 @@ from storage.access.stored_bytes import ROW_BYTES, size_of
 from storage.outbound.webhooks import Delivery, Webhook
 from storage.states import DeliveryState, StoredKind
 from storage.transaction import Transaction
-from workers.composition import Services
 
 __all__ = ["router"]
 

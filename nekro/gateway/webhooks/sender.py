@@ -21,6 +21,7 @@ from loguru import logger
 from standardwebhooks import Webhook as Signature
 
 from broker_config.embedded import resolve_signing_key
+from nekro.app.composition import Services
 from nekro.base.error_logging import log_errors
 from nekro.base.metrics import metrics
 from nekro.base.tasks import end_tasks
@@ -32,7 +33,6 @@ from nekro_client.models import Event, WebhookPayload
 from storage.outbound.webhooks import Delivery, Webhook
 from storage.repositories.events import ChatEvent
 from storage.states import DeliveryState
-from workers.composition import Services
 
 __all__ = ["WebhookSender", "body_of", "wants"]
 

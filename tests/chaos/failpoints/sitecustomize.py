@@ -39,8 +39,8 @@ POINTS = {
     "claimed": ("workers.calls.claims", "CallClaims", "claim", False),
     "ran": ("workers.calls.claims", "CallClaims", "finish", True),
     "recorded": ("workers.calls.claims", "CallClaims", "finish", False),
-    "sent": ("workers.chats.messages", "SqlMessages", "send", False),
-    "announcing": ("workers.chats.publisher", "EventPublisher", "round_requested", True),
+    "sent": ("nekro.app.chats.messages", "SqlMessages", "send", False),
+    "announcing": ("nekro.app.chats.publisher", "EventPublisher", "round_requested", True),
 }
 
 

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nekro.agent.model import HistoryMessage, HistorySummary
+from nekro.app.calls.dispatch import CallRecord
+from nekro.app.rounds.chat_history import ChatHistory
 from nekro_agent.ports import ChatInfo
 from storage.access.spendings import PayingKey
 from storage.engine import Database
 from storage.repositories.rounds import ClaimedRound, Round
 from storage.transaction import Transaction
-from workers.calls.dispatch import CallRecord
-from workers.rounds.context.chat_history import ChatHistory
 from workers.rounds.context.summaries import summary_before
 from workers.rounds.turns import Turn
 

@@ -9,6 +9,14 @@ from typing import Final
 
 from nekro.agent.model import ChatBrief, PluginBrief
 from nekro.agent.rounds import RoundAnswer, RoundInput
+from nekro.app.calls.dispatch import CallRecord, CallScope, Dispatcher
+from nekro.app.chats.contexts import context_of
+from nekro.app.leases.keeper import HeldLease
+from nekro.app.listing.chat_plugins import method_brief, names_of
+from nekro.app.listing.sleep import awake_plugins, brief_of, may_sleep
+from nekro.app.rounds.events import RoundEvents
+from nekro.plugins.entries import MethodEntry
+from nekro.plugins.entry_registry import Registry
 from nekro.sandbox.models import KeptVariables
 from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.ports import ChatInfo
@@ -16,16 +24,8 @@ from nekro_agent.schemas.agent_ctx import AgentCtx
 from storage.access.spendings import PayingKey
 from storage.engine import Database
 from storage.repositories.rounds import ClaimedRound
-from workers.calls.dispatch import CallRecord, CallScope, Dispatcher
-from workers.catalogue.entries import MethodEntry
-from workers.catalogue.registry import Registry
-from workers.chats.contexts import context_of
-from workers.leases.keeper import HeldLease
-from workers.listing.chat_plugins import method_brief, names_of
-from workers.listing.sleep import awake_plugins, brief_of, may_sleep
 from workers.rounds.context.chat_view import ChatView
 from workers.rounds.context.pictures import PictureLoader
-from workers.rounds.events import RoundEvents
 
 __all__ = ["PreparedRound", "RoundInputs"]
 

@@ -20,6 +20,10 @@ from nekro.agent.llm import LLMAnswer, LLMClient
 from nekro.agent.model import HistoryMessage, HistorySummary
 from nekro.agent.summary import SummaryTask, first_part, outgrown, read_summary, summary_request
 from nekro.agent.tokens import ModelContexts, PromptRoom
+from nekro.app.budgets.summary_meter import SummaryMeter
+from nekro.app.leases.keeper import LeaseKeeper
+from nekro.app.leases.kinds import SUMMARY
+from nekro.app.rounds.chat_history import shown_message
 from nekro.base.error_logging import log_errors
 from nekro.base.tasks import end_tasks
 from nekro_agent.errors import BudgetExceededError, LLMError
@@ -27,10 +31,6 @@ from nekro_agent.ports import ChatInfo
 from storage.engine import Database
 from storage.memory.summaries import NewSummary, Summary
 from storage.transaction import Transaction
-from workers.budgets.summary_meter import SummaryMeter
-from workers.leases.keeper import LeaseKeeper
-from workers.leases.kinds import SUMMARY
-from workers.rounds.context.chat_history import shown_message
 
 __all__ = ["RETRY_SECONDS", "ChatSummaries", "summary_before"]
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from nekro.app.composition import Services
 from nekro.gateway.access.audit import record_act
 from nekro.gateway.dependencies import IdentityDep, PathText, ServicesDep
 from nekro.gateway.idempotency import OnceDep
@@ -17,7 +18,6 @@ from nekro.gateway.views import method_answer, plugin_answer
 from nekro_agent.errors import NotFoundError
 from nekro_client.models import Method, Page, Plugin, PluginConfig, PluginConfigBody, PluginState
 from storage.caller_reads import lane_overrides
-from workers.composition import Services
 
 __all__ = ["router"]
 

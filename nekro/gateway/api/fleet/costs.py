@@ -7,6 +7,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from nekro.app.budgets.limits import day_of
+from nekro.app.budgets.report import read_budgets, read_costs
 from nekro.gateway.dependencies import IdentityDep, ServicesDep
 from nekro.gateway.identity import Identity, Scope
 from nekro.gateway.routing import KeyedRoute
@@ -15,8 +17,6 @@ from nekro.gateway.web.paging import Cursor, Limit, cursor_of, text_of
 from nekro_agent.shared_clock import shared_time
 from nekro_client.models import CostGroup, Costs
 from storage.states import BudgetScope
-from workers.budgets.limits import day_of
-from workers.budgets.report import read_budgets, read_costs
 
 __all__ = ["paying_key", "router"]
 

@@ -7,6 +7,7 @@ import json
 from fastapi import APIRouter, Request, Response
 
 from broker_config.secret_paths import secret_paths
+from nekro.app.composition import Services
 from nekro.extensions.mcp.declarations import parse
 from nekro.extensions.mcp.servers import McpServer, read_servers
 from nekro.extensions.mcp.views import describe_server
@@ -20,7 +21,6 @@ from nekro_client.models import McpServer as Answer
 from nekro_client.models import McpServerBody, McpTrial, Page
 from storage.access.stored_bytes import ROW_BYTES, size_of
 from storage.states import StoredKind
-from workers.composition import Services
 
 __all__ = ["router"]
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Request, Response
 from redis.exceptions import RedisError
 
+from nekro.app.composition import Services
 from nekro.broker.dead_letters import DeadLetters, DeadPosition
 from nekro.broker.queue_figures import QueueFigures, read_dead, read_queues
 from nekro.gateway.access.audit import record_act
@@ -22,7 +23,6 @@ from nekro.gateway.web.paging import Cursor, Limit, cursor_of, number_of
 from nekro_agent.errors import BrokerUnavailableError, NekroError
 from nekro_client.models import DeadLetter, Page, Queue, Queues, RetryBody, Work, Worker
 from storage.listings.overview import OpenWork, OverviewRepository
-from workers.composition import Services
 
 __all__ = ["router"]
 

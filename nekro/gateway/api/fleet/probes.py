@@ -6,11 +6,11 @@ from http import HTTPStatus
 
 from fastapi import APIRouter, Request, Response
 
+from nekro.app.ops.http_server import METRICS_TYPE
 from nekro.base.metrics import start_metrics
 from nekro.gateway.dependencies import IdentityDep, ServicesDep
 from nekro.gateway.identity import Scope
 from nekro.gateway.problems import ProblemError
-from workers.ops.http_server import METRICS_TYPE
 
 __all__ = ["router"]
 

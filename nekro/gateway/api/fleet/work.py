@@ -7,6 +7,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from nekro.app.chats.timers import Timer as TimerRow
+from nekro.app.chats.timers import TimerChange, id_of, timers_after, timers_of
+from nekro.app.chats.timers import change_timer as change_stored_timer
+from nekro.app.composition import Services
+from nekro.app.jobs.cancel import cancel_job as cancel_stored_job
+from nekro.app.jobs.retry import retry_job as retry_stored_job
+from nekro.app.jobs.signals import signal_job as signal_stored_job
 from nekro.gateway.access.audit import record_act
 from nekro.gateway.access.budgets import require_budget
 from nekro.gateway.dependencies import IdentityDep, PathText, ServicesDep
@@ -20,13 +27,6 @@ from nekro_agent.errors import NotFoundError
 from nekro_client.models import Job, JobLog, Page, SignalBody, Timer, TimerBody
 from storage.repositories.jobs import Job as JobRow
 from storage.transaction import Transaction
-from workers.chats.timers import Timer as TimerRow
-from workers.chats.timers import TimerChange, id_of, timers_after, timers_of
-from workers.chats.timers import change_timer as change_stored_timer
-from workers.composition import Services
-from workers.jobs.cancel import cancel_job as cancel_stored_job
-from workers.jobs.retry import retry_job as retry_stored_job
-from workers.jobs.signals import signal_job as signal_stored_job
 
 __all__ = ["router"]
 

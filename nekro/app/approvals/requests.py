@@ -1,0 +1,184 @@
+"""Requests for approval: a call that must wait becomes rows, and nothing waits in memory."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from broker_config.settings import ApprovalSettings
+from nekro.app.approvals.check import ApprovalCheck
+from nekro.app.approvals.records import record_decided, record_requested
+from nekro.app.approvals.seals import ApprovalSeal, digest_of
+from nekro.app.approvals.shown import arguments_of, shown_call
+from nekro.app.catalogue.arguments import refuse_unfit
+from nekro.app.chats.publisher import EventPublisher
+from nekro.app.chats.retried_writes import write_with_retries
+from nekro.app.chats.writer import append_message
+from nekro.broker.call_messages import CallMessage
+from nekro.plugins.entries import MethodEntry
+from nekro.wire.invocation import Invocation, Signer, new_id
+from nekro_agent.errors import CallCancelledError
+from nekro_agent.ports import MessageKind
+from nekro_agent.shared_clock import shared_time
+from storage.access.approvals import Approval, Decision, NewApproval
+from storage.engine import Database
+from storage.repositories.calls import CallRequest
+from storage.repositories.messages import NewMessage
+from storage.states import ApprovalScope, ApprovalState
+from storage.transaction import Transaction
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+__all__ = ["ApprovalRequests"]
+
+#: Longer calls are not repeated in the chat.
+_MOST_SHOWN_CHARS: Final = 2000
+
+
+class ApprovalRequests:
+    """The callers' side; implements ``nekro.app.calls.dispatch.ApprovalGate``."""
+
+    def __init__(
+        self,
+        database: Database,
+        publisher: EventPublisher,
+        settings: ApprovalSettings,
+        *,
+        signer: Signer,
+        seal: ApprovalSeal,
+    ) -> None:
+        self._database = database
+        self._publisher = publisher
+        self._settings = settings
+        self._signer = signer
+        self._seal = seal
+        self._check = ApprovalCheck(seal)
+
+    async def admit(self, entry: MethodEntry, invocation: Invocation, *, lane: str) -> str | None:
+        """Let a call pass that an approval of its turn or chat permits; else request approval of it.
+
+        Returns None if it may pass, else the id of the request: the call runs when that is approved, and its
+        result goes to the chat.
+
+        Raises:
+            ArgumentError: the arguments do not fit the method, or are too long to be shown.
+            CallCancelledError: the call's round was stopped.
+            StorageUnavailableError: the database does not answer; approval was not requested.
+            OutcomeUnknownError: the database does not answer; approval may have been requested.
+        """
+        async with self._database.read() as transaction:
+            if await self._check.permits(transaction, invocation):
+                return None
+        return (await self.ask(entry, invocation, lane=lane)).id
+
+    async def ask(self, entry: MethodEntry, invocation: Invocation, *, lane: str) -> Approval:
+        """Request approval of a call; a call of which it was requested before is not changed.
+
+        Raises:
+            The errors of ``admit``.
+        """
+        args, kwargs = arguments_of(invocation.args)
+        refuse_unfit(entry, len(args), kwargs)
+        new = await self._new(invocation, lane=lane)
+        message = CallMessage.of(invocation, signer=self._signer, lane=lane, reply_to=None)
+        call = CallRequest(
+            id=invocation.call_id,
+            method=invocation.method,
+            type=entry.type,
+            chat_key=invocation.chat_key,
+            round_id=invocation.round_id,
+            lane=lane,
+            repeatable=invocation.repeatable,
+            invocation=message.to_row(),
+        )
+
+        async def write(transaction: Transaction) -> Approval:
+            await transaction.chats.lock(invocation.chat_key, create=True)
+            # A request to stop takes the lock too: it either finds this request, or came before it.
+            if (await transaction.rounds.standing(invocation.round_id)).is_asked_to_stop:
+                raise CallCancelledError(f"call {invocation.call_id}: its round was stopped on request")
+            is_new = await transaction.approvals.add(new)
+            row = await transaction.approvals.of_call(invocation.call_id)
+            assert row is not None  # noqa: S101 - just added
+            if is_new:
+                await transaction.awaiting_calls.add(call)
+                await append_message(transaction, self._publisher, self._notice(row))
+                await record_requested(transaction, self._publisher, row)
+            return row
+
+        return await self._write_with_retries(write, invocation)
+
+    async def permit(self, invocation: Invocation, *, lane: str, by: str) -> Approval:
+        """Record that the one who makes a call approves it.
+
+        Args:
+            by: whose decision it is.
+
+        Raises:
+            StorageUnavailableError, OutcomeUnknownError: as of ``admit``; the call must not be sent.
+        """
+        new = await self._new(invocation, lane=lane)
+        seal = self._seal.sign(
+            new, digest=new.digest, scope=ApprovalScope.ONCE, grant_until=None, decided_by=by
+        )
+        decision = Decision(state=ApprovalState.APPROVED, decided_by=by, scope=ApprovalScope.ONCE, seal=seal)
+
+        async def write(transaction: Transaction) -> Approval:
+            await transaction.chats.lock(invocation.chat_key, create=True)
+            is_new = await transaction.approvals.add(new, decision)
+            row = await transaction.approvals.of_call(invocation.call_id)
+            assert row is not None  # noqa: S101 - just added
+            if is_new:
+                await record_decided(transaction, self._publisher, row)
+            return row
+
+        return await self._write_with_retries(write, invocation)
+
+    async def _new(self, invocation: Invocation, *, lane: str) -> NewApproval:
+        root = turn_id = invocation.turn_id
+        if turn_id is not None:
+            async with self._database.read() as transaction:
+                root = await transaction.approvals.root_of(turn_id)
+        return NewApproval(
+            id=new_id(),
+            call_id=invocation.call_id,
+            chat_key=invocation.chat_key,
+            turn_id=turn_id,
+            round_id=invocation.round_id,
+            root_turn_id=root,
+            user_id=invocation.user_id,
+            method=invocation.method,
+            lane=lane,
+            arguments=invocation.args,
+            digest=digest_of(invocation.method, invocation.args),
+            expires_at=shared_time() + timedelta(seconds=self._settings.pending_seconds),
+        )
+
+    def _notice(self, row: Approval) -> NewMessage:
+        """Return the message for people and the model that the call waits."""
+        text = f"{row.method} waits for approval {row.number}; it has not run yet."
+        if self._settings.approvers:
+            call = shown_call(row.method, row.arguments)
+            is_short = len(call) <= _MOST_SHOWN_CHARS
+            text += f"\n{call}\n" if is_short else f" /approvals {row.number} shows it in full. "
+            text += f"Answer /approve {row.number} or /deny {row.number} REASON."
+        return NewMessage(
+            chat_key=row.chat_key,
+            kind=MessageKind.ASSISTANT,
+            text=text,
+            call_id=row.call_id,
+            round_id=row.round_id,
+            turn_id=row.turn_id,
+            once_key=f"approval:{row.id}",
+        )
+
+    async def _write_with_retries(
+        self, write: Callable[[Transaction], Awaitable[Approval]], invocation: Invocation
+    ) -> Approval:
+        """Write once, and retry during a short outage of the database; the row of the call is unique."""
+        unknown = (
+            f"the approval of call {invocation.call_id} of {invocation.method} may or may not have been "
+            "requested; the call has not run"
+        )
+        return await write_with_retries(self._database.begin, write, unknown=unknown)

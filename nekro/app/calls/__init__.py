@@ -1,0 +1,1 @@
+"""Calls of plugin methods, as their callers see them: dispatch, detaching, results."""

@@ -1,0 +1,286 @@
+"""Detached calls: calls that run longer than their callers wait continue as jobs.
+
+The waiting code continues (BEHAVIOR), ends as it would anyway (AGENT types) or gets an error that
+says that there is no value yet (TOOL). From then on the row decides: the worker that ends the call
+informs the chat in the same transaction, and requests a round if the chat waits for the outcome.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any, Final, Protocol
+
+from loguru import logger
+
+from nekro.app.chats.events import record_job
+from nekro.app.chats.publisher import EventPublisher
+from nekro.app.chats.writer import append_message, request_round
+from nekro.base.metrics import metrics
+from nekro.broker.failures import name_of
+from nekro.plugins.entries import MethodEntry
+from nekro.wire.invocation import Invocation
+from nekro_agent.durations import GRACE_SECONDS
+from nekro_agent.errors import FencedError, NotApprovedError, StorageError
+from nekro_agent.methods import Lane, SandboxMethodType
+from nekro_agent.ports import JobState, MessageKind
+from storage.engine import Database
+from storage.repositories.call_progress import CallProgress
+from storage.repositories.calls import Call, CallRequest
+from storage.repositories.messages import Message, NewMessage
+from storage.repositories.rounds import RoundRequest
+from storage.states import CallState, EventType, TriggerKind
+from storage.transaction import Transaction
+
+__all__ = [
+    "CallDetacher",
+    "CallEnds",
+    "CallSubject",
+    "begin_job",
+    "end_job",
+    "longest_seconds",
+    "settle",
+]
+
+_TEXT_CHARS: Final = 4000
+_ENDS: Final = {
+    CallState.DONE: JobState.SUCCEEDED,
+    CallState.CANCELLED: JobState.CANCELLED,
+}
+
+
+class CallSubject(Protocol):
+    """What a call runs, for its record: a method, a command or a hook."""
+
+    @property
+    def name(self) -> str:
+        """Name of the function or command, for the history."""
+        ...
+
+    @property
+    def plugin_key(self) -> str:
+        """Plugin that owns it."""
+        ...
+
+    @property
+    def type(self) -> SandboxMethodType:
+        """Determines what happens to the result."""
+        ...
+
+    @property
+    def lane(self) -> Lane:
+        """Lane that it requests."""
+        ...
+
+    @property
+    def requires_approval(self) -> bool:
+        """Whether a person must approve it before it runs."""
+        ...
+
+
+def longest_seconds(invocation: Invocation) -> float:
+    """How long a call may still run, and its outcome be recorded, after which its worker counts as dead."""
+    return max(invocation.remaining_seconds(), 0) + 3 * GRACE_SECONDS
+
+
+class CallDetacher:
+    """The callers' side; one instance per process."""
+
+    def __init__(self, database: Database, publisher: EventPublisher) -> None:
+        self._database = database
+        self._publisher = publisher
+
+    async def detach(self, entry: MethodEntry, invocation: Invocation, *, lane: str) -> Call:
+        """Record that the caller no longer waits, before or after the call was published; may be repeated.
+
+        Returns the call in its current state; a call that has ended has a result on its way.
+
+        Raises:
+            StorageUnavailableError: the database does not answer; the call may be detached.
+        """
+        request = _request(entry, invocation, lane=lane)
+        seconds = longest_seconds(invocation)
+        runs_seconds = None if entry.is_claimed else seconds
+        async with self._database.begin() as transaction:
+            if invocation.chat_key:
+                # Before the call, as the worker that records its end does; otherwise the two could deadlock.
+                await transaction.chats.lock(invocation.chat_key, create=True)
+            call = await transaction.detached_calls.detach(request, runs_seconds=runs_seconds)
+            if call.finished_at is None:
+                await begin_job(transaction, self._publisher, call, invocation)
+        metrics().calls_detached.labels(entry.task).inc()
+        return call
+
+    async def withdraw(self, call_id: str) -> None:
+        """Cancel a call that could not be published; a worker that receives it anyway will not run it."""
+        async with self._database.begin() as transaction:
+            await transaction.calls.cancel(call_id, reason="it could not be sent to a worker")
+            reason = "it could not be sent to a worker"
+            await end_job(transaction, self._publisher, call_id, JobState.FAILED, reason)
+
+
+class CallEnds:
+    """The workers' side, for calls that end without a claim: TOOL calls, and failures before the claim."""
+
+    def __init__(self, database: Database, publisher: EventPublisher) -> None:
+        self._database = database
+        self._publisher = publisher
+
+    async def record(
+        self,
+        subject: CallSubject,
+        invocation: Invocation,
+        *,
+        value: Any = None,
+        error: BaseException | None = None,
+    ) -> None:
+        """Record the end of a call whose caller may have stopped waiting, and inform the chat if it has.
+
+        The ends of most calls are not recorded, because their callers wait.
+        """
+        if invocation.waits_until is None or invocation.waited_seconds_left() > GRACE_SECONDS:
+            return
+        try:
+            await self._record(subject, invocation, value, error)
+        except StorageError as exc:  # the sweep reports to the chat that the outcome is unknown
+            logger.bind(call_id=invocation.call_id, error=str(exc)).warning("call_end_not_recorded")
+
+    async def _record(
+        self, subject: CallSubject, invocation: Invocation, value: Any, error: BaseException | None
+    ) -> None:
+        async with self._database.begin() as transaction:
+            call = await transaction.detached_calls.end(
+                _request(subject, invocation, lane=subject.lane.value),
+                state=CallState.DONE if error is None else CallState.FAILED,
+                error_type=None if error is None else name_of(error),
+                error_message=None if error is None else str(error) or repr(error),
+            )
+            if call is not None:
+                await settle(transaction, self._publisher, call, value=value)
+                return
+            call = await transaction.calls.find(invocation.call_id)
+            if call is None or call.finished_at is not None:  # else another worker runs it
+                await end_job(transaction, self._publisher, invocation.call_id, JobState.FAILED, "ended")
+
+
+async def begin_job(
+    transaction: Transaction, publisher: EventPublisher, call: Call, invocation: Invocation
+) -> None:
+    """List a call among the jobs, because its caller waits no longer; a listed one is not announced again."""
+    plugin_key, _, name = call.method.rpartition(".")
+    is_new = await transaction.call_progress.begin(
+        CallProgress(
+            call_id=call.id,
+            method=name,
+            plugin_key=plugin_key,
+            chat_key=call.chat_key,
+            worker=call.worker or "",
+            percent=0,
+            message="",
+            lease_seconds=longest_seconds(invocation),
+            round_id=call.round_id,
+            turn_id=invocation.turn_id,
+        )
+    )
+    if is_new:
+        await record_job(transaction, publisher, EventType.JOB_STARTED, await transaction.jobs.get(call.id))
+
+
+async def settle(
+    transaction: Transaction, publisher: EventPublisher, call: Call, *, value: Any = None
+) -> None:
+    """Report the end of a detached call to its chat, in the transaction that ends it; ignore other calls.
+
+    The results of BEHAVIOR and AGENT types are reported by their claim. A BEHAVIOR call that a person
+    approved wakes the model too, whose program ended at the call.
+    """
+    if call.detached_at is None:
+        return
+    text = _end_text(call, value)
+    state = _ENDS.get(call.state, JobState.FAILED)
+    await end_job(transaction, publisher, call.id, state, text or "done")
+    if text is None:
+        caller = _caller_of(call)
+        if call.type is SandboxMethodType.BEHAVIOR and caller is not None and caller.approval_id is not None:
+            await _wake(transaction, publisher, call, (call.outcome or {}).get("text") or "done")
+        return
+    plugin_key, _, name = call.method.rpartition(".")
+    message = NewMessage(
+        chat_key=call.chat_key,
+        kind=MessageKind.SYSTEM,
+        text=text,
+        call_id=call.id,
+        round_id=call.round_id,
+        plugin_key=plugin_key,
+        data={"method": name},
+        once_key=f"observation:{call.id}",
+    )
+    row = await append_message(transaction, publisher, message)
+    await _wake(transaction, publisher, call, text, message=row)
+
+
+def _request(subject: CallSubject, invocation: Invocation, *, lane: str) -> CallRequest:
+    return CallRequest(
+        id=invocation.call_id,
+        method=invocation.method,
+        type=subject.type,
+        chat_key=invocation.chat_key,
+        round_id=invocation.round_id,
+        lane=lane,
+        deadline=invocation.deadline,
+        repeatable=invocation.repeatable,
+        # Only what identifies the recipient; arguments must not appear in the chat.
+        invocation={"invocation": invocation.model_dump(mode="json", exclude={"args"})},
+    )
+
+
+async def end_job(
+    transaction: Transaction, publisher: EventPublisher, call_id: str, state: JobState, message: str
+) -> None:
+    """End the row that lists a call among the jobs; no effect if there is none or it has ended."""
+    with suppress(FencedError):
+        ended = await transaction.jobs.finish(call_id, fence=CallProgress.fence, state=state, message=message)
+        await record_job(transaction, publisher, EventType.JOB_ENDED, ended)
+
+
+async def _wake(
+    transaction: Transaction,
+    publisher: EventPublisher,
+    call: Call,
+    text: str,
+    *,
+    message: Message | None = None,
+) -> None:
+    found = _caller_of(call)
+    if found is None or not found.wakes_agent:
+        return
+    request = RoundRequest(
+        chat_key=call.chat_key,
+        trigger_kind=TriggerKind.CALL,
+        trigger_id=call.id,
+        # A new turn, because the time of the old one is over. The number continues, so that
+        # the limit on chains of calls and rounds still applies.
+        number=found.round_number + 1,
+        cause_turn_id=found.turn_id or found.account_id,
+        user_id=found.user_id,
+        observation=text,
+    )
+    await request_round(transaction, publisher, request, message=message)
+
+
+def _caller_of(call: Call) -> Invocation | None:
+    payload = (call.invocation or {}).get("invocation")
+    return None if payload is None else Invocation.model_validate({**payload, "args": ""})
+
+
+def _end_text(call: Call, value: Any) -> str | None:
+    """The text for the chat; None when the claim reports the result."""
+    name = call.method.rpartition(".")[2]
+    if call.started_at is None and call.error_type == NotApprovedError.__name__:
+        return f"{name} did not run: {call.error_message}"
+    if call.state is not CallState.DONE:
+        return f"{name} (job {call.id}) failed: {call.error_type}: {call.error_message}"
+    if call.type is not SandboxMethodType.TOOL:
+        return None
+    shown = value if isinstance(value, str) else repr(value)
+    cut = shown if len(shown) <= _TEXT_CHARS else f"{shown[:_TEXT_CHARS]}… ({len(shown)} characters)"
+    return f"{name} (job {call.id}) returned: {cut}"

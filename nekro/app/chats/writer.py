@@ -1,0 +1,127 @@
+"""The one way to write to a chat: messages and requests of rounds, in the caller's transaction.
+
+Each adds its events to the chat's stream. A round is announced after the commit; if that is lost, the sweep
+announces due rounds again.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from nekro.app.chats.adapters import queue_send
+from nekro.app.chats.events import message_event, record, record_caused, turn_started
+from nekro.app.chats.publisher import EventPublisher
+from nekro.app.chats.turn_traces import trace_of
+from nekro.broker.tracing import begin_turn, is_tracing
+from nekro_agent.execution.payer import current_account
+from nekro_agent.ports import ChatInfo
+from storage.access.stored_bytes import ROW_BYTES, size_of
+from storage.repositories.messages import Message, NewMessage
+from storage.repositories.rounds import Round, RoundRequest
+from storage.states import StoredKind
+from storage.transaction import Transaction
+
+__all__ = ["append_message", "ensure_chat", "message_bytes", "request_round"]
+
+#: What a chat takes for ever: its rows, and the directories of its areas.
+_CHAT_BYTES: Final = 4 << 10
+
+
+async def append_message(
+    transaction: Transaction,
+    publisher: EventPublisher,
+    new: NewMessage,
+    *,
+    later: bool = False,
+    account_id: str | None = None,
+    more_bytes: int = 0,
+    is_admitted: bool = False,
+) -> Message:
+    """Append a message unless its id or ``once_key`` exists, and add its event if it is new.
+
+    The chat is created if it has no row.
+
+    Args:
+        later: as of ``nekro.app.chats.events.record``.
+        account_id: on whose account it is stored; None: no key pays.
+        more_bytes: what is stored beside it, such as its file.
+        is_admitted: whether it is stored beyond the limit of the key that pays, too.
+
+    Raises:
+        StorageQuotaError: at the end of the transaction, the key may not store more.
+    """
+    await transaction.chats.lock(new.chat_key, create=True)
+    row, is_new = await transaction.messages.append(new)
+    if is_new:
+        if account_id is not None:
+            stored, size = transaction.stored_bytes, message_bytes(row)
+            stored.add(account_id, StoredKind.MESSAGES, size + more_bytes, refuses=not is_admitted)
+            stored.add(account_id, StoredKind.ROUNDS, size, refuses=False)  # its event
+        await queue_send(transaction, row)
+        await record_caused(transaction, publisher, row.chat_key, message_event(row), later=later)
+    return row
+
+
+def message_bytes(message: NewMessage) -> int:
+    """Return what the row of a message takes."""
+    data = json.dumps(message.data) if message.data else None
+    return ROW_BYTES + size_of(message.text, message.sender_id, message.sender_name, data)
+
+
+async def ensure_chat(transaction: Transaction, chat_key: str, **known: str | None) -> ChatInfo:
+    """Return a chat as ``ChatRepository.ensure`` does; who causes a new one is charged for it."""
+    is_new = await transaction.chats.find(chat_key) is None
+    if is_new:
+        size = _CHAT_BYTES + size_of(chat_key)
+        transaction.stored_bytes.add(current_account(), StoredKind.CHATS, size)
+    return await transaction.chats.ensure(chat_key, **known)
+
+
+async def request_round(
+    transaction: Transaction,
+    publisher: EventPublisher,
+    request: RoundRequest,
+    *,
+    account_id: str | None = None,
+    message: Message | None = None,
+    later: bool = False,
+) -> Round | None:
+    """Request a round, once per trigger, and announce that the chat has one.
+
+    The chat is created if it has no row. Returns None, without a round, if the round would begin a turn in
+    a chat where the agent starts none (``ChatInfo.starts_turns``); follow-up rounds are not affected.
+
+    Args:
+        account_id: what caused the round, if no turn did (``nekro_agent.execution.payer``): the key that pays
+            for it pays for the turn that the round begins.
+        message: the message that the round is for, appended in the same transaction; it is recorded as part
+            of the round's turn.
+        later: announce in the background; the caller does not wait for it.
+    """
+    await transaction.chats.lock(request.chat_key, create=True)
+    if request.number == 1 and not (await transaction.chats.get(request.chat_key)).starts_turns:
+        return None
+    round_, is_new = await transaction.rounds.request(request)
+    if is_new:
+        if message is not None and message.turn_id is None:
+            await transaction.messages.name_turn(message.id, round_.turn_id)
+            transaction.events.name_turn(round_.chat_key, message_id=message.id, turn_id=round_.turn_id)
+        if round_.turn_id == round_.id:
+            # The key that pays for the cause pays for this turn too.
+            for cause in (request.cause_turn_id, account_id):
+                if await transaction.keys.pass_on(cause, round_.turn_id):
+                    break
+            record(transaction, publisher, round_.chat_key, turn_started(round_), later=later)
+            _trace_after_commit(transaction, round_)
+    transaction.after_commit(lambda: publisher.round_requested(request.chat_key, later=later))
+    return round_
+
+
+def _trace_after_commit(transaction: Transaction, first: Round) -> None:
+    if is_tracing():
+
+        async def trace() -> None:
+            begin_turn(trace_of(first))
+
+        transaction.after_commit(trace)

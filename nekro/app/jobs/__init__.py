@@ -1,0 +1,1 @@
+"""Background jobs, as callers see them: their data, their cancellation."""

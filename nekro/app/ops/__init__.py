@@ -1,0 +1,1 @@
+"""Operation of any process: probes, metrics, logs, the clock."""

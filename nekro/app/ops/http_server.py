@@ -1,0 +1,163 @@
+"""A small HTTP server on threads of its own, for probes and Prometheus.
+
+Probes are open. On a loopback port, which every user of the machine reaches, other pages need a key, and only
+requests for a loopback name are answered, so no web site can read the pages through a browser of this
+machine. On other addresses the network controls access.
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Final
+
+from broker_config.secret_files import monitoring_key
+from nekro.app.ops.host_header import AllowedHosts, is_loopback
+from nekro_agent.errors import ServiceError
+
+__all__ = ["METRICS_TYPE", "Page", "PageServer", "Pages"]
+
+#: Content type that Prometheus expects.
+METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+#: Paths that need no key.
+_PROBES: Final = frozenset({"/livez", "/readyz"})
+_NO_KEY: Final = (
+    b"send `Authorization: Bearer` and the text of secrets/monitoring.key of the data directory\n"
+)
+_REFUSAL: Final = b"this port answers requests for localhost, 127.0.0.1 and [::1] only\n"
+#: Number of ports to try, since several processes of one host may share a setting.
+_PORTS: Final = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """A response."""
+
+    body: bytes
+    type: str = METRICS_TYPE
+    status: HTTPStatus = HTTPStatus.OK
+
+
+#: Path to a function that makes the page; called on a thread of the server, so it may block.
+Pages = Mapping[str, Callable[[], Page]]
+
+
+class PageServer:
+    """Serves pages until closed."""
+
+    def __init__(self, server: ThreadingHTTPServer) -> None:
+        self._server = server
+        server.daemon_threads = True
+        self._thread = threading.Thread(target=server.serve_forever, name="nekro-pages", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def on_socket(cls, path: Path, pages: Pages) -> PageServer:
+        """Listen on a Unix socket; the permissions of its directory control access."""
+        path.unlink(missing_ok=True)
+        return cls(_UnixServer(path, _handler(pages)))
+
+    @classmethod
+    def on_port(
+        cls, address: str, port: int, pages: Pages, *, data_dir: Path, tries: int = _PORTS
+    ) -> PageServer:
+        """Listen on a TCP port, or on the first free one after it.
+
+        Args:
+            data_dir: where the key for a loopback port is.
+
+        Raises:
+            ServiceError: none of the ports is free, or the address is not one of this host.
+            SettingsError: the key cannot be read.
+        """
+        kind = _Server6 if ":" in address else ThreadingHTTPServer
+        hosts = AllowedHosts((address,)) if is_loopback(address) else None
+        key = monitoring_key(data_dir)[1] if hosts is not None else None
+        for candidate in range(port, min(port + tries, 65536)):
+            try:
+                return cls(kind((address, candidate), _handler(pages, hosts, key)))
+            except OSError as exc:
+                if exc.errno != errno.EADDRINUSE:
+                    raise ServiceError(f"cannot listen on {address}:{candidate}: {exc.strerror}") from exc
+        raise ServiceError(f"port {port} of {address} and the {tries - 1} after it are taken; choose another")
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on; 0 for a Unix socket."""
+        return int(self._server.server_port)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Server6(ThreadingHTTPServer):
+    address_family = socket.AF_INET6
+
+
+class _UnixServer(ThreadingHTTPServer):
+    address_family = socket.AF_UNIX
+
+    def __init__(self, path: Path, handler: type[BaseHTTPRequestHandler]) -> None:
+        self._path = str(path)
+        super().__init__(("", 0), handler)
+
+    def server_bind(self) -> None:
+        """Bind the path; the base class would look up a host name."""
+        self.socket.bind(self._path)
+        self.server_name, self.server_port = "local", 0
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a connection; handlers expect a host and a port as its address."""
+        connection, _ = self.socket.accept()
+        return connection, ("local", 0)
+
+
+def _handler(
+    pages: Pages, hosts: AllowedHosts | None = None, key: str | None = None
+) -> type[BaseHTTPRequestHandler]:
+    """Create the request handler; without ``hosts`` and ``key`` it answers every request."""
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = 30
+
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            make = pages.get(path)
+            if hosts is not None and not hosts.admits(self.headers.get_all("Host", [])):
+                self._send(Page(body=_REFUSAL, status=HTTPStatus.MISDIRECTED_REQUEST))
+            elif key is not None and path not in _PROBES and not self._has(key):
+                self._send(Page(body=_NO_KEY, status=HTTPStatus.UNAUTHORIZED))
+            elif make is None:
+                known = f"there is {', '.join(pages)}\n"
+                self._send(Page(body=known.encode(), status=HTTPStatus.NOT_FOUND))
+            else:
+                self._send(make())
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Log nothing, because probes come every few seconds."""
+
+        def _has(self, key: str) -> bool:
+            given = self.headers.get_all("Authorization", [])
+            wanted = f"Bearer {key}".encode()
+            return len(given) == 1 and hmac.compare_digest(given[0].encode("utf-8", "replace"), wanted)
+
+        def _send(self, page: Page) -> None:
+            self.send_response(page.status)
+            if page.status == HTTPStatus.UNAUTHORIZED:
+                self.send_header("WWW-Authenticate", 'Bearer realm="nekro"')
+            self.send_header("Content-Type", page.type)
+            self.send_header("Content-Length", str(len(page.body)))
+            self.end_headers()
+            self.wfile.write(page.body)
+
+    return Handler

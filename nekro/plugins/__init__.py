@@ -1,0 +1,1 @@
+"""Plugins of this system: finding, importing, describing and configuring them."""
