@@ -887,7 +887,7 @@ class McpServerRow(Base):
     is_enabled: Mapped[bool]
     #: Identifies the declaration that was used for the listing or failed; None before the first attempt.
     listed_digest: Mapped[str | None]
-    #: JSON of ``nekro.extensions.mcp.tools.ListedTool``s; None before the first listing.
+    #: JSON of ``nekro.extensions.mcp.client.tools.ListedTool``s; None before the first listing.
     tools: Mapped[str | None] = mapped_column(FaithfulText())
     #: What the server says about itself: name, version, protocol, instructions.
     about: Mapped[dict[str, Any] | None] = mapped_column(JsonText())

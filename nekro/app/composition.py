@@ -459,8 +459,9 @@ class Services(Parts):
         return await self.fleet_hooks.config(plugin_key, changes)
 
     async def try_mcp_server(self, plugin_key: str) -> dict[str, Any]:
-        """Connect with an MCP server on a worker, as it is declared now; see ``workers.mcp.trial``."""
-        from workers.mcp.trial import untried
+        """Connect with an MCP server on a worker, as it is declared now; see
+        ``nekro.extensions.mcp.worker.trial``."""
+        from nekro.extensions.mcp.worker.trial import untried
 
         if (answer := await untried(self.settings, self.database, plugin_key)) is not None:
             return answer

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from nekro.app.rounds.stop import RoundStopper
     from nekro.base.redaction import Redactor
     from nekro.broker.calls import MethodCaller
+    from nekro.extensions.mcp.worker.follower import McpServers
+    from nekro.extensions.plugin_pages.worker.hosts import PluginHosts
     from nekro.plugins.entries import MethodEntry
     from nekro.plugins.lanes import LaneChooser
     from nekro.plugins.loader import LoadedPlugins
@@ -65,7 +67,6 @@ if TYPE_CHECKING:
     from workers.calls.remote_hooks import ForwardedHooks, HookForwarder
     from workers.calls.webhooks import WebhookTargets
     from workers.jobs.runner import JobRunner
-    from workers.mcp.follower import McpServers
     from workers.ops.sweeper import Sweeper
     from workers.ops.sweeps import TimerFirings
     from workers.plugins.lane_overrides import LaneOverrides
@@ -76,7 +77,6 @@ if TYPE_CHECKING:
     from workers.plugins.states import PluginStates
     from workers.rounds.context.summaries import ChatSummaries
     from workers.rounds.remote_runs import CodeTarget, RemoteRuns
-    from workers.web.hosts import PluginHosts
 
 __all__ = ["CALLER", "GATEWAY", "Parts"]
 
@@ -177,7 +177,7 @@ class Parts(ABC):
     @shared_property
     def plugin_hosts(self) -> PluginHosts:
         """Serves the HTTP routes and pages of plugins."""
-        from workers.web.hosts import PluginHosts
+        from nekro.extensions.plugin_pages.worker.hosts import PluginHosts
 
         settings = self.settings.workers
         return PluginHosts(
@@ -254,7 +254,7 @@ class Parts(ABC):
         )
 
     async def _try_mcp_server(self, plugin_key: str) -> dict[str, Any]:
-        from workers.mcp.trial import try_server
+        from nekro.extensions.mcp.worker.trial import try_server
 
         return await try_server(self.mcp, plugin_key)
 
@@ -438,7 +438,7 @@ class Parts(ABC):
     @shared_property
     def mcp(self) -> McpServers:
         """The plugins of MCP servers."""
-        from workers.mcp.follower import McpServers
+        from nekro.extensions.mcp.worker.follower import McpServers
 
         return McpServers(
             self.settings,
@@ -697,7 +697,7 @@ class Parts(ABC):
         """Receives messages from people."""
         from nekro.app.approvals.chat_lines import ChatDecisions
         from nekro.app.rounds.intake import MessageIntake
-        from workers.mcp.answers import ChatAnswers
+        from nekro.extensions.mcp.worker.answers import ChatAnswers
 
         return MessageIntake(
             self.database,

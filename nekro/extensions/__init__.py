@@ -1,1 +1,1 @@
-"""Foreign tool servers as plugins."""
+"""What can be left out: each extension brings its routes and services."""

@@ -14,30 +14,30 @@ from starlette.routing import BaseRoute
 
 from broker_config.settings import GatewaySettings, Settings
 from nekro.app.composition import GATEWAY, Services
+from nekro.extensions.mcp.server import endpoint as mcp_endpoint
+from nekro.extensions.mcp.server.endpoint import McpEndpoint
+from nekro.extensions.openai import router as openai_router
+from nekro.extensions.plugin_pages import proxy, webhooks
+from nekro.extensions.plugin_pages.proxy import PluginProxy
+from nekro.extensions.sse_adapter import questions, sse
+from nekro.extensions.sse_adapter.sse import SseAdapter
+from nekro.extensions.webhooks import routes
+from nekro.extensions.webhooks.sender import WebhookSender
 from nekro.gateway import problems
 from nekro.gateway.access.identification import ValidKeys
 from nekro.gateway.access.login_codes import LoginCodes
 from nekro.gateway.access.rates import Rates
 from nekro.gateway.access.streams import OpenStreams
-from nekro.gateway.adapters import questions, sse
-from nekro.gateway.adapters.sse import SseAdapter
 from nekro.gateway.api import ROUTERS, links
 from nekro.gateway.api.fleet import probes
 from nekro.gateway.console import pages, session
 from nekro.gateway.dependencies import identity_of
 from nekro.gateway.document import openapi, reference
-from nekro.gateway.mcp import endpoint as mcp_endpoint
-from nekro.gateway.mcp.endpoint import McpEndpoint
-from nekro.gateway.openai import router as openai_router
-from nekro.gateway.plugins import proxy, webhooks
-from nekro.gateway.plugins.proxy import PluginProxy
 from nekro.gateway.streams.changes import Changes
 from nekro.gateway.streams.hub import EventHub
 from nekro.gateway.web.limits import BodyLimit
 from nekro.gateway.web.middleware import HostCheck, RequestContext
 from nekro.gateway.web.responses import JsonAnswer
-from nekro.gateway.webhooks import routes
-from nekro.gateway.webhooks.sender import WebhookSender
 
 __all__ = ["API", "create_app"]
 

@@ -31,8 +31,8 @@ ROOT = Path(__file__).parents[2]
 CLIENTS = {"AsyncClient", "Client", "AsyncQdrantClient", "AsyncOpenAI", "DefaultAsyncHttpxClient"}
 #: Constructions without the hooks, and why they need none.
 WITHOUT = {
-    "nekro/extensions/mcp/transport/http.py": "its transport refuses encoded answers and bounds the others",
-    "nekro/gateway/plugins/proxy.py": "it passes bodies on in pieces, as they were sent",
+    "nekro/extensions/mcp/client/transport/http.py": "it refuses encoded answers and bounds the others",
+    "nekro/extensions/plugin_pages/proxy.py": "it passes bodies on in pieces, as they were sent",
     "nekro_agent/services/agent/openai.py": "AsyncOpenAI gets a client with the hooks",
 }
 #: Modules that use a library for HTTP which decodes nothing, in bounded pieces.

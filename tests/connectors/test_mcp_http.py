@@ -23,8 +23,8 @@ from starlette.routing import Route
 from waiting import WAIT_SECONDS, eventually, wait_until
 
 from broker_config.settings import DownloadSettings, McpSettings, Settings
-from nekro.extensions.mcp.faults import ServerFault
-from nekro.extensions.mcp.tools import MOST_TOOLS
+from nekro.extensions.mcp.client.faults import ServerFault
+from nekro.extensions.mcp.client.tools import MOST_TOOLS
 from nekro_agent.errors import MethodFailedError, OutcomeUnknownError
 
 
@@ -243,7 +243,7 @@ async def test_a_server_that_ends_its_streams_at_once_is_asked_for_few(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says that the client may come back after 0 ms."""
-    monkeypatch.setattr("nekro.extensions.mcp.transport.http.FRESH_SECONDS", 3600.0)
+    monkeypatch.setattr("nekro.extensions.mcp.client.transport.http.FRESH_SECONDS", 3600.0)
     odd = Odd("restless")
     with served(odd.app) as address:
         async with opened(settings, entry(address)) as world:

@@ -32,8 +32,11 @@ from nekro.app.budgets.limits import day_of
 from nekro.app.budgets.plugin_models import PluginModels
 from nekro.app.budgets.spending import Spending
 from nekro.app.composition import CALLER, Services
-from nekro.extensions.mcp.client_requests import Completion, Prompt, Question, Reply
-from nekro.extensions.mcp.declarations import Sampling
+from nekro.extensions.mcp.client.client_requests import Completion, Prompt, Question, Reply
+from nekro.extensions.mcp.client.declarations import Sampling
+from nekro.extensions.mcp.worker.answers import content_of, question_id
+from nekro.extensions.mcp.worker.client_requests import WorkerClientRequests
+from nekro.extensions.mcp.worker.forms import answer_of, shown_question
 from nekro.plugins.policies import core_config
 from nekro_agent import runtime
 from nekro_agent.errors import BudgetExceededError, InvalidValueError, LLMError, MethodFailedError
@@ -43,9 +46,6 @@ from nekro_agent.testing import InMemoryRuntime
 from storage.access.spendings import ScopeKey
 from storage.engine import Database
 from storage.states import BudgetScope
-from workers.mcp.answers import content_of, question_id
-from workers.mcp.client_requests import WorkerClientRequests
-from workers.mcp.forms import answer_of, shown_question
 
 ALLOWED = {"sampling": {"max_tokens": 50}, "elicitation_seconds": 30}
 

@@ -33,8 +33,8 @@ from broker_config.settings import McpSettings, Settings
 from nekro.cli.command import Deps
 from nekro.cli.commands import mcp
 from nekro.cli.output import Output
-from nekro.extensions.mcp.faults import ServerFault
-from nekro.extensions.mcp.views import describe_server
+from nekro.extensions.mcp.client.faults import ServerFault
+from nekro.extensions.mcp.client.views import describe_server
 from nekro_agent.errors import MethodFailedError, OutcomeUnknownError
 from nekro_agent.testing import InMemoryRuntime
 from nekro_client.models import McpServer as ApiServer

@@ -15,8 +15,8 @@ from mcp_world import World, odd_entry, opened
 from waiting import WAIT_SECONDS, eventually
 
 from broker_config.settings import McpSettings, Settings
-from nekro.extensions.mcp.faults import ServerFault
-from nekro.extensions.mcp.transport.stdio import LineSplitter, TooLong
+from nekro.extensions.mcp.client.faults import ServerFault
+from nekro.extensions.mcp.client.transport.stdio import LineSplitter, TooLong
 from nekro.sandbox import programs
 from nekro.sandbox.drivers.bwrap_tools import find_tools
 from nekro.sandbox.service_id import own_id
@@ -365,7 +365,7 @@ async def test_a_server_that_goes_on_changing_is_listed_less_and_less_often(
 ) -> None:
     """Its methods are built again in every worker of the fleet."""
     # Long beside what a busy machine delays the loop: after a long pause a server is taken to be calm again.
-    monkeypatch.setattr("nekro.extensions.mcp.connection.FRESH_SECONDS", 0.2)
+    monkeypatch.setattr("nekro.extensions.mcp.client.connection.FRESH_SECONDS", 0.2)
     async with opened(settings, odd_entry("changing")) as world:
         await eventually(lambda: len(world.listed.tools) >= 5, what="listings")
         for number in range(500):

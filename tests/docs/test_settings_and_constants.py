@@ -31,6 +31,8 @@ LATER_MODEL_VALUES = {
     "LLM__VISION",
 }
 LATER_PACKAGES = ("nekro.extensions.", "nekro.gateway.", "nekro_client.")
+#: Parts of extensions that run in workers, and are counted with them.
+OF_WORKERS = ("nekro.extensions.mcp.worker.", "nekro.extensions.plugin_pages.worker.")
 
 
 @functools.cache
@@ -86,7 +88,7 @@ def normal(expression: str) -> str:
 def is_later(kind: str, name: str) -> bool:
     if kind == "settings":
         return name.split("__")[0] in LATER_GROUPS or name in LATER_MODEL_VALUES
-    return name.startswith(LATER_PACKAGES)
+    return name.startswith(LATER_PACKAGES) and not name.startswith(OF_WORKERS)
 
 
 @pytest.mark.parametrize("kind", ["settings", "time constants"])

@@ -16,9 +16,9 @@ from painter_model import PIXEL, PainterModel
 from waiting import WAIT_SECONDS
 from worker_fleet import Fleet
 
+from nekro.extensions.openai.bodies import CompletionBody, newest_message
+from nekro.extensions.openai.tasks import is_task
 from nekro.gateway.app import create_app
-from nekro.gateway.openai.bodies import CompletionBody, newest_message
-from nekro.gateway.openai.tasks import is_task
 from nekro_client.models import NewImagePart, NewTextPart
 
 HISTORY = "<chat_history>\nUSER: scene:hello\nASSISTANT: Hello!\n</chat_history>"

@@ -24,8 +24,8 @@ from pydantic import BaseModel
 from waiting import WAIT_SECONDS
 from worker_fleet import Fleet
 
+from nekro.extensions.openai.bodies import newest_message
 from nekro.gateway.app import create_app
-from nekro.gateway.openai.bodies import newest_message
 from nekro_client.models import NewImagePart, NewTextPart
 
 pytestmark = pytest.mark.extended

@@ -18,8 +18,8 @@ from key_ring import make_key
 from waiting import WAIT_SECONDS
 from worker_fleet import Fleet
 
+from nekro.extensions.openai.answers import AnswerReader, Piece, Words, _Parts
 from nekro.gateway.app import create_app
-from nekro.gateway.openai.answers import AnswerReader, Piece, Words, _Parts
 from nekro_agent.shared_clock import shared_time
 from nekro_client.models import Event
 

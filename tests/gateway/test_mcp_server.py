@@ -20,10 +20,10 @@ from mcp.shared.exceptions import MCPError
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet
 
+from nekro.extensions.mcp.server.schemas import input_schema
 from nekro.gateway.access.keys import revoke_key
 from nekro.gateway.app import create_app
 from nekro.gateway.identity import Scope
-from nekro.gateway.mcp.schemas import input_schema
 from storage.engine import Database
 from storage.repositories.events import NewEvent
 

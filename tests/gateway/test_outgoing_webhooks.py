@@ -22,8 +22,8 @@ from worker_fleet import Fleet
 from broker_config.settings import Settings
 from nekro.app.composition import Services
 from nekro.app.ops.fleet import FleetFigures
+from nekro.extensions.webhooks import sender
 from nekro.gateway.app import create_app
-from nekro.gateway.webhooks import sender
 from nekro_agent.ports import IncomingMessage
 from storage.outbound.webhooks import Webhook
 from storage.repositories.events import ChatEvent

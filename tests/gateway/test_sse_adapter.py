@@ -18,8 +18,8 @@ from waiting import WAIT_SECONDS
 from worker_fleet import Fleet
 
 from nekro.app.chats.messages import SqlMessages
-from nekro.gateway.adapters import sse_stream
-from nekro.gateway.adapters.sse_events import WireEvent, message_events
+from nekro.extensions.sse_adapter import sse_stream
+from nekro.extensions.sse_adapter.sse_events import WireEvent, message_events
 from nekro.gateway.app import create_app
 from nekro_agent.ports import OutgoingMessage
 from storage.repositories.messages import Message

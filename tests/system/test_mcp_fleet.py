@@ -18,12 +18,12 @@ from waiting import eventually
 from worker_fleet import Fleet, build_fleet
 
 from nekro.app.composition import Services
-from nekro.extensions.mcp.servers import read_servers
+from nekro.extensions.mcp.client.servers import read_servers
+from nekro.extensions.mcp.worker.answers import answer_question
 from nekro.sandbox.models import StopType
 from nekro.wire.values import decode_value
 from nekro_agent.errors import MethodFailedError, MethodNotFoundError, OutcomeUnknownError
 from nekro_agent.ports import IncomingMessage
-from workers.mcp.answers import answer_question
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "connectors"))
 from mcp_world import odd_entry

@@ -10,9 +10,9 @@ import httpx
 import pytest
 from loaded_plugins import unload_plugins
 
+from nekro.extensions.plugin_pages.worker.site import application_of
 from nekro.plugins.loader import load_plugins
 from nekro_agent.errors import InvalidValueError
-from workers.web.site import application_of
 
 CODE = """
 from fastapi import APIRouter

@@ -97,7 +97,8 @@ class FleetHooks:
         return await self._run(plugin_key, CONFIG_HOOK, ctx, None if changes is None else dict(changes))
 
     async def try_mcp_server(self, plugin_key: str, *, seconds: float) -> dict[str, Any]:
-        """Connect with the MCP server of a plugin on the worker that uses it; see ``workers.mcp.trial``.
+        """Connect with the MCP server of a plugin on the worker that uses it; see
+        ``nekro.extensions.mcp.worker.trial``.
 
         A server that was declared just now is waited for, because workers have it within a second.
 

@@ -14,7 +14,7 @@ from nekro_agent.errors import ServiceError
 if TYPE_CHECKING:
     from nekro.app.composition import Services
     from nekro.app.rounds.runs import CodeReport
-    from nekro.gateway.mcp.callers import Caller
+    from nekro.extensions.mcp.server.callers import Caller
 
 __all__ = ["serve"]
 
@@ -36,11 +36,11 @@ async def serve(settings: Settings, *, chat_key: str | None, user_id: str | None
     try:
         from mcp.server.stdio import stdio_server
 
-        from nekro.gateway.mcp.server import McpServer
+        from nekro.extensions.mcp.server.server import McpServer
     except ImportError as exc:
         raise ServiceError("there is no MCP SDK; install it with `pip install 'nekro-workers[mcp]'`") from exc
+    from nekro.extensions.mcp.server.callers import Caller
     from nekro.gateway.identity import LOCAL
-    from nekro.gateway.mcp.callers import Caller
     from nekro.gateway.streams.hub import EventHub
 
     caller = Caller(identity=LOCAL, chat_key=chat_key or _CHAT_KEY, user_id=user_id)

@@ -23,12 +23,12 @@ from broker_config.settings import GatewaySettings
 from nekro.app.ops.host_header import AllowedHosts, is_loopback
 from nekro.base.metrics import metrics
 from nekro.broker.tracing import span, trace_headers
+from nekro.extensions.plugin_pages.worker.site import has_ambiguous_length
 from nekro.gateway.problems import problem_response
 from nekro.gateway.web.paths import decoded
 from nekro.gateway.web.responses import EVENT_STREAM, SEND_SECONDS
 from nekro.gateway.web.tickets import take_ticket
 from nekro.wire.invocation import new_id
-from workers.web.site import has_ambiguous_length
 
 __all__ = ["ANSWER_HEADERS", "HostCheck", "RequestContext"]
 

@@ -8,9 +8,9 @@ from fastapi import APIRouter, Request, Response
 
 from broker_config.secret_paths import secret_paths
 from nekro.app.composition import Services
-from nekro.extensions.mcp.declarations import parse
-from nekro.extensions.mcp.servers import McpServer, read_servers
-from nekro.extensions.mcp.views import describe_server
+from nekro.extensions.mcp.client.declarations import parse
+from nekro.extensions.mcp.client.servers import McpServer, read_servers
+from nekro.extensions.mcp.client.views import describe_server
 from nekro.gateway.access.audit import record_act
 from nekro.gateway.dependencies import IdentityDep, PathText, ServicesDep
 from nekro.gateway.idempotency import OnceDep

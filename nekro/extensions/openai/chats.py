@@ -1,0 +1,200 @@
+"""Which chat a request is for, and the posting of its message."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from http import HTTPStatus
+from typing import Final
+
+from fastapi import Request
+from pydantic import BaseModel
+
+from nekro.app.composition import Services
+from nekro.extensions.openai.errors import APIError
+from nekro.gateway.idempotency import Once, once_of
+from nekro.gateway.identity import Identity, Scope
+from nekro.gateway.messages import post_message
+from nekro.gateway.parts import stored_content
+from nekro.gateway.problems import ProblemError
+from nekro_agent.ports import IncomingMessage
+from nekro_agent.shared_clock import shared_time
+from nekro_client.models import NewPart
+from storage.listings.chats import TRANSIENT
+
+__all__ = [
+    "MODEL",
+    "Posted",
+    "chosen_chat",
+    "has_many_chats",
+    "once_for",
+    "post",
+    "require_model",
+    "run_once",
+    "stated_conversation",
+    "stated_person",
+    "transient_chat",
+]
+
+#: The one model: the agent, with the language model of its settings.
+MODEL: Final = "nekro"
+#: How the keys of chats begin that a key of all chats makes.
+_START: Final = "openai-"
+#: Person of a request that states none.
+_PERSON: Final = "openai-user"
+#: Longest id of a person or a conversation in a header.
+_MOST_HEADER_CHARS: Final = 512
+_WILDCARD: Final = re.compile(r"[*?\[]")
+
+
+def require_model(model: str) -> None:
+    """Return if a model exists.
+
+    Raises:
+        APIError: it does not.
+    """
+    if model != MODEL:
+        raise APIError(
+            HTTPStatus.NOT_FOUND,
+            "model_not_found",
+            f"there is no model {model[:100]!r}; the agent is {MODEL!r}",
+            param="model",
+        )
+
+
+def chosen_chat(identity: Identity, header: str | None, *conversation: str | None) -> str:
+    """Return the key of the chat of a request.
+
+    Args:
+        header: value of ``X-Nekro-Chat``, which names the chat itself.
+        conversation: what the client states about it: user, conversation. The same key with the same
+            values gets the same chat, and no other key does, unless its chats are only one.
+
+    Raises:
+        ProblemError: the key may not post, or not to this chat.
+    """
+    if header is not None:
+        key = header.strip()
+        if not key:
+            raise APIError(HTTPStatus.BAD_REQUEST, "invalid_value", "the header X-Nekro-Chat is empty")
+    else:
+        key = _derived(identity, conversation)
+    try:
+        identity.require(Scope.POST, chat_key=key)
+        identity.require(Scope.READ)
+    except ProblemError as exc:
+        if header is None and exc.status is HTTPStatus.NOT_FOUND:
+            detail = "the key has none of the chats that requests without X-Nekro-Chat get; send that header"
+            raise ProblemError(HTTPStatus.NOT_FOUND, "not_found", detail) from exc
+        raise
+    return key
+
+
+def has_many_chats(identity: Identity) -> bool:
+    """Whether a key has more than one chat."""
+    return _WILDCARD.search(identity.chats) is not None
+
+
+def transient_chat(identity: Identity, request_id: str) -> str:
+    """Return the key of a chat for one request alone, which lists leave out.
+
+    Raises:
+        APIError: the key has one chat only.
+        ProblemError: the key may not post.
+    """
+    wildcard = _WILDCARD.search(identity.chats)
+    if wildcard is None:
+        detail = "this request needs a chat of its own, and the key has one only"
+        raise APIError(HTTPStatus.BAD_REQUEST, "no_chat_for_request", detail)
+    digest = _digest(identity, (None, request_id))
+    key = f"{identity.chats[: wildcard.start()] or _START}{TRANSIENT}{digest}"
+    identity.require(Scope.POST, chat_key=key)
+    identity.require(Scope.READ)
+    return key
+
+
+def stated_person(request: Request, person: str | None) -> str | None:
+    """Return the person that a request states, in its body or as Open WebUI does."""
+    return person or _header(request, "x-openwebui-user-id")
+
+
+def stated_conversation(request: Request) -> str | None:
+    """Return the conversation that Open WebUI states."""
+    return _header(request, "x-openwebui-chat-id")
+
+
+def _header(request: Request, name: str) -> str | None:
+    value = request.headers.get(name, "").strip()
+    if len(value) > _MOST_HEADER_CHARS:
+        detail = f"the header {name} has more than {_MOST_HEADER_CHARS} characters"
+        raise APIError(HTTPStatus.BAD_REQUEST, "invalid_value", detail)
+    return value or None
+
+
+class Posted(BaseModel):
+    """What a posted message has caused; repetitions of its request get the same."""
+
+    #: None when it starts no turn.
+    turn_id: str | None
+    created_at: datetime
+
+
+async def once_for(request: Request, chat_key: str) -> Once:
+    """Return a request, of which a repetition must repeat the body and the chat."""
+    chat = chat_key.encode("utf-8", "surrogatepass")
+    return await once_of(request, body=b"%d:%s%s" % (len(chat), chat, await request.body()))
+
+
+async def run_once(once: Once, work: Callable[[], Awaitable[Posted]]) -> Posted:
+    """Post once; the answer is then read from the turn, by the first request and by its repetitions.
+
+    Raises:
+        ProblemError: as from ``Once.run``, or from ``work``.
+    """
+    return Posted.model_validate_json(bytes((await once.run(work)).body))
+
+
+async def post(
+    services: Services,
+    identity: Identity,
+    chat_key: str,
+    parts: Sequence[NewPart],
+    user: str | None,
+    *,
+    once: str | None,
+) -> Posted:
+    """Post a person's message.
+
+    Args:
+        once: as of ``post_message``.
+
+    Raises:
+        ProblemError: a part is not valid, or as from ``post_message``.
+    """
+    person = identity.user_id or user or _PERSON
+    content = await stored_content(services, identity, chat_key, parts)
+    message = IncomingMessage(
+        chat_key=chat_key,
+        text=content.text,
+        user_id=person,
+        user_name=person,
+        content_data=content.segments,
+    )
+    posted = await post_message(services, identity, message, once=once)
+    return Posted(turn_id=posted.turn_id, created_at=shared_time())
+
+
+def _derived(identity: Identity, conversation: Sequence[str | None]) -> str:
+    """Return a chat key that fits the pattern of the key: its fixed beginning, then a digest."""
+    wildcard = _WILDCARD.search(identity.chats)
+    if wildcard is None:
+        return identity.chats
+    start = identity.chats[: wildcard.start()] or _START
+    return f"{start}private_{_digest(identity, conversation)}"
+
+
+def _digest(identity: Identity, conversation: Sequence[str | None]) -> str:
+    text = repr((identity.key_id, *conversation))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:24]
