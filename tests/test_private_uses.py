@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from nekro.broker.celery.register import FORMATS, USES, Use
+from tests.private_api import FORMATS, USES, Use
 from tests.private_uses import Found, find, resolve
 from tests.test_layers import ROOT
 
