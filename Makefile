@@ -91,10 +91,8 @@ test-pythons: install ## Run the default tests on each other CPython of this mac
 # What depends on the rights of the user who runs the tests.
 BY_USER := tests/sandbox tests/security tests/system
 
-test-user: install ## As root: run the tests of sandboxes, security, systems and processes as an ordinary user who is made for it.
-	@scripts/test-user -n $(TEST_PROCESSES) $(PARALLEL) -m 'not slow and not extended' $(BY_USER) tests/storage \
-	  tests/cli tests/workers tests/connectors $(PYTEST_ARGS) \
-	  -- -n $(TEST_PROCESSES) $(PARALLEL) -m 'extended and not slow' $(BY_USER)
+test-user: install ## As root: run the tests of sandboxes, security and whole systems as an ordinary user who is made for it.
+	@scripts/test-user -n $(TEST_PROCESSES) $(PARALLEL) -m 'not slow' $(BY_USER) $(PYTEST_ARGS)
 
 test-fast: install ## Run the tests of single components, for quick feedback: SQLite and Redis, no worker, no sandbox.
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) $(PARALLEL) -m 'not slow and not extended' -k '$(FAST_ONLY)' $(FAST) $(PYTEST_ARGS)

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from helm_process import HelmProcess
-from jsonschema import Draft7Validator
 from rendered_chart import VARIANTS, Objects, Render, container_of, migration, names, pods
 
 from broker_config.settings import GatewaySettings, WorkerSettings, known_variables
@@ -34,7 +33,9 @@ def test_helm_finds_nothing_to_correct(helm: HelmProcess) -> None:
 
 
 def test_objects_fit_the_schemas_of_kubernetes_and_keda(variant: Objects) -> None:
-    import kubernetes_validate  # its import takes longer than all other imports of the collection
+    # Their imports take longer than all other imports of the collection.
+    import kubernetes_validate
+    from jsonschema import Draft7Validator
 
     keda = Draft7Validator(
         json.loads((Path(__file__).parent / "scaledobject.schema.json").read_text("utf-8"))

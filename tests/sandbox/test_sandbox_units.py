@@ -328,7 +328,7 @@ class TestOwnership:
         settings = SandboxSettings(uid_range_start=300_000)
         program = (
             "import sys\nfrom pathlib import Path\n"
-            "from broker_config.settings import SandboxSettings\nfrom sandbox import users\n"
+            "from broker_config.settings import SandboxSettings\nfrom nekro.sandbox import users\n"
             "users._RANGE_SIZE = 1\n"
             "settings = SandboxSettings(uid_range_start=300_000)\n"
             "hold = users.hold_user('other', settings=settings, directory=Path(sys.argv[1]))\n"
