@@ -22,12 +22,19 @@ from worker_fleet import Fleet, build_fleet
 
 from nekro.gateway.identity import Scope
 
-__all__ = ["DESKTOP", "PHONE", "Console", "Watched", "axe_script", "axe_violations", "open_console"]
+__all__ = ["DESKTOP", "LOOKS", "PHONE", "Console", "Watched", "axe_script", "axe_violations", "open_console"]
 
 PLUGINS: Final = Path(__file__).parent / "plugins"
 BROWSER: Final = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DESKTOP: Final = {"width": 1280, "height": 860}
 PHONE: Final = {"width": 360, "height": 740}
+#: Widths and themes of pages: two show each width and each theme; `make console-pictures` takes all four.
+LOOKS: Final = [
+    (1280, "light"),
+    (360, "dark"),
+    pytest.param(1280, "dark", marks=pytest.mark.slow),
+    pytest.param(360, "light", marks=pytest.mark.slow),
+]
 _ROOT: Final = Path(__file__).parents[2]
 #: Of each wait for a page.
 _BROWSER_MILLISECONDS: Final = WAIT_SECONDS * 1000
@@ -211,15 +218,13 @@ def axe_script() -> str:
     return Path(found.stdout.strip()).read_text("utf-8")
 
 
-def axe_violations(watched: Watched, script: str, *, only_colours: bool = False) -> list[str]:
+def axe_violations(watched: Watched, script: str) -> list[str]:
     """Return what the checker finds in a page, one line per element.
 
     It is evaluated through the browser's debugger, which the page's policy does not concern.
     """
     watched.page.evaluate(f"() => {{ if (!window.axe) {{ {script} }} }}")
     options: dict[str, Any] = {"resultTypes": ["violations"]}
-    if only_colours:
-        options["runOnly"] = {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}
     found = watched.page.evaluate("async options => (await axe.run(document, options)).violations", options)
     return [
         f"{one['id']}: {node['html'][:160]} {json.dumps(node['any'][:1] and node['any'][0]['message'])}"

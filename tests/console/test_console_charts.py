@@ -28,8 +28,7 @@ def ended(console: Console) -> None:
     console.ended(turn)
 
 
-@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(("size", "theme"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop", "phone"])
 def test_charts_show_the_figures_of_the_api_and_are_accessible(
     console: Console, ended: None, picture: Callable[..., None], size: dict[str, int], theme: str
 ) -> None:
