@@ -71,6 +71,7 @@ LONG_FIRST = [
     "test_layers.py",
     "test_private_uses.py",
     "test_lines_of_others.py",
+    "storage/test_storage_single.py",
     "sandbox/test_sandbox_attacks_limits.py",
     "plugins/test_spec_examples.py",
     "console/test_console_changes.py",

@@ -342,7 +342,7 @@ class Step:
 
     def format(self) -> None:
         git(self.root, "add", "-A")
-        subprocess.run([self.ruff, "check", "--quiet", "--select", "I", "--fix", "."], cwd=self.root, check=False)
+        subprocess.run([self.ruff, "check", "--quiet", "--select", "I,RUF022", "--fix", "."], cwd=self.root, check=False)
         subprocess.run([self.ruff, "format", "--quiet", "."], cwd=self.root, check=True)
         for _ in range(4):
             if not self.wrap():
