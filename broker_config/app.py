@@ -20,7 +20,7 @@ from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.settings import Settings
 from broker_config.topology import lane_queue
 from broker_config.urls import is_redis, kombu_url, without_password
-from nekro.wire.seal import TASK, Seal
+from nekro.wire.seals import TASK, Seal
 from nekro_agent.errors import NekroError, SettingsError
 from nekro_agent.methods import Lane
 
@@ -124,14 +124,14 @@ def create_app(settings: Settings, *, lane: str | None = None) -> NekroApp:
     app = NekroApp(
         "nekro",
         set_as_current=False,
-        amqp="nekro.broker.celery.private_tasks:PrivateAMQP",
+        amqp="nekro.broker.celery.tasks:PrivateAMQP",
         control="nekro.broker.celery.remote_control:SignedControl",
-        events="nekro.broker.celery.task_events:BufferingEvents",
-        task_cls="nekro.broker.celery.private_tasks:PrivateTask",
+        events="nekro.broker.celery.worker:BufferingEvents",
+        task_cls="nekro.broker.celery.tasks:PrivateTask",
     )
     app.nekro_settings = settings
     app.steps["consumer"].add("nekro.broker.delivery.leases:LeaseStep")
-    app.steps["consumer"].add("nekro.broker.revocations:RevocationStep")
+    app.steps["consumer"].add("nekro.broker.celery.remote_control:RevocationStep")
     app.conf.update(checked_settings(celery_settings(settings, lane=lane)))
     return app
 
@@ -255,7 +255,7 @@ def _result_settings(settings: Settings) -> dict[str, Any]:
             },
             "additional_connection_errors": [
                 "redis.exceptions.OutOfMemoryError",
-                "broker_config.redis_errors.WritesRefusedError",
+                "broker_config.primaries.WritesRefusedError",
             ],
         },
         "redis_backend_health_check_interval": 10,

@@ -7,7 +7,7 @@
     ``message`` is the text as received, truncated to ``MAX_REFUSED_BYTES`` characters.
 ``<prefix>epochs``
     hash, does not expire: the server run to which the data belongs, and the number of published
-    messages. It shows which messages Redis has lost; see ``nekro.broker.redis.epochs``.
+    messages. It shows which messages Redis has lost; see ``nekro.broker.redis.losses``.
 ``<prefix>revoked``
     sorted set (task id → expiry), expires a day after the last revocation, on the results' Redis.
 ``<prefix>request:<digest>``
@@ -92,7 +92,7 @@ class Keys:
 
     @property
     def epoch(self) -> str:
-        """Hash for the detection of lost messages; see ``nekro.broker.redis.epochs``."""
+        """Hash for the detection of lost messages; see ``nekro.broker.redis.losses``."""
         return f"{self.prefix}epochs"
 
     def request(self, digest: str) -> str:

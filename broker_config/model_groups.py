@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal, Protocol
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 from pydantic_settings import NoDecode
 
-from broker_config.setting_files import FILE_SUFFIX
+from broker_config.setting_sources import FILE_SUFFIX
 from nekro_agent.errors import ModelGroupError, SettingsError
 from nekro_agent.policies import group_name, group_variable
 

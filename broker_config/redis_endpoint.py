@@ -28,8 +28,7 @@ from redis.backoff import NoBackoff
 from redis.connection import parse_url
 from redis.retry import Retry
 
-from broker_config.primaries import Address, Primary, Sentinels
-from broker_config.redis_errors import NotPrimaryError, unwrapped
+from broker_config.primaries import Address, NotPrimaryError, Primary, Sentinels, unwrapped
 from broker_config.settings import BrokerSettings
 from broker_config.urls import redis_address
 from nekro_agent.errors import SettingsError

@@ -1,25 +1,35 @@
-"""Secrets of an installation, in files of the data directory that only its user can read.
+"""Secrets of an installation, and where a host keeps them.
 
-``secrets/signing.key`` signs messages; ``secrets/api.key`` is the key of the HTTP API for this user;
-``secrets/monitoring.key`` is the password of Flower and the token of metrics on loopback.
+They are files of the data directory that only its user can read: ``secrets/signing.key`` signs messages;
+``secrets/api.key`` is the key of the HTTP API for this user; ``secrets/monitoring.key`` is the password of
+Flower and the token of metrics on loopback. No program that an operator declares may see ``secret_paths``.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+from broker_config.setting_sources import FILE_SUFFIX
+from broker_config.settings import ENV_PREFIX, TEST_PREFIX, Settings
 from nekro_agent.errors import SettingsError
 from nekro_agent.files.private_files import make_directory, restrict
 
-__all__ = ["monitoring_key", "secret_path", "secret_text"]
+__all__ = [
+    "monitoring_key",
+    "secret_path",
+    "secret_paths",
+    "secret_text",
+]
 
 _OTHERS: Final = 0o077
+
 _MOST_BYTES: Final = 4096
 
 
@@ -99,3 +109,53 @@ def _create(path: Path, text: str) -> None:
         pass  # the other process was first
     finally:
         os.unlink(temporary)
+
+
+_MCP_FILE: Final = "NEKRO_MCP__FILE"
+
+_SQLITE: Final = re.compile(r"sqlite(?:\+\w+)?:///(?:file:)?([^?#]+)")
+
+_SQLITE_SUFFIXES: Final = ("", "-journal", "-shm", "-wal")
+
+
+def secret_paths(settings: Settings) -> dict[Path, str]:
+    """Return files and directories with secrets, each with what it is.
+
+    Of a file that a setting names, it is the directory: other secrets are beside it, and the name may be a
+    link to one of them.
+    """
+    found = {
+        Path("/proc"): "/proc, which shows the variables of workers",
+        settings.data_dir.absolute(): "the data directory",
+    }
+    for name, path in (*_named_by_variables(), *_named_by_settings(settings)):
+        found.setdefault(_beside(path.absolute()), f"the directory of the file that {name} names")
+    if settings.mcp.file is not None:
+        found[settings.mcp.file.absolute()] = f"the file that {_MCP_FILE} names"
+    own = Path(".env").absolute()
+    if own.is_file():
+        found[own] = "the .env of workers"
+    if database := _SQLITE.match(settings.database.url or ""):
+        path = Path(database[1]).expanduser().absolute()
+        found |= {path.with_name(path.name + end): "the database" for end in _SQLITE_SUFFIXES}
+    return found
+
+
+def _named_by_variables() -> Iterator[tuple[str, Path]]:
+    for name, value in os.environ.items():
+        upper = name.upper()
+        is_ours = upper.startswith(ENV_PREFIX) and not upper.startswith(TEST_PREFIX)
+        if is_ours and upper.endswith(FILE_SUFFIX) and upper != _MCP_FILE and value:
+            yield upper, Path(value)
+
+
+def _named_by_settings(settings: Settings) -> Iterator[tuple[str, Path]]:
+    for name in ("tls_ca_file", "tls_cert_file", "tls_key_file"):
+        path = getattr(settings.broker, name)
+        if path is not None:
+            yield f"{ENV_PREFIX}BROKER__{name.upper()}", path
+
+
+def _beside(file: Path) -> Path:
+    """Return the directory of a file; the file itself if that is the root."""
+    return file if file.parent == Path("/") else file.parent

@@ -29,7 +29,6 @@ from pydantic import (
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings import SettingsError as SourceError
 
-from broker_config.budgets import BudgetLimits
 from broker_config.model_groups import (
     GroupNames,
     ImageDetail,
@@ -39,8 +38,14 @@ from broker_config.model_groups import (
     check_groups,
     group_variables,
 )
-from broker_config.removed_settings import REMOVED_SETTINGS, renamed_group
-from broker_config.setting_files import FILE_SUFFIX, EnvironmentSource, named_by_file
+from broker_config.setting_sources import (
+    FILE_SUFFIX,
+    REMOVED_SETTINGS,
+    BudgetLimits,
+    EnvironmentSource,
+    named_by_file,
+    renamed_group,
+)
 from broker_config.urls import AMQP_SCHEMES, REDIS_SCHEMES, SOCKET_SCHEMES, passwords_of
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import SettingsError

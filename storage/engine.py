@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Self
 from loguru import logger
 
 from broker_config.settings import DatabaseSettings
-from nekro.base.completion import complete
+from nekro.base.tasks import complete
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import StorageError
 from storage.driver.connection import Connection, DriverConnection

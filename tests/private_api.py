@@ -74,7 +74,7 @@ FORMATS: Final = (
     ),
     Format(
         what="task message of Celery's protocol 2: names of its headers, body [args, kwargs, embed]",
-        modules=("nekro.broker.celery.admission", "workers.pools.asyncio_pool"),
+        modules=("nekro.broker.celery.tasks", "workers.pools.asyncio_pool"),
         tests=(
             ("tests/security/test_security_unsigned_messages.py::test_unsigned_headers_have_no_effect"),
             (
@@ -170,7 +170,7 @@ USES: Final = (
         private="_delete",
     ),
     Use(
-        module="nekro.broker.celery.private_tasks",
+        module="nekro.broker.celery.tasks",
         why="Signs what is sent, hides arguments, and frees the body of a call that waits.",
         tests=(
             "tests/pool/test_fast_path.py::test_unsupported_message_options_are_refused_by_the_sender",
@@ -293,12 +293,29 @@ USES: Final = (
         ),
     ),
     Use(
-        module="nekro.broker.celery.task_events",
-        why="Buffers task events, and sends them only while they are watched.",
+        module="nekro.broker.celery.worker",
+        why=(
+            "Celery has no public way to ask whether the worker stops, or to revoke in this process only; "
+            "the lock of its signal is replaced by a reentrant one. Task events are buffered, and "
+            "sent only while they are watched."
+        ),
         tests=(
+            "tests/docs/test_commands_run.py::test_each_command_behaves_as_its_page_says",
+            (
+                "tests/chaos/test_chaos_messages.py::"
+                "test_29_cancelled_call_stays_cancelled_when_all_workers_restart"
+            ),
+            (
+                "tests/long/test_long_pinned.py::"
+                "test_after_the_owner_is_killed_another_worker_continues_counting"
+            ),
+            "tests/system/test_shutdown.py::test_a_stop_signal_may_interrupt_the_handler_of_another",
             "tests/pool/test_fast_path.py::test_an_event_receiver_gets_the_events_of_a_call_and_its_result",
         ),
-        imports="celery.app.events:Events celery.events.dispatcher:EventDispatcher",
+        imports=(
+            "celery.app.events:Events celery.events.dispatcher:EventDispatcher celery.platforms:EX_FAILURE "
+            "celery.worker:state"
+        ),
         classes=(
             Subclass(
                 name="BufferingDispatcher",
@@ -319,26 +336,6 @@ USES: Final = (
                 },
             ),
         ),
-    ),
-    Use(
-        module="nekro.broker.celery.worker_state",
-        why=(
-            "Celery has no public way to ask whether the worker stops, or to revoke in this process only; "
-            "the lock of its signal is replaced by a reentrant one."
-        ),
-        tests=(
-            "tests/docs/test_commands_run.py::test_each_command_behaves_as_its_page_says",
-            (
-                "tests/chaos/test_chaos_messages.py::"
-                "test_29_cancelled_call_stays_cancelled_when_all_workers_restart"
-            ),
-            (
-                "tests/long/test_long_pinned.py::"
-                "test_after_the_owner_is_killed_another_worker_continues_counting"
-            ),
-            "tests/system/test_shutdown.py::test_a_stop_signal_may_interrupt_the_handler_of_another",
-        ),
-        imports="celery.platforms:EX_FAILURE celery.worker:state",
     ),
     Use(
         module="nekro.broker.delivery.connection",

@@ -37,7 +37,7 @@ ORDER = (
 #: Packages that may import only the modules and packages named here, not all of those before them.
 ONLY = {
     "nekro_client": set(),
-    "storage": {"nekro_agent", "nekro.base.completion", "broker_config.settings"},
+    "storage": {"nekro_agent", "nekro.base.tasks", "broker_config.settings"},
     "plugin_pkgs": {"nekro_agent"},
 }
 #: Libraries that a package must not import.
@@ -53,7 +53,12 @@ PACKAGES = (*ORDER, "plugin_pkgs")
 #: What each part (subpackage) of a package may import of the other parts; "*" stands for the modules
 #: directly in the package's folder, which may import every part.
 PARTS = {
-    "nekro/broker": {"tracing": (), "redis": (), "delivery": ("redis",), "celery": ("redis", "delivery")},
+    "nekro/broker": {
+        "tracing": (),
+        "redis": (),
+        "delivery": ("redis", "tracing"),
+        "celery": ("redis", "delivery"),
+    },
     "storage": {
         "driver": (),
         "repositories": ("*", "driver"),

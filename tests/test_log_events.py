@@ -16,7 +16,7 @@ LOGGER = re.compile(r"(\w+\.)*(logger|_?log)\b")
 EVENT = re.compile(r"[a-z][a-z0-9_]*")
 #: Where the name is not constant, or something follows it.
 ALLOWED = {
-    "nekro/base/error_logging.py": "its callers name the event",
+    "nekro/base/tasks.py": "its callers name the event",
     "workers/ops/printed.py": "lines that plugins print, as they are",
     "workers/plugins/lane_overrides.py": "a stack follows the name",
     "nekro/extensions/plugin_pages/worker/server.py": "a stack follows the name",

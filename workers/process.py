@@ -21,7 +21,7 @@ from nekro.app.ops.sockets import broker_id, data_dir_id
 from nekro.base.greenlet_bridge import at_loop_close, limit_loop_close
 from nekro.base.metrics import start_metrics
 from nekro.broker.celery.names import POOL_STEP
-from nekro.broker.celery.worker_state import (
+from nekro.broker.celery.worker import (
     consume_queue,
     is_stopping,
     serve_new_tasks,

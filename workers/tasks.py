@@ -15,7 +15,7 @@ from broker_config.app import checked_task_options
 from broker_config.topology import COMMAND_TASK, DRAIN_TASK, HOOK_TASK, JOB_TASK, RUN_TASK
 from nekro.app.catalogue.built_in import BUILT_IN_TASKS
 from nekro.base.greenlet_bridge import at_loop_close
-from nekro.broker.celery.worker_state import is_revoked
+from nekro.broker.celery.worker import is_revoked
 from nekro.broker.tracing import trace_headers
 from nekro_agent.durations import GRACE_SECONDS
 from nekro_agent.errors import NekroError

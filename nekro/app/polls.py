@@ -7,7 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable
 
 from nekro.app.background import BackgroundLoop
-from nekro.base.error_logging import log_errors
+from nekro.base.tasks import log_errors
 
 __all__ = ["Poll"]
 

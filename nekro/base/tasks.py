@@ -1,15 +1,78 @@
-"""Tasks that belong to an object: repeated steps, and their end."""
+"""Tasks that belong to an object: repeated steps, their errors, their end, and uncancelled work.
+
+``complete`` runs work to completion despite cancellation, such as returning a connection to its pool.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
-from typing import Any, NoReturn
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, NoReturn, TypeVar
 
-from nekro.base.error_logging import log_errors
+from loguru import logger
 
-__all__ = ["OwnedTasks", "clean_up_timeout", "end_tasks", "repeat"]
+from nekro_agent.errors import NekroError
+
+__all__ = [
+    "OwnedTasks",
+    "clean_up_timeout",
+    "complete",
+    "end_tasks",
+    "log_errors",
+    "outlast",
+    "repeat",
+]
+
+T = TypeVar("T")
+
+
+async def complete(work: Awaitable[T]) -> T:
+    """Wait until work has ended, even if the waiting task is cancelled repeatedly meanwhile.
+
+    ``asyncio.shield`` protects the work too, but its caller resumes immediately, while the work may still
+    be running.
+
+    Args:
+        work: a coroutine, or any awaitable that nothing else cancels. It must be bounded in time.
+
+    Raises:
+        asyncio.CancelledError: the waiting task was cancelled; the work has ended.
+        Exception: the error of the work.
+    """
+    task = asyncio.ensure_future(work)
+    cancellation = await outlast(task)
+    if cancellation is None:
+        return task.result()
+    if not task.cancelled():
+        task.exception()  # marked as retrieved; the caller gets the cancellation
+    raise cancellation
+
+
+async def outlast(future: asyncio.Future[Any]) -> asyncio.CancelledError | None:
+    """Wait until a future is done; returns the last cancellation that arrived meanwhile."""
+    cancellation = None
+    while not future.done():
+        try:
+            await asyncio.wait({future})
+        except asyncio.CancelledError as exc:
+            cancellation = exc
+    return cancellation
+
+
+@contextmanager
+def log_errors(event: str, **fields: object) -> Iterator[None]:
+    """Log an error of the block and continue: the loop must not end, and its next attempt may succeed.
+
+    Args:
+        event: name of the log event.
+    """
+    try:
+        yield
+    except NekroError as exc:  # such as a database that does not answer
+        logger.bind(error=str(exc), **fields).warning(event)
+    except Exception:  # the loop has no caller that would see the error
+        logger.bind(**fields).exception(event)
 
 
 class OwnedTasks:

@@ -22,9 +22,9 @@ from broker_config.embedded import resolve_signing_key
 from broker_config.keys import Keys
 from broker_config.settings import Settings
 from nekro.base.deadlines import Limits
-from nekro.broker.call_messages import CallMessage
+from nekro.broker.delivery.messages import CallMessage
 from nekro.broker.failures import failure_from_record
-from nekro.broker.pace import LARGE_CHARS, ChatPace
+from nekro.broker.fairness import LARGE_CHARS, ChatPace, ChatShares
 from nekro.broker.publishing import (
     PUBLISH_SECONDS,
     Publisher,
@@ -32,14 +32,13 @@ from nekro.broker.publishing import (
     make_publisher,
     unavailable,
 )
-from nekro.broker.redis.epochs import Place
 from nekro.broker.redis.link import RedisLink
+from nekro.broker.redis.losses import Place
 from nekro.broker.redis.subscription import Subscription
-from nekro.broker.shares import ChatShares
 from nekro.broker.tracing import span, trace_headers
 from nekro.wire import plain_json
 from nekro.wire.invocation import Envelope, Invocation, Signer, new_id, refuse_version
-from nekro.wire.seal import TASK, Seal
+from nekro.wire.seals import TASK, Seal
 from nekro_agent.durations import CLOSE_STEP_SECONDS, FRESH_SECONDS, REFRESH_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import (
     BrokerError,
@@ -388,7 +387,7 @@ class MethodCaller:
         loop = asyncio.get_running_loop()
 
         def send() -> None:
-            from nekro.broker.revocations import revoke
+            from nekro.broker.celery.remote_control import revoke
 
             revoke(self._make_app(), [call_id])
 

@@ -21,8 +21,8 @@ from broker_config.keys import Keys
 from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.topology import DRAIN_TASK, JOB_TASK
 from broker_config.urls import is_redis
-from nekro.broker.call_messages import CallMessage
-from nekro.broker.celery.admission import admit, delivered_from
+from nekro.broker.celery.tasks import admit, delivered_from
+from nekro.broker.delivery.messages import CallMessage
 from nekro.broker.delivery.transport import deliveries, uncompressed
 from nekro.broker.publishing import encode_message, stored_body, unavailable
 from nekro.wire import plain_json

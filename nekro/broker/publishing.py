@@ -25,8 +25,8 @@ from broker_config.settings import BrokerSettings
 from broker_config.urls import is_redis, without_password
 from nekro.base.deadlines import Limits
 from nekro.broker.delivery.offers import HAND
-from nekro.broker.redis.epochs import EPOCH, LOOK, Epoch, Place
 from nekro.broker.redis.link import RedisLink, Script
+from nekro.broker.redis.losses import EPOCH, LOOK, Epoch, Place
 from nekro.broker.redis.subscription import MAX_PUBLISHED_BYTES
 from nekro.wire import plain_json
 from nekro_agent.durations import FRESH_SECONDS, POLL_SECONDS
@@ -53,7 +53,7 @@ PUBLISH_SECONDS: Final = 6
 
 
 #: Adds a message to a queue that is not full, or delivers it directly to an idle worker, and numbers it.
-#: KEYS: queue (list), epoch (hash, see ``nekro.broker.redis.epochs``), offers (sorted set). ARGV: message,
+#: KEYS: queue (list), epoch (hash, see ``nekro.broker.redis.losses``), offers (sorted set). ARGV: message,
 #: maximum queue length (0: no limit), unique id, maximum length of a direct delivery (0: none), run id of
 #: the server. Returns {name of the epoch, number of the message}, or nil when the queue is full.
 PUSH: Final = Script(f"""{HAND}{EPOCH}
@@ -84,7 +84,7 @@ class PublishUnknownError(BrokerUnavailableError):
 
 
 class Publisher(Protocol):
-    """Publishes messages of Celery's protocol 2, as ``nekro.broker.delivery.task_messages`` builds them."""
+    """Publishes messages of Celery's protocol 2, as ``nekro.broker.delivery.messages`` builds them."""
 
     async def send(self, message: Any, *, queue: str, may_repeat: bool) -> Place | None:
         """Add a message to a queue; returns its place, or None for durable brokers.

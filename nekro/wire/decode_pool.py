@@ -19,8 +19,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from typing import Final
 
-from nekro.wire.short_texts import SHORT_CHARS
-from nekro.wire.values import Arguments, arguments_in_slices, decode_arguments
+from nekro.wire.values import SHORT_CHARS, Arguments, arguments_in_slices, decode_arguments
 
 __all__ = ["INLINE_CHARS", "DecodePool"]
 

@@ -1,14 +1,15 @@
 """Decides by class how a returned value is converted for the sandbox, or that it must not be returned.
 
-Classes of other packages are identified by name, because importing SQLAlchemy or Celery to compare
-with their classes would slow the start of every process that encodes a value.
+Classes of other packages are identified by name, because importing SQLAlchemy or Celery to compare with
+their classes would slow the start of every process that encodes a value. ``path_to`` locates the object
+that must not be returned inside the value, for the error message: ``value['rows'][3].session``.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, is_dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -23,7 +24,13 @@ from zoneinfo import ZoneInfo
 
 from pydantic import BaseModel
 
-__all__ = ["Shape", "Treatment", "is_of_standard_library", "treatment_of"]
+__all__ = [
+    "Shape",
+    "Treatment",
+    "is_of_standard_library",
+    "path_to",
+    "treatment_of",
+]
 
 
 class Shape(Enum):
@@ -60,10 +67,15 @@ class Treatment:
 
 
 _CONTEXT = "the context of a call"
+
 _SETTINGS = "a settings object, which may hold keys"
+
 _DATABASE = "a handle of the database; return its rows as plain values"
+
 _BROKER = "a handle of the broker"
+
 _FILE = "an open file; return its path or its content"
+
 _HTTP = "an HTTP exchange with its headers; return its text or its JSON"
 
 _KEPT: Final[dict[str, str]] = {
@@ -113,6 +125,7 @@ _KEPT_PACKAGES: Final[dict[str, str]] = {
     "redis": _BROKER,
     "sqlite3": _DATABASE,
 }
+
 _CASTS: Final[dict[str, Callable[[Any], Any]]] = {
     "builtins.dict_items": list,
     "builtins.dict_keys": list,
@@ -125,15 +138,19 @@ _CASTS: Final[dict[str, Callable[[Any], Any]]] = {
     "sqlalchemy.engine.row.Row": tuple,
     "sqlalchemy.engine.row.RowMapping": dict,
 }
+
 _CODE: Final = frozenset({"function", "method", "builtin_function_or_method", "method-wrapper"})
 
 _WHOLE: Final = Treatment(shape=Shape.WHOLE)
+
 _REFILLED: Final = Treatment(shape=Shape.REFILLED)
+
 _WHOLE_TYPES: Final = (
     *(bool, int, float, complex, str, bytes, bytearray, type(None)),
     *(datetime, date, time, timedelta, timezone, ZoneInfo, Decimal, Fraction, UUID),
     *(PosixPath, PurePosixPath, BytesIO, StringIO),
 )
+
 _CONTAINER_TYPES: Final = (list, dict, tuple, set, frozenset, deque)
 #: Converts an instance of a subclass to its plain type without calling methods that the subclass overrides.
 _PLAIN: Final[dict[type, Callable[[Any], Any]]] = {
@@ -154,6 +171,7 @@ _permanent: Final[dict[type, Treatment]] = {
     **dict.fromkeys(_WHOLE_TYPES, _WHOLE),
     **dict.fromkeys(_CONTAINER_TYPES, _REFILLED),
 }
+
 _known: WeakKeyDictionary[type, Treatment] = WeakKeyDictionary()
 
 
@@ -206,3 +224,66 @@ def _undeclared(cls: type) -> Treatment:
         if base in _PLAIN:
             return Treatment(shape=Shape.SUBCLASS, cast=_PLAIN[base])
     return Treatment(shape=Shape.FOREIGN)
+
+
+_MAX_LOOKED_AT: Final = 100_000
+
+_MAX_KEY_CHARS: Final = 40
+
+_LEAVES: Final = (str, bytes, bytearray, int, float, type(None))
+
+
+def path_to(wanted: object, value: object) -> str:
+    """Return the shortest path, as an expression that begins with ``value``.
+
+    Args:
+        wanted: an object inside ``value``, or the class of one.
+
+    Returns:
+        ``something in the value`` when it is not found, for instance because pickling created it.
+    """
+    pending = deque([("value", value)])
+    seen: set[int] = set()
+    while pending and len(seen) < _MAX_LOOKED_AT:
+        path, item = pending.popleft()
+        if item is wanted or type(item) is wanted:
+            return path
+        if isinstance(item, _LEAVES) or id(item) in seen:
+            continue
+        seen.add(id(item))
+        pending.extend((path + step, part) for step, part in _parts(item))
+    return "something in the value"
+
+
+def _parts(item: Any) -> Iterator[tuple[str, object]]:
+    if isinstance(item, dict):
+        for key, part in dict.items(item):
+            yield f"[{_shown(key)}]", part
+            yield ".keys()", key
+    elif isinstance(item, list | tuple | deque):
+        for index, part in enumerate(item):
+            yield f"[{index}]", part
+    elif isinstance(item, set | frozenset):
+        for part in item:
+            yield "{…}", part
+    yield from _attributes(item)
+
+
+def _attributes(item: Any) -> Iterator[tuple[str, object]]:
+    if isinstance(item, type):
+        return
+    names = list(getattr(item, "__dict__", ()))
+    for base in type(item).__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        names += [slots] if isinstance(slots, str) else list(slots)
+    for name in names:
+        try:
+            part = getattr(item, name)
+        except Exception:  # noqa: S112 - an attribute that cannot be read cannot be searched
+            continue
+        yield f".{name}", part
+
+
+def _shown(key: object) -> str:
+    text = repr(key) if isinstance(key, _LEAVES) else type(key).__name__
+    return text if len(text) <= _MAX_KEY_CHARS else text[:_MAX_KEY_CHARS] + "…"

@@ -16,9 +16,8 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from nekro.wire.returned_types import Shape, Treatment, is_of_standard_library, treatment_of
+from nekro.wire.returned_types import Shape, Treatment, is_of_standard_library, path_to, treatment_of
 from nekro.wire.tagged import NotPlainError, TooLongError, write_text
-from nekro.wire.value_paths import path_to
 from nekro_agent.errors import ResultError
 
 __all__ = ["written"]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from broker_config.settings import DatabaseSettings
-from nekro.base.completion import complete
+from nekro.base.tasks import complete
 from storage.driver.blocking import configure, make_file
 from storage.driver.connection import DriverRows
 from storage.driver.errors import translated

@@ -20,7 +20,7 @@ from typing import Final
 
 from loguru import logger
 
-from nekro.base.completion import outlast
+from nekro.base.tasks import outlast
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from storage.driver.connection import DriverRows
 from storage.driver.errors import is_busy, translated

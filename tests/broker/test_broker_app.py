@@ -17,7 +17,7 @@ from broker_config.app import (
 )
 from broker_config.settings import Settings
 from nekro.broker.delivery.connection import PlainAmqpConnection
-from nekro.broker.delivery.task_messages import HIDDEN
+from nekro.broker.delivery.messages import HIDDEN
 from nekro_agent.errors import SettingsError
 
 MakeSettings = Callable[..., Settings]

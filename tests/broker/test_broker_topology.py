@@ -23,7 +23,7 @@ from broker_config.topology import (
     routing_key_for_chat,
 )
 from nekro.app.chats.publisher import EventPublisher
-from nekro.broker.call_messages import CallMessage
+from nekro.broker.delivery.messages import CallMessage
 from nekro.wire.invocation import Invocation, Signer, new_id
 from nekro_agent.methods import Lane
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from nekro.broker.pace import WAITS, ChatPace
+from nekro.broker.fairness import WAITS, ChatPace
 
 
 async def begin(pace: ChatPace, chat_key: str, order: list[tuple[str, float]], *, spends: float = 0) -> None:

@@ -16,8 +16,8 @@ from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.app import create_app
 from broker_config.embedded import redis_binary
+from broker_config.primaries import NotPrimaryError
 from broker_config.redis_endpoint import RedisEndpoint
-from broker_config.redis_errors import NotPrimaryError
 from broker_config.settings import BrokerSettings, Settings
 from nekro.broker.publishing import unavailable
 from nekro.broker.redis.link import RedisLink, Script

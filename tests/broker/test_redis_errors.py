@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
-from broker_config.redis_errors import NotPrimaryError, WritesRefusedError, error_of_reply, unwrapped
+from broker_config.primaries import NotPrimaryError, WritesRefusedError, error_of_reply, unwrapped
 
 #: Replies of Redis 6.2.14 and 7.0.15 to a script that writes while the memory is exhausted.
 OF_6_2 = (

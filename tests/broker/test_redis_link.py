@@ -24,8 +24,8 @@ from redis_process import RedisServer
 from redis_relay import RESET, RedisRelay
 from waiting import WAIT_SECONDS
 
+from broker_config.primaries import NotPrimaryError
 from broker_config.redis_endpoint import RedisEndpoint, info_of_reply
-from broker_config.redis_errors import NotPrimaryError
 from broker_config.settings import BrokerSettings
 from nekro.broker.celery.result_backend import STORE
 from nekro.broker.redis import link as redis_link

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker_config.removed_settings import REMOVED_SETTINGS
+from broker_config.setting_sources import REMOVED_SETTINGS
 from broker_config.settings import Settings, known_variables
 from nekro_agent.errors import SettingsError
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from nekro.broker.shares import ChatShares
+from nekro.broker.fairness import ChatShares
 from nekro_agent.errors import OverloadedError
 
 

@@ -30,9 +30,8 @@ from hostile_texts import corpus
 
 from nekro.wire.budget import MEMORY_FACTOR, PLAIN_TYPES, Budget, Meter
 from nekro.wire.parser import load_in_slices
-from nekro.wire.short_texts import Undecided, load_short
 from nekro.wire.tagged import NotPlainError, write_text
-from nekro.wire.values import arguments_text, decode_arguments
+from nekro.wire.values import Undecided, arguments_text, decode_arguments, load_short
 from nekro_agent.errors import ArgumentError
 
 MAX_BYTES = 1 << 16

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from nekro.wire import values
 from nekro.wire.budget import Budget
 from nekro.wire.parser import load
-from nekro.wire.short_texts import SHORT_CHARS, Undecided, load_short
 from nekro.wire.tagged import write_text
-from nekro.wire.values import decode_arguments, encode_arguments
+from nekro.wire.values import SHORT_CHARS, Undecided, decode_arguments, encode_arguments, load_short
 from nekro_agent.errors import ArgumentError
 
 MIB = 1 << 20

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from waiting import cpu_limit
 
-from broker_config.secret_paths import secret_paths
+from broker_config.secret_files import secret_paths
 from broker_config.settings import Settings
 from nekro.extensions.mcp.client.declarations import module_names, parse, resolve
 from nekro.extensions.mcp.client.hub import ServerHub

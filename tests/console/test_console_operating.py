@@ -15,7 +15,7 @@ from trace_collector import Collector
 
 from broker_config.app import create_app
 from broker_config.keys import Keys
-from nekro.broker.call_messages import CallMessage
+from nekro.broker.delivery.messages import CallMessage
 from nekro.broker.delivery.transport import DELIVERIES_HEADER
 from nekro.broker.publishing import encode_message
 from nekro.wire.invocation import Invocation, Signer, new_id

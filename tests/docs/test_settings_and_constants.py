@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from time_constants import TimeConstant, time_constants
 
-from broker_config.removed_settings import REMOVED_SETTINGS
+from broker_config.setting_sources import REMOVED_SETTINGS
 from broker_config.settings import ENV_PREFIX, known_variables
 
 LAB = Path(__file__).parents[2] / "docs" / "lab"

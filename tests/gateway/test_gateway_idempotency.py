@@ -27,7 +27,7 @@ from broker_config.keys import Keys
 from broker_config.settings import Settings
 from nekro.app.composition import Services
 from nekro.app.leases.keeper import HeldLease
-from nekro.broker.call_messages import CallMessage
+from nekro.broker.delivery.messages import CallMessage
 from nekro.broker.publishing import encode_message
 from nekro.gateway import idempotency
 from nekro.gateway.app import create_app

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nekro.wire import http_signature
-from nekro.wire.http_signature import HttpSigner, HttpVerifier
+from nekro.wire import seals
+from nekro.wire.seals import HttpSigner, HttpVerifier
 from nekro_agent.errors import MessageRefusedError
 
 ASKED = {"method": "GET", "target": "/plugins/a.b/?x=1", "plugin_key": "a.b"}
@@ -67,7 +67,7 @@ def test_an_old_signature_is_refused_and_old_random_numbers_are_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     times = [1000.0]
-    monkeypatch.setattr(http_signature, "shared_now", lambda: times[0])
+    monkeypatch.setattr(seals, "shared_now", lambda: times[0])
     signer, verifier = HttpSigner("key"), HttpVerifier("key")
     old, _ = signer.sign(**ASKED)
     used, _ = signer.sign(**ASKED)

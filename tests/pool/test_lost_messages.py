@@ -22,7 +22,7 @@ from broker_config.app import create_app
 from broker_config.settings import Settings
 from nekro.broker.calls import MethodCaller
 from nekro.broker.publishing import PipelinePublisher, PublishUnknownError
-from nekro.broker.redis.epochs import Epoch, Place
+from nekro.broker.redis.losses import Epoch, Place
 from nekro.wire.invocation import Invocation, new_id
 from nekro_agent.errors import BrokerUnavailableError
 from nekro_agent.methods import Lane

@@ -20,7 +20,7 @@ from broker_config.keys import Keys
 from broker_config.settings import Settings
 from nekro.broker.calls import MethodCaller
 from nekro.broker.celery.result_backend import MAX_ANNOUNCED_BYTES
-from nekro.broker.pace import LARGE_CHARS
+from nekro.broker.fairness import LARGE_CHARS
 from nekro.broker.publishing import encode_message
 from nekro.wire.invocation import Invocation, new_id
 from nekro_agent.errors import (

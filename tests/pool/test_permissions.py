@@ -15,8 +15,8 @@ from worker_process import WorkerProcess
 
 from broker_config.app import create_app
 from broker_config.settings import Settings
+from nekro.broker.broker_figures import read_dead, read_queues
 from nekro.broker.calls import MethodCaller
-from nekro.broker.queue_figures import read_dead, read_queues
 from nekro.wire.invocation import Invocation, new_id
 from nekro_agent.methods import Lane
 

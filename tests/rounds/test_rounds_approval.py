@@ -19,7 +19,7 @@ from broker_config.settings import ApprovalSettings
 from nekro.app.approvals.requests import ApprovalRequests
 from nekro.app.approvals.shown import difference
 from nekro.app.rounds import events as round_events
-from nekro.broker.call_messages import CallMessage
+from nekro.broker.delivery.messages import CallMessage
 from nekro.sandbox.models import StopType
 from nekro.wire.invocation import Invocation
 from nekro.wire.values import encode_arguments

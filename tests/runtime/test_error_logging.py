@@ -11,7 +11,7 @@ from waiting import eventually
 
 from nekro.app.background import BackgroundLoop
 from nekro.app.polls import Poll
-from nekro.base.error_logging import log_errors
+from nekro.base.tasks import log_errors
 from nekro_agent.errors import StorageUnavailableError
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from broker_config.settings import BrokerSettings, DatabaseSettings
-from nekro.broker.redis.clock import read_broker_clock
+from nekro.broker.broker_figures import read_broker_clock
 from nekro.wire.invocation import Invocation
 from nekro_agent import shared_clock
 from nekro_agent.errors import StorageUnavailableError

@@ -14,9 +14,9 @@ from broker_config.app import NekroApp
 from broker_config.keys import Keys
 from broker_config.settings import Settings
 from broker_config.topology import DRAIN_TASK
-from nekro.broker.call_messages import CallMessage
-from nekro.broker.celery.admission import admit
+from nekro.broker.celery.tasks import admit
 from nekro.broker.dead_letters import DeadLetters, DeadMessage
+from nekro.broker.delivery.messages import CallMessage
 from nekro.broker.delivery.transport import DELIVERIES_HEADER
 from nekro.broker.publishing import encode_message
 from nekro.wire.invocation import Invocation, Signer, new_id

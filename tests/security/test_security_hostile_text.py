@@ -32,7 +32,7 @@ from broker_config.keys import Keys
 from broker_config.settings import Settings
 from broker_config.topology import AGENT_EVENTS, encode_chat_key
 from broker_config.urls import redis_address
-from nekro.broker.call_messages import CallMessage
+from nekro.broker.delivery.messages import CallMessage
 from nekro.broker.delivery.transport import DELIVERIES_HEADER
 from nekro.broker.publishing import encode_message
 from nekro.cli.environment import environment_of

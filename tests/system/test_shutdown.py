@@ -24,7 +24,7 @@ import os, signal
 from types import SimpleNamespace
 from celery import signals
 from celery.apps.worker import install_worker_term_handler
-from nekro.broker.celery.worker_state import is_stopping
+from nekro.broker.celery.worker import is_stopping
 from workers.ops.shutdown_limit import ShutdownLimit
 ShutdownLimit(warm_seconds=3600, cold_seconds=3600)
 install_worker_term_handler(SimpleNamespace(hostname="w"))

@@ -14,7 +14,7 @@ from celery.app.amqp import task_message
 from broker_config.app import NekroApp
 from broker_config.keys import Keys
 from nekro.app.catalogue.arguments import refuse_unfit, refuse_unfit_text
-from nekro.broker.delivery.task_messages import TaskMessage
+from nekro.broker.delivery.messages import TaskMessage
 from nekro.plugins.entries import PluginEntry, PluginStatus, digest_of
 from nekro.plugins.registry import LoadedRegistry
 from nekro.wire.values import encode_arguments

@@ -13,7 +13,7 @@ import pytest
 from broker_config.settings import Settings
 from broker_config.topology import COMMAND_TASK, HOOK_TASK
 from nekro.app.composition import Services
-from nekro.broker.pace import ChatPace
+from nekro.broker.fairness import ChatPace
 from nekro.plugins.registry import LoadedRegistry
 from nekro.wire.invocation import Invocation, Signer, new_id
 from nekro.wire.values import decode_value, encode_arguments

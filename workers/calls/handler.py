@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from broker_config.settings import SandboxSettings
 from nekro.app.calls.detached import CallEnds, CallSubject
 from nekro.base.redaction import Redactor
-from nekro.broker.pace import ChatPace
+from nekro.broker.fairness import ChatPace
 from nekro.wire.decode_pool import DecodePool
 from nekro.wire.invocation import Envelope, Invocation, Signer, is_long_body, tool_answer
 from nekro.wire.values import Arguments, encode_value

@@ -13,8 +13,8 @@ from loguru import logger
 
 from nekro.app.catalogue.built_in import built_in_entry
 from nekro.app.chats.retried_writes import write_with_retries
-from nekro.broker.call_messages import CallMessage
 from nekro.broker.calls import CallFate, RecordUnknownError
+from nekro.broker.delivery.messages import CallMessage
 from nekro_agent.errors import (
     MessageRefusedError,
     MethodDisabledError,

@@ -15,9 +15,8 @@ from nekro.app.chats.retried_writes import write_with_retries
 from nekro.app.leases.keeper import HeldLease, LeaseKeeper
 from nekro.app.leases.kinds import DOWNLOAD
 from nekro.app.polls import Poll
-from nekro.base.completion import complete
-from nekro.base.error_logging import log_errors
 from nekro.base.plain import known_fields
+from nekro.base.tasks import complete, log_errors
 from nekro_agent.downloads.part import remove_unfinished
 from nekro_agent.durations import GRACE_SECONDS, REFRESH_SECONDS, STALE_SECONDS
 from nekro_agent.errors import FencedError, StorageError

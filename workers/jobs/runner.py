@@ -18,8 +18,8 @@ from nekro.app.chats.retried_writes import write_with_retries
 from nekro.app.chats.turn_traces import trace_of
 from nekro.app.jobs.data import plain_data, unpack
 from nekro.app.leases.keeper import on_this_loop
-from nekro.base.completion import complete
 from nekro.base.redaction import Redactor
+from nekro.base.tasks import complete
 from nekro.broker.tracing import TurnTrace, is_tracing, span
 from nekro_agent.durations import GRACE_SECONDS
 from nekro_agent.errors import (

@@ -17,7 +17,7 @@ from nekro.app.jobs.data import plain_data
 from nekro.app.leases.keeper import HeldLease, LeaseKeeper
 from nekro.app.leases.kinds import JOB
 from nekro.app.polls import Poll
-from nekro.base.error_logging import log_errors
+from nekro.base.tasks import log_errors
 from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import FencedError, StorageError
 from nekro_agent.jobs import TaskCtl

@@ -23,8 +23,7 @@ from nekro.app.chats.publisher import EventPublisher
 from nekro.app.chats.retried_writes import write_with_retries
 from nekro.app.jobs.cancel import cancel_job
 from nekro.app.jobs.data import info_of, is_call, pack, unpack
-from nekro.base.completion import complete
-from nekro.base.error_logging import log_errors
+from nekro.base.tasks import complete, log_errors
 from nekro.wire.invocation import new_id
 from nekro_agent.durations import POLL_SECONDS, REFRESH_SECONDS
 from nekro_agent.errors import ConflictError, StorageUnavailableError

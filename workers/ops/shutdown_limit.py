@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from celery import signals
 from loguru import logger
 
-from nekro.broker.celery.worker_state import allow_repeated_stop_signals
+from nekro.broker.celery.worker import allow_repeated_stop_signals
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 
 __all__ = ["ShutdownLimit"]

@@ -18,8 +18,7 @@ from nekro.app.calls.detached import settle
 from nekro.app.chats.publisher import EventPublisher
 from nekro.app.leases.keeper import HeldLease, LeaseKeeper
 from nekro.app.leases.kinds import SWEEP
-from nekro.base.error_logging import log_errors
-from nekro.base.tasks import end_tasks
+from nekro.base.tasks import end_tasks, log_errors
 from nekro_agent.durations import POLL_SECONDS
 from nekro_agent.errors import FencedError
 from nekro_agent.shared_clock import elapsed_seconds

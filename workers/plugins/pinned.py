@@ -21,8 +21,7 @@ from loguru import logger
 from broker_config.topology import lane_queue
 from nekro.app.leases.keeper import HeldLease, LeaseKeeper
 from nekro.app.leases.kinds import PINNED
-from nekro.base.error_logging import log_errors
-from nekro.base.tasks import end_tasks
+from nekro.base.tasks import end_tasks, log_errors
 from nekro.plugins.lanes import LaneChooser
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.execution.hooks import HookFailure, PluginHost

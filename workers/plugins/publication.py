@@ -13,8 +13,8 @@ from loguru import logger
 from nekro.app.background import BackgroundLoop
 from nekro.app.leases.keeper import HeldLease, LeaseKeeper
 from nekro.app.leases.kinds import WORKER
-from nekro.base.error_logging import log_errors
 from nekro.base.release import release
+from nekro.base.tasks import log_errors
 from nekro.plugins.description import entries_of, source_digest
 from nekro.plugins.entries import digest_of
 from nekro.plugins.loader import LoadedPlugins, PluginRecord

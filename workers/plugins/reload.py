@@ -18,8 +18,7 @@ from loguru import logger
 
 from nekro.app.leases.init_lock import init_lock
 from nekro.app.leases.keeper import LeaseKeeper
-from nekro.base.error_logging import log_errors
-from nekro.base.tasks import OwnedTasks
+from nekro.base.tasks import OwnedTasks, log_errors
 from nekro.plugins.importing import Imported, import_plugin
 from nekro.plugins.lanes import LaneChooser
 from nekro.plugins.loader import LoadedPlugins, forget

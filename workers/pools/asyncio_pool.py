@@ -23,8 +23,8 @@ from celery import signals
 from celery.exceptions import SoftTimeLimitExceeded
 
 from nekro.base.greenlet_bridge import spawn
-from nekro.broker.celery.private_tasks import PrivateRequest
 from nekro.broker.celery.result_backend import ReplyBackend
+from nekro.broker.celery.tasks import PrivateRequest
 from workers.pools.base import JobPool
 from workers.pools.jobs import Alarms, Interruptible, Job, LoopThread, Outcome, StopReason, aborted
 from workers.pools.jobs import Body as Stoppable

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from nekro.base.error_logging import log_errors
+from nekro.base.tasks import log_errors
 from nekro_agent.durations import REFRESH_SECONDS
 from storage.engine import Database
 

@@ -20,7 +20,7 @@ from nekro.app.calls.detached import begin_job, settle
 from nekro.app.catalogue.arguments import refuse_unfit
 from nekro.app.chats.publisher import EventPublisher
 from nekro.app.chats.retried_writes import write_with_retries
-from nekro.broker.call_messages import CallMessage
+from nekro.broker.delivery.messages import CallMessage
 from nekro.plugins.entries import MethodEntry
 from nekro.wire.invocation import Signer
 from nekro.wire.values import Arguments, encode_arguments

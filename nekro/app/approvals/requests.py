@@ -14,7 +14,7 @@ from nekro.app.catalogue.arguments import refuse_unfit
 from nekro.app.chats.publisher import EventPublisher
 from nekro.app.chats.retried_writes import write_with_retries
 from nekro.app.chats.writer import append_message
-from nekro.broker.call_messages import CallMessage
+from nekro.broker.delivery.messages import CallMessage
 from nekro.plugins.entries import MethodEntry
 from nekro.wire.invocation import Invocation, Signer, new_id
 from nekro_agent.errors import CallCancelledError

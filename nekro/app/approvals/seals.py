@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from nekro.wire import plain_json
-from nekro.wire.seal import APPROVAL, Seal
+from nekro.wire.seals import APPROVAL, Seal
 from storage.states import ApprovalScope
 
 if TYPE_CHECKING:

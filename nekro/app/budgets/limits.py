@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from broker_config.budgets import MEASURES
+from broker_config.setting_sources import MEASURES
 from broker_config.settings import BudgetSettings
 from storage.access.spendings import PayingKey, ScopeKey, Total
 from storage.states import BudgetScope

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from nekro.app.budgets.limits import day_of
 from nekro.app.budgets.spending import Spending
-from nekro.base.completion import complete
+from nekro.base.tasks import complete
 from nekro_agent.errors import SandboxError
 from nekro_agent.ports import ChatInfo
 from nekro_agent.shared_clock import shared_time

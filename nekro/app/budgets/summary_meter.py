@@ -12,7 +12,7 @@ from nekro.agent.llm import LLMAnswer, LLMClient, LLMRequest
 from nekro.app.budgets.limits import day_of
 from nekro.app.budgets.model_uses import ModelUses, expected_use
 from nekro.app.budgets.spending import Spending
-from nekro.base.completion import complete
+from nekro.base.tasks import complete
 from nekro.wire.invocation import new_id
 from nekro_agent.errors import BudgetExceededError
 from nekro_agent.shared_clock import shared_time

@@ -28,9 +28,9 @@ from broker_config.topology import (
     rounds_waiting,
     sending_queue,
 )
-from nekro.broker.call_messages import CallMessage
 from nekro.broker.celery.names import request_of
-from nekro.broker.revocations import name_request, revoke, revoke_request
+from nekro.broker.celery.remote_control import name_request, revoke, revoke_request
+from nekro.broker.delivery.messages import CallMessage
 from nekro_agent.durations import DEFER_SECONDS
 from nekro_agent.errors import NekroError
 from nekro_agent.methods import Lane

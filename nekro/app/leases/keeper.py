@@ -29,8 +29,8 @@ from loguru import logger
 
 from nekro.app.background import BackgroundLoop
 from nekro.app.leases.kinds import LeaseKind
-from nekro.base.error_logging import log_errors
 from nekro.base.metrics import metrics
+from nekro.base.tasks import log_errors
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.errors import FencedError, StorageUnavailableError
 from nekro_agent.shared_clock import elapsed_seconds

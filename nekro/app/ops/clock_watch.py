@@ -10,9 +10,9 @@ from loguru import logger
 
 from broker_config.settings import BrokerSettings
 from nekro.app.background import BackgroundLoop
-from nekro.base.error_logging import log_errors
 from nekro.base.metrics import is_counting, metrics
-from nekro.broker.redis.clock import read_broker_clock
+from nekro.base.tasks import log_errors
+from nekro.broker.broker_figures import read_broker_clock
 from nekro_agent.shared_clock import Reading
 from storage.database_clock import follow_database_clock
 from storage.engine import Database

@@ -16,7 +16,7 @@ from broker_config.app import create_app
 from broker_config.settings import Settings
 from nekro.app.budgets.limits import day_of
 from nekro.app.budgets.report import count_exhausted
-from nekro.broker.queue_figures import lane_workers, read_dead, read_queues
+from nekro.broker.broker_figures import lane_workers, read_dead, read_queues
 from nekro_agent.errors import NekroError
 from nekro_agent.shared_clock import shared_time
 from storage.database_clock import follow_database_clock

@@ -25,7 +25,7 @@ from nekro.app.calls.dispatch import CallRecord
 from nekro.app.chats.events import record
 from nekro.app.chats.live import LiveText, live_event
 from nekro.app.chats.publisher import EventPublisher
-from nekro.broker.tracing.content import content_text
+from nekro.broker.tracing.genai import content_text
 from nekro.plugins.entries import MethodEntry
 from nekro.sandbox.models import StubCall
 from nekro.wire.invocation import Envelope

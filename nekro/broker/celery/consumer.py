@@ -1,6 +1,6 @@
 """A worker's consumer that accepts only signed messages and answers the callers of refused ones.
 
-Every delivery passes ``nekro.broker.celery.admission`` before Celery reads it. Celery itself drops a message
+Every delivery passes ``nekro.broker.celery.tasks`` before Celery reads it. Celery itself drops a message
 that it cannot decode, so that its caller waits forever, and writes the message's content to the log. Here a
 refused message is logged by name and size only, kept for the operator (``nekro dead``) and, if it names a
 caller, answered with an error.
@@ -25,8 +25,8 @@ from loguru import logger
 from broker_config.app import NekroApp
 from broker_config.keys import is_caller_id
 from nekro.base.metrics import metrics
-from nekro.broker.celery.admission import MAX_ID_CHARS, admit
-from nekro.broker.delivery.dead_queue import publish_dead
+from nekro.broker.celery.tasks import MAX_ID_CHARS, admit
+from nekro.broker.delivery.connection import publish_dead
 from nekro.broker.delivery.intake import LoopIntake
 from nekro.broker.delivery.leases import LeaseKeeper
 from nekro.broker.delivery.transport import LOST, ClaimChannel, deliveries

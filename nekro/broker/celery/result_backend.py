@@ -28,7 +28,7 @@ from broker_config.urls import without_password
 from nekro.base.greenlet_bridge import at_loop_close, await_here, can_await
 from nekro.broker.delivery.offers import OFFER, OFFER_SECONDS, Ending
 from nekro.broker.redis.link import RedisLink, Script
-from nekro.broker.redis.repeats import Repeats
+from nekro.broker.redis.losses import Repeats
 from nekro.wire import plain_json
 
 __all__ = ["ReplyBackend"]

@@ -24,7 +24,7 @@ from broker_config.redis_endpoint import RedisEndpoint
 from nekro.base.metrics import metrics
 from nekro.broker.delivery.offers import HANDOFF_SECONDS, Ack
 from nekro.broker.delivery.transport import LOOK, LOST, ClaimChannel, held_keys, seen_key
-from nekro.broker.redis.repeats import Repeats
+from nekro.broker.redis.losses import Repeats
 from nekro_agent.durations import CLOSE_STEP_SECONDS, GRACE_SECONDS, RETRY_SECONDS
 
 __all__ = ["RENEW", "LeaseKeeper", "LeaseStep", "ack_commands", "ack_of"]

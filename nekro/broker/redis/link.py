@@ -22,9 +22,8 @@ import hiredis
 import redis
 from loguru import logger
 
-from broker_config.primaries import Primary
+from broker_config.primaries import NotPrimaryError, Primary, error_of_reply
 from broker_config.redis_endpoint import RedisEndpoint, info_of_reply
-from broker_config.redis_errors import NotPrimaryError, error_of_reply
 from broker_config.settings import BrokerSettings
 
 __all__ = ["RedisLink", "Script"]

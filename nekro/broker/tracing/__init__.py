@@ -23,8 +23,7 @@ from nekro.broker.tracing.process import (
     trace_headers,
     traced,
 )
-from nekro.broker.tracing.spans import Span
-from nekro.broker.tracing.turns import TurnTrace
+from nekro.broker.tracing.spans import Span, TurnTrace
 
 __all__ = [
     "Span",

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import TracingSettings
 from nekro.broker.tracing import genai
-from nekro.broker.tracing.content import captures_content
+from nekro.broker.tracing.genai import captures_content
 from nekro.broker.tracing.spans import (
     NOTHING,
     Span,
     Tracing,
+    TurnTrace,
     Value,
     chosen_ids,
     known,
     named,
     random_or_chosen_ids,
 )
-from nekro.broker.tracing.turns import TurnTrace
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import SettingsError
 

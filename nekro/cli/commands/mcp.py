@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from broker_config.secret_paths import secret_paths
+from broker_config.secret_files import secret_paths
 from broker_config.settings import Settings
 from nekro.cli.command import Deps, add_json, add_user_id, chat_key, positive_number, read_text
 from nekro.cli.exit_codes import ExitCode

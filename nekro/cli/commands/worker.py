@@ -116,7 +116,7 @@ def run(args: Args, deps: Deps) -> int:
     from nekro.broker.celery.names import pickle_warning
 
     warnings.filterwarnings("ignore", category=pickle_warning())  # our workers accept no pickled messages
-    from nekro.broker.celery.worker_state import was_interrupted
+    from nekro.broker.celery.worker import was_interrupted
     from workers.process import run_worker
 
     code = int(

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from broker_config.embedded import EmbeddedRedis, redis_binary, resolve_settings
+from broker_config.primaries import NotPrimaryError
 from broker_config.redis_endpoint import RedisEndpoint, server_version
-from broker_config.redis_errors import NotPrimaryError
 from broker_config.settings import LLMSettings, Settings
 from broker_config.urls import is_redis, without_password
 from nekro.cli.doctor.check import Check, Verdict
@@ -362,7 +362,7 @@ def _local_workers(settings: Settings) -> list[Check]:
 
 def _ask_broker(settings: Settings) -> set[str]:
     from broker_config.app import create_app
-    from nekro.broker.queue_figures import lane_workers
+    from nekro.broker.broker_figures import lane_workers
     from nekro.cli.doctor.clocks import follow_shared_time
 
     settings = resolve_settings(settings)

@@ -11,7 +11,7 @@ import redis
 
 from broker_config.settings import Settings
 from nekro.app.ops.clock_watch import WARN_SECONDS
-from nekro.broker.redis.clock import read_broker_clock
+from nekro.broker.broker_figures import read_broker_clock
 from nekro.cli.doctor.check import Check, Verdict
 from nekro_agent.errors import NekroError, SettingsError, StorageError
 from storage.database_clock import follow_database_clock, read_database_clock

@@ -97,6 +97,6 @@ async def awaited_with_workers(work: Awaitable[T], app: Callable[[], Celery], *,
 
 
 def _served_lanes(app: Callable[[], Celery]) -> Iterable[str]:
-    from nekro.broker.queue_figures import lane_workers
+    from nekro.broker.broker_figures import lane_workers
 
     return lane_workers(app())

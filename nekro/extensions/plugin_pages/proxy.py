@@ -29,7 +29,7 @@ from nekro.gateway.identity import Scope as KeyScope
 from nekro.gateway.outgoing import trusted_certificates
 from nekro.gateway.problems import ProblemError
 from nekro.gateway.web.limits import OWN_LIMITS
-from nekro.wire.http_signature import CALLER_HEADER, PROOF_HEADER, SIGNATURE_HEADER, HttpSigner
+from nekro.wire.seals import CALLER_HEADER, PROOF_HEADER, SIGNATURE_HEADER, HttpSigner
 from nekro_agent.execution.web_caller import WebCaller
 from nekro_agent.services.user.role import Role
 from storage.publications import Site

@@ -12,7 +12,7 @@ from loguru import logger
 
 from nekro.app.chats.adapters import SSE_ADAPTER
 from nekro.app.composition import Services
-from nekro.base.error_logging import log_errors
+from nekro.base.tasks import log_errors
 from nekro.extensions.sse_adapter.sse_events import WireEvent, message_events, request_event, wire_event
 from nekro.extensions.sse_adapter.sse_files import SseFiles
 from nekro_agent.durations import REFRESH_SECONDS

@@ -22,9 +22,8 @@ from standardwebhooks import Webhook as Signature
 
 from broker_config.embedded import resolve_signing_key
 from nekro.app.composition import Services
-from nekro.base.error_logging import log_errors
 from nekro.base.metrics import metrics
-from nekro.base.tasks import end_tasks
+from nekro.base.tasks import end_tasks, log_errors
 from nekro.extensions.webhooks.secrets import webhook_secret
 from nekro.gateway.outgoing import OutgoingHttp, RequestFailedError
 from nekro.gateway.web.json_text import json_text

@@ -19,7 +19,7 @@ from broker_config.embedded import resolve_signing_key
 from broker_config.settings import Settings
 from nekro.broker.redis.link import RedisLink
 from nekro.gateway.problems import ProblemError
-from nekro.wire.seal import CONSOLE_LOGIN, Seal
+from nekro.wire.seals import CONSOLE_LOGIN, Seal
 from nekro_agent.shared_clock import shared_time
 
 __all__ = ["CODE_SECONDS", "LoginCodes", "make_code"]

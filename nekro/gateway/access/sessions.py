@@ -23,7 +23,7 @@ from fastapi import Request, Response
 from broker_config.embedded import resolve_signing_key
 from broker_config.settings import GatewaySettings, Settings
 from nekro.gateway.problems import ProblemError
-from nekro.wire.seal import CONSOLE, CONSOLE_CSRF, Seal
+from nekro.wire.seals import CONSOLE, CONSOLE_CSRF, Seal
 from nekro_agent.shared_clock import shared_time
 
 __all__ = [

@@ -14,7 +14,7 @@ from typing import Final
 
 from broker_config.embedded import resolve_signing_key
 from broker_config.settings import Settings
-from nekro.wire.seal import TICKET, Seal
+from nekro.wire.seals import TICKET, Seal
 from nekro_agent.shared_clock import shared_time
 
 __all__ = ["TICKET_SECONDS", "make_ticket", "opened_ticket"]

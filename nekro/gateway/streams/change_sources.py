@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping
 from typing import Final
 
 from nekro.app.composition import Services
-from nekro.broker.queue_figures import dead_mark, read_queues
+from nekro.broker.broker_figures import dead_mark, read_queues
 from nekro_client.models import ChangeKind
 from storage.listings.overview import OverviewRepository
 

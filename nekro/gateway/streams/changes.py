@@ -19,8 +19,7 @@ from itertools import chain
 from typing import Final
 
 from nekro.app.composition import Services
-from nekro.base.error_logging import log_errors
-from nekro.base.tasks import end_tasks
+from nekro.base.tasks import end_tasks, log_errors
 from nekro.gateway.identity import Identity
 from nekro.gateway.streams.change_readers import ChangeReader, Hint, kinds_of
 from nekro.gateway.streams.change_sources import SOURCES, Marks

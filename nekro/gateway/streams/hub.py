@@ -20,8 +20,7 @@ from typing import Final, Protocol, TypeVar
 from loguru import logger
 
 from nekro.app.composition import Services
-from nekro.base.error_logging import log_errors
-from nekro.base.tasks import end_tasks
+from nekro.base.tasks import end_tasks, log_errors
 from nekro.gateway.identity import Identity
 from nekro.gateway.streams.channel import Channel, Reader
 from nekro.gateway.streams.events import Position, StreamEvent, mark_of, stream_event

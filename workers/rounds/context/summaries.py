@@ -24,8 +24,7 @@ from nekro.app.budgets.summary_meter import SummaryMeter
 from nekro.app.leases.keeper import LeaseKeeper
 from nekro.app.leases.kinds import SUMMARY
 from nekro.app.rounds.chat_history import shown_message
-from nekro.base.error_logging import log_errors
-from nekro.base.tasks import end_tasks
+from nekro.base.tasks import end_tasks, log_errors
 from nekro_agent.errors import BudgetExceededError, LLMError
 from nekro_agent.ports import ChatInfo
 from storage.engine import Database

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 from loguru import logger
 
-from broker_config.secret_paths import secret_paths
+from broker_config.secret_files import secret_paths
 from nekro.base.greenlet_bridge import at_loop_close
 from nekro.extensions.mcp.client.declarations import Declaration, resolve
 from nekro.extensions.mcp.client.masking import redactor_of

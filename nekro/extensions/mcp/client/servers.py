@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from broker_config.secret_paths import secret_paths
+from broker_config.secret_files import secret_paths
 from nekro.extensions.mcp.client.declarations import Declaration, module_names, parse
 from nekro.extensions.mcp.client.tools import ListedTool, read_tools
 from nekro_agent.errors import InvalidValueError

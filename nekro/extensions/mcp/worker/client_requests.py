@@ -17,7 +17,7 @@ from loguru import logger
 
 from broker_config.settings import Settings
 from nekro.app.jobs.data import unpack
-from nekro.base.completion import complete
+from nekro.base.tasks import complete
 from nekro.extensions.mcp.client.client_requests import Completion, Prompt, Question, Reply
 from nekro.extensions.mcp.client.declarations import Sampling
 from nekro.extensions.mcp.worker.answers import answer_key, question_id

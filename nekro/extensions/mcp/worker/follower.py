@@ -14,10 +14,9 @@ from typing import Any, Final
 
 from loguru import logger
 
-from broker_config.secret_paths import secret_paths
+from broker_config.secret_files import secret_paths
 from broker_config.settings import Settings
-from nekro.base.error_logging import log_errors
-from nekro.base.tasks import OwnedTasks, repeat
+from nekro.base.tasks import OwnedTasks, log_errors, repeat
 from nekro.extensions.mcp.client.hub import SDK_MISSING, ServerHub, has_sdk
 from nekro.extensions.mcp.client.plugins import build_plugin
 from nekro.extensions.mcp.client.servers import McpServer, file_path, merged, read_file

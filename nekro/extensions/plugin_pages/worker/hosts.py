@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Final
 
 from loguru import logger
 
-from nekro.base.error_logging import log_errors
-from nekro.base.tasks import end_tasks, repeat
+from nekro.base.tasks import end_tasks, log_errors, repeat
 from nekro.plugins.entries import WebhookEntry
-from nekro.wire.http_signature import HttpVerifier
+from nekro.wire.seals import HttpVerifier
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.methods import Lane
 from nekro_agent.plugin import NekroPlugin

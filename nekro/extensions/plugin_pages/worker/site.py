@@ -18,7 +18,7 @@ from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nekro.wire.http_signature import CALLER_HEADER, PROOF_HEADER, SIGNATURE_HEADER, HttpVerifier
+from nekro.wire.seals import CALLER_HEADER, PROOF_HEADER, SIGNATURE_HEADER, HttpVerifier
 from nekro_agent.errors import InvalidValueError, MessageRefusedError
 from nekro_agent.execution.payer import Payer, paying
 from nekro_agent.execution.uses import using

@@ -6,7 +6,7 @@ import json
 
 from fastapi import APIRouter, Request, Response
 
-from broker_config.secret_paths import secret_paths
+from broker_config.secret_files import secret_paths
 from nekro.app.composition import Services
 from nekro.extensions.mcp.client.declarations import parse
 from nekro.extensions.mcp.client.servers import McpServer, read_servers

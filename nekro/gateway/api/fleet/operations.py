@@ -11,8 +11,8 @@ from fastapi import APIRouter, Request, Response
 from redis.exceptions import RedisError
 
 from nekro.app.composition import Services
+from nekro.broker.broker_figures import QueueFigures, read_dead, read_queues
 from nekro.broker.dead_letters import DeadLetters, DeadPosition
-from nekro.broker.queue_figures import QueueFigures, read_dead, read_queues
 from nekro.gateway.access.audit import record_act
 from nekro.gateway.dependencies import IdentityDep, PathText, ServicesDep
 from nekro.gateway.idempotency import OnceDep

@@ -1,9 +1,13 @@
-"""Signs the requests by which a gateway reaches the HTTP servers of plugins on workers.
+"""Signatures with the fleet's signing key: seals of values, and of HTTP requests to plugins.
 
-The signature says that the request comes from a process with the fleet's signing key. It covers the
-method, the path with its query, and the plugin; a random number makes each usable once. The answer
-carries a proof of the same key, so a gateway does not take the answer of another program that listens on
-the port of a worker that has ended.
+``Seal`` has a key of its own per purpose, derived from the signing key: a value signed for one purpose does
+not verify for another.
+
+``HttpSigner`` signs the requests by which a gateway reaches the HTTP servers of plugins on workers. The
+signature says that the request comes from a process with the signing key. It covers the method, the path
+with its query, and the plugin; a random number makes each usable once. The answer carries a proof of the
+same key, so a gateway does not take the answer of another program that listens on the port of a worker that
+has ended.
 
 ``x-nekro-signature: <issued at, ms>.<random>.<HMAC-SHA256, hexadecimal>``
 ``x-nekro-proof: <HMAC-SHA256 of the random, hexadecimal>``
@@ -14,15 +18,81 @@ from __future__ import annotations
 
 import hmac
 from os import urandom
-from typing import Final
+from typing import Any, Final
 
+from pydantic import SecretStr
+
+from nekro.wire import plain_json
 from nekro_agent.errors import MessageRefusedError
 from nekro_agent.shared_clock import shared_now
 
-__all__ = ["CALLER_HEADER", "PROOF_HEADER", "SIGNATURE_HEADER", "HttpSigner", "HttpVerifier"]
+__all__ = [
+    "APPROVAL",
+    "CALLER_HEADER",
+    "CONSOLE",
+    "CONSOLE_CSRF",
+    "CONSOLE_LOGIN",
+    "CONTROL",
+    "PROOF_HEADER",
+    "SIGNATURE_HEADER",
+    "TASK",
+    "TICKET",
+    "HttpSigner",
+    "HttpVerifier",
+    "Seal",
+]
+
+#: Task messages: ``nekro.broker.celery.tasks``.
+TASK: Final = "nekro task message 1"
+#: Commands of remote control: ``nekro.broker.celery.remote_control``.
+CONTROL: Final = "nekro control command 1"
+#: Stream tickets: ``nekro.gateway.access.tickets``.
+TICKET: Final = "nekro stream ticket 1"
+#: Approvals of calls: ``nekro.app.approvals.seals``.
+APPROVAL: Final = "nekro approval 1"
+#: Cookies of the console, and what a request that changes something repeats:
+#: ``nekro.gateway.access.sessions``.
+CONSOLE: Final = "nekro console session 1"
+CONSOLE_CSRF: Final = "nekro console request 1"
+#: Codes of login links: ``nekro.gateway.access.login_codes``.
+CONSOLE_LOGIN: Final = "nekro console login 1"
+
+
+class Seal:
+    """Signs lists of strings with HMAC-SHA256; thread-safe."""
+
+    def __init__(self, key: SecretStr, *, purpose: str) -> None:
+        """Derive the key.
+
+        Args:
+            key: ``broker_config.embedded.resolve_signing_key``.
+            purpose: one of this module's constants.
+        """
+        derived = hmac.digest(key.get_secret_value().encode(), purpose.encode(), "sha256")
+        #: HMAC state after the key and before any message; copied for each message.
+        self._keyed = hmac.new(derived, digestmod="sha256")
+
+    def sign(self, fields: list[str]) -> str:
+        """Return the signature of a list of strings, in hexadecimal."""
+        digest = self._keyed.copy()
+        # JSON is unambiguous: no two lists have the same encoding.
+        digest.update(plain_json.dump(fields))
+        return digest.hexdigest()
+
+    def fits(self, fields: list[str], signature: Any) -> bool:
+        """Whether ``signature``, which may have any type, is the signature of this list."""
+        # compare_digest raises for strings that are not ASCII.
+        return (
+            isinstance(signature, str)
+            and signature.isascii()
+            and hmac.compare_digest(self.sign(fields), signature)
+        )
+
 
 SIGNATURE_HEADER: Final = "x-nekro-signature"
+
 PROOF_HEADER: Final = "x-nekro-proof"
+
 CALLER_HEADER: Final = "x-nekro-caller"
 #: How far the clocks of gateway and worker, and the request's way, may differ.
 _VALID_SECONDS: Final = 30.0

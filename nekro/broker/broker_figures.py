@@ -1,11 +1,12 @@
-"""Reads the lengths of the queues, and of the dead list, from the broker."""
+"""Reads figures of the broker: the lengths of the queues and of the dead list, and its clock."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -17,11 +18,20 @@ from kombu.exceptions import ChannelError
 from broker_config.app import NekroApp
 from broker_config.keys import DEAD_QUEUE, REFUSED_QUEUE, Keys
 from broker_config.redis_endpoint import RedisEndpoint
+from broker_config.settings import BrokerSettings
 from broker_config.urls import is_redis
 from nekro.broker.publishing import stored_body
-from nekro_agent.shared_clock import shared_now
+from nekro.broker.redis.link import RedisLink
+from nekro_agent.shared_clock import Reading, read_clock, shared_now
 
-__all__ = ["QueueFigures", "dead_mark", "lane_workers", "read_dead", "read_queues"]
+__all__ = [
+    "QueueFigures",
+    "dead_mark",
+    "lane_workers",
+    "read_broker_clock",
+    "read_dead",
+    "read_queues",
+]
 
 #: SHA-1 of the newest entry of the list KEYS[1]; of "" if it is empty.
 _NEWEST: Final = "return redis.sha1hex(redis.call('LINDEX', KEYS[1], 0) or '')"
@@ -132,3 +142,25 @@ def _age_seconds(raw: bytes | None) -> float | None:
         return max(0.0, shared_now() - issued_at.timestamp())
     except (KeyError, IndexError, TypeError, ValueError):
         return None
+
+
+async def read_broker_clock(
+    broker: BrokerSettings, *, host_clock: Callable[[], float] = time.time
+) -> Reading | None:
+    """Compare this host's clock with that of Redis; None for other brokers, whose clock cannot be read.
+
+    Raises:
+        redis.RedisError, OSError: Redis does not answer.
+    """
+    if broker.url is None or not is_redis(broker.url):
+        return None
+    link = RedisLink(broker, broker.url)
+
+    async def ask() -> float:
+        seconds, microseconds = await link.execute("TIME")
+        return int(seconds) + int(microseconds) / 1_000_000
+
+    try:
+        return await read_clock(ask, host_clock=host_clock)
+    finally:
+        link.abort()
