@@ -7,8 +7,8 @@ from http import HTTPStatus
 from nekro.app.composition import Services
 from nekro.gateway.access.budgets import require_budget
 from nekro.gateway.identity import Identity, Scope
+from nekro.gateway.parts import message_answer
 from nekro.gateway.problems import ProblemError
-from nekro.gateway.views import message_answer
 from nekro_agent.ports import IncomingMessage
 from nekro_client.models import PostedMessage
 

@@ -21,6 +21,7 @@ from nekro.gateway.identity import Identity
 from nekro.gateway.problems import ProblemError
 from nekro_agent.errors import NotFoundError, UsageError
 from nekro_agent.files.media_types import HEAD_BYTES, suffix_of
+from nekro_client import models
 from nekro_client.models import (
     FileInfo,
     FilePart,
@@ -34,7 +35,7 @@ from nekro_client.models import (
 )
 from storage.repositories.messages import Message
 
-__all__ = ["MOST_PARTS", "Content", "file_info", "message_parts", "stored_content"]
+__all__ = ["MOST_PARTS", "Content", "file_info", "message_answer", "message_parts", "stored_content"]
 
 #: Most parts of one message.
 MOST_PARTS: Final = 64
@@ -170,3 +171,27 @@ def _invalid(detail: str) -> ProblemError:
 
 def _moment(nanoseconds: int | None) -> datetime | None:
     return None if nanoseconds is None else datetime.fromtimestamp(nanoseconds / 1e9, UTC)
+
+
+def message_answer(row: Message, ids: FileIds, *, turn_id: str | None = None) -> models.Message:
+    """Return a message of a chat.
+
+    Args:
+        turn_id: the turn that it has just started; None: the recorded one.
+    """
+    return models.Message(
+        id=row.id,
+        sequence=row.sequence,
+        chat_key=row.chat_key,
+        kind=row.kind.value,
+        sender_id=row.sender_id,
+        sender_name=row.sender_name,
+        text=row.text,
+        parts=message_parts(ids, row),
+        turn_id=turn_id or row.turn_id,
+        call_id=row.call_id,
+        round_id=row.round_id,
+        plugin=row.plugin_key,
+        data=row.data,
+        created_at=row.created_at,
+    )

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from nekro.gateway.parts import message_parts
 from nekro_agent.ports import CronJob, JobState
 from nekro_client import models
 
 if TYPE_CHECKING:
     from nekro.app.budgets.limits import Budget
     from nekro.app.catalogue.fleet import ServedVersion
-    from nekro.app.chats.file_ids import FileIds
     from nekro.app.rounds.runs import CodeReport
     from nekro.broker.dead_letters import DeadMessage
     from nekro.plugins.entries import MethodEntry, PluginEntry
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     from storage.repositories.calls import Call
     from storage.repositories.job_log import JobLogEntry
     from storage.repositories.jobs import Job
-    from storage.repositories.messages import Message
     from storage.repositories.rounds import Round
     from storage.repositories.timers import RecordedTimer, WorkerTimer
 
@@ -41,7 +38,6 @@ __all__ = [
     "job_answer",
     "job_log_answer",
     "key_answer",
-    "message_answer",
     "method_answer",
     "plugin_answer",
     "run_answer",
@@ -52,30 +48,6 @@ __all__ = [
 
 #: States whose names the API has in common with those of calls.
 _JOB_STATES: Final[dict[str, str]] = {JobState.SUCCEEDED: "done"}
-
-
-def message_answer(row: Message, ids: FileIds, *, turn_id: str | None = None) -> models.Message:
-    """Return a message of a chat.
-
-    Args:
-        turn_id: the turn that it has just started; None: the recorded one.
-    """
-    return models.Message(
-        id=row.id,
-        sequence=row.sequence,
-        chat_key=row.chat_key,
-        kind=row.kind.value,
-        sender_id=row.sender_id,
-        sender_name=row.sender_name,
-        text=row.text,
-        parts=message_parts(ids, row),
-        turn_id=turn_id or row.turn_id,
-        call_id=row.call_id,
-        round_id=row.round_id,
-        plugin=row.plugin_key,
-        data=row.data,
-        created_at=row.created_at,
-    )
 
 
 def job_answer(row: Job) -> models.Job:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 import httpx
-from starlette.types import Scope
+from starlette.types import Scope as AsgiScope
 
 from broker_config.settings import PluginAccess
 
@@ -43,7 +43,7 @@ _REQUEST_ID: Final = b"x-request-id"
 _INERT: Final = (b"content-security-policy", b"sandbox")
 
 
-def request_headers(scope: Scope, access: PluginAccess, *, prefix: str) -> RawHeaders:
+def request_headers(scope: AsgiScope, access: PluginAccess, *, prefix: str) -> RawHeaders:
     """Return the headers of a request for its plugin.
 
     Args:

@@ -18,12 +18,12 @@ from nekro.gateway.idempotency import OnceDep, once_of
 from nekro.gateway.identity import Scope
 from nekro.gateway.messages import post_message as post_to_chat
 from nekro.gateway.messages import sender_of
-from nekro.gateway.parts import stored_content
+from nekro.gateway.parts import message_answer, stored_content
 from nekro.gateway.routing import KeyedRoute
 from nekro.gateway.streams.hub import EventHub, SlowReaderError
 from nekro.gateway.streams.turn_tree import read_turn
 from nekro.gateway.streams.turns import turn_end
-from nekro.gateway.views import message_answer, stopped_round
+from nekro.gateway.views import stopped_round
 from nekro.gateway.web.paging import Cursor, Limit, cursor_of, number_of
 from nekro.gateway.web.responses import JsonAnswer
 from nekro_agent.errors import NotFoundError

@@ -8,7 +8,8 @@ from enum import StrEnum
 from typing import Final
 
 from loguru import logger
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive, Send
+from starlette.types import Scope as AsgiScope
 
 from nekro.base.metrics import metrics
 from nekro.gateway.streams.events import Position, StreamEvent, lost_frame
@@ -41,7 +42,7 @@ class _CountedStream(EventStream):
         super().__init__(frames)
         self._end = _End.LEFT
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Send the events until the stream ends or the client leaves."""
         metrics().streams_open.inc()
         try:

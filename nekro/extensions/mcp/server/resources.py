@@ -26,7 +26,7 @@ from nekro.extensions.mcp.server.callers import Caller
 from nekro.extensions.mcp.server.jobs import find_job, job_uri
 from nekro.extensions.mcp.server.results import text_of
 from nekro.gateway.identity import Scope
-from nekro.gateway.views import message_answer
+from nekro.gateway.parts import message_answer
 from nekro.gateway.web.paging import cursor_of
 from nekro.gateway.web.paging import text_of as position_of
 from nekro_agent.errors import InvalidValueError, NotFoundError, UsageError
