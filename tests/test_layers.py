@@ -152,16 +152,15 @@ AGAINST_ORDER: dict[str, set[str]] = {
         "workers.calls.remote_hooks",
     },
     "nekro/app/composition.py": {
-        "nekro.extensions.mcp.worker.trial",
+        "nekro.extensions.mcp.follower",
         "workers.calls.records",
         "workers.plugins.initialisation",
         "workers.sdk_runtime",
     },
     "nekro/app/parts.py": {
-        "nekro.extensions.mcp.worker.answers",
-        "nekro.extensions.mcp.worker.follower",
-        "nekro.extensions.mcp.worker.trial",
-        "nekro.extensions.plugin_pages.worker.hosts",
+        "nekro.extensions.mcp.answers",
+        "nekro.extensions.mcp.follower",
+        "nekro.extensions.plugin_pages.hosts",
         "workers.calls.built_in_targets",
         "workers.calls.claims",
         "workers.calls.commands",
@@ -186,10 +185,8 @@ AGAINST_ORDER: dict[str, set[str]] = {
         "workers.rounds.context.summaries",
         "workers.rounds.remote_runs",
     },
-    "nekro/gateway/api/fleet/mcp.py": {
-        "nekro.extensions.mcp.client.declarations",
-        "nekro.extensions.mcp.client.servers",
-        "nekro.extensions.mcp.client.views",
+    "nekro/gateway/api/__init__.py": {
+        "nekro.extensions.mcp",
     },
     "nekro/gateway/app.py": {
         "nekro.extensions.mcp.server",
@@ -198,12 +195,12 @@ AGAINST_ORDER: dict[str, set[str]] = {
         "nekro.extensions.plugin_pages",
         "nekro.extensions.plugin_pages.proxy",
         "nekro.extensions.sse_adapter",
-        "nekro.extensions.sse_adapter.sse",
+        "nekro.extensions.sse_adapter.endpoint",
         "nekro.extensions.webhooks",
         "nekro.extensions.webhooks.sender",
     },
-    "nekro/gateway/web/middleware.py": {
-        "nekro.extensions.plugin_pages.worker.site",
+    "nekro/gateway/web/requests.py": {
+        "nekro.extensions.plugin_pages.site",
     },
 }
 #: Packages whose parts import each other, with what keeps them so.

@@ -19,7 +19,7 @@ ALLOWED = {
     "nekro/base/tasks.py": "its callers name the event",
     "workers/ops/printed.py": "lines that plugins print, as they are",
     "workers/plugins/lane_overrides.py": "a stack follows the name",
-    "nekro/extensions/plugin_pages/worker/server.py": "a stack follows the name",
+    "nekro/extensions/plugin_pages/hosts.py": "a stack follows the name",
 }
 
 

@@ -71,7 +71,7 @@ MODULES: Final = (
     "nekro.app.jobs.cancel",
     "workers.jobs.downloads",
     "workers.jobs.service",
-    "nekro.extensions.mcp.worker.follower",
+    "nekro.extensions.mcp.follower",
     "nekro.app.ops.clock_watch",
     "workers.ops.sweeper",
     "workers.ops.sweeps",
@@ -87,7 +87,7 @@ MODULES: Final = (
     "nekro.app.rounds.intake",
     "nekro.app.rounds.stop",
     "workers.sdk_runtime",
-    "nekro.extensions.plugin_pages.worker.hosts",
+    "nekro.extensions.plugin_pages.hosts",
 )
 
 

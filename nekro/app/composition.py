@@ -460,8 +460,8 @@ class Services(Parts):
 
     async def try_mcp_server(self, plugin_key: str) -> dict[str, Any]:
         """Connect with an MCP server on a worker, as it is declared now; see
-        ``nekro.extensions.mcp.worker.trial``."""
-        from nekro.extensions.mcp.worker.trial import untried
+        ``nekro.extensions.mcp.follower``."""
+        from nekro.extensions.mcp.follower import untried
 
         if (answer := await untried(self.settings, self.database, plugin_key)) is not None:
             return answer

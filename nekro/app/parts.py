@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from nekro.app.rounds.stop import RoundStopper
     from nekro.base.redaction import Redactor
     from nekro.broker.calls import MethodCaller
-    from nekro.extensions.mcp.worker.follower import McpServers
-    from nekro.extensions.plugin_pages.worker.hosts import PluginHosts
+    from nekro.extensions.mcp.follower import McpServers
+    from nekro.extensions.plugin_pages.hosts import PluginHosts
     from nekro.plugins.entries import MethodEntry
     from nekro.plugins.lanes import LaneChooser
     from nekro.plugins.loader import LoadedPlugins
@@ -177,7 +177,7 @@ class Parts(ABC):
     @shared_property
     def plugin_hosts(self) -> PluginHosts:
         """Serves the HTTP routes and pages of plugins."""
-        from nekro.extensions.plugin_pages.worker.hosts import PluginHosts
+        from nekro.extensions.plugin_pages.hosts import PluginHosts
 
         settings = self.settings.workers
         return PluginHosts(
@@ -254,7 +254,7 @@ class Parts(ABC):
         )
 
     async def _try_mcp_server(self, plugin_key: str) -> dict[str, Any]:
-        from nekro.extensions.mcp.worker.trial import try_server
+        from nekro.extensions.mcp.follower import try_server
 
         return await try_server(self.mcp, plugin_key)
 
@@ -438,7 +438,7 @@ class Parts(ABC):
     @shared_property
     def mcp(self) -> McpServers:
         """The plugins of MCP servers."""
-        from nekro.extensions.mcp.worker.follower import McpServers
+        from nekro.extensions.mcp.follower import McpServers
 
         return McpServers(
             self.settings,
@@ -697,7 +697,7 @@ class Parts(ABC):
         """Receives messages from people."""
         from nekro.app.approvals.chat_lines import ChatDecisions
         from nekro.app.rounds.intake import MessageIntake
-        from nekro.extensions.mcp.worker.answers import ChatAnswers
+        from nekro.extensions.mcp.answers import ChatAnswers
 
         return MessageIntake(
             self.database,

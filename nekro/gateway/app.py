@@ -19,24 +19,22 @@ from nekro.extensions.mcp.server.endpoint import McpEndpoint
 from nekro.extensions.openai import router as openai_router
 from nekro.extensions.plugin_pages import proxy, webhooks
 from nekro.extensions.plugin_pages.proxy import PluginProxy
-from nekro.extensions.sse_adapter import questions, sse
-from nekro.extensions.sse_adapter.sse import SseAdapter
+from nekro.extensions.sse_adapter import endpoint as sse_endpoint
+from nekro.extensions.sse_adapter.endpoint import SseAdapter
 from nekro.extensions.webhooks import routes
 from nekro.extensions.webhooks.sender import WebhookSender
 from nekro.gateway import problems
-from nekro.gateway.access.identification import ValidKeys
-from nekro.gateway.access.login_codes import LoginCodes
-from nekro.gateway.access.rates import Rates
-from nekro.gateway.access.streams import OpenStreams
-from nekro.gateway.api import ROUTERS, links
-from nekro.gateway.api.fleet import probes
+from nekro.gateway.access.keys import ValidKeys
+from nekro.gateway.access.limits import OpenStreams, Rates
+from nekro.gateway.access.signed_texts import LoginCodes
+from nekro.gateway.api import ROUTERS, files, fleet
 from nekro.gateway.console import pages, session
 from nekro.gateway.dependencies import identity_of
-from nekro.gateway.document import openapi, reference
+from nekro.gateway.document import openapi
 from nekro.gateway.streams.changes import Changes
 from nekro.gateway.streams.hub import EventHub
-from nekro.gateway.web.limits import BodyLimit
-from nekro.gateway.web.middleware import HostCheck, RequestContext
+from nekro.gateway.web.bodies import BodyLimit
+from nekro.gateway.web.requests import HostCheck, RequestContext
 from nekro.gateway.web.responses import JsonAnswer
 
 __all__ = ["API", "create_app"]
@@ -117,23 +115,23 @@ def _routes() -> tuple[BaseRoute, ...]:
         # Names of the functions, which are unique: a test compares them.
         generate_unique_id_function=lambda route: route.name,
     )
-    app.include_router(probes.router)
+    app.include_router(fleet.probe_router)
     app.include_router(openapi.router)
     # Each route of the API needs a key; a route that forgets to check its scope is at least not open.
     api = APIRouter(prefix=API, dependencies=[Depends(identity_of)])
-    for router in (*ROUTERS, questions.router, routes.router):
+    for router in (*ROUTERS, sse_endpoint.question_router, routes.router):
         api.include_router(router)
     app.include_router(api)
     app.include_router(openai_router)
-    app.include_router(links.router)
+    app.include_router(files.link_router)
     # The session before the files, whose pattern matches every path below /console/.
     app.include_router(session.router)
-    app.include_router(reference.router)
+    app.include_router(openapi.reference_router)
     app.include_router(pages.router)
     app.include_router(mcp_endpoint.router)
     # Nekro Agent's paths; each of these routes admits requests itself.
     app.include_router(webhooks.router)
-    app.include_router(sse.router)
+    app.include_router(sse_endpoint.router)
     proxy.install(app)
     return tuple(app.routes)
 

@@ -9,12 +9,11 @@ from fastapi import Depends, Path, Request
 from pydantic import AfterValidator
 
 from nekro.app.composition import Services
-from nekro.gateway.access.identification import identify
-from nekro.gateway.access.rates import Rates
-from nekro.gateway.access.streams import OpenStreams
+from nekro.gateway.access.keys import identify
+from nekro.gateway.access.limits import OpenStreams, Rates
 from nekro.gateway.identity import Identity
 from nekro.gateway.streams.hub import EventHub
-from nekro.gateway.web.paths import restored
+from nekro.gateway.web.requests import restored
 from nekro_agent.execution.payer import begin_account
 
 __all__ = [

@@ -20,9 +20,9 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from nekro.app.chats.attachments import Attachment
 from nekro.app.composition import Services
-from nekro.gateway.access.stored_bytes import KeyFiles, require_room
+from nekro.gateway.access.admission import KeyFiles, require_room
 from nekro.gateway.problems import ProblemError
-from nekro.gateway.routing import require_few_values
+from nekro.gateway.web.bodies import require_few_values
 from nekro_agent import layout
 from nekro_agent.files.private_files import make_directory
 from nekro_agent.files.safe_files import sha256_of

@@ -1,4 +1,4 @@
-"""On whose behalf a request acts, and what it may do."""
+"""On whose behalf a request acts, what it may do, and the record of its administrative acts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,20 @@ from datetime import datetime
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
+
+from fastapi import Request
 
 from nekro.gateway.problems import ProblemError
+from storage.access.audit import AuditRepository
 from storage.access.keys import account_of_key
 
-__all__ = ["LOCAL", "Identity", "Scope"]
+__all__ = [
+    "LOCAL",
+    "Identity",
+    "Scope",
+    "record_act",
+]
 
 
 class Scope(StrEnum):
@@ -139,3 +147,19 @@ class Identity:
 
 #: Who has the rights of the gateway's own user: the holder of the local key.
 LOCAL: Final = Identity(key_id=None, scopes=frozenset(Scope))
+
+
+async def record_act(
+    audit: AuditRepository,
+    request: Request,
+    identity: Identity,
+    action: str,
+    subject: str,
+    data: dict[str, Any] | None = None,
+) -> None:
+    """Record an act in the transaction of the act, or before an act that has none.
+
+    Args:
+        data: what was asked for; no secrets.
+    """
+    await audit.add(action, subject, key_id=identity.key_id, request_id=request.state.request_id, data=data)

@@ -1,18 +1,215 @@
-"""Receives messages of people from any form in which the API takes them."""
+"""Messages of people: their parts, how they are received, and how they are shown.
+
+Parts of requests are stored in the chat's uploads, those of rows are described.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import mimetypes
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from http import HTTPStatus
+from typing import Any, Final
+from urllib.parse import quote
 
+from nekro.agent.multimodal import image_data
+from nekro.app.chats.attachments import Attachment, attachments_of
+from nekro.app.chats.file_ids import FileIds
 from nekro.app.composition import Services
-from nekro.gateway.access.budgets import require_budget
+from nekro.gateway.access.admission import KeyFiles, require_budget
 from nekro.gateway.identity import Identity, Scope
-from nekro.gateway.parts import message_answer
 from nekro.gateway.problems import ProblemError
+from nekro_agent.errors import NotFoundError, UsageError
+from nekro_agent.files.media_types import HEAD_BYTES, suffix_of
 from nekro_agent.ports import IncomingMessage
-from nekro_client.models import PostedMessage
+from nekro_client import models
+from nekro_client.models import (
+    FileInfo,
+    FilePart,
+    ImagePart,
+    NewFilePart,
+    NewImagePart,
+    NewPart,
+    NewTextPart,
+    Part,
+    PostedMessage,
+    TextPart,
+)
+from storage.repositories.messages import Message
 
-__all__ = ["post_message", "sender_of"]
+__all__ = [
+    "MOST_PARTS",
+    "Content",
+    "file_info",
+    "message_answer",
+    "message_parts",
+    "post_message",
+    "sender_of",
+    "stored_content",
+]
+
+
+#: Most parts of one message.
+MOST_PARTS: Final = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """The content of a message to post."""
+
+    #: Its text parts, joined by line feeds.
+    text: str
+    #: Segments for ``IncomingMessage.content_data``; empty if it is a text only.
+    segments: Sequence[Mapping[str, Any]]
+
+
+async def stored_content(
+    services: Services,
+    identity: Identity,
+    chat_key: str,
+    parts: Sequence[NewPart],
+    *,
+    files: Sequence[Attachment] = (),
+) -> Content:
+    """Store what parts carry in the chat's uploads, and return the content of their message.
+
+    Args:
+        identity: whose quota the files are on.
+        files: files of the message that are stored already; they follow the parts.
+
+    Raises:
+        ProblemError: 422, a part is not valid or there are too many.
+        StorageQuotaError, InvalidValueError, UploadQuotaError: as from ``KeyFiles.add``.
+    """
+    if len(parts) + len(files) > MOST_PARTS:
+        raise _invalid(f"a message has at most {MOST_PARTS} parts")
+    uploads = KeyFiles(services, identity, chat_key)
+    texts: list[str] = []
+    segments: list[Mapping[str, Any]] = []
+    for part in parts:
+        if isinstance(part, NewTextPart):
+            texts.append(part.text)
+            segments.append({"type": "text", "text": part.text})
+        else:
+            stored = await _stored(uploads, services.file_ids, chat_key, part)
+            segments.append(stored.segment)
+    segments += [file.segment for file in files]
+    is_plain = len(texts) == len(segments)
+    return Content(text="\n".join(texts), segments=[] if is_plain else segments)
+
+
+def file_info(ids: FileIds, chat_key: str, file: Attachment) -> FileInfo:
+    """Return the description of a file of a message."""
+    file_id = ids.make(chat_key, file.path, modified_ns=file.modified_ns)
+    return FileInfo(
+        id=file_id,
+        name=file.name,
+        path=file.path,
+        media_type=file.media_type,
+        size_bytes=file.size_bytes or 0,
+        sha256=file.sha256,
+        created_at=_moment(file.modified_ns),
+        url=f"/api/v1/chats/{quote(chat_key, safe='')}/files/{file_id}",
+    )
+
+
+def message_parts(ids: FileIds, row: Message) -> list[Part]:
+    """Return the parts of a recorded message, in order."""
+    found: list[Part] = []
+    segments = (row.data or {}).get("content_data")
+    if not isinstance(segments, list) or not segments:
+        segments = [{"type": "text", "text": row.text}] if row.text else []
+    for segment in segments:
+        if isinstance(segment, Mapping) and segment.get("type") == "text":
+            found.append(TextPart(text=str(segment.get("text") or "")))
+        elif isinstance(segment, Mapping):
+            found += _file_parts(ids, row.chat_key, attachments_of({"content_data": [segment]}))
+    data = {name: value for name, value in (row.data or {}).items() if name != "content_data"}
+    return [*found, *_file_parts(ids, row.chat_key, attachments_of(data))]
+
+
+def _file_parts(ids: FileIds, chat_key: str, files: Sequence[Attachment]) -> list[Part]:
+    return [
+        (ImagePart if file.kind == "image" else FilePart)(file=file_info(ids, chat_key, file))
+        for file in files
+    ]
+
+
+async def _stored(
+    uploads: KeyFiles, ids: FileIds, chat_key: str, part: NewImagePart | NewFilePart
+) -> Attachment:
+    if (part.file_id is None) == (part.data_url is None):
+        raise _invalid(f"a part of type {part.type!r} needs file_id or data_url, and not both")
+    if part.data_url is not None:
+        stored = await uploads.add(*await asyncio.to_thread(_decoded, part.data_url, part.name, part.type))
+    else:
+        stored = await _uploaded(uploads, ids, chat_key, str(part.file_id), part.name)
+    if part.type == "image" and stored.kind != "image":
+        raise _invalid(f"{stored.name!r} is not a PNG, JPEG, GIF or WebP picture; post it as a file")
+    return stored
+
+
+async def _uploaded(
+    uploads: KeyFiles, ids: FileIds, chat_key: str, file_id: str, name: str | None
+) -> Attachment:
+    area = await uploads.open()
+    try:
+        ref = ids.read(chat_key, file_id)
+        found = await asyncio.to_thread(area.describe, ref.path, name=name)
+    except (NotFoundError, UsageError) as exc:
+        raise _invalid("file_id names no file of the chat") from exc
+    if ref.modified_ns not in (None, found.modified_ns):
+        raise _invalid("the file of file_id was replaced by another")
+    if not ref.path.startswith("/app/uploads/"):
+        # Sandboxed code can change its own files at any time.
+        with ExitStack() as opened:
+            file = await asyncio.to_thread(opened.enter_context, area.open(ref.path))
+            return await uploads.add(found.name, file)
+    return found
+
+
+def _decoded(url: str, name: str | None, kind: str) -> tuple[str, bytes]:
+    decoded = image_data(url) if url.startswith("data:") else None
+    if decoded is None:
+        raise _invalid("data_url is not a valid data URL (data:image/png;base64,…)")
+    media_type, content = decoded
+    suffix = suffix_of(content[:HEAD_BYTES]) or mimetypes.guess_extension(media_type) or ""
+    return name or f"{kind}{suffix}", content
+
+
+def _invalid(detail: str) -> ProblemError:
+    return ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_part", detail)
+
+
+def _moment(nanoseconds: int | None) -> datetime | None:
+    return None if nanoseconds is None else datetime.fromtimestamp(nanoseconds / 1e9, UTC)
+
+
+def message_answer(row: Message, ids: FileIds, *, turn_id: str | None = None) -> models.Message:
+    """Return a message of a chat.
+
+    Args:
+        turn_id: the turn that it has just started; None: the recorded one.
+    """
+    return models.Message(
+        id=row.id,
+        sequence=row.sequence,
+        chat_key=row.chat_key,
+        kind=row.kind.value,
+        sender_id=row.sender_id,
+        sender_name=row.sender_name,
+        text=row.text,
+        parts=message_parts(ids, row),
+        turn_id=turn_id or row.turn_id,
+        call_id=row.call_id,
+        round_id=row.round_id,
+        plugin=row.plugin_key,
+        data=row.data,
+        created_at=row.created_at,
+    )
 
 
 def sender_of(identity: Identity, stated: str | None) -> str:

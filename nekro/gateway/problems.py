@@ -2,7 +2,7 @@
 
 Every error of the API has this form, with the stable code of its error class; below ``/v1`` it has that of
 OpenAI's API, because its clients read no other. Unexpected errors are answered by
-``nekro.gateway.web.middleware.RequestContext``.
+``nekro.gateway.web.requests.RequestContext``.
 """
 
 from __future__ import annotations

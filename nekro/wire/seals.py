@@ -46,7 +46,7 @@ __all__ = [
 TASK: Final = "nekro task message 1"
 #: Commands of remote control: ``nekro.broker.celery.remote_control``.
 CONTROL: Final = "nekro control command 1"
-#: Stream tickets: ``nekro.gateway.access.tickets``.
+#: Stream tickets: ``nekro.gateway.access.signed_texts``.
 TICKET: Final = "nekro stream ticket 1"
 #: Approvals of calls: ``nekro.app.approvals.seals``.
 APPROVAL: Final = "nekro approval 1"
@@ -54,7 +54,7 @@ APPROVAL: Final = "nekro approval 1"
 #: ``nekro.gateway.access.sessions``.
 CONSOLE: Final = "nekro console session 1"
 CONSOLE_CSRF: Final = "nekro console request 1"
-#: Codes of login links: ``nekro.gateway.access.login_codes``.
+#: Codes of login links: ``nekro.gateway.access.signed_texts``.
 CONSOLE_LOGIN: Final = "nekro console login 1"
 
 

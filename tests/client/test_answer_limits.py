@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 CLIENTS = {"AsyncClient", "Client", "AsyncQdrantClient", "AsyncOpenAI", "DefaultAsyncHttpxClient"}
 #: Constructions without the hooks, and why they need none.
 WITHOUT = {
-    "nekro/extensions/mcp/client/transport/http.py": "it refuses encoded answers and bounds the others",
+    "nekro/extensions/mcp/client/http.py": "it refuses encoded answers and bounds the others",
     "nekro/extensions/plugin_pages/proxy.py": "it passes bodies on in pieces, as they were sent",
     "nekro_agent/services/agent/openai.py": "AsyncOpenAI gets a client with the hooks",
 }

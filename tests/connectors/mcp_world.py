@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from broker_config.settings import Settings
-from nekro.extensions.mcp.client.client_requests import ClientRequests
 from nekro.extensions.mcp.client.hub import ServerHub
 from nekro.extensions.mcp.client.plugins import build_plugin
-from nekro.extensions.mcp.client.servers import McpServer, merged
+from nekro.extensions.mcp.questions import ClientRequests
+from nekro.extensions.mcp.servers import McpServer, merged
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.schemas.agent_ctx import AgentCtx
 

@@ -13,13 +13,12 @@ from waiting import cpu_limit
 
 from broker_config.secret_files import secret_paths
 from broker_config.settings import Settings
-from nekro.extensions.mcp.client.declarations import module_names, parse, resolve
 from nekro.extensions.mcp.client.hub import ServerHub
-from nekro.extensions.mcp.client.masking import MASK, literal_secrets, redactor_of, shown
 from nekro.extensions.mcp.client.plugins import build_plugin, needs_approval
 from nekro.extensions.mcp.client.schemas import arguments_of, identifier, shape, signature_of
-from nekro.extensions.mcp.client.servers import Source, merged, read_file
 from nekro.extensions.mcp.client.tools import ListedTool, read_tools, tools_text
+from nekro.extensions.mcp.declarations import module_names, parse, resolve
+from nekro.extensions.mcp.servers import MASK, Source, literal_secrets, merged, read_file, redactor_of, shown
 from nekro.plugins.registry import LoadedRegistry
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.execution.signatures import describe

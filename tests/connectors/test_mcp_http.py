@@ -243,7 +243,7 @@ async def test_a_server_that_ends_its_streams_at_once_is_asked_for_few(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says that the client may come back after 0 ms."""
-    monkeypatch.setattr("nekro.extensions.mcp.client.transport.http.FRESH_SECONDS", 3600.0)
+    monkeypatch.setattr("nekro.extensions.mcp.client.http.FRESH_SECONDS", 3600.0)
     odd = Odd("restless")
     with served(odd.app) as address:
         async with opened(settings, entry(address)) as world:

@@ -32,11 +32,10 @@ from nekro.app.budgets.limits import day_of
 from nekro.app.budgets.plugin_models import PluginModels
 from nekro.app.budgets.spending import Spending
 from nekro.app.composition import CALLER, Services
-from nekro.extensions.mcp.client.client_requests import Completion, Prompt, Question, Reply
-from nekro.extensions.mcp.client.declarations import Sampling
-from nekro.extensions.mcp.worker.answers import content_of, question_id
-from nekro.extensions.mcp.worker.client_requests import WorkerClientRequests
-from nekro.extensions.mcp.worker.forms import answer_of, shown_question
+from nekro.extensions.mcp.answers import content_of, question_id
+from nekro.extensions.mcp.declarations import Sampling
+from nekro.extensions.mcp.questions import Completion, Prompt, Question, Reply, answer_of, shown_question
+from nekro.extensions.mcp.server_requests import WorkerClientRequests
 from nekro.plugins.policies import core_config
 from nekro_agent import runtime
 from nekro_agent.errors import BudgetExceededError, InvalidValueError, LLMError, MethodFailedError

@@ -34,7 +34,7 @@ from nekro.cli.command import Deps
 from nekro.cli.commands import mcp
 from nekro.cli.output import Output
 from nekro.extensions.mcp.client.faults import ServerFault
-from nekro.extensions.mcp.client.views import describe_server
+from nekro.extensions.mcp.servers import describe_server
 from nekro_agent.errors import MethodFailedError, OutcomeUnknownError
 from nekro_agent.testing import InMemoryRuntime
 from nekro_client.models import McpServer as ApiServer

@@ -16,7 +16,7 @@ from waiting import WAIT_SECONDS, eventually
 
 from broker_config.settings import McpSettings, Settings
 from nekro.extensions.mcp.client.faults import ServerFault
-from nekro.extensions.mcp.client.transport.stdio import LineSplitter, TooLong
+from nekro.extensions.mcp.client.stdio import LineSplitter, TooLong
 from nekro.sandbox import programs
 from nekro.sandbox.drivers.bwrap_tools import find_tools
 from nekro.sandbox.service_id import own_id

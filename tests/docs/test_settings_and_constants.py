@@ -32,7 +32,13 @@ LATER_MODEL_VALUES = {
 }
 LATER_PACKAGES = ("nekro.extensions.", "nekro.gateway.", "nekro_client.")
 #: Parts of extensions that run in workers, and are counted with them.
-OF_WORKERS = ("nekro.extensions.mcp.worker.", "nekro.extensions.plugin_pages.worker.")
+OF_WORKERS = tuple(
+    f"nekro.extensions.{module}."
+    for module in (
+        "mcp.answers", "mcp.questions", "mcp.server_requests", "mcp.follower",
+        "plugin_pages.site", "plugin_pages.hosts",
+    )
+)  # fmt: skip
 
 
 @functools.cache

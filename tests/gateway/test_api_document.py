@@ -16,8 +16,7 @@ from nekro.extensions.openai import bodies
 from nekro.extensions.plugin_pages import webhooks
 from nekro.gateway.app import create_app
 from nekro.gateway.document.examples import BY_MODEL, BY_OPERATION, PARAMETERS
-from nekro.gateway.document.openapi import document
-from nekro.gateway.document.reference import reference_page
+from nekro.gateway.document.openapi import document, reference_page
 from nekro_client import models
 
 #: With which names begin.

@@ -23,7 +23,7 @@ from nekro.app.composition import Services
 from nekro.gateway.access.keys import revoke_key
 from nekro.gateway.app import create_app
 from nekro.gateway.identity import Identity, Scope
-from nekro.gateway.streams.change_readers import ChangeReader, Hint
+from nekro.gateway.streams.change_kinds import ChangeReader, Hint
 from nekro_agent.shared_clock import shared_time
 from nekro_client import AsyncClient, Client
 from nekro_client.models import ChangeKind

@@ -27,7 +27,7 @@ from broker_config.settings import Settings
 from nekro.gateway.access.keys import create_key, new_key, revoke_key
 from nekro.gateway.app import create_app
 from nekro.gateway.identity import Scope
-from nekro.gateway.web import limits, middleware
+from nekro.gateway.web import bodies, requests
 from nekro.gateway.web.server import GatewayServer
 from nekro.wire.values import encode_arguments
 from nekro_agent.shared_clock import shared_time
@@ -251,7 +251,7 @@ async def test_a_long_body_in_small_pieces_is_refused(fresh_fleet: Fleet) -> Non
 async def test_long_bodies_of_one_key_are_in_memory_up_to_a_limit(
     fresh_fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "_MOST_KEPT_BYTES", 8 << 20)
+    monkeypatch.setattr(bodies, "_MOST_KEPT_BYTES", 8 << 20)
     world = await world_of(fresh_fleet)
     whole, most = 4 << 20, (4 << 20) - 1
 
@@ -296,7 +296,7 @@ async def _opened(port: int, sent: bytes) -> tuple[asyncio.StreamReader, asyncio
 async def test_a_client_that_takes_no_answer_loses_its_connection(
     fresh_fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(middleware, "SEND_SECONDS", 0.5)
+    monkeypatch.setattr(requests, "SEND_SECONDS", 0.5)
     world = await world_of(fresh_fleet)
     async with attacked(fresh_fleet.settings, body_seconds=1.0) as port:
 

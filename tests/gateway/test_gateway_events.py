@@ -20,10 +20,10 @@ from worker_fleet import Fleet
 
 from nekro.app.chats.events import record
 from nekro.app.composition import Services
-from nekro.extensions.mcp.server.changes import Changes
+from nekro.extensions.mcp.server.subscriptions import Changes
 from nekro.gateway.app import create_app
 from nekro.gateway.identity import Scope
-from nekro.gateway.streams import channel as channels
+from nekro.gateway.streams import events as channels
 from nekro.gateway.streams import hub as hubs
 from nekro.gateway.streams.events import Position, StreamEvent
 from nekro.gateway.streams.hub import EventHub, EventsLostError, SlowReaderError

@@ -16,8 +16,7 @@ from painter_model import PIXEL, PainterModel
 from waiting import WAIT_SECONDS
 from worker_fleet import Fleet
 
-from nekro.extensions.openai.bodies import CompletionBody, newest_message
-from nekro.extensions.openai.tasks import is_task
+from nekro.extensions.openai.bodies import CompletionBody, is_task, newest_message
 from nekro.gateway.app import create_app
 from nekro_client.models import NewImagePart, NewTextPart
 

@@ -16,7 +16,7 @@ from nekro.app.composition import Services
 from nekro.app.rounds.turn_ends import Fault, turn_ends
 from nekro.gateway.access.keys import create_key, new_key
 from nekro.gateway.api import chats as routes
-from nekro.gateway.api.titles import words_of
+from nekro.gateway.api.chats import words_of
 from nekro.gateway.identity import Scope
 from nekro.gateway.streams import turn_lists
 from nekro_agent.ports import MessageKind

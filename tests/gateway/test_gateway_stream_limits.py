@@ -15,7 +15,7 @@ from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet
 
 from nekro.gateway.access.keys import revoke_key
-from nekro.gateway.access.streams import OpenStreams
+from nekro.gateway.access.limits import OpenStreams
 from nekro.gateway.app import create_app
 from nekro.gateway.identity import Scope
 from nekro.gateway.problems import ProblemError

@@ -27,7 +27,7 @@ from broker_config.secret_files import secret_path, secret_text
 from nekro.app.composition import Services
 from nekro.cli.services.process import addresses
 from nekro.gateway.access.keys import LocalKey
-from nekro.gateway.access.login_codes import LoginCodes, make_code
+from nekro.gateway.access.signed_texts import LoginCodes, make_code
 from nekro.gateway.app import create_app
 from nekro.gateway.problems import ProblemError
 from nekro_agent.errors import SettingsError
@@ -334,7 +334,7 @@ async def test_a_link_expires_and_ends_with_its_key(
 ) -> None:
     async with served(create_app(fresh_fleet.settings), with_key=False) as client:
         key = LocalKey.open(services.settings)
-        monkeypatch.setattr("nekro.gateway.access.login_codes.CODE_SECONDS", -1)
+        monkeypatch.setattr("nekro.gateway.access.signed_texts.CODE_SECONDS", -1)
         late = make_code(services.settings, key_id=key.id)
         monkeypatch.undo()
         assert (await log_in(client, late)).json()["code"] == "link_invalid"

@@ -20,7 +20,7 @@ from mcp.shared.exceptions import MCPError
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet
 
-from nekro.extensions.mcp.server.schemas import input_schema
+from nekro.extensions.mcp.server.methods import input_schema
 from nekro.gateway.access.keys import revoke_key
 from nekro.gateway.app import create_app
 from nekro.gateway.identity import Scope

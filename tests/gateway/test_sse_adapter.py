@@ -18,8 +18,8 @@ from waiting import WAIT_SECONDS
 from worker_fleet import Fleet
 
 from nekro.app.chats.messages import SqlMessages
-from nekro.extensions.sse_adapter import sse_stream
-from nekro.extensions.sse_adapter.sse_events import WireEvent, message_events
+from nekro.extensions.sse_adapter import stream
+from nekro.extensions.sse_adapter.stream import WireEvent, message_events
 from nekro.gateway.app import create_app
 from nekro_agent.ports import OutgoingMessage
 from storage.repositories.messages import Message
@@ -157,7 +157,7 @@ async def test_one_message_that_cannot_be_written_does_not_delay_the_others(
             raise ValueError("unexpected")
         return message_events(message, **options)
 
-    monkeypatch.setattr(sse_stream, "message_events", events_of)
+    monkeypatch.setattr(stream, "message_events", events_of)
     client = SseClient(http)
     await client.register()
     async with client.connected():

@@ -20,7 +20,7 @@ from worker_fleet import Fleet
 from nekro.app.chats.events import record
 from nekro.app.composition import Services
 from nekro.gateway.app import create_app
-from nekro.gateway.web import middleware, responses, server
+from nekro.gateway.web import requests, responses, server
 from storage.repositories.events import NewEvent
 
 CHAT = "counted"
@@ -127,7 +127,7 @@ async def test_the_time_of_a_stream_is_that_to_its_beginning(
     async with served(create_app(fresh_fleet.settings)) as http:
         await http.get("/healthz")
         before = await figures_of(http)
-        monkeypatch.setattr(middleware, "time", clock)
+        monkeypatch.setattr(requests, "time", clock)
         async with http.stream("GET", PATH, params={"after": 0}) as stream:
             assert stream.status_code == 200
             now[0] = 1000.0

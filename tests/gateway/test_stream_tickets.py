@@ -16,7 +16,7 @@ from worker_fleet import Fleet
 from broker_config.secret_files import secret_path
 from nekro.app.chats.events import record
 from nekro.app.composition import Services
-from nekro.gateway.access import tickets
+from nekro.gateway.access import signed_texts
 from nekro.gateway.access.keys import create_key, new_key, revoke_key
 from nekro.gateway.app import create_app
 from nekro.gateway.identity import Scope
@@ -120,7 +120,7 @@ async def test_a_ticket_ends_with_its_time_and_with_its_key(
         path, of_short = await make_ticket(http, key), await make_ticket(http, short)
         assert await status_of(http, path) == await status_of(http, of_short) == 200
         with monkeypatch.context() as patch:
-            patch.setattr(tickets, "TICKET_SECONDS", -1)
+            patch.setattr(signed_texts, "TICKET_SECONDS", -1)
             assert await status_of(http, await make_ticket(http, key)) == 401
         await revoke_key(services.database, key_id, by=None, request_id=None)
         async with services.database.begin() as tx:

@@ -9,7 +9,7 @@ import pytest
 from steps import steps
 from waiting import cpu_limit
 
-from nekro.extensions.mcp.client.declarations import referenced, without_references
+from nekro.extensions.mcp.declarations import referenced, without_references
 from nekro_agent.tools.at_markup import neutralize_at_all_markup
 from nekro_agent.tools.common_util import calculate_text_similarity
 from nekro_agent.tools.message_id import normalize_ref_msg_id

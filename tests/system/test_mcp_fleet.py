@@ -18,8 +18,8 @@ from waiting import eventually
 from worker_fleet import Fleet, build_fleet
 
 from nekro.app.composition import Services
-from nekro.extensions.mcp.client.servers import read_servers
-from nekro.extensions.mcp.worker.answers import answer_question
+from nekro.extensions.mcp.answers import answer_question
+from nekro.extensions.mcp.servers import read_servers
 from nekro.sandbox.models import StopType
 from nekro.wire.values import decode_value
 from nekro_agent.errors import MethodFailedError, MethodNotFoundError, OutcomeUnknownError

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from loaded_plugins import unload_plugins
 
-from nekro.extensions.plugin_pages.worker.site import application_of
+from nekro.extensions.plugin_pages.site import application_of
 from nekro.plugins.loader import load_plugins
 from nekro_agent.errors import InvalidValueError
 

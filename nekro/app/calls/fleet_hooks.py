@@ -98,7 +98,7 @@ class FleetHooks:
 
     async def try_mcp_server(self, plugin_key: str, *, seconds: float) -> dict[str, Any]:
         """Connect with the MCP server of a plugin on the worker that uses it; see
-        ``nekro.extensions.mcp.worker.trial``.
+        ``nekro.extensions.mcp.follower``.
 
         A server that was declared just now is waited for, because workers have it within a second.
 

@@ -15,10 +15,16 @@ from nekro.cli.command import Deps, add_json, add_user_id, chat_key, positive_nu
 from nekro.cli.exit_codes import ExitCode
 from nekro.cli.running import run_async
 from nekro.cli.services.database import open_database
-from nekro.extensions.mcp.client.declarations import parse
-from nekro.extensions.mcp.client.servers import McpServer, Source, file_path, read_servers
-from nekro.extensions.mcp.client.views import describe_server, secret_warnings
-from nekro.extensions.mcp.worker.answers import answer_question, content_of
+from nekro.extensions.mcp.answers import answer_question, content_of
+from nekro.extensions.mcp.declarations import parse
+from nekro.extensions.mcp.servers import (
+    McpServer,
+    Source,
+    describe_server,
+    file_path,
+    read_servers,
+    secret_warnings,
+)
 from nekro_agent.errors import UsageError
 
 __all__ = ["ANSWERS", "Args", "check", "declared", "register", "reply", "run", "show_list", "show_test"]

@@ -7,9 +7,9 @@ from nekro.cli.commands.mcp import ANSWERS, Args, check, declared, reply, show_l
 from nekro.cli.exit_codes import ExitCode
 from nekro.cli.remote.target import open_client
 from nekro.cli.running import run_async
-from nekro.extensions.mcp.client.declarations import parse
-from nekro.extensions.mcp.client.views import secret_warnings
-from nekro.extensions.mcp.worker.answers import answer_key, is_asked_by
+from nekro.extensions.mcp.answers import answer_key, is_asked_by
+from nekro.extensions.mcp.declarations import parse
+from nekro.extensions.mcp.servers import secret_warnings
 from nekro_agent.errors import NotFoundError, UsageError
 from nekro_client import Client, ClientError
 

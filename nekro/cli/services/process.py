@@ -315,7 +315,7 @@ def addresses(url: str, settings: Settings) -> str:
         SettingsError: the local key cannot be read.
     """
     from nekro.gateway.access.keys import LocalKey, is_local
-    from nekro.gateway.access.login_codes import CODE_SECONDS, make_code
+    from nekro.gateway.access.signed_texts import CODE_SECONDS, make_code
 
     parts = [f"HTTP API on {url}"]
     key = LocalKey.open(settings) if is_local(settings) else None

@@ -16,7 +16,7 @@ from fastapi import Request
 
 from nekro.app.chats.attachments import attachments_of
 from nekro.app.composition import Services
-from nekro.gateway.api.links import link_to
+from nekro.gateway.api.files import link_to
 from nekro.gateway.identity import Identity
 from nekro.gateway.streams.hub import EventHub
 from nekro.gateway.streams.turns import turn_events

@@ -1,24 +1,27 @@
-"""Which chat a request is for, and the posting of its message."""
+"""Which chat a request is for, the posting of its message, and errors in the form that clients read."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
-from fastapi import Request
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
+from starlette.exceptions import HTTPException
 
 from nekro.app.composition import Services
-from nekro.extensions.openai.errors import APIError
 from nekro.gateway.idempotency import Once, once_of
 from nekro.gateway.identity import Identity, Scope
-from nekro.gateway.messages import post_message
-from nekro.gateway.parts import stored_content
-from nekro.gateway.problems import ProblemError
+from nekro.gateway.messages import post_message, stored_content
+from nekro.gateway.problems import ProblemError, openai_error, shown_text, status_of
+from nekro.gateway.web.bodies import KeyedRoute
+from nekro.gateway.web.responses import JsonAnswer
+from nekro_agent.errors import NekroError
 from nekro_agent.ports import IncomingMessage
 from nekro_agent.shared_clock import shared_time
 from nekro_client.models import NewPart
@@ -26,6 +29,9 @@ from storage.listings.chats import TRANSIENT
 
 __all__ = [
     "MODEL",
+    "NO_RETRY",
+    "APIError",
+    "OpenAIRoute",
     "Posted",
     "chosen_chat",
     "has_many_chats",
@@ -38,6 +44,70 @@ __all__ = [
     "transient_chat",
 ]
 
+
+#: OpenAI's client repeats requests that failed; one whose message is recorded must not be repeated.
+NO_RETRY: Final = {"x-should-retry": "false"}
+
+
+class APIError(Exception):
+    """Ends a request with an error."""
+
+    def __init__(
+        self,
+        status: HTTPStatus,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """``code`` is stable; ``message`` says what to do; ``param`` names the wrong field, None for none."""
+        super().__init__(message)
+        self.status, self.code, self.param = status, code, param
+        self.headers = dict(headers or {})
+
+
+class OpenAIRoute(KeyedRoute):
+    """A route whose errors have OpenAI's form."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the handler of requests."""
+        handle = super().get_route_handler()
+
+        async def guarded(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except (APIError, ProblemError, NekroError, RequestValidationError, HTTPException) as exc:
+                return _answer(request, exc)
+
+        return guarded
+
+
+def _answer(request: Request, error: Exception) -> Response:
+    headers: Mapping[str, str] | None = None
+    param = None
+    if isinstance(error, APIError):
+        status, code, param, headers = error.status, error.code, error.param, error.headers
+        message = str(error)
+    elif isinstance(error, ProblemError):
+        status, code, message, headers = error.status, error.code, error.detail, error.headers
+    elif isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        status, code = HTTPStatus.BAD_REQUEST, "invalid_request"
+        param = ".".join(str(part) for part in first["loc"][1:]) or None
+        message = f"{param or 'the body'}: {first['msg']}"
+    elif isinstance(error, HTTPException):
+        status, message, headers = HTTPStatus(error.status_code), str(error.detail), error.headers
+        code = status.name.lower()
+    elif isinstance(error, NekroError):
+        status, code, message = status_of(error), error.code, shown_text(request, error)
+        headers = NO_RETRY if status is HTTPStatus.INSUFFICIENT_STORAGE else None
+    else:
+        raise error
+    text = message.encode("utf-8", "backslashreplace").decode()
+    return JsonAnswer(openai_error(status, code, text, param=param), status_code=status, headers=headers)
+
+
 #: The one model: the agent, with the language model of its settings.
 MODEL: Final = "nekro"
 #: How the keys of chats begin that a key of all chats makes.
@@ -46,6 +116,7 @@ _START: Final = "openai-"
 _PERSON: Final = "openai-user"
 #: Longest id of a person or a conversation in a header.
 _MOST_HEADER_CHARS: Final = 512
+
 _WILDCARD: Final = re.compile(r"[*?\[]")
 
 

@@ -20,9 +20,12 @@ from nekro.extensions.openai.answers import (
     Usage,
     Words,
 )
-from nekro.extensions.openai.bodies import CompletionBody, newest_message
+from nekro.extensions.openai.bodies import CompletionBody, is_task, newest_message
 from nekro.extensions.openai.chats import (
     MODEL,
+    NO_RETRY,
+    APIError,
+    OpenAIRoute,
     Posted,
     chosen_chat,
     once_for,
@@ -33,8 +36,6 @@ from nekro.extensions.openai.chats import (
     stated_person,
     transient_chat,
 )
-from nekro.extensions.openai.errors import NO_RETRY, APIError, OpenAIRoute
-from nekro.extensions.openai.tasks import is_task
 from nekro.gateway.dependencies import HubDep, IdentityDep, ServicesDep, take_stream
 from nekro.gateway.problems import openai_error
 from nekro.gateway.streams.hub import SlowReaderError

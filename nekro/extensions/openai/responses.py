@@ -16,6 +16,9 @@ from nekro.app.composition import Services
 from nekro.extensions.openai.answers import QUEUED_SECONDS, AnswerReader
 from nekro.extensions.openai.bodies import ResponseBody, newest_text_or_items
 from nekro.extensions.openai.chats import (
+    NO_RETRY,
+    APIError,
+    OpenAIRoute,
     Posted,
     chosen_chat,
     has_many_chats,
@@ -27,7 +30,6 @@ from nekro.extensions.openai.chats import (
     stated_person,
     transient_chat,
 )
-from nekro.extensions.openai.errors import NO_RETRY, APIError, OpenAIRoute
 from nekro.extensions.openai.response_events import ResponseView
 from nekro.gateway.dependencies import HubDep, IdentityDep, ServicesDep, take_stream
 from nekro.gateway.idempotency import OnceDep

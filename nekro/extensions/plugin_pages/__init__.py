@@ -1,1 +1,3 @@
-"""The gateway's half of what plugins serve over HTTP: webhooks, routes and pages."""
+"""What plugins serve over HTTP: webhooks, routes and pages; the gateway's half and the workers'."""
+
+from __future__ import annotations

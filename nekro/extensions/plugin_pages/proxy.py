@@ -20,15 +20,20 @@ from broker_config.settings import GatewaySettings, PluginAccess
 from nekro.app.composition import Services
 from nekro.base.metrics import metrics
 from nekro.base.tasks import end_tasks
-from nekro.extensions.plugin_pages.access import admit, is_reachable, not_served
-from nekro.extensions.plugin_pages.headers import request_headers, response_headers
-from nekro.extensions.plugin_pages.sites import Sites
+from nekro.extensions.plugin_pages.forwarding import (
+    Sites,
+    admit,
+    is_reachable,
+    not_served,
+    request_headers,
+    response_headers,
+)
 from nekro.gateway.dependencies import ServicesDep
 from nekro.gateway.identity import Identity
 from nekro.gateway.identity import Scope as KeyScope
 from nekro.gateway.outgoing import trusted_certificates
 from nekro.gateway.problems import ProblemError
-from nekro.gateway.web.limits import OWN_LIMITS
+from nekro.gateway.web.bodies import OWN_LIMITS
 from nekro.wire.seals import CALLER_HEADER, PROOF_HEADER, SIGNATURE_HEADER, HttpSigner
 from nekro_agent.execution.web_caller import WebCaller
 from nekro_agent.services.user.role import Role

@@ -11,10 +11,9 @@ from pydantic import BaseModel
 from starlette.datastructures import Headers
 
 from broker_config.settings import GatewaySettings, PluginAccess
-from nekro.extensions.plugin_pages.access import admit, is_reachable, not_served
-from nekro.extensions.plugin_pages.headers import plugin_headers
+from nekro.extensions.plugin_pages.forwarding import admit, is_reachable, not_served, plugin_headers
 from nekro.gateway.dependencies import ServicesDep
-from nekro.gateway.web.limits import OWN_LIMITS
+from nekro.gateway.web.bodies import OWN_LIMITS
 from nekro.plugins.entries import WebhookEntry
 from nekro.plugins.entry_registry import Registry
 from workers.calls.webhooks import run_webhooks

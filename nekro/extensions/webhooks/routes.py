@@ -13,14 +13,12 @@ from fastapi.responses import JSONResponse
 
 from broker_config.embedded import resolve_signing_key
 from nekro.app.composition import Services
-from nekro.extensions.webhooks.secrets import webhook_secret
-from nekro.extensions.webhooks.sender import WebhookSender
-from nekro.gateway.access.audit import record_act
+from nekro.extensions.webhooks.sender import WebhookSender, webhook_secret
 from nekro.gateway.dependencies import IdentityDep, ServicesDep
 from nekro.gateway.idempotency import OnceDep, with_content
-from nekro.gateway.identity import Identity, Scope
+from nekro.gateway.identity import Identity, Scope, record_act
 from nekro.gateway.problems import ProblemError
-from nekro.gateway.routing import KeyedRoute
+from nekro.gateway.web.bodies import KeyedRoute
 from nekro_agent.downloads.redirects import checked_url
 from nekro_agent.errors import DownloadError, NotFoundError
 from nekro_client import models

@@ -3,12 +3,14 @@
 Gateways deliver, because they are the processes that speak HTTP with the outside. Any number of them work on
 the same rows: one transaction takes a delivery for a limited time, so two gateways send the same delivery
 only if the first one ended or hung before it recorded the answer. The receiver then sees the same webhook id
-again.
+again. The secrets that sign deliveries follow from the fleet's signing key and are not stored.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import hmac
 import random
 import time
 from collections import Counter
@@ -24,16 +26,28 @@ from broker_config.embedded import resolve_signing_key
 from nekro.app.composition import Services
 from nekro.base.metrics import metrics
 from nekro.base.tasks import end_tasks, log_errors
-from nekro.extensions.webhooks.secrets import webhook_secret
 from nekro.gateway.outgoing import OutgoingHttp, RequestFailedError
-from nekro.gateway.web.json_text import json_text
+from nekro.gateway.web.responses import json_text
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_client.models import Event, WebhookPayload
 from storage.outbound.webhooks import Delivery, Webhook
 from storage.repositories.events import ChatEvent
 from storage.states import DeliveryState
 
-__all__ = ["WebhookSender", "body_of", "wants"]
+__all__ = [
+    "WebhookSender",
+    "body_of",
+    "wants",
+    "webhook_secret",
+]
+
+
+def webhook_secret(signing_key: str, webhook_id: str, version: int) -> str:
+    """Return the secret of a webhook in the form of Standard Webhooks: ``whsec_<Base64>``."""
+    purpose = f"nekro-workers webhook secret 1\0{webhook_id}\0{version}"
+    secret = hmac.digest(signing_key.encode(), purpose.encode(), "sha256")
+    return f"whsec_{base64.b64encode(secret).decode()}"
+
 
 #: Longest request to the URL of a webhook; the delivery is then tried again later.
 _SEND_SECONDS: Final = 15.0
@@ -41,6 +55,7 @@ _SEND_SECONDS: Final = 15.0
 _TAKEN_SECONDS: Final = 60.0
 #: Deliveries of one webhook under way in one gateway; a slow URL does not delay the others.
 _AT_A_TIME: Final = 8
+
 _MOST_CHATS: Final = 200
 #: Chats without an event in this time are looked at only by the complete check.
 _RECENT_SECONDS: Final = 600.0
@@ -52,6 +67,7 @@ _FIRST_PAUSE_SECONDS: Final = 5.0
 _BACK_OFF: Final = 4
 #: Two attempts a day for a URL that is down for long.
 _LONGEST_PAUSE_SECONDS: Final = 12 * 3600.0
+
 _GONE: Final = 410
 
 

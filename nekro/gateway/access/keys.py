@@ -1,8 +1,8 @@
-"""Keys of the API: their form, their creation, and the key of this machine's user.
+"""Keys of the API: their form, their creation, and the identity that a request has.
 
 A key is ``nk_<id>_<secret>``. The secret has 256 random bits, so its plain SHA-256 is stored, and guessing it
 is hopeless. The id is not a secret: the row is looked up by it, then the digests are compared in constant
-time.
+time. A ticket or a session of the console names a key, and gives the same identity.
 
 Every user of a machine reaches its loopback addresses, so an address identifies nobody. A gateway on loopback
 accepts the local key instead: a file of the data directory that only the gateway's user can read. It is no
@@ -17,15 +17,22 @@ import re
 import secrets
 from base64 import urlsafe_b64encode
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
+from fastapi import Request
+
 from broker_config.secret_files import secret_path, secret_text
 from broker_config.settings import Settings
+from nekro.app.composition import Services
 from nekro.app.ops.host_header import is_loopback
-from nekro.gateway.identity import Scope
+from nekro.gateway.access.sessions import require_own_page, session_of, takes_session
+from nekro.gateway.access.signed_texts import opened_ticket
+from nekro.gateway.identity import LOCAL, Identity, Scope
+from nekro.gateway.problems import ProblemError
 from nekro_agent.errors import SettingsError, UsageError
 from nekro_agent.shared_clock import shared_time
 from storage.access.keys import Key, NewKey
@@ -34,13 +41,19 @@ from storage.engine import Database
 __all__ = [
     "KEY",
     "LocalKey",
+    "ValidKey",
+    "ValidKeys",
     "create_key",
+    "identify",
     "is_local",
     "is_secret_of",
     "key_text",
+    "keys_of",
     "new_key",
+    "refused",
     "revoke_key",
 ]
+
 
 #: The form of a key; groups: id, secret.
 KEY: Final = re.compile(r"nk_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
@@ -164,3 +177,160 @@ async def revoke_key(database: Database, key_id: str, *, by: str | None, request
         key = await transaction.keys.revoke(key_id)
         await transaction.audit.add("key.revoke", key_id, key_id=by, request_id=request_id)
         return key
+
+
+#: Compared when there is no such key, so that both cases do the same work.
+_NO_DIGEST: Final = hashlib.sha256(b"").digest()
+
+_CHALLENGE: Final = {"WWW-Authenticate": 'Bearer realm="nekro"'}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidKey:
+    """A key that is neither revoked nor expired."""
+
+    id: str
+    name: str
+    identity: Identity
+
+
+class ValidKeys:
+    """The keys that a gateway accepts: those of the database, and on loopback the local key."""
+
+    def __init__(self, services: Services) -> None:
+        """Read the local key; a gateway on loopback creates it at first use.
+
+        Raises:
+            SettingsError: others can read or change its file.
+        """
+        self._services = services
+        self._local = LocalKey.open(services.settings) if is_local(services.settings) else None
+
+    async def require_one(self) -> None:
+        """Return if there is a key.
+
+        Raises:
+            UsageError: there is none, so nobody could use the gateway.
+        """
+        if self._local is not None:
+            return
+        async with self._services.database.read() as transaction:
+            if await transaction.keys.any_valid():
+                return
+        gateway = self._services.settings.gateway
+        where = f"socket {gateway.socket}" if gateway.socket is not None else gateway.host
+        raise UsageError(
+            f"the gateway has no valid key, so it does not listen on {where}; create one with `nekro keys"
+            " create`, or listen on 127.0.0.1"
+        )
+
+    async def of_text(self, text: str) -> ValidKey:
+        """Return the key that a client sent.
+
+        Raises:
+            ProblemError: 401, it is malformed, unknown, revoked or expired.
+        """
+        match = KEY.fullmatch(text)
+        if match is not None and self._local is not None and match[1] == self._local.id:
+            if self._local.is_text(text):
+                return _local_key(self._local.id)
+            match = None
+        key = None
+        if match is not None:
+            async with self._services.database.read() as transaction:
+                key = await transaction.keys.find_valid(match[1])
+        digest = hashlib.sha256(match[2].encode() if match is not None else b"").digest()
+        is_right = hmac.compare_digest(digest, _NO_DIGEST if key is None else key.digest)
+        if key is None or not is_right:
+            raise refused("key_invalid", "the key is unknown, revoked or expired")
+        return _stored_key(key)
+
+    async def of_id(self, key_id: str) -> ValidKey | None:
+        """Return the key that a ticket or a session of this fleet names; None if it is not valid any more."""
+        if self._local is not None and key_id == self._local.id:
+            return _local_key(key_id)
+        async with self._services.database.read() as transaction:
+            key = await transaction.keys.find_valid(key_id)
+        return None if key is None else _stored_key(key)
+
+
+def keys_of(request: Request) -> ValidKeys:
+    """Return the keys that the gateway of a request accepts."""
+    keys: ValidKeys = request.app.state.keys
+    return keys
+
+
+async def identify(request: Request) -> Identity:
+    """Return the identity of a request: that of its key, ticket or session.
+
+    Raises:
+        ProblemError: 401, the key, ticket or session is missing, malformed, unknown, revoked or expired; 403,
+            the session's request does not come from a page of the console.
+    """
+    keys = keys_of(request)
+    given = request.headers.getlist("authorization")
+    # Of ``nekro.gateway.web.requests``; only requests for streams have one.
+    ticket: tuple[str, str] | None = getattr(request.state, "ticket", None)
+    if ticket is not None and not given:
+        return await _identify_ticket(request, keys, *ticket)
+    if not given:
+        by_session = await _identify_session(request, keys)
+        if by_session is None:
+            raise refused("key_missing", "send a key: `Authorization: Bearer nk_…`")
+        return by_session
+    scheme, _, text = given[0].partition(" ")
+    text = text.strip(" ")
+    if len(given) > 1 or scheme.lower() != "bearer" or KEY.fullmatch(text) is None:
+        raise refused("key_invalid", "the Authorization header is not one `Bearer nk_…`")
+    return (await keys.of_text(text)).identity
+
+
+def refused(code: str, detail: str) -> ProblemError:
+    """Return the error of a request without a valid key."""
+    return ProblemError(HTTPStatus.UNAUTHORIZED, code, detail, headers=_CHALLENGE)
+
+
+async def _identify_session(request: Request, keys: ValidKeys) -> Identity | None:
+    """Return the identity of a request of the console; None if it has no session."""
+    if not takes_session(request):
+        return None
+    services: Services = request.app.state.services
+    session = session_of(services.settings, request)
+    if session is None:
+        return None
+    require_own_page(request, session)
+    key = await keys.of_id(session.key_id)
+    if key is None:
+        raise refused("session_invalid", "the session's key is revoked or expired; log in again")
+    return key.identity
+
+
+async def _identify_ticket(request: Request, keys: ValidKeys, chat_key: str, ticket: str) -> Identity:
+    """Return what the key of a ticket may do, but only read: the request is for that chat's stream."""
+    services: Services = request.app.state.services
+    key_id = opened_ticket(services.settings, ticket, chat_key=chat_key)
+    key = None if key_id is None else await keys.of_id(key_id)
+    if key is None:
+        raise refused("ticket_invalid", "the ticket is for another chat, expired, or its key is not valid")
+    return replace(key.identity, scopes=key.identity.scopes & {Scope.READ})
+
+
+def _local_key(key_id: str) -> ValidKey:
+    return ValidKey(id=key_id, name="local", identity=replace(LOCAL, credential_id=key_id))
+
+
+def _stored_key(key: Key) -> ValidKey:
+    identity = Identity(
+        key_id=key.id,
+        credential_id=key.id,
+        # A scope of a newer release means nothing here.
+        scopes=frozenset(Scope(scope) for scope in key.scopes if scope in list(Scope)),
+        chats=key.chats,
+        user_id=key.user_id,
+        requests_per_minute=key.requests_per_minute,
+        cost_per_day=key.cost_per_day,
+        tokens_per_day=key.tokens_per_day,
+        stored_bytes_limit=key.stored_bytes_limit,
+        expires_at=key.expires_at,
+    )
+    return ValidKey(id=key.id, name=key.name, identity=identity)

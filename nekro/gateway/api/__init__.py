@@ -6,45 +6,36 @@ from typing import Final
 
 from fastapi import APIRouter
 
+from nekro.extensions.mcp import routes as mcp
 from nekro.gateway.api import (
     approvals,
     calls,
-    changes,
+    catalogue,
     chats,
-    events,
     files,
+    fleet,
+    jobs,
     keys,
     messages,
-    runs,
-    tickets,
-    turn_lists,
+    streams,
     turns,
 )
-from nekro.gateway.api.fleet import catalogue, costs, mcp, operations, series, work
 
 __all__ = ["ROUTERS"]
 
 #: Routers below ``/api/v1``.
-ROUTERS: Final[tuple[APIRouter, ...]] = tuple(
-    module.router
-    for module in (
-        chats,
-        messages,
-        files,
-        events,
-        changes,
-        tickets,
-        turn_lists,
-        turns,
-        runs,
-        calls,
-        approvals,
-        catalogue,
-        work,
-        operations,
-        costs,
-        series,
-        keys,
-        mcp,
-    )
+ROUTERS: Final[tuple[APIRouter, ...]] = (
+    chats.router,
+    messages.router,
+    files.router,
+    streams.router,
+    turns.router,
+    calls.run_router,
+    calls.router,
+    approvals.router,
+    catalogue.router,
+    jobs.router,
+    fleet.router,
+    keys.router,
+    mcp.router,
 )

@@ -8,12 +8,11 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request, Response
 
 from nekro.app.composition import Services
-from nekro.gateway.access.audit import record_act
 from nekro.gateway.dependencies import IdentityDep, PathText, ServicesDep
 from nekro.gateway.idempotency import OnceDep
-from nekro.gateway.identity import Identity, Scope
-from nekro.gateway.routing import KeyedRoute
+from nekro.gateway.identity import Identity, Scope, record_act
 from nekro.gateway.views import approval_answer
+from nekro.gateway.web.bodies import KeyedRoute
 from nekro.gateway.web.paging import Cursor, Limit, cursor_of, number_of
 from nekro_agent.errors import InvalidValueError, NotFoundError
 from nekro_client.models import Approval, DecisionBody, Page

@@ -1,7 +1,8 @@
-"""Files of chats: listed, stored, served and removed.
+"""Files of chats: listed, stored, served, removed, and linked.
 
 The path of a file comes from an id that a gateway made (``nekro.app.chats.file_ids``); files are opened below
-the chat's areas without following links, because sandboxed code can plant some.
+the chat's areas without following links, because sandboxed code can plant some. A link serves a file that the
+agent sent to clients that send no key with it, such as a browser.
 """
 
 from __future__ import annotations
@@ -10,25 +11,28 @@ import asyncio
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
+from datetime import datetime, timedelta
 from http import HTTPStatus
 from typing import Annotated, BinaryIO, Final, Literal, TypeVar
+from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import RootModel
 
+from broker_config.settings import RetentionSettings
 from nekro.app.chats.attachments import Attachment
-from nekro.app.chats.file_ids import FileRef
+from nekro.app.chats.file_ids import FileIds, FileRef
 from nekro.app.chats.files import ChatFile, ChatFiles
 from nekro.app.composition import Services
-from nekro.gateway.access.stored_bytes import KeyFiles, file_removed
+from nekro.gateway.access.admission import KeyFiles, file_removed
 from nekro.gateway.dependencies import ChatKey, IdentityDep, PathText, ServicesDep
 from nekro.gateway.forms import BYTES_BODY, FILES_BODY, digest_of, open_body, open_form, store_files
 from nekro.gateway.idempotency import once_of
 from nekro.gateway.identity import Scope
-from nekro.gateway.parts import file_info
+from nekro.gateway.messages import file_info
 from nekro.gateway.problems import ProblemError
-from nekro.gateway.routing import KeyedRoute
-from nekro.gateway.served_files import etag_of, file_response
+from nekro.gateway.web.bodies import KeyedRoute
+from nekro.gateway.web.responses import etag_of, file_response
 from nekro_agent.errors import NotFoundError, UsageError
 from nekro_agent.files.area_access import safe_basename
 from nekro_agent.files.media_types import HEAD_BYTES, content_type
@@ -36,11 +40,21 @@ from nekro_agent.ports import ChatInfo
 from nekro_agent.tools.path_convertor import PathLocation
 from nekro_client.models import FileInfo, Page
 
-__all__ = ["router", "serve_file"]
+__all__ = [
+    "LINKS",
+    "link_router",
+    "link_to",
+    "router",
+    "serve_file",
+]
+
 
 router = APIRouter(route_class=KeyedRoute, tags=["files"])
+
 T = TypeVar("T")
+
 _Stored = RootModel[list[FileInfo]]
+
 _PRIVATE: Final = {"Cache-Control": "private, no-cache"}
 
 
@@ -224,3 +238,42 @@ def _listed(files: ChatFiles, file: ChatFile) -> Attachment:
         size_bytes=file.size_bytes,
         modified_ns=file.modified_ns,
     )
+
+
+#: Paths of links; a page of any origin may show them.
+LINKS: Final = "/links/"
+#: How long a link is valid if uploads are kept without limit.
+_DEFAULT_DAYS: Final = 365
+
+link_router = APIRouter(tags=["files"])
+
+
+@link_router.head(LINKS + "{token}/{name}", response_class=Response, include_in_schema=False)
+@link_router.get(LINKS + "{token}/{name}", response_class=Response)
+async def get_linked_file(token: str, name: str, request: Request, services: ServicesDep) -> Response:
+    """Return the content of a file that a link names; the name is only shown."""
+    ids = services.file_ids
+    link = ids.followed(token)
+    answer = await serve_file(services, link.chat_key, ids.read(link.chat_key, link.file_id), request)
+    answer.headers["Cross-Origin-Resource-Policy"] = "cross-origin"
+    return answer
+
+
+def link_to(
+    ids: FileIds,
+    base_url: str,
+    chat_key: str,
+    file: Attachment,
+    *,
+    sent_at: datetime,
+    kept: RetentionSettings,
+) -> str:
+    """Return the URL of a file; it is valid as long as the chat keeps files, and the same at each call.
+
+    Args:
+        base_url: address of the gateway, ending in ``/``.
+    """
+    file_id = ids.make(chat_key, file.path, modified_ns=file.modified_ns)
+    until = sent_at + timedelta(days=kept.uploads_days or _DEFAULT_DAYS)
+    token = ids.link(chat_key, file_id, until=until)
+    return f"{base_url.rstrip('/')}{LINKS}{token}/{quote(file.name, safe='')}"

@@ -21,8 +21,8 @@ from nekro.gateway.dependencies import IdentityDep, PathText, RequestId, Service
 from nekro.gateway.idempotency import Once, OnceDep, with_content
 from nekro.gateway.identity import Identity, Scope
 from nekro.gateway.problems import ProblemError
-from nekro.gateway.routing import KeyedRoute
 from nekro.gateway.views import act_answer, key_answer
+from nekro.gateway.web.bodies import KeyedRoute
 from nekro.gateway.web.paging import Cursor, Limit, cursor_of, number_of
 from nekro_client.models import Act, ApiKey, CreatedKey, KeyBody, Page
 

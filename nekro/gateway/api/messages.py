@@ -11,19 +11,18 @@ from fastapi.responses import JSONResponse
 
 from nekro.app.composition import Services
 from nekro.app.rounds.stop import StoppedRounds
-from nekro.gateway.access.stored_bytes import KeyFiles
+from nekro.gateway.access.admission import KeyFiles
 from nekro.gateway.dependencies import ChatKey, HubDep, IdentityDep, ServicesDep
 from nekro.gateway.forms import MESSAGE_BODY, open_message, store_files
 from nekro.gateway.idempotency import OnceDep, once_of
 from nekro.gateway.identity import Scope
+from nekro.gateway.messages import message_answer, sender_of, stored_content
 from nekro.gateway.messages import post_message as post_to_chat
-from nekro.gateway.messages import sender_of
-from nekro.gateway.parts import message_answer, stored_content
-from nekro.gateway.routing import KeyedRoute
 from nekro.gateway.streams.hub import EventHub, SlowReaderError
 from nekro.gateway.streams.turn_tree import read_turn
 from nekro.gateway.streams.turns import turn_end
 from nekro.gateway.views import stopped_round
+from nekro.gateway.web.bodies import KeyedRoute
 from nekro.gateway.web.paging import Cursor, Limit, cursor_of, number_of
 from nekro.gateway.web.responses import JsonAnswer
 from nekro_agent.errors import NotFoundError

@@ -6,9 +6,7 @@ from http import HTTPStatus
 
 from fastapi import APIRouter, Request, Response
 
-from nekro.gateway.access.audit import record_act
-from nekro.gateway.access.identification import ValidKey, keys_of, refused
-from nekro.gateway.access.login_codes import LoginCodes
+from nekro.gateway.access.keys import ValidKey, keys_of, refused
 from nekro.gateway.access.sessions import (
     BrowserSession,
     begin_session,
@@ -17,8 +15,9 @@ from nekro.gateway.access.sessions import (
     require_session_origin,
     session_of,
 )
+from nekro.gateway.access.signed_texts import LoginCodes
 from nekro.gateway.dependencies import ServicesDep, identity_of
-from nekro.gateway.identity import Identity
+from nekro.gateway.identity import Identity, record_act
 from nekro.gateway.problems import ProblemError
 from nekro_client.models import ConsoleLogin, ConsoleSession
 

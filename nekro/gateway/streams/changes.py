@@ -2,7 +2,7 @@
 
 Events of chats are announced by the processes that write them. Everything else is watched: once per process,
 and only while a reader may follow it, the gateway reads the fingerprints of
-``nekro.gateway.streams.change_sources`` and sends a hint for each difference. Hints are collected for
+``nekro.gateway.streams.change_kinds`` and sends a hint for each difference. Hints are collected for
 ``REFRESH_SECONDS``, so a reader costs a few writes per second under any load.
 
 A position is ``<epoch>.<number>``. The epoch changes whenever hints may have been missed; a reader that comes
@@ -21,8 +21,7 @@ from typing import Final
 from nekro.app.composition import Services
 from nekro.base.tasks import end_tasks, log_errors
 from nekro.gateway.identity import Identity
-from nekro.gateway.streams.change_readers import ChangeReader, Hint, kinds_of
-from nekro.gateway.streams.change_sources import SOURCES, Marks
+from nekro.gateway.streams.change_kinds import SOURCES, ChangeReader, Hint, Marks, kinds_of
 from nekro.gateway.streams.hub import EventHub
 from nekro.wire.invocation import new_id
 from nekro_agent.durations import FRESH_SECONDS, REFRESH_SECONDS

@@ -22,8 +22,7 @@ from loguru import logger
 from nekro.app.composition import Services
 from nekro.base.tasks import end_tasks, log_errors
 from nekro.gateway.identity import Identity
-from nekro.gateway.streams.channel import Channel, Reader
-from nekro.gateway.streams.events import Position, StreamEvent, mark_of, stream_event
+from nekro.gateway.streams.events import Channel, Position, Reader, StreamEvent, mark_of, stream_event
 from nekro.gateway.streams.watch import EventWatch
 from nekro_agent.durations import FRESH_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import OverloadedError, StorageError

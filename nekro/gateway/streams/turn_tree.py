@@ -10,9 +10,8 @@ from nekro.app.calls.story import listed_calls
 from nekro.app.chats.file_ids import FileIds
 from nekro.app.chats.turn_traces import trace_of
 from nekro.broker.tracing import recorded_trace_id
-from nekro.gateway.parts import message_answer
-from nekro.gateway.streams.round_events import RoundEvents, by_round
-from nekro.gateway.streams.turn_states import TurnEnd, awaited, turn_cause
+from nekro.gateway.messages import message_answer
+from nekro.gateway.streams.turn_states import RoundEvents, TurnEnd, awaited, by_round, turn_cause
 from nekro.gateway.views import job_answer
 from nekro.sandbox.models import StopType
 from nekro_agent.errors import NotFoundError

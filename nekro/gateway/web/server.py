@@ -20,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from broker_config.settings import GatewaySettings
 from nekro.gateway.problems import PROBLEM_TYPE
 from nekro.gateway.web.listener import url_of
-from nekro.gateway.web.middleware import ANSWER_HEADERS
+from nekro.gateway.web.requests import ANSWER_HEADERS
 from nekro.wire.invocation import new_id
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_client.models import Problem

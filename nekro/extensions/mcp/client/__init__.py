@@ -1,5 +1,7 @@
-"""Servers of the Model Context Protocol as plugins: declarations, sessions, tools as sandbox methods.
+"""Sessions with servers of the Model Context Protocol: transports, listings, tools as sandbox methods.
 
-``declarations``, ``servers``, ``tools`` and ``masking`` import neither the protocol's SDK nor the sandbox,
-because commands and the gateway use them too.
+Servers deviate from the protocol; what they send is made such that the SDK reads it. ``hub``, ``plugins``,
+``schemas`` and ``tools`` can be imported without the SDK.
 """
+
+from __future__ import annotations

@@ -17,8 +17,7 @@ from loguru import logger
 from nekro.base.tasks import end_tasks
 from nekro.extensions.mcp.client.faults import ServerFault
 from nekro.extensions.mcp.client.session import Exchange, McpSession
-from nekro.extensions.mcp.client.texts import line
-from nekro.extensions.mcp.client.tools import Listing
+from nekro.extensions.mcp.client.tools import Listing, line
 from nekro.sandbox.programs import Confinement
 from nekro_agent.durations import FRESH_SECONDS, POLL_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import NekroError

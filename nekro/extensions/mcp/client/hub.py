@@ -15,11 +15,9 @@ from loguru import logger
 
 from broker_config.secret_files import secret_paths
 from nekro.base.greenlet_bridge import at_loop_close
-from nekro.extensions.mcp.client.declarations import Declaration, resolve
-from nekro.extensions.mcp.client.masking import redactor_of
-from nekro.extensions.mcp.client.servers import McpServer
-from nekro.extensions.mcp.client.texts import line
-from nekro.extensions.mcp.client.tools import ListedTool, tools_text
+from nekro.extensions.mcp.client.tools import ListedTool, line, tools_text
+from nekro.extensions.mcp.declarations import Declaration, resolve
+from nekro.extensions.mcp.servers import McpServer, redactor_of
 from nekro_agent.errors import (
     CallTimeoutError,
     InvalidValueError,
@@ -33,11 +31,11 @@ from nekro_agent.schemas.agent_ctx import AgentCtx
 
 if TYPE_CHECKING:
     from broker_config.settings import Settings
-    from nekro.extensions.mcp.client.client_requests import ClientRequests
     from nekro.extensions.mcp.client.connection import Connection, Opened
     from nekro.extensions.mcp.client.faults import ServerFault
     from nekro.extensions.mcp.client.session import Exchange, McpSession
     from nekro.extensions.mcp.client.tools import Listing
+    from nekro.extensions.mcp.questions import ClientRequests
     from nekro.sandbox.programs import Program, ProgramStarter
 
 __all__ = ["SDK_MISSING", "SERVER_ERROR", "Listings", "ServerHub", "has_sdk"]
@@ -140,9 +138,8 @@ class ServerHub:
             CallTimeoutError: the server did not answer in the time of its declaration.
             OutcomeUnknownError: the server was lost, or too slow, in a call that must not run twice.
         """
-        from nekro.extensions.mcp.client.exchanges import exchange_of
         from nekro.extensions.mcp.client.faults import ServerFault
-        from nekro.extensions.mcp.client.results import value_of
+        from nekro.extensions.mcp.client.tool_calls import exchange_of, value_of
 
         declaration = _declared(server)
         hide = redactor_of(declaration)
@@ -263,7 +260,7 @@ class ServerHub:
         self, server: McpServer, hide: Callable[[str], str], initialize_first: bool
     ) -> AsyncIterator[Opened]:
         from nekro.extensions.mcp.client.connection import Opened
-        from nekro.extensions.mcp.client.transport.stdio import StdioTransport
+        from nekro.extensions.mcp.client.stdio import StdioTransport
 
         program = await self._run(server)
         try:
@@ -321,7 +318,7 @@ class ServerHub:
         from mcp.client.streamable_http import streamable_http_client
 
         from nekro.extensions.mcp.client.connection import Opened
-        from nekro.extensions.mcp.client.transport.http import (
+        from nekro.extensions.mcp.client.http import (
             OriginTransport,
             auth_of,
             certificates,
@@ -407,8 +404,8 @@ def _import_sdk() -> None:
     for name in (
         "mcp.client.streamable_http",
         "nekro.extensions.mcp.client.connection",
-        "nekro.extensions.mcp.client.transport.http",
-        "nekro.extensions.mcp.client.transport.stdio",
+        "nekro.extensions.mcp.client.http",
+        "nekro.extensions.mcp.client.stdio",
         "nekro.sandbox.programs",
     ):
         importlib.import_module(name)

@@ -22,9 +22,8 @@ from nekro.extensions.mcp.client.schemas import (
     signature_of,
 )
 from nekro.extensions.mcp.client.schemas import annotation as annotation_of
-from nekro.extensions.mcp.client.servers import AUTHOR, McpServer
-from nekro.extensions.mcp.client.texts import line, quoted
-from nekro.extensions.mcp.client.tools import ListedTool
+from nekro.extensions.mcp.client.tools import ListedTool, line, quoted
+from nekro.extensions.mcp.servers import AUTHOR, McpServer
 from nekro_agent.errors import ArgumentError
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.plugin import NekroPlugin

@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from nekro.extensions.mcp.client.texts import line
+from nekro.extensions.mcp.client.tools import line
 
 __all__ = ["CONTEXT", "Argument", "annotation", "arguments_of", "identifier", "shape", "signature_of"]
 

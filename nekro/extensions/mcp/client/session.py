@@ -46,12 +46,11 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import TypeAdapter, ValidationError
 
 from nekro.base.tasks import end_tasks
+from nekro.extensions.mcp.client.bodies import Fate
 from nekro.extensions.mcp.client.dispatcher import Dispatcher
 from nekro.extensions.mcp.client.faults import ServerFault, fault_of
-from nekro.extensions.mcp.client.texts import line
-from nekro.extensions.mcp.client.tools import HEADER_FAULT, Listing
-from nekro.extensions.mcp.client.transport.bodies import Fate
-from nekro.extensions.mcp.client.transport.messages import VALUE
+from nekro.extensions.mcp.client.messages import VALUE
+from nekro.extensions.mcp.client.tools import HEADER_FAULT, Listing, line
 
 __all__ = ["Exchange", "McpSession"]
 

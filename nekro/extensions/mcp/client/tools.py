@@ -1,7 +1,7 @@
 """Tools as a server lists them, as plain data that is stored; bounded, as servers may list anything.
 
 Each entry of a listing is read for itself: a faulty one costs no other one, and what can be understood of it
-is used.
+is used. Texts of servers go to prompts, logs and listings bounded, and without control characters.
 """
 
 from __future__ import annotations
@@ -11,10 +11,45 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from nekro.agent.text import neutralise
 from nekro.base.plain import known_fields
-from nekro.extensions.mcp.client.texts import line
+from nekro_agent.tools.visible_text import without_invisible
 
-__all__ = ["HEADER_FAULT", "MOST_TOOLS", "ListedTool", "Listing", "Note", "read_tools", "tools_text"]
+__all__ = [
+    "HEADER_FAULT",
+    "MOST_TOOLS",
+    "ListedTool",
+    "Listing",
+    "Note",
+    "line",
+    "plain",
+    "quoted",
+    "read_tools",
+    "tools_text",
+]
+
+
+def plain(text: object, limit: int) -> str:
+    """Return a text of at most ``limit`` characters, without control, invisible and reordering ones.
+
+    Nothing in it resembles a tag of our prompts.
+    """
+    shown = str(text)
+    is_cut = len(shown) > limit
+    # Cut first: the rest of a huge text must cost nothing.
+    shown = without_invisible(neutralise(shown[:limit]), joiners=False)
+    return f"{shown.rstrip()}…" if is_cut else shown
+
+
+def line(text: object, limit: int) -> str:
+    """Return ``plain`` text as one line."""
+    return " ".join(plain(text, limit).split())
+
+
+def quoted(text: object, limit: int) -> str:
+    """Return ``plain`` text as a quotation: each line begins with ``> ``."""
+    return "\n".join(f"> {one.rstrip()}" for one in plain(text, limit).strip().split("\n"))
+
 
 #: Key of an entry whose schema asks for headers that are invalid: why they are.
 HEADER_FAULT: Final = "nekro.header_fault"
@@ -22,8 +57,11 @@ HEADER_FAULT: Final = "nekro.header_fault"
 MOST_TOOLS: Final = 500
 #: Longer names are refused: a call needs the whole name.
 _MOST_NAME_CHARS: Final = 200
+
 _MOST_TITLE_CHARS: Final = 200
+
 _MOST_DESCRIPTION_CHARS: Final = 8_000
+
 _MOST_SCHEMA_BYTES: Final = 64 << 10
 #: Objects and lists in each other, in one schema.
 _MOST_DEPTH: Final = 100
@@ -31,9 +69,11 @@ _MOST_DEPTH: Final = 100
 _MOST_BYTES: Final = 2 << 20
 #: Notes of one listing.
 _MOST_NOTES: Final = 50
+
 _SHOWN_NAME_CHARS: Final = 60
 #: These keys of a schema combine other schemas.
 _COMBINING: Final = ("anyOf", "oneOf", "allOf", "$ref")
+
 _HINTS: Final = {
     "read_only": "readOnlyHint",
     "destructive": "destructiveHint",

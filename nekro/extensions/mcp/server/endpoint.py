@@ -14,8 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 from broker_config.embedded import resolve_signing_key
 from broker_config.settings import GatewaySettings
 from nekro.app.composition import Services
-from nekro.extensions.mcp.server.callers import Caller, caller_of
-from nekro.extensions.mcp.server.sessions import Sessions
+from nekro.extensions.mcp.server.callers import Caller, Sessions, caller_of
 from nekro.gateway.dependencies import identity_of
 from nekro.gateway.identity import Identity
 from nekro.gateway.problems import ProblemError, problem_of
@@ -113,7 +112,7 @@ class McpEndpoint:
         try:
             from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
-            from nekro.extensions.mcp.server.code import on_workers
+            from nekro.extensions.mcp.server.calls import on_workers
             from nekro.extensions.mcp.server.server import McpServer
         except ImportError as exc:
             detail = "this gateway has no MCP SDK; install it with `pip install 'nekro-workers[mcp]'`"

@@ -37,15 +37,12 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from nekro.app.composition import Services
 from nekro.base.plain import encodable
 from nekro.base.release import release
-from nekro.extensions.mcp.server import jobs, resources, tools
+from nekro.extensions.mcp.server import resources, tools
 from nekro.extensions.mcp.server.callers import Caller
-from nekro.extensions.mcp.server.calls import call_method, request_digest
-from nekro.extensions.mcp.server.catalogue import code_guide, find_methods
-from nekro.extensions.mcp.server.changes import Changes
-from nekro.extensions.mcp.server.code import CodeRun, run_code
-from nekro.extensions.mcp.server.progress import Report, reported
-from nekro.extensions.mcp.server.results import data_result, error_result, failure_text
-from nekro.extensions.mcp.server.schemas import input_schema
+from nekro.extensions.mcp.server.calls import CodeRun, call_method, request_digest, run_code
+from nekro.extensions.mcp.server.methods import code_guide, find_methods, input_schema
+from nekro.extensions.mcp.server.results import Report, data_result, error_result, failure_text, reported
+from nekro.extensions.mcp.server.subscriptions import Changes
 from nekro.gateway.identity import Scope
 from nekro.gateway.problems import ProblemError
 from nekro.gateway.streams.hub import EventHub
@@ -153,13 +150,15 @@ class McpServer:
             return lambda _: self._find_methods(caller, _text(given, "words", ""))
         if params.name == tools.SHOW_JOBS:
             shown = _text(given, "job_id") if "job_id" in given else None
-            return lambda _: jobs.show(self._services, caller, shown)
+            return lambda _: resources.show(self._services, caller, shown)
         if params.name == tools.WAIT_FOR_JOB:
             job_id, seconds = _text(given, "job_id"), _number(given, "seconds", 30.0)
-            return lambda _: jobs.wait_for(self._services, caller, job_id, seconds, report=self._report(ctx))
+            return lambda _: resources.wait_for(
+                self._services, caller, job_id, seconds, report=self._report(ctx)
+            )
         if params.name == tools.CANCEL_JOB:
             job_id = _text(given, "job_id")
-            return lambda _: jobs.cancel(self._services, caller, job_id)
+            return lambda _: resources.cancel(self._services, caller, job_id)
         caller.identity.require(Scope.CALL)
         entry = await self._method(params.name)
         report = self._report(ctx)

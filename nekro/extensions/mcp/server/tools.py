@@ -12,8 +12,7 @@ from mcp_types import ListToolsResult, Tool, ToolAnnotations
 
 from nekro.base.plain import encodable
 from nekro.extensions.mcp.server.callers import Caller
-from nekro.extensions.mcp.server.catalogue import bounded_catalogue
-from nekro.extensions.mcp.server.schemas import input_schema, result_annotation
+from nekro.extensions.mcp.server.methods import bounded_catalogue, input_schema, result_annotation
 from nekro.gateway.identity import Scope
 from nekro.gateway.web.paging import cursor_of, text_of
 from nekro.plugins.entries import MethodEntry

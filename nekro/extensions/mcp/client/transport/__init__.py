@@ -1,1 +1,0 @@
-"""Transports of sessions: what servers send over stdio and HTTP, made such that the SDK reads it."""

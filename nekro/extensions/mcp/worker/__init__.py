@@ -1,1 +1,0 @@
-"""MCP servers in a worker: their plugins follow the declarations and listings."""

@@ -1,1 +1,0 @@
-"""The HTTP routes and pages of plugins, served to gateways."""

@@ -1,1 +1,0 @@
-"""What operators see and change: plugins, MCP servers, work, workers, queues, costs, probes."""
