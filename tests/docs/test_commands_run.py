@@ -54,6 +54,7 @@ from benchmarks import (
     rpc,
     scale,
     waiting_calls,
+    walks,
 )
 from benchmarks.evaluation.__main__ import parse as parse_evaluation
 from broker_config.embedded import socket_path
@@ -1103,6 +1104,7 @@ def test_documented_options_of_benchmarks_exist() -> None:
         "pooled_calls": pooled_calls.parse,
         "redis_exchanges": redis_exchanges.parse,
         "waiting_calls": waiting_calls.parse,
+        "walks": walks.parse,
     }
     chores = {"bench": "rpc", "eval": "evaluation", "goals": "goals", "scale": "scale"}
     for chore, module in chores.items():
