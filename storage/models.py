@@ -186,7 +186,7 @@ class ChatRow(LeaseColumns, Base):
     last_event: Mapped[int] = mapped_column(BigInteger(), server_default=text("0"), default=0)
     #: When the newest event was added; None: before there was this column.
     active_at: Mapped[datetime | None]
-    #: Unused: ``nekro.sandbox.areas.shared`` goes by the directory's times. Kept while older releases may
+    #: Unused: ``nekro.sandbox.shared`` goes by the directory's times. Kept while older releases may
     #: run.
     shared_used_at: Mapped[datetime | None] = mapped_column(index=True)
 

@@ -72,10 +72,9 @@ PARTS = {
     "nekro/sandbox": {
         "guest": (),
         "filter": (),
-        "areas": ("*",),
-        "limits": ("*", "areas"),
-        "packages": ("*", "areas"),
-        "drivers": ("*", "areas", "filter", "guest", "limits"),
+        "limits": ("*",),
+        "packages": ("*",),
+        "drivers": ("*", "filter", "guest", "limits"),
     },
     "nekro/agent": {
         "answers": ("*", "llm"),

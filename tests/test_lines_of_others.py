@@ -20,7 +20,7 @@ PYTHON = b"#!/usr/bin/env python3\n"
 ALLOWED: dict[str, str] = {}
 #: Text files that the host writes itself; everything else in ``nekro/sandbox`` is read as bytes.
 READ_AS_TEXT = {
-    "nekro/sandbox/bundle.py": "our own source",
+    "nekro/sandbox/interpreter.py": "our own source",
     "nekro/sandbox/packages/base.py": "the layer's record, which the host writes",
     "nekro/sandbox/packages/base_build.py": "our own source and lists; the pinned matplotlib's defaults",
     "nekro/sandbox/packages/builder.py": "our own source",

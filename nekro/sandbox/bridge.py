@@ -20,7 +20,6 @@ from typing import Any, Final
 from loguru import logger
 
 from nekro.base.deadlines import Limits
-from nekro.sandbox.frames import Frame, FrameKind, FrameReader, encode_frame
 from nekro.sandbox.limits.guards import Guard
 from nekro.sandbox.models import (
     ARGUMENT_ERROR,
@@ -35,6 +34,7 @@ from nekro.sandbox.models import (
     StubMethod,
     StubResult,
 )
+from nekro.sandbox.streams import Frame, FrameKind, FrameReader, encode_frame
 from nekro.wire.invocation import new_id
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import SandboxProtocolError

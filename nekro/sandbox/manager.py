@@ -20,15 +20,12 @@ from loguru import logger
 from broker_config.settings import SandboxSettings
 from nekro.base.metrics import metrics
 from nekro.base.tasks import clean_up_timeout
-from nekro.sandbox.areas.homes import sweep_homes
-from nekro.sandbox.areas.images import drop_idle, is_bounded, mount_and_hold
-from nekro.sandbox.areas.ownership import prepare_directories
-from nekro.sandbox.areas.shared import Hold, SharedCleaner
 from nekro.sandbox.driver import Sandbox, SandboxDriver, SandboxSpec
 from nekro.sandbox.drivers.selection import build_driver, choose_driver
-from nekro.sandbox.limits.guards import GUARD_SECONDS, Guards
+from nekro.sandbox.images import drop_idle, is_bounded, mount_and_hold
+from nekro.sandbox.leftovers import end_orphans, sweep_homes
+from nekro.sandbox.limits.guards import GUARD_SECONDS, Guards, watch
 from nekro.sandbox.limits.quota import Quota
-from nekro.sandbox.limits.watchdog import watch
 from nekro.sandbox.models import (
     GONE_SECONDS,
     HOST_TOKEN_PREFIX,
@@ -41,13 +38,12 @@ from nekro.sandbox.models import (
     StubMethod,
     StubResult,
 )
-from nekro.sandbox.orphans import end_orphans
 from nekro.sandbox.packages.base import read_base
-from nekro.sandbox.packages.builder import builder_settings
-from nekro.sandbox.packages.service import IMPORTER, PackageService
+from nekro.sandbox.packages.builder import IMPORTER, PackageService, builder_settings
 from nekro.sandbox.pool import WarmPool
 from nekro.sandbox.run import SandboxRun
-from nekro.sandbox.users import UserHold, hold_user
+from nekro.sandbox.shared import Hold, SharedCleaner
+from nekro.sandbox.users import UserHold, hold_user, prepare_directories
 from nekro_agent.durations import DEFER_SECONDS, FRESH_SECONDS
 from nekro_agent.errors import SandboxError
 from nekro_agent.ports import FileAreas

@@ -162,8 +162,8 @@ Dispatch = Callable[[StubCall], Awaitable[StubResult]]
 class KeptVariables:
     """Top-level variables that one program leaves for the next one."""
 
-    #: Tagged text of each variable by its name, checked by ``nekro.sandbox.kept``; only sandboxes build the
-    #: values.
+    #: Tagged text of each variable by its name, checked by ``nekro.sandbox.variables``; only sandboxes build
+    #: the values.
     values: Mapping[str, str] = field(default_factory=dict, repr=False)
     #: Names of variables that were not kept: no plain value, too large, or a name of the system.
     not_kept: tuple[str, ...] = ()

@@ -37,11 +37,11 @@ from nekro.sandbox.drivers.program_args import (
     program_arguments,
     visible_paths,
 )
-from nekro.sandbox.filter.allowed_calls import PROGRAMS
+from nekro.sandbox.filter.calls import PROGRAMS
 from nekro.sandbox.filter.seccomp import build_filter, filter_fd
+from nekro.sandbox.leftovers import end_launch, end_orphans, launch_mark
 from nekro.sandbox.limits.cgroups import Group, find_cgroups
 from nekro.sandbox.limits.processes import processes_beside, usage_of
-from nekro.sandbox.orphans import end_launch, end_orphans, launch_mark
 from nekro.sandbox.users import UserHold, hold_user
 from nekro_agent.durations import PROGRAM_SECONDS
 from nekro_agent.errors import SandboxUnavailableError

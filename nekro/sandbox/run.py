@@ -12,15 +12,12 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from broker_config.settings import SandboxSettings
-from nekro.sandbox.areas.links import ProgramLinks, mentions_areas
 from nekro.sandbox.bridge import Bridge, BridgeOutcome
 from nekro.sandbox.driver import ExitStatus, Sandbox
-from nekro.sandbox.kept import MOST_VARIABLES, read_kept, reserved_names
-from nekro.sandbox.limits.guards import GUARD_SECONDS, Guards
+from nekro.sandbox.limits.enforcement import bridge_limits, process_limits
+from nekro.sandbox.limits.guards import GUARD_SECONDS, Guards, watch
 from nekro.sandbox.limits.processes import threads_of_user
 from nekro.sandbox.limits.quota import Quota
-from nekro.sandbox.limits.run_limits import bridge_limits, process_limits
-from nekro.sandbox.limits.watchdog import watch
 from nekro.sandbox.models import (
     GONE_SECONDS,
     Dispatch,
@@ -31,7 +28,9 @@ from nekro.sandbox.models import (
     StopType,
     StubMethod,
 )
-from nekro.sandbox.output import OutputCollector, clean_text
+from nekro.sandbox.shared import ProgramLinks, mentions_areas
+from nekro.sandbox.streams import OutputCollector, clean_text
+from nekro.sandbox.variables import MOST_VARIABLES, read_kept, reserved_names
 
 __all__ = ["SandboxRun", "judge"]
 

@@ -50,7 +50,7 @@ ENDS_OTHERWISE: Final = {
     ("broker_config/embedded.py", "_version"): "it prints its version",
     ("nekro/cli/services/process.py", "start"): "it watches the socket of its parent",
     (
-        "nekro/sandbox/areas/images.py",
+        "nekro/sandbox/images.py",
         "_run",
     ): "it changes a file system, which must not be cut, and ends by itself",
     ("nekro/sandbox/drivers/bwrap_tools.py", "_ask"): "it prints its version",

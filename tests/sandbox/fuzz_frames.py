@@ -17,7 +17,7 @@ from typing import Final
 
 import fuzz_loop
 
-from nekro.sandbox.frames import HEADER_BYTES, Frame, FrameKind, FrameReader, encode_frame
+from nekro.sandbox.streams import HEADER_BYTES, Frame, FrameKind, FrameReader, encode_frame
 from nekro_agent.errors import SandboxProtocolError
 
 LOOP: Final = asyncio.new_event_loop()

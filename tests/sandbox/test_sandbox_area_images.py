@@ -15,14 +15,14 @@ from sandbox_lab import REPOSITORY, Lab, lab
 from waiting import wait_until
 
 from broker_config.settings import SandboxSettings
-from nekro.sandbox.areas.images import (
+from nekro.sandbox.drivers.bwrap import BwrapDriver
+from nekro.sandbox.images import (
     _check_local,
     check_images,
     drop_idle,
     is_bounded,
     mount_and_hold,
 )
-from nekro.sandbox.drivers.bwrap import BwrapDriver
 from nekro.sandbox.models import Limit, StopType
 from nekro_agent.errors import SandboxUnavailableError
 
@@ -224,7 +224,7 @@ def test_area_held_by_a_service_in_another_mount_namespace_is_kept(root: Path) -
     directory.mkdir(parents=True)
     mount_and_hold(directory, SMALL).release()
     code = (
-        "import sys\nfrom pathlib import Path\nfrom nekro.sandbox.areas.shared import Hold\n"
+        "import sys\nfrom pathlib import Path\nfrom nekro.sandbox.shared import Hold\n"
         "hold = Hold(Path(sys.argv[1]))\nprint('held', flush=True)\nsys.stdin.read()"
     )
     with subprocess.Popen(

@@ -338,7 +338,7 @@ except OSError:
 """
         + BIG
     )
-    monkeypatch.setattr("nekro.sandbox.limits.run_limits.MAX_OPEN_FILES", 30100)
+    monkeypatch.setattr("nekro.sandbox.limits.enforcement.MAX_OPEN_FILES", 30100)
     async with lab(tmp_path, **SMALL) as box:
         result = await box.run(code)
     assert result.stop_type is StopType.ERROR

@@ -460,7 +460,7 @@ try:
 except OSError as exc:
     print(count, exc.errno)
 """
-    monkeypatch.setattr("nekro.sandbox.limits.run_limits.MAX_OPEN_FILES", 64)
+    monkeypatch.setattr("nekro.sandbox.limits.enforcement.MAX_OPEN_FILES", 64)
     async with lab(tmp_path, max_file_bytes=1 << 20, shared_bytes=1 << 30) as box:
         result = await box.run(code)
     count, number = map(int, result.output.split())

@@ -15,10 +15,10 @@ from waiting import WAIT_SECONDS
 
 from broker_config.settings import SandboxSettings
 from nekro.sandbox.bridge import Bridge
-from nekro.sandbox.frames import FrameKind, encode_frame
+from nekro.sandbox.limits.enforcement import bridge_limits
 from nekro.sandbox.limits.guards import Guard
-from nekro.sandbox.limits.run_limits import bridge_limits
 from nekro.sandbox.models import Limit, Raised, RunResult, StopType, StubCall, StubResult
+from nekro.sandbox.streams import FrameKind, encode_frame
 
 #: Sends hand-made frames: frame(kind, call_id, payload).
 RAW = """

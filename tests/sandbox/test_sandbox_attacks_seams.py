@@ -13,11 +13,9 @@ from sandbox_attempts import Attempts, assert_refused
 from sandbox_lab import EPILOGUE, PREAMBLE, Lab, answer, as_other_user, lab
 from waiting import WAIT_SECONDS
 
-from nekro.sandbox.areas.homes import sweep_homes
 from nekro.sandbox.drivers.bwrap import BwrapDriver
+from nekro.sandbox.leftovers import end_orphans, own_id, sweep_homes
 from nekro.sandbox.models import Limit, StopType
-from nekro.sandbox.orphans import end_orphans
-from nekro.sandbox.service_id import own_id
 
 SMALL = {"shared_bytes": 4 << 20, "max_file_bytes": 1 << 20, "shared_files": 500}
 

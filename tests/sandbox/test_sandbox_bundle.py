@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nekro.sandbox.bundle import guest_program
+from nekro.sandbox.interpreter import guest_program
 
 
 def interpreters() -> list[str]:

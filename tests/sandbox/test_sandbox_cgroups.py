@@ -12,9 +12,9 @@ import pytest
 from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.settings import SandboxSettings
+from nekro.sandbox.leftovers import own_id
 from nekro.sandbox.limits.cgroup_files import set_and_verify
 from nekro.sandbox.limits.cgroups import Cgroups, _CgroupsV1, _GroupV2, _Knob, find_cgroups
-from nekro.sandbox.service_id import own_id
 
 UNIFIED = [Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup")]
 #: Forks as fast as it can; each process lives briefly.

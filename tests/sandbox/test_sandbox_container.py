@@ -26,8 +26,8 @@ from waiting import WAIT_SECONDS, wait_until
 from broker_config.settings import SandboxSettings
 from nekro.sandbox.drivers.container import ContainerDriver
 from nekro.sandbox.drivers.selection import describe
+from nekro.sandbox.leftovers import own_id
 from nekro.sandbox.models import Limit, StopType
-from nekro.sandbox.service_id import own_id
 
 pytestmark = pytest.mark.slow
 

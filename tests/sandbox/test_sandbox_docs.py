@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker_config.settings import SandboxSettings
-from nekro.sandbox.limits.run_limits import process_limits
+from nekro.sandbox.limits.enforcement import process_limits
 from nekro.sandbox.models import Limit, StopType
 
 REPOSITORY = Path(__file__).parents[2]

@@ -19,15 +19,13 @@ from sandbox_lab import REPOSITORY, Lab, host_processes, lab
 from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.settings import SandboxSettings
-from nekro.sandbox.areas.homes import make_home, sweep_homes
 from nekro.sandbox.driver import SandboxSpec
 from nekro.sandbox.drivers.container import ContainerDriver
-from nekro.sandbox.drivers.selection import describe
+from nekro.sandbox.drivers.selection import describe, probe
 from nekro.sandbox.drivers.supervised import UNSAFE_SWITCH, LandlockDriver, UnsafeDriver
 from nekro.sandbox.guest.confine import LEAST_LANDLOCK, landlock_version
+from nekro.sandbox.leftovers import ServiceId, make_home, own_id, pid_namespace, sweep_homes
 from nekro.sandbox.models import Limit, StopType
-from nekro.sandbox.probe import probe
-from nekro.sandbox.service_id import ServiceId, own_id, pid_namespace
 from nekro_agent.errors import SandboxUnavailableError
 
 

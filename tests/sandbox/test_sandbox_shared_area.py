@@ -11,8 +11,8 @@ from pathlib import Path
 from sandbox_lab import lab
 from waiting import wait_until
 
-from nekro.sandbox.areas.shared import Hold, empty_idle
 from nekro.sandbox.drivers.bwrap import BwrapDriver
+from nekro.sandbox.shared import Hold, empty_idle
 
 
 def make(parent: Path, name: str) -> Path:
@@ -54,8 +54,7 @@ def test_directory_of_a_sandbox_is_not_emptied_until_it_ends(tmp_path: Path) -> 
 
 
 HOLDER = (
-    "import sys\nfrom pathlib import Path\nfrom nekro.sandbox.areas.shared import Hold\n"
-    "Hold(Path(sys.argv[1]))\n"
+    "import sys\nfrom pathlib import Path\nfrom nekro.sandbox.shared import Hold\nHold(Path(sys.argv[1]))\n"
 )
 
 

@@ -19,13 +19,12 @@ from broker_config.settings import SandboxSettings
 from nekro.sandbox.driver import SandboxSpec
 from nekro.sandbox.drivers.bwrap import BwrapDriver, verify_isolation
 from nekro.sandbox.drivers.hints import explain_start_failure
-from nekro.sandbox.drivers.selection import build_driver, describe
+from nekro.sandbox.drivers.selection import build_driver, describe, probe
 from nekro.sandbox.drivers.supervised import UNSAFE_SWITCH
 from nekro.sandbox.filter.seccomp import build_filter
 from nekro.sandbox.interpreter import Access, find_interpreter
 from nekro.sandbox.manager import SandboxManager
 from nekro.sandbox.models import RunRequest, StopType, StubCall, StubResult
-from nekro.sandbox.probe import probe
 from nekro.sandbox.run import SandboxRun
 from nekro_agent.errors import SandboxError, SandboxUnavailableError
 
@@ -131,7 +130,7 @@ import asyncio, os
 os.environ["NO_COLOR"] = "1"
 from broker_config.settings import SandboxSettings
 from nekro.sandbox.drivers.bwrap import BwrapDriver
-from nekro.sandbox.probe import probe
+from nekro.sandbox.drivers.selection import probe
 print(asyncio.run(probe(BwrapDriver(SandboxSettings()), SandboxSettings())).reasons)
 """
     request = RunRequest(
@@ -267,7 +266,7 @@ PROBE = """
 import asyncio
 from broker_config.settings import SandboxSettings
 from nekro.sandbox.drivers.selection import build_driver
-from nekro.sandbox.probe import probe
+from nekro.sandbox.drivers.selection import probe
 settings = SandboxSettings()
 print("; ".join(asyncio.run(probe(build_driver(settings), settings)).reasons) or "no reason")
 """

@@ -14,19 +14,17 @@ import pytest
 from waiting import WAIT_SECONDS
 
 from broker_config.settings import SandboxSettings
-from nekro.sandbox.areas.ownership import prepare_directories
 from nekro.sandbox.bridge import BridgeOutcome, ExitReport
 from nekro.sandbox.driver import ExitStatus
 from nekro.sandbox.drivers.process import expect_hello
-from nekro.sandbox.frames import FrameKind, FrameReader, encode_frame
+from nekro.sandbox.leftovers import own_id
 from nekro.sandbox.limits.cgroups import find_cgroups
+from nekro.sandbox.limits.enforcement import process_limits
 from nekro.sandbox.limits.guards import Guard
-from nekro.sandbox.limits.run_limits import process_limits
 from nekro.sandbox.models import Limit, StopType
-from nekro.sandbox.output import OutputCollector, clean_text
 from nekro.sandbox.run import judge
-from nekro.sandbox.service_id import own_id
-from nekro.sandbox.users import hold_user, lock_directory, sandbox_uid
+from nekro.sandbox.streams import FrameKind, FrameReader, OutputCollector, clean_text, encode_frame
+from nekro.sandbox.users import hold_user, lock_directory, prepare_directories, sandbox_uid
 from nekro_agent.errors import SandboxProtocolError, SandboxUnavailableError
 
 

@@ -11,8 +11,8 @@ import pytest
 from sandbox_lab import Lab, lab, method
 from test_sandbox_attacks_rpc import RAW
 
-from nekro.sandbox.kept import MOST_VARIABLES, is_variable, read_kept, reserved_names
 from nekro.sandbox.models import KeptVariables, Limit, Raised, RunResult, StopType
+from nekro.sandbox.variables import MOST_VARIABLES, is_variable, read_kept, reserved_names
 from nekro_agent.methods import OWN_NAMES
 
 KEEP = "KEEP = 8\n"

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from broker_config.settings import SandboxSettings
-from nekro.sandbox.areas.shared import empty_idle
-from nekro.sandbox.limits.holdings import hold_of_all
+from nekro.sandbox.limits.processes import hold_of_all
 from nekro.sandbox.limits.quota import Quota
+from nekro.sandbox.shared import empty_idle
 from nekro_agent.files import safe_files
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -107,8 +107,8 @@ CLOSED = """
 import json, os, sys
 from pathlib import Path
 from broker_config.settings import SandboxSettings
-from nekro.sandbox.areas.ownership import prepare_directories
-from nekro.sandbox.areas.shared import empty_idle
+from nekro.sandbox.users import prepare_directories
+from nekro.sandbox.shared import empty_idle
 from nekro.sandbox.limits.quota import Quota
 
 root, mode = Path(sys.argv[1]), int(sys.argv[2], 8)

@@ -227,6 +227,6 @@ def _size(result: _Result) -> int:
 @cache
 def _filter() -> bytes:
     # Imported here because gateways import rounds' types, and load nothing of the sandbox but its types.
-    from nekro.sandbox.filter.computing import computing_filter
+    from nekro.sandbox.filter.seccomp import computing_filter
 
     return computing_filter()

@@ -217,7 +217,7 @@ class ChatFiles:
         area = self._area(location)
         if location is PathLocation.UPLOADS:
             return area
-        from nekro.sandbox.areas.images import is_unmounted
+        from nekro.sandbox.images import is_unmounted
 
         if is_unmounted(area):
             raise ServiceError(

@@ -21,7 +21,6 @@ from functools import cached_property
 from pathlib import Path
 
 from broker_config.settings import SandboxSettings
-from nekro.sandbox.bundle import PROGRAM_INSIDE, encode_config, guest_program
 from nekro.sandbox.driver import Check, Enforcement, SandboxSpec
 from nekro.sandbox.drivers.bwrap_args import LAYERS_INSIDE, BwrapFds, bwrap_arguments
 from nekro.sandbox.drivers.bwrap_tools import Tools, find_tools
@@ -29,7 +28,14 @@ from nekro.sandbox.drivers.checks import check_of, describe_interpreter
 from nekro.sandbox.drivers.hints import explain_denied_call, explain_start_failure
 from nekro.sandbox.drivers.process import Launched, ProcessSandbox, expect_hello, launch
 from nekro.sandbox.filter.seccomp import build_filter, filter_fd
-from nekro.sandbox.interpreter import Access, Interpreter, find_interpreter
+from nekro.sandbox.interpreter import (
+    PROGRAM_INSIDE,
+    Access,
+    Interpreter,
+    encode_config,
+    find_interpreter,
+    guest_program,
+)
 from nekro.sandbox.limits import proc_files
 from nekro.sandbox.limits.cgroups import Cgroups, Group, find_cgroups
 from nekro.sandbox.limits.enforcement import group_limits

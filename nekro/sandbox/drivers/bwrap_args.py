@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from broker_config.settings import SandboxSettings
-from nekro.sandbox.bundle import PROGRAM_INSIDE
 from nekro.sandbox.driver import SandboxSpec
-from nekro.sandbox.interpreter import SITE_INSIDE, Interpreter
+from nekro.sandbox.interpreter import PROGRAM_INSIDE, SITE_INSIDE, Interpreter
 
 __all__ = [
     "LAYERS_INSIDE",

@@ -1,9 +1,9 @@
 """Isolation by a container engine (docker or podman, optionally with runsc), for production.
 
-The driver uses the engine's command line, not its API: it is the same for both engines and needs
-no dependency. A socket cannot be inherited through an engine, so the container gets one directory
-with one socket, which accepts one connection and is then removed. Inside, the runner loads the
-seccomp filter of ``nekro.sandbox.filter.seccomp`` in addition to the engine's own.
+The driver uses the engine's command line, not its API: it is the same for both engines and needs no
+dependency. A socket cannot be inherited through an engine, so the container gets one directory with one
+socket, which accepts one connection and is then removed. Inside, the runner loads the seccomp filter of
+``nekro.sandbox.filter.seccomp`` in addition to the engine's own.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import secrets
 import shutil
 import socket
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,20 +24,64 @@ from typing import Any, Final
 
 from broker_config.settings import SandboxSettings
 from nekro.base.tasks import clean_up_timeout
-from nekro.sandbox.areas.homes import make_home, remove_home
-from nekro.sandbox.bundle import PROGRAM_INSIDE, encode_config, guest_program
 from nekro.sandbox.driver import Check, Enforcement, Enforcer, ExitStatus, SandboxSpec, Usage
 from nekro.sandbox.drivers.bwrap_args import LAYERS_INSIDE
-from nekro.sandbox.drivers.listener import GuestListener
 from nekro.sandbox.drivers.process import expect_hello
 from nekro.sandbox.filter.seccomp import build_filter
-from nekro.sandbox.limits.run_limits import MAX_OPEN_FILES
+from nekro.sandbox.interpreter import PROGRAM_INSIDE, encode_config, guest_program
+from nekro.sandbox.leftovers import ServiceId, make_home, own_id, remove_home
+from nekro.sandbox.limits.enforcement import MAX_OPEN_FILES
 from nekro.sandbox.models import Limit
-from nekro.sandbox.service_id import ServiceId, own_id
 from nekro_agent.durations import PROGRAM_SECONDS
 from nekro_agent.errors import SandboxUnavailableError
 
-__all__ = ["ContainerDriver", "ContainerSandbox"]
+__all__ = [
+    "ContainerDriver",
+    "ContainerSandbox",
+    "GuestListener",
+]
+
+_Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class GuestListener:
+    """A listening socket that accepts one connection, of one user."""
+
+    def __init__(self, path: Path, *, uid: int) -> None:
+        self._path = path
+        self._uid = uid
+
+    async def open(self) -> None:
+        self._connection: asyncio.Future[_Streams] = asyncio.get_running_loop().create_future()
+        self._server = await asyncio.start_unix_server(self._accept, self._path)
+        # Only the code's user may enter the directory around it.
+        self._path.chmod(0o666)
+
+    async def first_connection(self, ended: asyncio.Future[int]) -> _Streams:
+        """Return the first connection.
+
+        Raises:
+            SandboxUnavailableError: the container ended first, or did not connect within 30 s.
+        """
+        waiting: set[asyncio.Future[object]] = {self._connection, ended}  # type: ignore[arg-type]
+        await asyncio.wait(waiting, timeout=PROGRAM_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if self._connection.done():
+            return self._connection.result()
+        reason = "ended" if ended.done() else f"did not connect within {PROGRAM_SECONDS:g} s"
+        raise SandboxUnavailableError(f"the container {reason} while it started")
+
+    async def close(self) -> None:
+        """Accept no more connections and remove the socket."""
+        self._server.close()
+        self._path.unlink(missing_ok=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        credentials = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        if self._connection.done() or struct.unpack("3i", credentials)[1] != self._uid:
+            writer.close()
+            return
+        self._connection.set_result((reader, writer))
+
 
 _SOCKET_INSIDE: Final = "/run/nekro"
 _LABEL: Final = "nekro.service"

@@ -19,12 +19,11 @@ from loguru import logger
 
 from nekro.base.tasks import clean_up_timeout
 from nekro.sandbox.driver import ExitStatus, SandboxSpec, Usage
-from nekro.sandbox.frames import PROTOCOL, FrameKind, FrameReader
+from nekro.sandbox.leftovers import end_launch, launch_mark
 from nekro.sandbox.limits.cgroups import Group
 from nekro.sandbox.limits.processes import processes_beside, usage_of
 from nekro.sandbox.models import GONE_SECONDS
-from nekro.sandbox.orphans import end_launch, launch_mark
-from nekro.sandbox.output import OutputPipe
+from nekro.sandbox.streams import PROTOCOL, FrameKind, FrameReader, OutputPipe
 from nekro_agent.durations import CLOSE_STEP_SECONDS, PROGRAM_SECONDS
 from nekro_agent.errors import SandboxProtocolError, SandboxUnavailableError
 

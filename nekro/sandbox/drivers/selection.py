@@ -1,21 +1,121 @@
-"""Select the driver that the settings name, or refuse it with all reasons."""
+"""Select the driver that the settings name, and check it by running a sandbox, not by installed versions."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import secrets
 from pathlib import Path
 
 from broker_config.settings import SandboxSettings
-from nekro.sandbox.driver import Capability, SandboxDriver
+from nekro.sandbox.driver import Capability, Check, Sandbox, SandboxDriver, SandboxSpec
 from nekro.sandbox.drivers.bwrap import BwrapDriver
 from nekro.sandbox.drivers.container import ContainerDriver
 from nekro.sandbox.drivers.supervised import LandlockDriver, UnsafeDriver
+from nekro.sandbox.leftovers import make_home, remove_home
 from nekro.sandbox.limits.enforcement import other_limits
-from nekro.sandbox.probe import probe
-from nekro_agent.errors import SandboxUnavailableError
+from nekro.sandbox.limits.processes import hold_of_all
+from nekro.sandbox.models import RunRequest, StopType, StubCall, StubResult
+from nekro.sandbox.run import SandboxRun
+from nekro.sandbox.users import UserHold, hold_user, prepare_directories
+from nekro_agent.durations import PROGRAM_SECONDS
+from nekro_agent.errors import SandboxError, SandboxUnavailableError
 
-__all__ = ["build_driver", "choose_driver", "describe"]
+__all__ = [
+    "build_driver",
+    "choose_driver",
+    "describe",
+    "probe",
+]
+
+_PROBE_KEY = "probe"
+
+
+async def probe(driver: SandboxDriver, settings: SandboxSettings) -> Capability:
+    """Check the driver's requirements, then run code that must print a random word and write a file."""
+    checks = await driver.examine()
+    capability = Capability(driver=driver.name, checks=checks)
+    if not capability.ok:
+        return capability
+    return Capability(driver=driver.name, checks=(*checks, await _run_once(driver, settings)))
+
+
+async def _run_once(driver: SandboxDriver, settings: SandboxSettings) -> Check:
+    word = secrets.token_hex(8)
+    try:
+        user = hold_user(_PROBE_KEY, settings=settings)
+    except SandboxError as exc:
+        return Check(name="sandbox run", ok=False, detail=str(exc))
+    with user, contextlib.ExitStack() as clean_up:
+        base = make_home()
+        clean_up.callback(remove_home, base)
+        spec = _spec(base, settings, user)
+        request = RunRequest(
+            run_id=_PROBE_KEY,
+            chat_key=_PROBE_KEY,
+            container_key=_PROBE_KEY,
+            code=f"print({word!r})\nopen('shared/{word}', 'w').close()",
+            methods=(),
+            dispatch=_no_methods,
+            wall_seconds=PROGRAM_SECONDS,
+        )
+        try:
+            sandbox = await driver.start(spec)
+            if (blind := await asyncio.to_thread(_guards_are_blind, sandbox, settings)) is not None:
+                await sandbox.close()
+                return blind
+            run = SandboxRun(sandbox, request, settings=settings, driver=driver.name, warm=False)
+            result = await run.execute(methods={}, dispatch=_no_methods)
+        except SandboxError as exc:
+            return Check(name="sandbox run", ok=False, detail=str(exc))
+        wrote = spec.shared_dir.joinpath(word).exists()
+    if result.stop_type is not StopType.NORMAL or result.output.strip() != word or not wrote:
+        detail = (
+            f"a sandbox ran and ended with {result.stop_type.name}: {result.error or result.output[:200]!r}"
+        )
+        return Check(name="sandbox run", ok=False, detail=detail)
+    return Check(name="sandbox run", ok=True, detail=f"code ran in {result.duration_seconds * 1000:.1f} ms")
+
+
+def _guards_are_blind(sandbox: Sandbox, settings: SandboxSettings) -> Check | None:
+    """Read the sandbox's processes as guards do; None when that works or the kernel enforces all limits.
+
+    Needed because the run that follows ends before the first check of its guards.
+    """
+    if sandbox.memory_bounded and settings.shared_storage == "image":
+        return None
+    try:
+        hold_of_all(sandbox.processes, root=sandbox.spec.shared_dir)
+    except OSError as exc:
+        return Check(
+            name="sandbox run",
+            ok=False,
+            detail=f"the processes of a sandbox cannot be read ({exc.strerror}: {exc.filename})",
+            fix="give this service CAP_SYS_PTRACE, run it as an ordinary user, or let the kernel enforce all"
+            " limits (control groups and NEKRO_SANDBOX__SHARED_STORAGE=image)",
+        )
+    return None
+
+
+def _spec(base: Path, settings: SandboxSettings, user: UserHold) -> SandboxSpec:
+    # The code's user must be able to enter the directory of the two below.
+    base.chmod(0o711)
+    spec = SandboxSpec(
+        shared_dir=base / "shared",
+        uploads_dir=base / "uploads",
+        uid=user.uid,
+    )
+    for directory in (spec.shared_dir, spec.uploads_dir):
+        directory.mkdir()
+    prepare_directories(
+        shared_dir=spec.shared_dir, uploads_dir=spec.uploads_dir, uid=spec.uid, settings=settings
+    )
+    return spec
+
+
+async def _no_methods(call: StubCall) -> StubResult:
+    raise SandboxError(f"the probe has no method {call.token}")
 
 
 def build_driver(settings: SandboxSettings) -> SandboxDriver:

@@ -22,15 +22,14 @@ from typing import Final
 from loguru import logger
 
 from broker_config.settings import SandboxSettings
-from nekro.sandbox.areas.homes import make_home, remove_home
-from nekro.sandbox.bundle import encode_config, guest_program
 from nekro.sandbox.driver import Check, Enforcement, SandboxSpec
 from nekro.sandbox.drivers.bwrap_args import runner_environment
 from nekro.sandbox.drivers.checks import check_of, describe_interpreter
 from nekro.sandbox.drivers.process import Launched, ProcessSandbox, expect_hello, launch
 from nekro.sandbox.filter.seccomp import build_filter, filter_fd
 from nekro.sandbox.guest import confine
-from nekro.sandbox.interpreter import Access, Interpreter, find_interpreter
+from nekro.sandbox.interpreter import Access, Interpreter, encode_config, find_interpreter, guest_program
+from nekro.sandbox.leftovers import make_home, remove_home
 from nekro.sandbox.limits.cgroups import Cgroups, Group, find_cgroups
 from nekro.sandbox.limits.enforcement import group_limits
 from nekro_agent.errors import SandboxUnavailableError

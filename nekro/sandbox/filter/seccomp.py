@@ -1,11 +1,10 @@
-"""Build the seccomp filter of a sandbox: the allowed system calls and their allowed arguments.
+"""Build seccomp filters: of a sandbox, and of a process that only computes on what it has already opened.
 
-Isolation of the network and of the kernel depends on it as much as on the namespaces: a network
-namespace leaves ``AF_VSOCK`` and netlink open, and nothing else prevents a setuid file in a
-directory that the host sees too. The filter is an allow list: a call that
-``nekro.sandbox.filter.allowed_calls`` does not name, known today or added by a later kernel, fails with
-ENOSYS, which programs handle as an older kernel. The filter checks the architecture, so a number always means
-the call in the table.
+Isolation of the network and of the kernel depends on a sandbox's filter as much as on the namespaces: a
+network namespace leaves ``AF_VSOCK`` and netlink open, and nothing else prevents a setuid file in a directory
+that the host sees too. The filter is an allow list: a call that ``nekro.sandbox.filter.calls`` does not name,
+known today or added by a later kernel, fails with ENOSYS, which programs handle as an older kernel. It checks
+the architecture, so a number always means the call in the table.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import socket
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from nekro.sandbox.filter.allowed_calls import ALLOWED, OWN_PROCESS_ONLY, REFUSED, UNSUPPORTED, WHOLE_USERS
 from nekro.sandbox.filter.bpf import (
     AUDIT_ARCH,
     Program,
@@ -29,10 +27,14 @@ from nekro.sandbox.filter.bpf import (
     pinned_tree,
     when_bits,
 )
-from nekro.sandbox.filter.syscalls import NUMBERS
+from nekro.sandbox.filter.calls import ALLOWED, NUMBERS, OWN_PROCESS_ONLY, REFUSED, UNSUPPORTED, WHOLE_USERS
 from nekro_agent.errors import SandboxUnavailableError
 
-__all__ = ["build_filter", "filter_fd"]
+__all__ = [
+    "build_filter",
+    "computing_filter",
+    "filter_fd",
+]
 
 _WORD: Final = 0xFFFFFFFF
 #: The signal at a child's end, and the flags of fork, vfork, posix_spawn and threads: CHILD_SETTID, DETACHED,
@@ -204,3 +206,26 @@ def _memory(*, strict: bool) -> dict[str, Program]:
         "fcntl": allow_if(*([pipe_size] if strict else []), one_of(1, _FCNTLS, otherwise=errno.EINVAL)),
         "memfd_create": answer(errno.ENOSYS) if strict else files,
     }
+
+
+#: Read and write open descriptors, memory, locks and the end of threads and the process.
+_ALLOWED: Final = (
+    "read", "readv", "write", "writev", "lseek", "close", "fstat", "newfstatat",
+    "brk", "mmap", "munmap", "mremap", "mprotect", "madvise", "futex", "sched_yield", "rt_sigaction",
+    "rt_sigprocmask", "rt_sigreturn", "sigaltstack", "clock_gettime", "getrandom", "getpid", "gettid",
+    "exit", "exit_group", "restart_syscall",
+)  # fmt: skip
+
+
+def computing_filter() -> bytes:
+    """Return the filter: no files, sockets, processes or signals; every such call fails with EPERM.
+
+    Raises:
+        SandboxUnavailableError: the tables lack this architecture.
+    """
+    machine = platform.machine()
+    numbers = NUMBERS.get(machine)
+    if numbers is None:
+        raise SandboxUnavailableError(f"no seccomp filter for {machine}; there are: {', '.join(AUDIT_ARCH)}")
+    bodies = {numbers[name]: allow_if() for name in _ALLOWED if name in numbers}
+    return pinned_tree(machine, bodies, otherwise=answer(errno.EPERM))

@@ -20,8 +20,7 @@ from _thread import _count as count_threads
 from itertools import count
 from typing import TYPE_CHECKING
 
-from nekro.sandbox.guest.signatures import parse_signature
-from nekro.sandbox.guest.values import open_value, read_json
+from nekro.sandbox.guest.values import open_value, parse_signature, read_json
 from nekro.wire.tagged import NotPlainError, TooLongError, write_arguments
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Run one piece of code inside a sandbox and send its calls to the bridge.
 
 Started as ``python -I -S -u runner.py CONFIG`` with the bridge's socket as a descriptor.
-``nekro.sandbox.bundle`` merges this package's runner, channel, values and signatures, and
+``nekro.sandbox.interpreter`` merges this package's runner, channel, values and signatures, and
 ``nekro.wire.tagged``, into one file: the only part of this project that exists inside. It makes no decisions:
 the host trusts neither its frames nor its exit status.
 
@@ -43,8 +43,8 @@ from nekro.sandbox.guest.channel import (
     unsignalled,
 )
 from nekro.sandbox.guest.display import Display, ImportWatch, extend_path
-from nekro.sandbox.guest.kept import Variables
 from nekro.sandbox.guest.values import read_json
+from nekro.sandbox.guest.variables import Variables
 from nekro.sandbox.guest.working_directory import OwnModules, WorkingDirectory
 
 if TYPE_CHECKING:

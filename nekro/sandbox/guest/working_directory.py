@@ -24,7 +24,7 @@ class WorkingDirectory:
 
     Links make them valid. Programs that list, count, search or clear their files must not meet these. So a
     link exists only while a program runs whose text mentions the area other than by ``/app/…``, and lists of
-    that program omit it; the host removes it (``nekro.sandbox.areas.links``).
+    that program omit it; the host removes it (``nekro.sandbox.shared``).
     ``nekro_agent.tools.path_convertor`` reads such names in the same way.
     """
 

@@ -21,6 +21,7 @@ from typing import Final
 
 from broker_config.settings import SandboxSettings
 from nekro.sandbox.driver import Check, Usage
+from nekro.sandbox.leftovers import ServiceId, own_id
 from nekro.sandbox.limits import proc_files
 from nekro.sandbox.limits.cgroup_files import (
     KILL_POLL_SECONDS,
@@ -35,7 +36,6 @@ from nekro.sandbox.limits.cgroup_files import (
     write,
 )
 from nekro.sandbox.models import GONE_SECONDS, Limit
-from nekro.sandbox.service_id import ServiceId, own_id
 
 __all__ = ["DELEGATE", "Cgroups", "Group", "find_cgroups"]
 

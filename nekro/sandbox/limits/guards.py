@@ -1,10 +1,10 @@
-"""Supervise the guards of a sandbox: a guard that raises, stalls or cannot read ends the run.
+"""The guards of a sandbox and their supervisor: a guard that raises, stalls or cannot read ends the run.
 
-A guard enforces a limit that the kernel does not: a periodic check of disk or memory, the reader of the
-output, a timer. Each check runs on a thread of its own, not on the event loop or its shared pool, so
-neither a busy loop nor an exhausted pool delays it. One thread per process, the supervisor, compares
-for each guard the time since ``begin`` with the time it may take. The supervisor uses nothing that sandboxed
-code can slow down: it reads a clock and signals a process descriptor.
+A guard enforces a limit that the kernel does not: a periodic check of disk or memory (``watch``), the reader
+of the output, a timer. Each check runs on a thread of its own, not on the event loop or its shared pool, so
+neither a busy loop nor an exhausted pool delays it. One thread per process, the supervisor, compares for each
+guard the time since ``begin`` with the time it may take. The supervisor uses nothing that sandboxed code can
+slow down: it reads a clock and signals a process descriptor.
 """
 
 from __future__ import annotations
@@ -18,11 +18,29 @@ from typing import Any, Final
 
 from loguru import logger
 
-from nekro.sandbox.limits.processes import UnsettledError
+from broker_config.settings import SandboxSettings
+from nekro.sandbox.driver import Sandbox
+from nekro.sandbox.limits.processes import (
+    UnsettledError,
+    hold_of_all,
+    names_bytes,
+    shared_out,
+    sockets_in_sockets,
+    waiting_at,
+)
+from nekro.sandbox.limits.quota import Quota
 from nekro.sandbox.models import Limit
 from nekro_agent.durations import POLL_SECONDS
 
-__all__ = ["GUARD_SECONDS", "EndRun", "Guard", "Guards"]
+__all__ = [
+    "GUARD_SECONDS",
+    "EndRun",
+    "Guard",
+    "Guards",
+    "disk_check",
+    "memory_check",
+    "watch",
+]
 
 #: Ends the run: the limit, and for ``Limit.GUARD`` the reason. Called from any thread.
 EndRun = Callable[[Limit, str | None], None]
@@ -254,3 +272,71 @@ def _name_of(exc: BaseException) -> str:
 _SUPERVISOR: Final = _Supervisor()
 # In a forked child the thread does not exist, and the lock may be held forever.
 os.register_at_fork(after_in_child=_SUPERVISOR.__init__)  # type: ignore[misc]
+
+
+def watch(
+    guards: Guards,
+    sandbox: Sandbox,
+    quota: Quota | None,
+    settings: SandboxSettings,
+    *,
+    every_seconds: float = POLL_SECONDS,
+) -> None:
+    """Check a sandbox's disk and memory until the guards are closed.
+
+    Args:
+        quota: None where the kernel bounds the shared directory.
+        every_seconds: least time between two checks; the default is for running code.
+    """
+    quotas = {} if quota is None else {"disk": quota}
+    if sandbox.scratch_dir is not None:
+        quotas["tmp"] = Quota.of_scratch(sandbox.scratch_dir, settings)
+    for name, watched in quotas.items():
+        check = disk_check(sandbox, watched, most_file_bytes=settings.max_file_bytes)
+        # Half as often as memory: measuring a directory costs more than reading counters.
+        guards.poll(name, check, every_seconds=max(every_seconds, 2 * POLL_SECONDS))
+    if not sandbox.memory_bounded:
+        guards.poll("memory", memory_check(sandbox, settings), every_seconds=every_seconds)
+
+
+def memory_check(sandbox: Sandbox, settings: SandboxSettings) -> Callable[[], Limit | None]:
+    """Return a check of the memory of all processes together; between two checks it may be exceeded."""
+
+    def check() -> Limit | None:
+        most_bytes = settings.memory_bytes - _kernel_bytes(sandbox)
+        used_bytes = sandbox.usage().memory_bytes or 0
+        # This counts shared pages once per process: cheap, and never too low.
+        is_exceeded = used_bytes > most_bytes and shared_out(sandbox.processes()) > most_bytes
+        return Limit.MEMORY if is_exceeded else None
+
+    return check
+
+
+def _kernel_bytes(sandbox: Sandbox) -> int:
+    """Return the most kernel memory of the code: buffers of sockets and pipes, names in memory."""
+    # Where /tmp is a directory of the host, its names are on disk and the disk check counts them.
+    names = names_bytes(sandbox.processes()) if sandbox.scratch_dir is None else 0
+    return hold_of_all(sandbox.processes, root=sandbox.spec.shared_dir).buffer_bytes() + names
+
+
+def disk_check(sandbox: Sandbox, quota: Quota, *, most_file_bytes: int) -> Callable[[], Limit | None]:
+    """Return a check of the disk space of the sandbox's files.
+
+    Args:
+        most_file_bytes: size assumed for a file whose size is not visible.
+    """
+    hidden: set[int] = set()
+
+    def check() -> Limit | None:
+        nonlocal hidden
+        held = hold_of_all(sandbox.processes, root=quota.root)
+        before, hidden = hidden, sockets_in_sockets(sandbox.processes(), held)
+        if before & hidden:
+            return Limit.DISK  # the files in flight in there cannot be counted
+        used_bytes = held.disk_bytes(most_file_bytes=most_file_bytes)
+        # The host's end of the channel is a socket too, and is not read at the maximum of calls in flight.
+        used_bytes += waiting_at(sandbox.writer.get_extra_info("socket").fileno()) * most_file_bytes
+        is_exceeded = quota.exceeded(unlinked=used_bytes, most_file_bytes=most_file_bytes)
+        return Limit.DISK if is_exceeded else None
+
+    return check

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from nekro.base.plain import known_fields
+from nekro.sandbox.leftovers import ServiceId, own_id
 from nekro.sandbox.packages.requirement import Requirement
-from nekro.sandbox.service_id import ServiceId, own_id
 from nekro_agent.errors import PackageInstallError
 from nekro_agent.files import safe_files
 from nekro_agent.files.private_files import make_directory, write_private

@@ -1,8 +1,13 @@
-"""Empty ``/app/shared`` of idle chats, never while a sandbox uses it.
+"""``/app/shared`` of chats: empty it when they are idle, and make ``shared/x`` and ``uploads/x`` valid names.
 
-A sandbox holds a shared lock on its directory from its start to its end, and emptying needs an
-exclusive lock: the kernel's file locks work between processes of a host and are released when a
-process ends. The directory's change time is the time of its last use.
+A sandbox holds a shared lock on its directory from its start to its end, and emptying needs an exclusive
+lock: the kernel's file locks work between processes of a host and are released when a process ends. The
+directory's change time is the time of its last use.
+
+The guest makes the links of the names (``nekro.sandbox.guest.working_directory``) while programs run that
+mention the areas. Programs of several processes of a host may use the same shared files at the same time, so
+the last one to end removes the links. A lock of an open file shows whether there are others: it needs no file
+of its own, and does not meet the locks of other kinds that hold the directory.
 """
 
 from __future__ import annotations
@@ -11,8 +16,9 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +28,13 @@ from nekro.base.tasks import end_tasks
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.files import safe_files
 
-__all__ = ["Hold", "SharedCleaner", "empty_idle"]
+__all__ = [
+    "Hold",
+    "ProgramLinks",
+    "SharedCleaner",
+    "empty_idle",
+    "mentions_areas",
+]
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ALL: Final = 0o700
@@ -144,3 +156,53 @@ def _empty_if_idle(path: Path, before: float) -> bool:
 def _changed_since(fd: int, before: float) -> bool:
     """Whether anything below the directory changed after ``before``, as by a plugin."""
     return any(node.info.st_ctime > before for node in safe_files.walk(fd, max_entries=10_000))
+
+
+#: As in the guest, whose modules the host does not import.
+_NAMES: Final = ("shared", "uploads")
+#: ``struct flock`` of 64-bit Linux: type, whence, start, length, process.
+_LOCK: Final = struct.Struct("hhqqi4x")
+
+
+def mentions_areas(texts: Iterable[str]) -> bool:
+    """Whether a program with these texts, its code and its variables, may get links."""
+    return any(name in text for text in texts for name in _NAMES)
+
+
+class ProgramLinks:
+    """One program's use of the links in its shared files."""
+
+    def __init__(self, directory: Path) -> None:
+        """Keep the links until ``end``, also where the program of another process ends before."""
+        self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # no locks on this file system: the first one to end removes them
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_RDLCK, 0, 0, 0, 0))
+
+    def end(self) -> None:
+        """Remove the links unless another program uses them; call it once."""
+        try:
+            if self._has_others():
+                return
+            targets = {name: target for name in _NAMES if (target := self._remove(name)) is not None}
+            if targets and self._has_others():  # it started meanwhile, and has seen them
+                for name, target in targets.items():
+                    with contextlib.suppress(OSError):
+                        os.symlink(target, name, dir_fd=self._fd)
+        finally:
+            os.close(self._fd)
+
+    def _has_others(self) -> bool:
+        try:
+            answer = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, _LOCK.pack(fcntl.F_WRLCK, 0, 0, 0, 0))
+        except OSError:
+            return False
+        return bool(_LOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+
+    def _remove(self, name: str) -> str | None:
+        """Remove a link; returns what it led to, None if there is no link of this name."""
+        try:
+            target = os.readlink(name, dir_fd=self._fd)
+            os.unlink(name, dir_fd=self._fd)
+        except OSError:
+            return None
+        return target

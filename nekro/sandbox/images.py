@@ -8,6 +8,7 @@ image when it was idle (``NEKRO_SANDBOX__SHARED_IDLE_SECONDS``). Its journal rep
 One lock for all areas of a data directory prevents concurrent formatting, mounting and dropping by the
 services of a host. ``mount`` reuses the loop device of an image, so two mounts of one image share one
 file system.
+
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from typing import Final
 from loguru import logger
 
 from broker_config.settings import SandboxSettings
-from nekro.sandbox.areas.homes import make_home, remove_home
-from nekro.sandbox.areas.shared import Hold
+from nekro.sandbox.leftovers import make_home, remove_home
+from nekro.sandbox.shared import Hold
 from nekro_agent.durations import PROGRAM_SECONDS
 from nekro_agent.errors import NekroError, SandboxUnavailableError
 from nekro_agent.files import safe_files

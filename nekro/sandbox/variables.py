@@ -4,6 +4,7 @@ The sandbox sends ``[[names that are not kept],{name: text, …}]``, where a tex
 value. All of it is hostile. The parser of arguments reads each value within one budget for all, so
 ``$pickle`` and whatever else has no plain form is refused here; the values themselves are dropped, and the
 next sandbox builds them again from the texts.
+
 """
 
 from __future__ import annotations

@@ -1,1 +1,0 @@
-"""The directories that a chat's sandboxes see."""
