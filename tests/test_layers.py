@@ -78,9 +78,8 @@ PARTS = {
     },
     "nekro/agent": {
         "answers": ("*", "llm"),
-        "llm": ("*", "tokens"),
+        "llm": ("*",),
         "pictures": ("*",),
-        "tokens": ("*", "pictures"),
     },
     "nekro/app": {
         "catalogue": (),

@@ -14,10 +14,9 @@ from typing import Final
 
 from jinja2 import Environment
 
-from nekro.agent.method_text import method_line, method_text
 from nekro.agent.model import PluginBrief
-from nekro.agent.text import attribute, neutralise
-from nekro.agent.tokens.limits import PromptRoom
+from nekro.agent.room import PromptRoom
+from nekro.agent.text import attribute, method_line, method_text, neutralise
 
 __all__ = ["Catalogue", "CatalogueWriter", "Form"]
 

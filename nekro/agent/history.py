@@ -1,23 +1,24 @@
-"""Renders the chat's messages for a prompt, within limits."""
+"""Render the chat's messages for a prompt, within limits, with names by which code can open their files."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import PurePosixPath
 from typing import Final
 
-from nekro.agent.model import HistoryMessage, HistorySummary, Part, TextPart
-from nekro.agent.named_files import described, file_path
-from nekro.agent.text import attribute
-from nekro.agent.tokens import handles
-from nekro.agent.tokens.cutting import LEAST_TOKENS, cut_text
-from nekro.agent.tokens.limits import PromptRoom
+from nekro.agent.model import HistoryFile, HistoryMessage, HistorySummary, Part, TextPart
+from nekro.agent.room import PromptRoom
+from nekro.agent.text import LEAST_TOKENS, attribute, cut_text
+from nekro.agent.text import handle_of_message as of_message
 from nekro_agent.ports import MessageKind
 
 __all__ = [
     "OLDER_HIDDEN",
     "Segment",
+    "described",
+    "file_path",
     "render_history",
     "render_images",
     "render_message",
@@ -26,6 +27,49 @@ __all__ = [
     "split_by_round",
     "without_covered",
 ]
+
+
+#: Characters that could end a mark of a prompt or begin a tag.
+_MARKS: Final = frozenset("<>[]\"'\\\uff1c\ufe64")
+
+
+def file_path(path: str) -> str:
+    """Return a path in the form in which code opens it.
+
+    A path with characters that could end a mark or forge a tag is written as a Python literal.
+
+    >>> file_path("/app/uploads/a b.png")
+    '/app/uploads/a b.png'
+    >>> print(file_path("/app/uploads/<x>"))
+    '/app/uploads/\\x3cx\\x3e'
+    """
+    if all(_is_plain(character) for character in path) and path == " ".join(path.split()):
+        return path
+    return f"'{''.join(one if _is_plain(one) else _escaped(one) for one in path)}'"
+
+
+def described(file: HistoryFile) -> str:
+    """Return a file's path, then what is known of its name, media type and size."""
+    facts = []
+    if file.name and file.name != PurePosixPath(file.path).name:
+        facts.append(f"sent as {attribute(file.name)}")
+    if file.media_type:
+        facts.append(attribute(file.media_type))
+    if file.size_bytes is not None:
+        facts.append(f"{file.size_bytes} bytes")
+    return file_path(file.path) + (f" ({', '.join(facts)})" if facts else "")
+
+
+def _is_plain(character: str) -> bool:
+    return character.isprintable() and character not in _MARKS
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    if code <= 0xFF:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+
 
 #: Says that messages are left out.
 OLDER_HIDDEN: Final = "[older messages are not shown]"
@@ -113,7 +157,7 @@ def render_time(moment: datetime) -> str:
 
 def render_message(message: HistoryMessage, room: PromptRoom, limit: int) -> str:
     """Render one message, its text in at most ``limit`` tokens."""
-    body = cut_text(message.text, limit, room.counter, handle=handles.of_message(message.message_id))
+    body = cut_text(message.text, limit, room.counter, handle=of_message(message.message_id))
     body += "".join(f"\n[file: {described(file)}]" for file in message.attachments)
     for image in message.images:
         hidden = f"; not shown: {image.hidden}" if image.hidden else ""

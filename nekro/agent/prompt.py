@@ -28,7 +28,6 @@ from nekro.agent.history import (
     without_covered,
 )
 from nekro.agent.loops import makes_no_progress
-from nekro.agent.method_text import method_text
 from nekro.agent.model import (
     ChatBrief,
     HistoryMessage,
@@ -46,10 +45,10 @@ from nekro.agent.model import (
     join_parts,
 )
 from nekro.agent.multimodal import render_segments
-from nekro.agent.text import attribute, neutralise
-from nekro.agent.tokens import handles
-from nekro.agent.tokens.cutting import cut_text
-from nekro.agent.tokens.limits import Limits, PromptRoom
+from nekro.agent.room import Limits, PromptRoom
+from nekro.agent.text import attribute, cut_text, method_text, neutralise
+from nekro.agent.text import handle_of_output as of_output
+from nekro.agent.text import handle_of_result as of_result
 from nekro.sandbox.models import StopType
 from nekro_agent.methods import BUILT_IN_METHODS, SandboxMethodType
 
@@ -252,7 +251,7 @@ class PromptBuilder:
             reason=neutralise(earlier.reason or (_SAID if is_said else _REASONS[earlier.stop_type])),
             hints=self._hints(earlier, before),
             output=cut_text(
-                output, room.limits.observation, room.counter, handle=handles.of_output(earlier.round_id)
+                output, room.limits.observation, room.counter, handle=of_output(earlier.round_id)
             ).strip("\n"),
             is_silent=is_said or bool(earlier.observations),
         )
@@ -280,7 +279,7 @@ class PromptBuilder:
         if observation.type is SandboxMethodType.MULTIMODAL_AGENT:
             body = render_segments(observation.segments, image_bytes=self._agent.image_file_bytes)
             shown = [
-                _cut_part(part, room, handles.of_result(observation.call_id, index))
+                _cut_part(part, room, of_result(observation.call_id, index))
                 for index, part in enumerate(body)
             ]
             return [head, *shown, tail]
@@ -288,7 +287,7 @@ class PromptBuilder:
             observation.text,
             room.limits.observation,
             room.counter,
-            handle=handles.of_result(observation.call_id),
+            handle=of_result(observation.call_id),
         )
         return [head, TextPart(text=text or "[the method returned no text]"), tail]
 

@@ -10,8 +10,8 @@ from nekro.agent.answers.extraction import split_answer
 from nekro.agent.history import render_message, render_summary
 from nekro.agent.llm import LLMAnswer, LLMRequest
 from nekro.agent.model import HistoryMessage, HistorySummary, PromptMessage, Role
+from nekro.agent.room import PromptRoom
 from nekro.agent.text import clean, cut_middle
-from nekro.agent.tokens.limits import PromptRoom
 from nekro_agent.errors import LLMUnreadableError
 
 __all__ = ["SummaryTask", "first_part", "outgrown", "read_summary", "summary_request"]

@@ -1,4 +1,5 @@
-"""Decides how a round ended: a stop type, and texts for the model and for the chat."""
+"""Decide on an answer before anything of it runs, and how a round ended: stop type, texts for model and
+chat."""
 
 from __future__ import annotations
 
@@ -6,8 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from nekro.agent.loops import MOST_REPEATS
-from nekro.agent.text import attribute
+from nekro.agent.answers.extraction import ExtractedCode
+from nekro.agent.answers.replies import Reply, ReplyKind
+from nekro.agent.llm import LLMAnswer
+from nekro.agent.loops import MOST_REPEATS, repeats_of_code
+from nekro.agent.model import TurnRound
+from nekro.agent.text import attribute, reveals_check_word
 from nekro.sandbox.models import Limit, RunResult, StopType
 from nekro_agent.errors import BudgetExceededError
 
@@ -20,6 +25,7 @@ __all__ = [
     "empty_answer",
     "error_repeated",
     "judge",
+    "judge_reply",
     "last_round",
     "nothing_to_do",
     "program_mixed",
@@ -35,6 +41,7 @@ __all__ = [
     "words_cut",
     "words_too_long",
 ]
+
 
 #: Codes of turns that ended before their work was done: a limit of the turn, a program or an error that
 #: repeated itself, and a last answer that could not be used.
@@ -323,3 +330,59 @@ def _error_reason(run: RunResult) -> str:
     if run.error and run.error not in run.output:
         return f"{reason}: {run.error}"
     return f"{reason}."
+
+
+#: Longest program: far more than a model intends to write, and below the sandbox's limit of a mebibyte.
+_MOST_CODE_CHARS: Final = 200_000
+
+
+def judge_reply(
+    answer: LLMAnswer,
+    reply: Reply,
+    *,
+    check_word: str,
+    previous: Sequence[TurnRound],
+    most_bytes: int,
+    is_last: bool,
+) -> Verdict | None:
+    """Decide on an answer; None if its program is to run.
+
+    Args:
+        check_word: that of the answer's prompt.
+        previous: earlier rounds of the turn.
+        most_bytes: longest message, in UTF-8.
+        is_last: whether the model is not asked again in this turn.
+    """
+    if reply.extracted is not None:
+        return _judge_program(answer, reply.extracted, check_word, previous)
+    if reply.kind is ReplyKind.TOOL_CALL:
+        return tool_called(answer.tool_calls)
+    if reply.kind is ReplyKind.MIXED:
+        return program_mixed()
+    if reply.kind is ReplyKind.NOTHING:
+        return answer_cut(answer.finish_reason) if answer.was_cut else empty_answer()
+    if reveals_check_word(check_word, reply.words):
+        return word_said()
+    if len(reply.words.encode("utf-8", "surrogatepass")) > most_bytes:
+        return words_too_long(most_bytes)
+    if answer.was_cut:
+        return words_cut(reply.words, answer.finish_reason, is_last=is_last)
+    return said(reply.words)
+
+
+def _judge_program(
+    answer: LLMAnswer, program: ExtractedCode, check_word: str, previous: Sequence[TurnRound]
+) -> Verdict | None:
+    if reveals_check_word(check_word, program.code):
+        return word_revealed()
+    if answer.was_cut and not (program.fenced and program.closed):
+        return answer_cut(answer.finish_reason)
+    if not program.closed:
+        return program_open()
+    if len(program.code) > _MOST_CODE_CHARS:
+        return program_too_long(_MOST_CODE_CHARS)
+    if not program.is_empty:
+        is_loop = repeats_of_code(program.code, previous) + 1 >= MOST_REPEATS
+        return program_repeated() if is_loop else None
+    is_meant = program.fenced or program.code
+    return nothing_to_do() if is_meant else answer_without_program()

@@ -24,7 +24,7 @@ from nekro_agent.methods import Lane
 
 if TYPE_CHECKING:
     from broker_config.app import NekroApp
-    from nekro.agent.tokens import ModelContexts
+    from nekro.agent.room import ModelContexts
     from nekro.app.approvals.decisions import ApprovalDecisions
     from nekro.app.approvals.requests import ApprovalRequests
     from nekro.app.approvals.seals import ApprovalSeal
@@ -736,7 +736,7 @@ class Parts(ABC):
     def model_contexts(self) -> ModelContexts:
         """Knows how many tokens the models of the groups read."""
         from broker_config.model_groups import group_or_default
-        from nekro.agent.tokens import ModelContexts
+        from nekro.agent.room import ModelContexts
 
         return ModelContexts(self.settings.agent, partial(group_or_default, self.settings))
 

@@ -8,8 +8,8 @@ import pytest
 from answer_corpus import ANSWERS, NAMES, Case
 
 from nekro.agent.answers.replies import read_reply
-from nekro.agent.answers.reply_rules import judge_reply
 from nekro.agent.llm import LLMAnswer
+from nekro.agent.verdict import judge_reply
 
 
 def outcome(case: Case) -> tuple[str, str]:

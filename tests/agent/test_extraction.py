@@ -15,7 +15,7 @@ from nekro.agent.answers.extraction import (
     extract_code,
     text_beside_code,
 )
-from nekro.agent.check_words import new_check_word, reveals_check_word
+from nekro.agent.text import new_check_word, reveals_check_word
 
 FENCE = "```"
 

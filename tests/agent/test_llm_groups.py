@@ -25,8 +25,7 @@ from pydantic import SecretStr
 from broker_config.model_groups import ModelGroup, ModelGroupSettings
 from broker_config.settings import LLMSettings, Settings
 from nekro.agent.llm import LLMClient, LLMRequest
-from nekro.agent.llm.factory import endpoint_of
-from nekro.agent.llm.router import BREAKER_SECONDS, ModelRouter
+from nekro.agent.llm.clients import BREAKER_SECONDS, ModelRouter, endpoint_of
 from nekro.agent.model import ImagePart, PromptMessage, Role, TextPart
 from nekro_agent.errors import LLMAccessError, LLMError, LLMTimeoutError
 

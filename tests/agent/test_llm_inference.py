@@ -13,7 +13,7 @@ from recorded_spans import recorded_spans
 
 from broker_config.settings import LLMSettings
 from nekro.agent.llm import LLMRequest
-from nekro.agent.llm.inference import Endpoint, provider_of
+from nekro.agent.llm.telemetry import Endpoint, provider_of
 from nekro.agent.model import ImagePart, PromptMessage, Role, TextPart
 from nekro.base import metrics
 from nekro.base.redaction import Redactor

@@ -33,7 +33,7 @@ from waiting import WAIT_SECONDS
 
 from broker_config.settings import LLMSettings
 from nekro.agent.llm import LLMAnswer, LLMRequest, ModelSpent, create_client
-from nekro.agent.llm.retry import Fault, RetryPolicy, parse_retry_after
+from nekro.agent.llm.attempt import Fault, RetryPolicy, parse_retry_after
 from nekro.agent.model import ImagePart, PromptMessage, Role, TextPart
 from nekro_agent.errors import (
     LLMAccessError,

@@ -16,8 +16,8 @@ from broker_config.model_groups import ModelGroupSettings, model_group
 from broker_config.settings import LLMSettings, Settings
 from nekro.agent.answers.replies import ReplyKind, read_reply
 from nekro.agent.llm import LLMAnswer, LLMRequest
-from nekro.agent.llm.inference import Endpoint
 from nekro.agent.llm.protocols import PROTOCOLS, Options
+from nekro.agent.llm.telemetry import Endpoint
 from nekro.agent.model import ImagePart, PromptMessage, Role, TextPart
 from nekro_agent.errors import LLMError, LLMRefusedError
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nekro.agent.history import described, file_path
 from nekro.agent.model import HistoryFile
-from nekro.agent.named_files import described, file_path
 
 _FACTS = {"media_type": "audio/ogg", "size_bytes": 3}
 

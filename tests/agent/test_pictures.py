@@ -25,7 +25,7 @@ from nekro.agent.multimodal import image_data
 from nekro.agent.pictures import decoder
 from nekro.agent.pictures.decoder import DecodeLimits, PictureDecoder, ShownPicture, UnshownPicture
 from nekro.agent.pictures.fit import PromptPictures
-from nekro.agent.pictures.tokens import MOST_TOKENS, tokens_of_image
+from nekro.agent.room import MOST_TOKENS, tokens_of_image
 from nekro.sandbox.filter.seccomp import computing_filter
 
 LIMITS = DecodeLimits(side=256, bytes=40_000, pixels=1_000_000)

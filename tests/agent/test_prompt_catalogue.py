@@ -11,10 +11,10 @@ import pytest
 
 from broker_config.settings import AgentSettings, SandboxSettings
 from nekro.agent.catalogue import Catalogue, CatalogueWriter, Form
-from nekro.agent.method_text import MOST_DOC_CHARS, method_text, summary
 from nekro.agent.model import ChatBrief, MethodBrief, PluginBrief
 from nekro.agent.prompt import PromptBuilder, PromptRequest
-from nekro.agent.tokens.estimate import estimate_tokens
+from nekro.agent.text import MOST_DOC_CHARS, method_text, summary
+from nekro.agent.tokens import estimate_tokens
 from nekro_agent.methods import SandboxMethodType
 
 GOLDEN = Path(__file__).parent / "golden"

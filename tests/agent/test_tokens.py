@@ -14,10 +14,17 @@ from broker_config.model_groups import ModelGroup, model_groups
 from broker_config.settings import AgentSettings, SandboxSettings, Settings
 from nekro.agent.model import Observation, TurnRound
 from nekro.agent.prompt import PromptBuilder
-from nekro.agent.text import neutralise
-from nekro.agent.tokens import ESTIMATE, Limits, ModelContexts, PromptRoom, TokenCounter, counter_of, cut_text
-from nekro.agent.tokens.estimate import estimate_tokens
-from nekro.agent.tokens.tables import DIRECTORY_VARIABLE, encoding_of, load_encoder
+from nekro.agent.room import Limits, ModelContexts, PromptRoom
+from nekro.agent.text import cut_text, neutralise
+from nekro.agent.tokens import (
+    DIRECTORY_VARIABLE,
+    ESTIMATE,
+    TokenCounter,
+    counter_of,
+    encoding_of,
+    estimate_tokens,
+    load_encoder,
+)
 from nekro.sandbox.models import StopType
 from nekro_agent.methods import SandboxMethodType
 
@@ -188,7 +195,7 @@ async def test_the_counter_of_a_model_is_looked_up_once(monkeypatch: pytest.Monk
         asked.append(model)
         return ESTIMATE
 
-    monkeypatch.setattr("nekro.agent.tokens.contexts.counter_of", look_up)
+    monkeypatch.setattr("nekro.agent.room.counter_of", look_up)
     contexts = ModelContexts(AgentSettings(), _find)
     rooms = [await contexts.room("default") for _ in range(3)]
     assert [room.counter for room in rooms] == [ESTIMATE] * 3

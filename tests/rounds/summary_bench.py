@@ -9,7 +9,7 @@ from dataclasses import replace
 from round_bench import Bench, Model
 
 from nekro.agent.llm import LLMAnswer, LLMRequest
-from nekro.agent.tokens import ModelContexts
+from nekro.agent.room import ModelContexts
 from nekro.app.budgets.summary_meter import SummaryMeter
 from nekro_agent.ports import MessageKind
 from storage.memory.summaries import Summary

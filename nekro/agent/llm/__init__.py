@@ -4,9 +4,8 @@ The client for endpoints is in ``nekro.agent.llm.endpoint_client``; ``create_cli
 needed.
 """
 
-from nekro.agent.llm.factory import create_client, create_models
-from nekro.agent.llm.missing_client import MissingClient
-from nekro.agent.llm.port import FailedGroup, LLMAnswer, LLMClient, LLMRequest, ModelSpent
+from nekro.agent.llm.clients import create_client, create_models
+from nekro.agent.llm.port import FailedGroup, LLMAnswer, LLMClient, LLMRequest, MissingClient, ModelSpent
 from nekro.agent.llm.scripted_client import ScriptedAnswer, ScriptedClient
 
 __all__ = [

@@ -15,18 +15,14 @@ from loguru import logger
 
 from broker_config.model_groups import DEFAULT_GROUP
 from broker_config.settings import LLMSettings
-from nekro.agent.llm.faults import fault_of_response, fault_of_transport, hint_of
-from nekro.agent.llm.gathered import Gathered, joined
-from nekro.agent.llm.inference import Endpoint, Inference, inference
-from nekro.agent.llm.port import LLMAnswer, LLMRequest, ModelSpent, was_withheld
-from nekro.agent.llm.prices import cost_of
+from nekro.agent.llm.attempt import BACKOFF_SECONDS, Fault, Gathered, RetryPolicy, TryFailed, joined
+from nekro.agent.llm.port import LLMAnswer, LLMRequest, ModelSpent, cost_of, was_withheld
 from nekro.agent.llm.protocols import PROTOCOLS, Options
-from nekro.agent.llm.reading import read_answer
-from nekro.agent.llm.record import RequestRecord
-from nekro.agent.llm.retry import BACKOFF_SECONDS, Fault, RetryPolicy, TryFailed
+from nekro.agent.llm.reading import fault_of_response, fault_of_transport, hint_of, read_answer
+from nekro.agent.llm.telemetry import Endpoint, Inference, RequestRecord, inference
+from nekro.agent.room import tokens_of_prompt
 from nekro.agent.text import cut_middle
-from nekro.agent.tokens.estimate import estimate_tokens
-from nekro.agent.tokens.limits import tokens_of_prompt
+from nekro.agent.tokens import estimate_tokens
 from nekro_agent.errors import LLMError, LLMFilterError, LLMTimeoutError
 from nekro_client.answer_limits import limited
 

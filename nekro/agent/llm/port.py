@@ -1,14 +1,48 @@
-"""The agent's port to a language model."""
+"""The agent's port to a language model: requests, answers, their price, and the client of a worker without
+one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, NoReturn, Protocol
 
 from nekro.agent.model import PromptMessage
+from nekro_agent.errors import LLMError
 
-__all__ = ["FailedGroup", "LLMAnswer", "LLMClient", "LLMRequest", "ModelSpent", "was_withheld"]
+__all__ = [
+    "FailedGroup",
+    "LLMAnswer",
+    "LLMClient",
+    "LLMRequest",
+    "MissingClient",
+    "ModelSpent",
+    "cost_of",
+    "was_withheld",
+]
+
+
+def cost_of(
+    prompt_tokens: int,
+    answer_tokens: int,
+    cached_tokens: int = 0,
+    *,
+    input_price: float,
+    output_price: float,
+    cached_input_price: float | None = None,
+) -> float:
+    """Return the cost of a request, in the currency of the prices.
+
+    Args:
+        cached_tokens: a part of the prompt; more than it, and less than 0, are not counted.
+        input_price: of a million tokens, as the other prices.
+        cached_input_price: None means ``input_price``.
+    """
+    if cached_input_price is None:
+        cached_input_price = input_price
+    cached = min(max(cached_tokens, 0), prompt_tokens)
+    prompt = (prompt_tokens - cached) * input_price + cached * cached_input_price
+    return (prompt + answer_tokens * output_price) / 1_000_000
 
 
 #: Reasons to finish that mean that the model ended its answer, of the protocol and in the words of endpoints
@@ -123,3 +157,22 @@ class LLMClient(Protocol):
     async def close(self) -> None:
         """Release connections; the client cannot be used afterwards."""
         ...
+
+
+class MissingClient:
+    """Answers every request with the reason why there is no model."""
+
+    def __init__(self, reason: str) -> None:
+        """``reason`` is the text of the error; it names the settings."""
+        self._reason = reason
+
+    async def complete(self, request: LLMRequest) -> NoReturn:
+        """Fail.
+
+        Raises:
+            LLMError: always.
+        """
+        raise LLMError(self._reason)
+
+    async def close(self) -> None:
+        """Do nothing."""

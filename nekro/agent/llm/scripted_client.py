@@ -10,10 +10,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from broker_config.model_groups import DEFAULT_GROUP
-from nekro.agent.llm.inference import Endpoint, inference
-from nekro.agent.llm.port import LLMAnswer, LLMRequest, ModelSpent
-from nekro.agent.llm.prices import cost_of
-from nekro.agent.llm.record import RequestRecord
+from nekro.agent.llm.port import LLMAnswer, LLMRequest, ModelSpent, cost_of
+from nekro.agent.llm.telemetry import Endpoint, RequestRecord, inference
 from nekro.agent.model import PromptMessage, Role
 from nekro.agent.text import cut_middle
 from nekro_agent.errors import LLMError

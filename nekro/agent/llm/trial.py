@@ -9,11 +9,11 @@ import httpx
 
 from broker_config.model_groups import ModelGroup
 from broker_config.settings import LLMSettings
+from nekro.agent.llm.attempt import Fault
+from nekro.agent.llm.clients import endpoint_of
 from nekro.agent.llm.endpoint_client import EndpointClient
-from nekro.agent.llm.factory import endpoint_of
-from nekro.agent.llm.faults import fault_of_response, fault_of_transport, hint_of
 from nekro.agent.llm.port import LLMRequest
-from nekro.agent.llm.retry import Fault
+from nekro.agent.llm.reading import fault_of_response, fault_of_transport, hint_of
 from nekro.agent.model import ImagePart, Part, PromptMessage, Role, TextPart
 from nekro_agent.errors import LLMError, NekroError
 from nekro_agent.services.agent.openai import token_count

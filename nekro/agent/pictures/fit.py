@@ -11,7 +11,7 @@ from broker_config.settings import AgentSettings
 from nekro.agent.model import ImagePart, Part, PromptMessage, TextPart, join_parts
 from nekro.agent.multimodal import image_data
 from nekro.agent.pictures.decoder import DecodeLimits, PictureDecoder, UnshownPicture
-from nekro.agent.pictures.tokens import LOW_SIDE, MOST_TOKENS, tokens_of_image
+from nekro.agent.room import LOW_SIDE, MOST_TOKENS, tokens_of_image
 
 __all__ = ["PromptPictures"]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from broker_config.model_groups import ModelGroup
 from nekro.agent.llm import LLMAnswer, ModelSpent
-from nekro.agent.llm.prices import cost_of
+from nekro.agent.llm.port import cost_of
 from storage.access.spendings import ModelUse
 
 __all__ = ["ModelUses", "expected_use", "price_of"]

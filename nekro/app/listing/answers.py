@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from nekro.agent.method_text import method_line, method_text, summary
 from nekro.agent.model import MethodBrief
-from nekro.agent.text import attribute
+from nekro.agent.text import attribute, method_line, method_text, summary
 from nekro.app.listing.chat_plugins import ChatPlugin
 from nekro_agent.errors import ArgumentError
 from nekro_agent.methods import BUILT_IN_METHODS

@@ -22,7 +22,7 @@ MOST_CHARS: Final = 1_000_000
 async def rest_of(
     transaction: Transaction, chat_key: str, handle: object, *, start: object, most: object
 ) -> str:
-    """Return ``most`` characters from ``start`` of the text that a handle of ``nekro.agent.tokens.handles``
+    """Return ``most`` characters from ``start`` of the text that a handle of ``nekro.agent.text``
     names.
 
     Raises:

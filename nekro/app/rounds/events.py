@@ -18,8 +18,8 @@ from typing import Any, Final
 from loguru import logger
 from pydantic_core import from_json
 
-from nekro.agent.llm.inference import message_json
 from nekro.agent.llm.port import LLMRequest
+from nekro.agent.llm.telemetry import message_json
 from nekro.agent.rounds import RoundAnswer
 from nekro.app.calls.dispatch import CallRecord
 from nekro.app.chats.events import record

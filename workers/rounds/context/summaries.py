@@ -18,8 +18,8 @@ from loguru import logger
 from broker_config.settings import AgentSettings
 from nekro.agent.llm import LLMAnswer, LLMClient
 from nekro.agent.model import HistoryMessage, HistorySummary
+from nekro.agent.room import ModelContexts, PromptRoom
 from nekro.agent.summary import SummaryTask, first_part, outgrown, read_summary, summary_request
-from nekro.agent.tokens import ModelContexts, PromptRoom
 from nekro.app.budgets.summary_meter import SummaryMeter
 from nekro.app.leases.keeper import LeaseKeeper
 from nekro.app.leases.kinds import SUMMARY

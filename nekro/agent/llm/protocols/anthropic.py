@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from nekro.agent.llm.gathered import Gathered, dict_of, list_of, name_in, unreadable
+from nekro.agent.llm.attempt import Gathered, dict_of, list_of, name_in, unreadable
 from nekro.agent.llm.protocols.base import (
     MAX_TOKENS,
     SYSTEM,

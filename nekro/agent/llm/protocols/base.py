@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from nekro.agent.llm.gathered import Gathered
+from nekro.agent.llm.attempt import Gathered
 from nekro.agent.model import Part, PromptMessage, Role, TextPart, join_parts
 from nekro.agent.multimodal import image_data
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
-from nekro.agent.llm.gathered import Gathered, dict_of, list_of, name_in, unreadable
+from nekro.agent.llm.attempt import Fault, Gathered, TryFailed, dict_of, list_of, name_in, unreadable
 from nekro.agent.llm.protocols.base import (
     SYSTEM,
     TEMPERATURE,
@@ -21,7 +21,6 @@ from nekro.agent.llm.protocols.base import (
     sendable,
     turns,
 )
-from nekro.agent.llm.retry import Fault, TryFailed
 from nekro.agent.model import Part, PromptMessage, Role, TextPart
 from nekro_agent.errors import LLMFilterError
 from nekro_agent.services.agent.openai import token_count

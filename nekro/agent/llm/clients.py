@@ -1,7 +1,9 @@
-"""A client that asks the model groups of a chat in order until one answers."""
+"""Create the clients that the settings select, and ask the model groups of a chat in order until one
+answers."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,8 +12,9 @@ from typing import Final
 from loguru import logger
 
 from broker_config.model_groups import DEFAULT_GROUP, ModelGroup, chat_groups, model_groups
-from broker_config.settings import Settings
+from broker_config.settings import LLMSettings, Settings
 from nekro.agent.llm.port import FailedGroup, LLMAnswer, LLMClient, LLMRequest
+from nekro.agent.llm.scripted_client import ScriptedClient
 from nekro_agent.errors import (
     LLMContextError,
     LLMError,
@@ -20,7 +23,13 @@ from nekro_agent.errors import (
     ModelGroupError,
 )
 
-__all__ = ["BREAKER_SECONDS", "ModelRouter"]
+__all__ = [
+    "BREAKER_SECONDS",
+    "ModelRouter",
+    "create_client",
+    "create_models",
+]
+
 
 #: How long a group that failed is asked after its fallbacks; a restart of an endpoint takes about as long.
 BREAKER_SECONDS: Final = 60.0
@@ -122,3 +131,71 @@ def _joined(failures: list[LLMError], failed: list[FailedGroup], tries: int) -> 
     first.tries = tries
     first.is_too_long = any(failure.is_too_long for failure in failures)
     return first
+
+
+def create_client(settings: LLMSettings) -> LLMClient:
+    """Build the configured client; a script has priority over an endpoint.
+
+    Raises:
+        LLMError: neither is configured, or the script cannot be read.
+    """
+    if settings.script is not None:
+        return ScriptedClient(
+            settings.script,
+            record=settings.record,
+            input_price=settings.input_price_per_million,
+            output_price=settings.output_price_per_million,
+        )
+    if settings.base_url and settings.model:
+        # Imported here because the package takes 0.3 s to import and a script does not need it.
+        from nekro.agent.llm.endpoint_client import EndpointClient
+
+        return EndpointClient(settings)
+    if settings.base_url:
+        raise LLMError(f"NEKRO_LLM__BASE_URL is {settings.base_url}, but NEKRO_LLM__MODEL names no model")
+    raise LLMError(
+        "no language model is configured: set NEKRO_LLM__BASE_URL and NEKRO_LLM__MODEL (and "
+        "NEKRO_LLM__API_KEY where the endpoint wants one), or NEKRO_LLM__SCRIPT to replay answers "
+        "from a YAML file"
+    )
+
+
+def create_models(settings: Settings) -> LLMClient:
+    """Build the client of all model groups; a script answers for every group.
+
+    Raises:
+        LLMError: no model is configured for the group ``default``, or the script cannot be read.
+    """
+    if settings.llm.script is not None:
+        return create_client(settings.llm)
+    return ModelRouter(settings, lambda group: _group_client(settings.llm, group))
+
+
+def _group_client(llm: LLMSettings, group: ModelGroup) -> LLMClient:
+    if group.name == DEFAULT_GROUP:
+        return create_client(llm)
+    # Imported here as above.
+    from nekro.agent.llm.endpoint_client import EndpointClient
+
+    return EndpointClient(endpoint_of(llm, group), group=group.name)
+
+
+def endpoint_of(llm: LLMSettings, group: ModelGroup) -> LLMSettings:
+    """Return the settings of a group's endpoint; what groups do not set is as in ``NEKRO_LLM__…``."""
+    return llm.model_copy(
+        update={
+            "base_url": group.base_url,
+            "protocol": group.protocol,
+            "api_key": group.api_key,
+            "model": group.model,
+            "temperature": None,
+            "max_output_tokens": None,
+            "parameters": json.dumps(dict(group.parameters)),
+            "proxy": group.proxy,
+            "first_token_timeout_seconds": group.first_token_seconds,
+            "idle_timeout_seconds": group.idle_seconds,
+            "input_price_per_million": group.input_price,
+            "cached_input_price_per_million": group.cached_input_price,
+            "output_price_per_million": group.output_price,
+        }
+    )
