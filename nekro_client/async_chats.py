@@ -11,10 +11,8 @@ from typing import BinaryIO
 import httpx
 
 from nekro_client.chats import ChatRequests, FileRequests, file_part, message_body
-from nekro_client.connections import AsyncConnection, connecting
-from nekro_client.downloads import Download
+from nekro_client.connections import AsyncConnection, Asynchronous, Download, connecting
 from nekro_client.errors import ClientError, ConflictError, InvalidAnswerError
-from nekro_client.methods import Asynchronous
 from nekro_client.models import Event, FileInfo, NewPart, PostedMessage
 from nekro_client.operations import API, Backoff, segment
 from nekro_client.streams import STREAM_TIMEOUT, AsyncStream, EventCursor

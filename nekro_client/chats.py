@@ -10,10 +10,8 @@ from typing import BinaryIO
 
 import httpx
 
-from nekro_client.connections import Connection, connecting
-from nekro_client.downloads import Download
+from nekro_client.connections import Blocking, Connection, Download, connecting, request, whole_list
 from nekro_client.errors import ClientError, ConflictError, InvalidAnswerError
-from nekro_client.methods import Blocking, request, whole_list
 from nekro_client.models import (
     ChatBody,
     ChatSummary,

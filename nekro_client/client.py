@@ -11,8 +11,7 @@ from pydantic import JsonValue
 
 from nekro_client.async_chats import AsyncChat
 from nekro_client.chats import Chat
-from nekro_client.connections import AsyncConnection, Connection
-from nekro_client.methods import Asynchronous, Blocking, request, whole_list
+from nekro_client.connections import AsyncConnection, Asynchronous, Blocking, Connection, request, whole_list
 from nekro_client.models import (
     Act,
     Call,

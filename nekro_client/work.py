@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 from nekro_client.async_chats import AsyncChat, AsyncEventStream
 from nekro_client.chats import Chat, EventStream
-from nekro_client.methods import Asynchronous, Blocking, request, whole_list
+from nekro_client.connections import Asynchronous, Blocking, request, whole_list
 from nekro_client.models import (
     ApiKey,
     Approval,

@@ -1,9 +1,10 @@
-"""The interface of a command module, and the arguments that several commands share."""
+"""The interface of a command module, arguments that several commands share, questions at the terminal."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import pwd
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
@@ -25,8 +26,10 @@ __all__ = [
     "args_from",
     "chat_key",
     "chosen_id",
+    "confirm",
     "count",
     "not_blank",
+    "operator",
     "port_number",
     "port_or_any",
     "positive_int",
@@ -36,8 +39,10 @@ __all__ = [
     "whole_number",
 ]
 
+
 #: Chat key used when ``--chat-key`` is not given.
 DEFAULT_CHAT_KEY: Final = "cli"
+
 _ID_COLUMNS: Final = 40
 
 A = TypeVar("A")
@@ -210,3 +215,30 @@ def read_text(path: Path) -> str:
         raise UsageError(f"cannot read {path}: it is not UTF-8 text ({exc.reason})") from exc
     except OSError as exc:
         raise UsageError(f"cannot read {path}: {exc.strerror or os.strerror(exc.errno or 0)}") from exc
+
+
+def operator() -> str:
+    """Return the identity of the shell's user, as decisions record it."""
+    try:
+        name = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container may run under an id without a name
+        name = str(os.getuid())
+    return f"shell:{name}"
+
+
+def confirm(question: str, *, assumed: bool, deps: Deps) -> None:
+    """Return if the person at the terminal agrees.
+
+    Args:
+        assumed: agreed by an option; nothing is asked.
+
+    Raises:
+        UsageError: the person does not agree, or there is no terminal to ask on.
+    """
+    if assumed:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError("there is no terminal to ask on; read the call above, then add --yes")
+    deps.output.words(f"{question} [y/N]")
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise UsageError("not approved; nothing was changed")

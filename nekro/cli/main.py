@@ -28,7 +28,7 @@ class Command:
 
     name: str
     summary: str
-    #: Whether ``EXEC_CODES`` replace some exit codes (see ``nekro.cli.exit_codes``): only for `exec`.
+    #: Whether ``EXEC_CODES`` replace some exit codes (see ``nekro.cli.running``): only for `exec`.
     own_codes: bool = False
 
     @property
@@ -193,8 +193,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _main(sys.argv[1:] if argv is None else list(argv))
     except BrokenPipeError:
-        from nekro.cli.exit_codes import ExitCode
         from nekro.cli.output import Output
+        from nekro.cli.running import ExitCode
 
         Output().abandon_stdout()
         return ExitCode.BROKEN_PIPE
@@ -254,7 +254,7 @@ def _parse(parser: LazyParser, arguments: Sequence[str]) -> argparse.Namespace:
 
 def _run(entry: Command, namespace: argparse.Namespace, output: Output) -> int:
     from nekro.cli.command import Deps, args_from
-    from nekro.cli.logs import configure_logs
+    from nekro.cli.running import configure_logs
 
     configure_logs(debug=output.debug)
     deps = Deps(
@@ -265,8 +265,8 @@ def _run(entry: Command, namespace: argparse.Namespace, output: Output) -> int:
 
 
 def _report(error: BaseException, entry: Command | None, output: Output) -> int:
-    from nekro.cli.exit_codes import EXEC_CODES, exit_code_of
     from nekro.cli.output import PartialError
+    from nekro.cli.running import EXEC_CODES, exit_code_of
 
     partial = error if isinstance(error, PartialError) else None
     error, result = (error, {}) if partial is None else (partial.error, partial.result)
@@ -300,7 +300,7 @@ def _add_global_options(parser: argparse.ArgumentParser, *, default: Any) -> Non
 
 
 def _usage_code(command: Command | None) -> int:
-    from nekro.cli.exit_codes import EXEC_CODES, ExitCode
+    from nekro.cli.running import EXEC_CODES, ExitCode
 
     own = command is not None and command.own_codes
     return EXEC_CODES[ExitCode.USAGE] if own else ExitCode.USAGE

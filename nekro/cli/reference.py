@@ -15,8 +15,8 @@ from typing import Final
 from broker_config.model_groups import ModelGroupSettings
 from broker_config.settings import Settings, known_variables
 from nekro.cli.environment import setting_text
-from nekro.cli.exit_codes import EXEC_CODES, ExitCode
 from nekro.cli.main import COMMANDS, LazyParser, build_parser
+from nekro.cli.running import EXEC_CODES, ExitCode
 
 __all__ = ["main", "pages"]
 

@@ -21,8 +21,8 @@ from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.settings import BrokerSettings, Settings
 from nekro.broker.publishing import unavailable
 from nekro.broker.redis.link import RedisLink, Script
-from nekro.cli.doctor.check import Verdict
 from nekro.cli.doctor.checks import run_checks
+from nekro.cli.doctor.service_checks import Verdict
 
 WRITE = Script("return redis.call('SET', KEYS[1], ARGV[1])")
 

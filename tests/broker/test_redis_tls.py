@@ -22,8 +22,8 @@ from broker_config.app import create_app
 from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.settings import BrokerSettings, Settings
 from nekro.broker.redis.link import RedisLink
-from nekro.cli.doctor.check import Verdict
 from nekro.cli.doctor.checks import run_checks
+from nekro.cli.doctor.service_checks import Verdict
 from nekro.cli.services.presence import require_broker
 from nekro_agent.errors import BrokerUnavailableError, SettingsError
 

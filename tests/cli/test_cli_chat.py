@@ -11,7 +11,7 @@ from chat_server import Behaviour, SceneServer, SeenRequest, send_chunk, send_ev
 from nekro_shell import Shell, open_shell
 from terminal import Terminal
 
-from nekro.cli.exit_codes import ExitCode
+from nekro.cli.running import ExitCode
 
 pytestmark = [pytest.mark.extended, pytest.mark.usefixtures("up")]
 

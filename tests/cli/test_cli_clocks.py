@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from broker_config.settings import Settings
-from nekro.cli.doctor import clocks
-from nekro.cli.doctor.check import Verdict
+from nekro.cli.doctor import service_checks
 from nekro.cli.doctor.checks import run_checks
-from nekro.cli.doctor.clocks import clock_offsets
+from nekro.cli.doctor.service_checks import Verdict, clock_offsets
 
 
 @pytest.fixture
@@ -55,7 +54,7 @@ def test_the_doctor_prints_one_line_per_clock(
     async def offsets(_: Settings) -> dict[str, float]:
         return {"broker": ahead_seconds}
 
-    monkeypatch.setattr(clocks, "clock_offsets", offsets)
+    monkeypatch.setattr(service_checks, "clock_offsets", offsets)
     checks = asyncio.run(run_checks(settings))
     (line,) = [check for check in checks if check.name.startswith("clock of")]
     assert line.verdict is verdict

@@ -14,7 +14,7 @@ from waiting import wait_until
 
 from broker_config.embedded import socket_path
 from broker_config.settings import BrokerSettings
-from nekro.cli.exit_codes import ExitCode
+from nekro.cli.running import ExitCode
 from nekro.cli.services.ownership import read_running
 
 pytestmark = pytest.mark.extended

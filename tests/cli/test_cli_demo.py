@@ -15,9 +15,9 @@ from waiting import WAIT_SECONDS
 
 from broker_config.settings import Settings
 from nekro.cli.demo import points, timeline
-from nekro.cli.demo.evidence import Evidence
-from nekro.cli.demo.model_server import ModelServer
-from nekro.cli.exit_codes import ExitCode
+from nekro.cli.demo.points import Evidence
+from nekro.cli.demo.stage import ModelServer
+from nekro.cli.running import ExitCode
 
 NOTHING = Evidence(
     messages=(),

@@ -10,9 +10,9 @@ from chat_server import Behaviour, ChatServer, refuse, respond
 from pydantic import SecretStr
 
 from broker_config.settings import LLMSettings, Settings
-from nekro.cli.doctor.check import Verdict
 from nekro.cli.doctor.checks import language_model_check
-from nekro.cli.exit_codes import ExitCode
+from nekro.cli.doctor.service_checks import Verdict
+from nekro.cli.running import ExitCode
 
 
 def settings_of(base_url: str, tmp_path: Path, **fields: Any) -> Settings:

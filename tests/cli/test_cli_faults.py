@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nekro.cli import main
-from nekro.cli.exit_codes import EXEC_CODES, ExitCode
+from nekro.cli.running import EXEC_CODES, ExitCode
 
 #: Placeholder in the tables below for a port without a listener.
 PORT = "{port}"

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from nekro.cli import main
-from nekro.cli.exit_codes import EXEC_CODES, ExitCode
 from nekro.cli.output import PartialError
-from nekro.cli.running import TerminatedError
+from nekro.cli.running import EXEC_CODES, ExitCode, TerminatedError
 from nekro_agent.errors import MethodFailedError, ServiceError
 
 pytestmark = pytest.mark.usefixtures("no_settings_of_the_developer")

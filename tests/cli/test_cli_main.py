@@ -10,7 +10,7 @@ import pytest
 
 from nekro.cli import command, main
 from nekro.cli.commands import bench, call, plugins, worker
-from nekro.cli.exit_codes import EXEC_CODES, ExitCode, exit_code_of
+from nekro.cli.running import EXEC_CODES, ExitCode, exit_code_of
 from nekro.sandbox.models import StopType
 from nekro_agent import errors
 

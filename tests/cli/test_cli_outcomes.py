@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from nekro_shell import Shell, open_shell
 
-from nekro.cli.exit_codes import ExitCode
+from nekro.cli.running import ExitCode
 
 PLUGIN = '''
 from nekro_agent.api.plugin import AsyncTaskHandle, NekroPlugin, SandboxMethodType, TaskCtl, task

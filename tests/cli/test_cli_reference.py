@@ -11,8 +11,8 @@ from forked_process import run_forked
 
 from nekro.cli import reference
 from nekro.cli.commands.doctor import list_settings
-from nekro.cli.exit_codes import ExitCode
 from nekro.cli.main import COMMANDS
+from nekro.cli.running import ExitCode
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("../openapi.json", "cli.md", "settings.md")

@@ -11,7 +11,7 @@ import pytest
 from nekro_shell import Shell, open_shell
 
 from broker_config.settings import DatabaseSettings
-from nekro.cli.exit_codes import ExitCode
+from nekro.cli.running import ExitCode
 from nekro_agent.ports import CronJob, WorkdayMode
 from storage.engine import Database
 from storage.transaction import Transaction

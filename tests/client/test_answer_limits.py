@@ -37,7 +37,7 @@ WITHOUT = {
 }
 #: Modules that use a library for HTTP which decodes nothing, in bounded pieces.
 OTHERS = {
-    "nekro/cli/commands/flower.py", "nekro/cli/services/probes.py", "nekro/gateway/outgoing.py",
+    "nekro/cli/commands/flower.py", "nekro/cli/services/presence.py", "nekro/gateway/outgoing.py",
     "nekro_agent/downloads/http.py", "nekro_agent/downloads/socket.py", "nekro_agent/downloads/addresses.py",
 }  # fmt: skip
 LIBRARIES = {"aiohttp", "http.client", "httpcore", "requests", "urllib.request", "urllib3"}

@@ -18,9 +18,9 @@ from nekro_inside import run_inside
 from waiting import WAIT_SECONDS, wait_until
 from worker_fleet import Fleet
 
-from nekro.cli.exit_codes import ExitCode
 from nekro.cli.main import ANYWHERE, COMMANDS, OVER_GATEWAY
 from nekro.cli.remote import target
+from nekro.cli.running import ExitCode
 from nekro_client import AsyncClient, Client, ConflictError
 
 pytestmark = pytest.mark.extended

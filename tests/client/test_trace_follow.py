@@ -13,7 +13,7 @@ from local_key import local_environment
 from waiting import WAIT_SECONDS
 from worker_fleet import Fleet
 
-from nekro.cli.views.running_output import RunningOutput
+from nekro.cli.views.turn_text import RunningOutput
 from nekro_client import Client
 
 pytestmark = pytest.mark.extended

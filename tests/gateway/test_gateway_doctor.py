@@ -14,8 +14,7 @@ from test_gateway_keys import key_of
 from worker_fleet import Fleet
 
 from broker_config.settings import Settings
-from nekro.cli.doctor.check import Check, Verdict
-from nekro.cli.doctor.gateway import gateway_checks
+from nekro.cli.doctor.service_checks import Check, Verdict, gateway_checks
 from nekro.gateway.access.keys import revoke_key
 from nekro.gateway.app import create_app
 from nekro.gateway.identity import Scope

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from nekro.cli.output import Output
 from nekro.cli.views import job_bars
-from nekro.cli.views.job_bars import job_view
-from nekro.cli.views.job_pace import Pace, rate_words, time_words
+from nekro.cli.views.job_bars import Pace, job_view, rate_words, time_words
 from nekro_agent.ports import JobState
 
 

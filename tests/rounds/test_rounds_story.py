@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from round_bench import Bench, Model
 
-from nekro.cli.views.round_story import describe_round, round_lines
+from nekro.cli.views.round_text import describe_round, round_lines
 from nekro.gateway.streams.turn_tree import read_rounds
 from nekro.sandbox.models import StopType
 

@@ -159,7 +159,7 @@ def test_plugins_named_like_our_packages_replace_none_of_them(load: Load, tmp_pa
         "Ada.workers",
     ]
     assert sys.modules["workers"] is workers
-    assert importlib.import_module("nekro.cli.exit_codes").__file__ == str(
+    assert importlib.import_module("nekro.cli.running").__file__ == str(
         Path(workers.__file__).parents[1] / "nekro" / "cli" / "exit_codes.py"
     )
 

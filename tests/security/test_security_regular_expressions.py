@@ -38,7 +38,7 @@ SHORT_TEXTS = {
 FROM_THE_BEGINNING = {
     "nekro.agent.answers.extraction.HEADED",
     "nekro.agent.answers.extraction.NAKED_HARMONY",
-    "nekro.cli.purge._KEY",
+    "nekro.cli.plugin_files._KEY",
     "nekro_agent.downloads.redirects._COOKIE",
     "nekro_agent.files.stated_names._EXTENDED",
     "nekro.sandbox.limits.proc_files._MAPPING",

@@ -15,7 +15,7 @@ from waiting import wait_until
 from worker_fleet import Fleet
 
 from nekro.app.catalogue.fleet import CatalogueReader, FleetCatalogue
-from nekro.cli.exit_codes import ExitCode
+from nekro.cli.running import ExitCode
 from nekro_agent.errors import ArgumentError, MethodNotFoundError
 from storage.engine import Database
 

@@ -15,7 +15,7 @@ from waiting import WAIT_SECONDS, eventually, wait_until
 from worker_fleet import Fleet, build_fleet
 
 from nekro.app.composition import Services
-from nekro.cli.exit_codes import ExitCode
+from nekro.cli.running import ExitCode
 from nekro.wire.values import decode_value
 from nekro_agent.errors import MethodDisabledError, MethodNotFoundError
 

@@ -20,7 +20,7 @@ from worker_fleet import Fleet, Worker, main_module
 
 from broker_config.keys import Keys
 from broker_config.settings import Settings
-from nekro.cli.exit_codes import ExitCode
+from nekro.cli.running import ExitCode
 from nekro_agent.placeholders import OWN_PACKAGES
 from storage.migrate import check, upgrade
 from storage.schema import known_revisions

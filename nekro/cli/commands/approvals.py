@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
-from nekro.cli.approving import confirm, operator
-from nekro.cli.command import Deps, add_json, chat_key, chosen_id, not_blank, positive_int
+from nekro.cli.command import Deps, add_json, chat_key, chosen_id, confirm, not_blank, operator, positive_int
 from nekro.cli.commands.call import parse_arguments
 from nekro.cli.output import one_line
 from nekro.cli.running import run_async

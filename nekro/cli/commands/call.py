@@ -120,7 +120,7 @@ def _approver(
         UsageError: the user does not, or there is no terminal to ask on.
     """
     from nekro.app.approvals.shown import shown_call
-    from nekro.cli.approving import confirm, operator
+    from nekro.cli.command import confirm, operator
     from nekro.wire.values import encode_arguments
 
     deps.output.words(shown_call(entry.task, encode_arguments(positional, named)))

@@ -15,10 +15,8 @@ from nekro.cli.command import Deps, add_chat_key
 from nekro.cli.commands.files import save
 from nekro.cli.commands.send import DEFAULT_USER
 from nekro.cli.commands.tail import chat_events
-from nekro.cli.services.beside import BackgroundContext, opened_in_background
 from nekro.cli.services.system import ROUND_LANES, System, open_services
-from nekro.cli.views.conversation import Conversation
-from nekro.cli.views.line_reader import LineReader
+from nekro.cli.views.conversation import BackgroundContext, Conversation, LineReader, opened_in_background
 from nekro.cli.views.turns import is_quiet, last_sequence, messages_after, require_model, require_success
 from nekro_agent.durations import POLL_SECONDS
 from nekro_agent.errors import BrokerUnavailableError, UsageError

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nekro.cli.command import Deps, add_json, add_user_id, chat_key, positive_number
-from nekro.cli.exit_codes import ExitCode
 from nekro.cli.output import PartialError, one_line
-from nekro.cli.running import run_async
+from nekro.cli.running import ExitCode, run_async
 from nekro.cli.services.presence import awaited_with_workers
 from nekro.cli.services.system import CALL_LANES, open_services
 from nekro.cli.views.catalogue import load_catalogue, say_what_is_listed

@@ -146,7 +146,7 @@ def _opened(settings: Settings) -> Iterator[DeadLetters]:
     from broker_config.app import create_app
     from broker_config.embedded import resolve_settings, resolve_signing_key
     from nekro.broker.dead_letters import DeadLetters
-    from nekro.cli.doctor.clocks import follow_shared_time
+    from nekro.cli.services.database import follow_shared_time
     from nekro.wire.invocation import Signer
 
     settings = resolve_settings(settings)

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING
 
 from broker_config.settings import Settings
 from nekro.cli.command import Deps, add_json
-from nekro.cli.exit_codes import ExitCode
-from nekro.cli.running import run_async
+from nekro.cli.running import ExitCode, run_async
 from nekro.cli.services.ownership import Ownership
 from nekro_agent.errors import ServiceError
 
 if TYPE_CHECKING:
-    from nekro.cli.demo.evidence import Evidence
-    from nekro.cli.demo.points import Point
+    from nekro.cli.demo.points import Evidence, Point
 
 __all__ = ["Args", "register", "run"]
 

@@ -11,12 +11,11 @@ from pydantic import SecretStr
 
 from broker_config.settings import Settings, known_variables
 from nekro.cli.command import Deps, add_json
-from nekro.cli.doctor.check import Check, Verdict
 from nekro.cli.doctor.checks import run_checks
+from nekro.cli.doctor.service_checks import Check, Verdict
 from nekro.cli.environment import setting_text, setting_value
-from nekro.cli.exit_codes import ExitCode
 from nekro.cli.output import one_line
-from nekro.cli.running import run_async
+from nekro.cli.running import ExitCode, run_async
 from nekro_agent.errors import SettingsError
 
 __all__ = ["Args", "list_settings", "register", "run", "show_checks"]

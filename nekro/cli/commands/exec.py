@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from nekro.cli.command import Deps, add_chat_key, add_json, add_user_id, read_text
 from nekro.cli.running import run_async
 from nekro.cli.services.system import CALL_LANES, ROUND_LANES, open_services
-from nekro.cli.views.round_story import describe_run
+from nekro.cli.views.round_text import describe_run
 from nekro_agent.errors import LLMError
 
 if TYPE_CHECKING:

@@ -77,7 +77,7 @@ def run(args: Args, deps: Deps) -> int:
     """Run the action."""
     check(args)
     from broker_config.embedded import resolve_settings
-    from nekro.cli.services.chat_files import open_chat_files
+    from nekro.cli.services.database import open_chat_files
 
     settings = resolve_settings(deps.load_settings())
     chat = run_async(_chat(settings, args.chat_key))

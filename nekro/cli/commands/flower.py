@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nekro.cli.command import Deps, add_supervisor_fd, port_number
-from nekro.cli.exit_codes import ExitCode
+from nekro.cli.running import ExitCode
 from nekro_agent.durations import CLOSE_STEP_SECONDS, PROGRAM_SECONDS
 from nekro_agent.errors import ServiceError, UsageError
 
@@ -91,7 +91,7 @@ def run(args: Args, deps: Deps) -> int:
     hint = _require_password(settings)
     from broker_config.app import create_app
     from broker_config.embedded import resolve_settings
-    from nekro.cli.doctor.clocks import follow_shared_time
+    from nekro.cli.services.database import follow_shared_time
     from nekro.cli.services.guarded_flower import guard_requests
     from nekro.cli.services.ownership import require_running
     from nekro.cli.services.presence import require_broker

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 from broker_config.settings import GatewaySettings, Settings
 from nekro.cli.command import Deps, add_json, add_supervisor_fd, port_or_any
-from nekro.cli.exit_codes import ExitCode
-from nekro.cli.running import run_async
-from nekro.cli.services.probes import Probe
+from nekro.cli.running import ExitCode, run_async
+from nekro.cli.services.presence import Probe
 from nekro.cli.services.process import addresses
 from nekro_agent.durations import PROGRAM_SECONDS
 from nekro_agent.errors import ServiceError

@@ -13,7 +13,7 @@ from nekro.cli.command import Deps, add_json, chat_key, positive_int
 from nekro.cli.output import one_line
 from nekro.cli.running import run_async
 from nekro.cli.services.database import open_database
-from nekro.cli.views.round_story import describe_round, round_lines
+from nekro.cli.views.round_text import describe_round, round_lines
 from nekro.cli.views.turns import newest_messages
 from nekro_agent.errors import NotFoundError
 from nekro_agent.tools.visible_text import visible_lines

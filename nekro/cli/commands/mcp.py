@@ -12,8 +12,7 @@ from typing import Any, Final
 from broker_config.secret_files import secret_paths
 from broker_config.settings import Settings
 from nekro.cli.command import Deps, add_json, add_user_id, chat_key, positive_number, read_text
-from nekro.cli.exit_codes import ExitCode
-from nekro.cli.running import run_async
+from nekro.cli.running import ExitCode, run_async
 from nekro.cli.services.database import open_database
 from nekro.extensions.mcp.answers import answer_question, content_of
 from nekro.extensions.mcp.declarations import parse
@@ -171,7 +170,7 @@ def run(args: Args, deps: Deps) -> int:
     check(args)
     settings = deps.load_settings()
     if args.action == "serve":
-        from nekro.cli.services.mcp_server import serve
+        from nekro.cli.services.mcp_stdio import serve
 
         run_async(serve(settings, chat_key=args.chat_key, user_id=args.user_id, output=deps.output))
         return ExitCode.OK

@@ -9,8 +9,7 @@ from typing import Any
 from broker_config.model_groups import DEFAULT_GROUP, ModelGroup, chat_groups, model_group, model_groups
 from broker_config.settings import Settings
 from nekro.cli.command import Deps, add_json
-from nekro.cli.exit_codes import ExitCode
-from nekro.cli.running import run_async
+from nekro.cli.running import ExitCode, run_async
 from nekro.cli.services.database import open_database, open_writers
 from nekro_agent.errors import ModelGroupError, UsageError
 

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from broker_config.settings import Settings
 from nekro.cli.command import Deps, add_json, whole_number
-from nekro.cli.exit_codes import ExitCode
-from nekro.cli.plugin_template import write_plugin
-from nekro.cli.purge import find_data, purge
-from nekro.cli.running import run_async
+from nekro.cli.plugin_files import find_data, purge, write_plugin
+from nekro.cli.running import ExitCode, run_async
 from nekro.cli.services.database import open_database
 from nekro.cli.views.catalogue import load_catalogue, say_what_is_listed, say_which_names_clash
 from nekro_agent.errors import StorageError, UsageError
@@ -187,7 +185,8 @@ def _unknown(name: str, known: Sequence[str]) -> UsageError:
 def _sleepers(args: Args, deps: Deps) -> int:
     """List the plugins that may sleep in a chat, or change whether one is awake there."""
     from nekro.app.listing.sleep import MOST_TURNS, may_sleep
-    from nekro.cli.services.sleepers import change, read
+    from nekro.cli.services.database import change_sleeper as change
+    from nekro.cli.services.database import read_sleepers as read
 
     if args.action not in ("list", "wake", "sleep"):
         raise UsageError(f"`nekro plugins {args.action}` takes no --chat")

@@ -16,7 +16,7 @@ from nekro.cli.command import Deps, chosen_id, not_blank
 from nekro.cli.commands.tail import chat_events
 from nekro.cli.running import run_async
 from nekro.cli.services.database import open_database
-from nekro.cli.views.running_output import RunningOutput
+from nekro.cli.views.turn_text import RunningOutput
 from nekro_agent.durations import REFRESH_SECONDS
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from broker_config.settings import Settings
 from broker_config.urls import without_password
 from nekro.base.forks import show_command_line
 from nekro.cli.command import Deps, add_json, add_supervisor_fd, args_from, positive_int, warn_of_root
-from nekro.cli.exit_codes import ExitCode
 from nekro.cli.output import one_line
-from nekro.cli.services.probes import Probe, ask_workers, wanted_of
+from nekro.cli.running import ExitCode
+from nekro.cli.services.presence import Probe, ask_workers, wanted_of
 from nekro_agent.errors import ServiceError, UsageError
 from nekro_agent.methods import Lane
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from nekro.cli.demo.evidence import Evidence, file_of
+from nekro.cli.demo.points import Evidence, file_of
 from nekro.cli.output import one_line
 from nekro.sandbox.models import StopType
 from nekro_agent.ports import MessageKind

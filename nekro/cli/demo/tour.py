@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from nekro.cli.demo import scenes
-from nekro.cli.demo.evidence import Evidence, gather
-from nekro.cli.demo.points import NO_PACKAGES
+from nekro.cli.demo.points import NO_PACKAGES, Evidence, gather
 from nekro.cli.demo.stage import Stage
 from nekro.cli.services.process import START_SECONDS
 from nekro.cli.views.turns import newest_rounds, wait_for_jobs, wait_for_quiet

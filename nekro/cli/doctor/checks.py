@@ -13,8 +13,8 @@ from broker_config.primaries import NotPrimaryError
 from broker_config.redis_endpoint import RedisEndpoint, server_version
 from broker_config.settings import LLMSettings, Settings
 from broker_config.urls import is_redis, without_password
-from nekro.cli.doctor.check import Check, Verdict
-from nekro.cli.exit_codes import ExitCode
+from nekro.cli.doctor.service_checks import Check, Verdict
+from nekro.cli.running import ExitCode
 from nekro.cli.services.ownership import read_running
 from nekro_agent import layout
 from nekro_agent.errors import NekroError, SandboxError, SettingsError, StorageUnavailableError
@@ -33,9 +33,7 @@ _ENDPOINT_SECONDS: Final = 5.0
 
 async def run_checks(settings: Settings) -> list[Check]:
     """Run every check; a failed check does not stop the others."""
-    from nekro.cli.doctor.approvals import approval_checks
-    from nekro.cli.doctor.clocks import clock_checks
-    from nekro.cli.doctor.gateway import gateway_checks
+    from nekro.cli.doctor.service_checks import approval_checks, clock_checks, gateway_checks
 
     detail = "read; every name known, every value in its bounds"
     if settings.agent.keep_prompts:
@@ -343,7 +341,7 @@ def _workers(settings: Settings, *, broken: bool) -> Check:
 
 
 def _local_workers(settings: Settings) -> list[Check]:
-    from nekro.cli.services.probes import Probe, ask_workers, wanted_of
+    from nekro.cli.services.presence import Probe, ask_workers, wanted_of
 
     try:
         answers = ask_workers(Probe.READY, wanted_of(settings))
@@ -363,7 +361,7 @@ def _local_workers(settings: Settings) -> list[Check]:
 def _ask_broker(settings: Settings) -> set[str]:
     from broker_config.app import create_app
     from nekro.broker.broker_figures import lane_workers
-    from nekro.cli.doctor.clocks import follow_shared_time
+    from nekro.cli.services.database import follow_shared_time
 
     settings = resolve_settings(settings)
     follow_shared_time(settings)  # workers refuse commands whose time is far from theirs

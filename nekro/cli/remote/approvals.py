@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nekro.cli.approving import confirm
-from nekro.cli.command import Deps
+from nekro.cli.command import Deps, confirm
 from nekro.cli.commands.approvals import (
     Args,
     check,

@@ -11,8 +11,7 @@ from nekro.cli.commands.chat import Args
 from nekro.cli.remote.files import find, save
 from nekro.cli.remote.messages import failure_of
 from nekro.cli.remote.target import open_client
-from nekro.cli.views.conversation import Conversation
-from nekro.cli.views.line_reader import LineReader
+from nekro.cli.views.conversation import Conversation, LineReader
 from nekro_agent.errors import UsageError
 from nekro_client import Chat, Client
 from nekro_client.models import Event, EventType, FileInfo

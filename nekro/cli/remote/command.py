@@ -6,8 +6,8 @@ from typing import cast
 
 from nekro.cli.command import Deps
 from nekro.cli.commands.command import Args, show_list, show_responses
-from nekro.cli.exit_codes import ExitCode
 from nekro.cli.remote.target import open_client
+from nekro.cli.running import ExitCode
 from nekro_agent.errors import UsageError
 from nekro_client.models import Level
 

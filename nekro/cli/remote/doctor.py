@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from nekro.cli.command import Deps
 from nekro.cli.commands.doctor import Args, show_checks
-from nekro.cli.doctor.check import Check, Verdict
-from nekro.cli.exit_codes import ExitCode, exit_code_of
+from nekro.cli.doctor.service_checks import Check, Verdict
 from nekro.cli.remote.target import open_client
+from nekro.cli.running import ExitCode, exit_code_of
 from nekro_agent.errors import NekroError, UsageError
 from nekro_client import Client
 

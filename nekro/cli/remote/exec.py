@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from nekro.cli.command import Deps, read_text
 from nekro.cli.commands.exec import Args, show, show_end
 from nekro.cli.remote.target import open_client
-from nekro.cli.views.round_story import describe_run
+from nekro.cli.views.round_text import describe_run
 
 __all__ = ["run"]
 

@@ -6,7 +6,7 @@ from nekro.cli.command import Deps
 from nekro.cli.commands.history import Args, show
 from nekro.cli.remote.messages import describe_message
 from nekro.cli.remote.target import newest, open_client
-from nekro.cli.views.round_story import describe_round
+from nekro.cli.views.round_text import describe_round
 from nekro_agent.errors import UsageError
 
 __all__ = ["run"]

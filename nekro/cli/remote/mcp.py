@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from nekro.cli.command import Deps
 from nekro.cli.commands.mcp import ANSWERS, Args, check, declared, reply, show_list, show_test
-from nekro.cli.exit_codes import ExitCode
 from nekro.cli.remote.target import open_client
-from nekro.cli.running import run_async
+from nekro.cli.running import ExitCode, run_async
 from nekro.extensions.mcp.answers import answer_key, is_asked_by
 from nekro.extensions.mcp.declarations import parse
 from nekro.extensions.mcp.servers import secret_warnings
@@ -45,7 +44,7 @@ def run(args: Args, deps: Deps) -> int:
 
 
 def _serve(args: Args) -> int:
-    from nekro.cli.services.mcp_relay import relay
+    from nekro.cli.services.mcp_stdio import relay
 
     try:
         run_async(relay(chat_key=args.chat_key, user_id=args.user_id))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from nekro.cli.command import Deps
 from nekro.cli.commands import plugins as here
 from nekro.cli.commands.plugins import Args, show_list
-from nekro.cli.exit_codes import ExitCode
 from nekro.cli.remote.target import open_client
+from nekro.cli.running import ExitCode
 from nekro_agent.errors import UsageError
 
 __all__ = ["run"]

@@ -1,16 +1,26 @@
-"""Check that the broker answers and that workers are there, for commands that use an existing fleet."""
+"""Check that the broker answers and that workers are there; probe the workers of this host.
+
+Probes ask for liveness and readiness; they are the client of ``workers.ops.monitor``."""
 
 from __future__ import annotations
 
 import asyncio
+import http.client
+import json
+import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Final, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from broker_config.settings import Settings
 from broker_config.urls import is_redis, without_password
+from nekro.app.ops.sockets import broker_id, data_dir_id, monitor_sockets
 from nekro.base.tasks import end_tasks
-from nekro_agent.durations import REFRESH_SECONDS
+from nekro_agent.durations import PROGRAM_SECONDS, REFRESH_SECONDS
 from nekro_agent.errors import BrokerUnavailableError, ServiceError, SettingsError
 from nekro_agent.methods import Lane
 
@@ -19,7 +29,17 @@ if TYPE_CHECKING:
 
     from nekro.app.catalogue.fleet import FleetCatalogue
 
-__all__ = ["awaited_with_workers", "require_broker", "require_workers"]
+__all__ = [
+    "Answer",
+    "Probe",
+    "Wanted",
+    "ask_workers",
+    "awaited_with_workers",
+    "require_broker",
+    "require_workers",
+    "wanted_of",
+]
+
 
 T = TypeVar("T")
 
@@ -100,3 +120,110 @@ def _served_lanes(app: Callable[[], Celery]) -> Iterable[str]:
     from nekro.broker.broker_figures import lane_workers
 
     return lane_workers(app())
+
+
+#: Most of a worker's answer that is read.
+_ANSWER_BYTES: Final = 1 << 20
+
+
+class Probe(StrEnum):
+    """The question of a probe."""
+
+    #: Whether its event loop runs; a worker whose loop does not must be restarted.
+    LIVE = "live"
+    #: Whether it takes calls: it has started, has a broker and a database, and is not stopping.
+    READY = "ready"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The answer of one worker."""
+
+    lane: str
+    worker: str
+    pid: int
+    ok: bool
+    faults: tuple[str, ...] = ()
+    #: Names of its data directory and broker; None if the worker did not answer.
+    data_dir_id: str | None = None
+    broker_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """Which workers are meant; None means any."""
+
+    lane: str | None = None
+    #: With or without ``@<host>``.
+    name: str | None = None
+    #: From ``nekro.app.ops.sockets``, as is the next one.
+    data_dir_id: str | None = None
+    broker_id: str | None = None
+
+    def fits(self, answer: Answer) -> bool:
+        """Whether a worker is meant; one that did not say who it is fits only if nothing was asked for."""
+        return (
+            self.name in (None, answer.worker, answer.worker.partition("@")[0])
+            and self.data_dir_id in (None, answer.data_dir_id)
+            and self.broker_id in (None, answer.broker_id)
+        )
+
+
+def wanted_of(settings: Settings, *, lane: str | None = None, name: str | None = None) -> Wanted:
+    """Return which workers are meant: those of the data directory and of the broker that are set."""
+    return Wanted(
+        lane=lane,
+        name=name,
+        data_dir_id=data_dir_id(settings) if settings.is_data_dir_set else None,
+        broker_id=broker_id(settings),
+    )
+
+
+def ask_workers(probe: Probe, wanted: Wanted) -> list[Answer]:
+    """Probe the workers of this user on this host that are meant; ended workers are left out.
+
+    Raises:
+        ServiceError: other users can access the directory of the workers' sockets.
+    """
+    paths = monitor_sockets(wanted.lane)
+    # In parallel: each worker that hangs takes the whole timeout.
+    with ThreadPoolExecutor(max(1, len(paths))) as pool:
+        answers = list(pool.map(lambda path: _ask(path, probe), paths))
+    return [answer for answer in answers if answer is not None and wanted.fits(answer)]
+
+
+def _ask(path: Path, probe: Probe) -> Answer | None:
+    lane, _, number = path.stem.rpartition(".")
+    connection = _Connection(path)
+    try:
+        connection.request("GET", f"/{probe}z")
+        body: dict[str, Any] = json.loads(connection.getresponse().read(_ANSWER_BYTES))
+    except (ConnectionRefusedError, FileNotFoundError):
+        path.unlink(missing_ok=True)  # left behind by a worker that was killed
+        return None
+    except (OSError, http.client.HTTPException, ValueError) as exc:
+        fault = f"it does not answer ({type(exc).__name__})"
+        return Answer(lane=lane, worker=path.stem, pid=int(number), ok=False, faults=(fault,))
+    finally:
+        connection.close()
+    return Answer(
+        lane=body["lane"],
+        worker=body["worker"],
+        pid=int(number),
+        ok=body["ok"],
+        faults=tuple(body["faults"]),
+        data_dir_id=body.get("data_dir_id"),
+        broker_id=body.get("broker_id"),
+    )
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("worker", timeout=PROGRAM_SECONDS)
+        self._path = path
+
+    def connect(self) -> None:
+        """Connect to the socket."""
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))

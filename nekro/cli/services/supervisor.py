@@ -15,11 +15,10 @@ from broker_config.settings import Settings
 from nekro.base.tasks import end_tasks
 from nekro.cli.environment import environment_of
 from nekro.cli.output import Output
-from nekro.cli.services.dead_workers import is_crash, release_calls
 from nekro.cli.services.ownership import Ownership
 from nekro.cli.services.process import GATEWAY, ChildProcess, ChildSpec, addresses, describe_exit
 from nekro.cli.services.system import entries, stop_seconds
-from nekro.cli.services.template import WorkerTemplate
+from nekro.cli.services.worker_processes import WorkerTemplate, is_crash, release_calls
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.errors import BrokerError, NekroError, ServiceError
 from nekro_agent.methods import Lane

@@ -288,7 +288,9 @@ async def _watched(workers: Sequence[ChildProcess], system: System) -> AsyncIter
         if system._starting.cancelled() or system._starting.exception() is not None:
             return  # ``ready`` reports it
         code = await worker.wait()
-        from nekro.cli.services.dead_workers import release_calls  # imports Celery, which few commands need
+        from nekro.cli.services.worker_processes import (
+            release_calls,  # imports Celery, which few commands need
+        )
 
         with contextlib.suppress(NekroError):
             if (await release_calls(system.settings, worker, code)).is_answered:

@@ -1,0 +1,199 @@
+"""Checks of `nekro doctor` for clocks, approvals and the HTTP API, and the result of a check.
+
+Clocks: this host's is compared with those of the broker and of the database."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from broker_config.settings import Settings
+from nekro.cli.running import ExitCode
+from nekro_agent.errors import NekroError, SettingsError, StorageError
+from nekro_agent.shared_clock import shared_time
+from storage.driver.urls import exists
+
+__all__ = [
+    "Check",
+    "Verdict",
+    "approval_checks",
+    "clock_checks",
+    "clock_offsets",
+    "gateway_checks",
+]
+
+
+class Verdict(StrEnum):
+    """How a check ended."""
+
+    #: No problem was found.
+    OK = "ok"
+    #: Works, but not as well as it could, or not yet.
+    WARNING = "warning"
+    #: Something will not work.
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """The result of one check: one line of `nekro doctor`."""
+
+    name: str
+    verdict: Verdict
+    detail: str
+    #: Suggested fix; "" when none is needed.
+    fix: str = ""
+    #: Exit code of the command when this is the first failure.
+    code: ExitCode = ExitCode.FAILED
+
+
+async def approval_checks(settings: Settings) -> list[Check]:
+    """Check whether calls wait for so long that they will expire soon; none without a database."""
+    if not exists(settings.database, settings.data_dir):
+        return []
+    with contextlib.suppress(StorageError):  # the database has a check of its own
+        return [await _pending(settings)]
+    return []
+
+
+async def _pending(settings: Settings) -> Check:
+    from storage.engine import Database
+    from storage.listings.overview import OverviewRepository
+
+    async with Database(settings.database, settings.data_dir) as database, database.read() as transaction:
+        work = await OverviewRepository(transaction.connection).approvals()
+    if not work.waiting:
+        return Check(name="approvals", verdict=Verdict.OK, detail="no call waits")
+    is_old = work.oldest_seconds > settings.approval.pending_seconds / 2
+    return Check(
+        name="approvals",
+        verdict=Verdict.WARNING if is_old else Verdict.OK,
+        detail=f"{work.waiting} calls wait, the oldest for {work.oldest_seconds:.0f} s of "
+        f"{settings.approval.pending_seconds:.0f} s",
+        fix="decide on them with `nekro approvals` before they expire" if is_old else "",
+    )
+
+
+#: A gateway of this host answers at once or hangs.
+_PROBE_SECONDS = 2.0
+
+
+async def gateway_checks(settings: Settings) -> list[Check]:
+    """Check the keys in the database, and whether a gateway answers."""
+    checks = []
+    with contextlib.suppress(StorageError):  # the database has a check of its own
+        checks.append(await _keys(settings))
+    return [*checks, await _gateway(settings)]
+
+
+async def _keys(settings: Settings) -> Check:
+    if not exists(settings.database, settings.data_dir):
+        return Check(name="API keys", verdict=Verdict.OK, detail="none: gateways serve their own host only")
+    from storage.engine import Database
+
+    async with Database(settings.database, settings.data_dir) as database, database.read() as transaction:
+        keys = await transaction.keys.all()
+    if not keys:
+        return Check(name="API keys", verdict=Verdict.OK, detail="none: gateways serve their own host only")
+    now = shared_time()
+    valid = [
+        key for key in keys if key.revoked_at is None and (key.expires_at is None or key.expires_at > now)
+    ]
+    return Check(
+        name="API keys",
+        verdict=Verdict.OK if valid else Verdict.WARNING,
+        detail=f"{len(valid)} valid of {len(keys)}",
+        fix="" if valid else "create one with `nekro keys create`, as every request needs a key",
+    )
+
+
+async def _gateway(settings: Settings) -> Check:
+    import httpx
+
+    from nekro_client.answer_limits import limited
+
+    gateway = settings.gateway
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(gateway.host, gateway.host)  # noqa: S104 - compared
+    where = str(gateway.socket) if gateway.socket else f"{host}:{gateway.port}"
+    url = (
+        "http://localhost"
+        if gateway.socket
+        else f"http://{f'[{host}]' if ':' in host else host}:{gateway.port}"
+    )
+    transport = httpx.AsyncHTTPTransport(uds=str(gateway.socket)) if gateway.socket else None
+    try:
+        async with httpx.AsyncClient(
+            transport=transport,
+            timeout=_PROBE_SECONDS,
+            trust_env=False,
+            event_hooks=limited(),
+        ) as client:
+            answer = await client.get(f"{url}/readyz")
+    except httpx.TransportError:
+        return Check(
+            name="gateway", verdict=Verdict.OK, detail=f"none at {where}; `nekro gateway` starts one there"
+        )
+    return Check(
+        name="gateway",
+        verdict=Verdict.OK if answer.is_success else Verdict.WARNING,
+        detail=f"{where} is ready"
+        if answer.is_success
+        else f"{where} answers /readyz with {answer.status_code}",
+        fix="" if answer.is_success else "look into its log: its database does not answer, or it is stopping",
+    )
+
+
+async def clock_checks(settings: Settings) -> list[Check]:
+    """Return one check for each clock that can be compared."""
+    try:
+        offsets = await clock_offsets(settings)
+    except SettingsError:  # reported by the check of the database
+        return []
+    return [_clock_check(f"clock of the {name}", seconds) for name, seconds in offsets.items()]
+
+
+def _clock_check(name: str, ahead_seconds: float) -> Check:
+    from nekro.app.ops.clock_watch import WARN_SECONDS
+
+    off = abs(ahead_seconds)
+    if off <= WARN_SECONDS:
+        return Check(name=name, verdict=Verdict.OK, detail=f"within {WARN_SECONDS:g} s of this host's")
+    side = "ahead of" if ahead_seconds > 0 else "behind"
+    return Check(
+        name=name,
+        verdict=Verdict.FAILED if off > 10 * WARN_SECONDS else Verdict.WARNING,
+        detail=f"this host's clock is {off:.1f} s {side} it; deadlines of calls follow the database's clock, "
+        "but plugins, logs and files here use this host's",
+        fix="synchronise the clocks of all hosts (`timedatectl set-ntp true`, or chrony)",
+    )
+
+
+async def clock_offsets(settings: Settings, *, clock: Callable[[], float] = time.time) -> dict[str, float]:
+    """Return by how many seconds this host's clock is ahead of each server's clock; negative: behind.
+
+    Left out are servers that do not answer, and embedded Redis and SQLite, which use this host's clock.
+
+    Args:
+        clock: this host's, in seconds since 1970.
+    """
+    import redis
+
+    from nekro.broker.broker_figures import read_broker_clock
+    from storage.database_clock import read_database_clock
+    from storage.engine import Database
+
+    offsets = {}
+    with contextlib.suppress(redis.RedisError, OSError):
+        reading = await read_broker_clock(settings.broker, host_clock=clock)
+        if reading is not None:
+            offsets["broker"] = reading.ahead_seconds
+    database = Database(settings.database, settings.data_dir)
+    if not database.is_sqlite:
+        with contextlib.suppress(NekroError):
+            reading = await read_database_clock(database, host_clock=clock)
+            offsets["database"] = reading.ahead_seconds
+        await database.dispose()
+    return offsets
