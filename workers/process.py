@@ -19,6 +19,7 @@ from nekro.app.composition import Services
 from nekro.app.ops.logs import configure_logs
 from nekro.app.ops.sockets import broker_id, data_dir_id
 from nekro.base.greenlet_bridge import at_loop_close, limit_loop_close
+from nekro.base.loop_thread import LoopThread
 from nekro.base.metrics import start_metrics
 from nekro.broker.celery.names import POOL_STEP
 from nekro.broker.celery.worker import (
@@ -35,7 +36,6 @@ from workers.ops.health import Health
 from workers.ops.monitor import monitored
 from workers.ops.printed import printed_to_log
 from workers.ops.shutdown_limit import ShutdownLimit
-from workers.pools.jobs import LoopThread
 from workers.pools.observation import observe_tasks
 from workers.tasks import register_tasks
 

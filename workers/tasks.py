@@ -13,6 +13,7 @@ from celery.exceptions import Ignore
 
 from broker_config.app import checked_task_options
 from broker_config.topology import COMMAND_TASK, DRAIN_TASK, HOOK_TASK, JOB_TASK, RUN_TASK
+from nekro.app.calls.records import CallRecords
 from nekro.app.catalogue.built_in import BUILT_IN_TASKS
 from nekro.base.greenlet_bridge import at_loop_close
 from nekro.broker.celery.worker import is_revoked
@@ -23,7 +24,6 @@ from nekro_agent.execution.author_frames import attached
 from nekro_agent.methods import Lane
 from workers.calls.claims import DuplicateDelivery
 from workers.calls.handler import FindTarget, MisplacedCall
-from workers.calls.records import CallRecords
 from workers.jobs.runner import Interruption
 from workers.pools.asyncio_pool import FAST_BODY
 from workers.pools.awaiting import StopReason, current_job, run_async

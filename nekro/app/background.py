@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 from loguru import logger
 
 from nekro.base.greenlet_bridge import at_loop_close
+from nekro.base.loop_thread import LoopThread
 from nekro_agent.durations import CLOSE_STEP_SECONDS, PROGRAM_SECONDS
 from nekro_agent.errors import StorageUnavailableError
 from storage.engine import Database
-from workers.pools.jobs import LoopThread
 
 __all__ = ["BackgroundLoop"]
 

@@ -12,6 +12,7 @@ from loguru import logger
 from broker_config.embedded import make_data_dir, resolve_settings
 from broker_config.settings import Settings
 from nekro.app.calls.dispatch import CallScope
+from nekro.app.calls.records import CallRecords
 from nekro.app.catalogue.arguments import refuse_unfit
 from nekro.app.catalogue.fleet import FleetCatalogue
 from nekro.app.chats.attachments import segments_of_message
@@ -27,7 +28,6 @@ from nekro_agent.methods import Lane
 from nekro_agent.ports import ChatInfo, IncomingMessage
 from storage.caller_reads import find_chat
 from storage.engine import Database
-from workers.calls.records import CallRecords
 
 if TYPE_CHECKING:
     from nekro.app.chats.attachments import Attachment

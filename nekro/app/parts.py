@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from nekro.app.approvals.seals import ApprovalSeal
     from nekro.app.background import BackgroundLoop
     from nekro.app.budgets.spending import Spending
+    from nekro.app.calls.command_sender import CommandSender
     from nekro.app.calls.detached import CallDetacher
     from nekro.app.calls.dispatch import Dispatcher
     from nekro.app.calls.fleet_hooks import FleetHooks, MessageHooks
@@ -37,10 +38,12 @@ if TYPE_CHECKING:
     from nekro.app.catalogue.fleet import CatalogueReader
     from nekro.app.chats.file_ids import FileIds
     from nekro.app.chats.publisher import EventPublisher
+    from nekro.app.chats.timer_firings import TimerFirings
     from nekro.app.leases.keeper import LeaseKeeper
     from nekro.app.ops.clock_watch import ClockWatch
     from nekro.app.rounds.intake import MessageIntake
     from nekro.app.rounds.ledger import RoundLedger
+    from nekro.app.rounds.remote_runs import RemoteRuns
     from nekro.app.rounds.runs import CodeRuns
     from nekro.app.rounds.stop import RoundStopper
     from nekro.base.redaction import Redactor
@@ -60,7 +63,7 @@ if TYPE_CHECKING:
     from storage.files.upload_areas import UploadAreas
     from workers.calls.built_in_targets import BuiltInTargets
     from workers.calls.claims import CallClaims
-    from workers.calls.commands import CommandLines, CommandSender
+    from workers.calls.commands import CommandLines
     from workers.calls.handler import CallHandler
     from workers.calls.methods import MethodTargets
     from workers.calls.progress import ProgressAnnouncer
@@ -68,7 +71,6 @@ if TYPE_CHECKING:
     from workers.calls.webhooks import WebhookTargets
     from workers.jobs.runner import JobRunner
     from workers.ops.sweeper import Sweeper
-    from workers.ops.sweeps import TimerFirings
     from workers.plugins.lane_overrides import LaneOverrides
     from workers.plugins.loop_watchdog import LoopWatchdog
     from workers.plugins.pinned import PinnedOwner
@@ -76,7 +78,7 @@ if TYPE_CHECKING:
     from workers.plugins.reload import PluginReloader
     from workers.plugins.states import PluginStates
     from workers.rounds.context.summaries import ChatSummaries
-    from workers.rounds.remote_runs import CodeTarget, RemoteRuns
+    from workers.rounds.remote_runs import CodeTarget
 
 __all__ = ["CALLER", "GATEWAY", "Parts"]
 
@@ -327,7 +329,7 @@ class Parts(ABC):
     @shared_property
     def firings(self) -> TimerFirings:
         """The effects of a timer's firing."""
-        from workers.ops.sweeps import TimerFirings
+        from nekro.app.chats.timer_firings import TimerFirings
 
         return TimerFirings(self.publisher, debounce_seconds=self.settings.agent.debounce_seconds)
 
@@ -589,8 +591,8 @@ class Parts(ABC):
         Raises:
             RuntimeNotBoundError: this process does not call methods, or has not started.
         """
+        from nekro.app.calls.command_sender import CommandSender
         from storage.kv import SqlKeyValueStore
-        from workers.calls.commands import CommandSender
 
         return CommandSender(
             registry=self.registry,
@@ -688,7 +690,7 @@ class Parts(ABC):
         Raises:
             RuntimeNotBoundError: this process does not call methods, or has not started.
         """
-        from workers.rounds.remote_runs import RemoteRuns
+        from nekro.app.rounds.remote_runs import RemoteRuns
 
         return RemoteRuns(self.caller, self.catalogue, self.settings)
 

@@ -17,6 +17,7 @@ from waiting import WAIT_SECONDS, wait_until
 from broker_config.app import RESULT_SECONDS, NekroApp, create_app
 from broker_config.keys import Keys
 from broker_config.settings import Settings
+from nekro.base import loop_thread
 from nekro.base.greenlet_bridge import (
     at_loop_close,
     await_here,
@@ -38,7 +39,6 @@ from nekro_agent.errors import (
     NekroError,
     OutcomeUnknownError,
 )
-from workers.pools import jobs as pool_jobs
 
 
 @pytest.fixture
@@ -184,7 +184,7 @@ async def test_cleanups_share_the_time_limit_of_their_loop_and_each_gets_a_part(
 def test_stopping_waits_for_the_cleanups_of_a_thread_with_a_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pool_jobs, "CANCEL_SECONDS", 0.2)
+    monkeypatch.setattr(loop_thread, "CANCEL_SECONDS", 0.2)
     done = []
 
     async def close_slowly() -> None:
@@ -194,7 +194,7 @@ def test_stopping_waits_for_the_cleanups_of_a_thread_with_a_loop(
     async def prepare() -> None:
         at_loop_close(close_slowly, seconds=30)
 
-    thread = pool_jobs.LoopThread("test-cleanups")
+    thread = loop_thread.LoopThread("test-cleanups")
     thread.start()
     asyncio.run_coroutine_threadsafe(prepare(), thread.loop).result()
     thread.stop()

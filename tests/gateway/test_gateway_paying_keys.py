@@ -19,12 +19,13 @@ from waiting import eventually
 from worker_fleet import Fleet
 
 from nekro.app.budgets.limits import day_of
+from nekro.app.chats.timer_firings import TimerFirings
 from nekro.gateway.app import create_app
 from nekro.gateway.identity import Scope
 from storage.access.spendings import ScopeKey
 from storage.engine import Database
 from storage.states import BudgetScope
-from workers.ops.sweeps import TimerFirings, TimerSweep
+from workers.ops.sweeps import TimerSweep
 
 PLUGINS = Path(__file__).parent / "paid_plugins"
 

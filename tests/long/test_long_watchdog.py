@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from nekro.app.lane_blocking import Blocking
 from nekro.plugins.entries import MethodEntry
 from nekro.plugins.registry import LoadedRegistry
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.plugin import NekroPlugin
-from workers.plugins.loop_watchdog import Blocking, LoopWatchdog
+from workers.plugins.loop_watchdog import LoopWatchdog
 
 
 def entry_of(function: Callable[..., Any]) -> MethodEntry:

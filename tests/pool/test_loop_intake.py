@@ -23,12 +23,12 @@ from broker_config.app import NekroApp, create_app
 from broker_config.keys import Keys
 from broker_config.primaries import Primary
 from broker_config.settings import Settings
+from nekro.base.loop_thread import LoopThread
 from nekro.broker.delivery.intake import LONG_BYTES, LoopIntake
 from nekro.broker.delivery.leases import LeaseKeeper
 from nekro.broker.delivery.transport import DELIVERIES_HEADER
 from nekro.broker.publishing import encode_message
 from nekro.wire.invocation import new_id
-from workers.pools.jobs import LoopThread
 
 StartWorker = Callable[..., WorkerProcess]
 Send = Callable[..., Any]

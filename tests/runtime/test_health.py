@@ -11,10 +11,10 @@ import pytest
 from waiting import WAIT_SECONDS
 
 from broker_config.settings import DatabaseSettings
+from nekro.base.loop_thread import LoopThread
 from storage.engine import Database
 from storage.migrate import upgrade
 from workers.ops.health import Health
-from workers.pools.jobs import LoopThread
 
 
 @pytest.fixture

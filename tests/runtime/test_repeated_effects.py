@@ -15,6 +15,7 @@ from runtime_bench import Bench, RecordingPublisher, shutdown
 from broker_config.settings import StoreSettings
 from nekro.app.chats.messages import SqlMessages
 from nekro.app.chats.records import SqlRecords
+from nekro.app.chats.timer_firings import TimerFirings
 from nekro_agent import runtime
 from nekro_agent.api import recurring_timer, timer
 from nekro_agent.api.plugin import NekroPlugin, task
@@ -29,7 +30,6 @@ from storage.files.areas import DataAreas
 from storage.kv import SqlKeyValueStore
 from storage.timer_services import SqlCronJobs, SqlTimers
 from workers.jobs.service import SqlJobs
-from workers.ops.sweeps import TimerFirings
 
 Method = Callable[[AgentCtx], Awaitable[object]]
 

@@ -15,6 +15,7 @@ from waiting import WAIT_SECONDS
 from broker_config.settings import AgentSettings, DatabaseSettings, RetentionSettings
 from nekro.app.background import BackgroundLoop
 from nekro.app.calls.detached import CallDetacher
+from nekro.app.chats.timer_firings import TimerFirings
 from nekro.app.leases.keeper import LeaseKeeper
 from nekro.plugins.entries import MethodEntry
 from nekro.wire.invocation import Invocation, new_id
@@ -29,7 +30,7 @@ from storage.repositories.jobs import NewJob
 from storage.states import TriggerKind
 from storage.timer_services import SqlCronJobs, SqlTimers
 from workers.ops.sweeper import Sweeper
-from workers.ops.sweeps import RetentionSweep, TimerFirings, TimerSweep
+from workers.ops.sweeps import RetentionSweep, TimerSweep
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 

@@ -27,6 +27,7 @@ from nekro.app.approvals.seals import ApprovalSeal
 from nekro.app.background import BackgroundLoop
 from nekro.app.budgets.spending import Spending
 from nekro.app.calls.detached import CallDetacher
+from nekro.app.calls.records import CallRecords, error_of
 from nekro.app.chats.publisher import EventPublisher
 from nekro.app.leases.keeper import LeaseKeeper
 from nekro.broker.calls import MethodCaller
@@ -52,7 +53,6 @@ from storage.states import BudgetScope, CallState
 from storage.transaction import Transaction
 from workers.calls import claims as claims_module
 from workers.calls.claims import CallClaims, HeldClaim
-from workers.calls.records import CallRecords
 from workers.jobs.service import SqlJobs
 
 METHOD = "a.m.f"
@@ -934,4 +934,4 @@ async def test_a_call_that_never_started_has_timed_out(database: Database) -> No
     async with database.begin() as tx:
         await tx.calls.enqueue(request)
         (ended,) = await tx.calls.sweep_expired(limit=9)
-    assert type(claims_module.error_of(ended)) is CallTimeoutError
+    assert type(error_of(ended)) is CallTimeoutError

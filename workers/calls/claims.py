@@ -17,19 +17,19 @@ from typing import Any, TypeAlias
 from loguru import logger
 
 from nekro.app.calls.detached import CallSubject, longest_seconds, settle
+from nekro.app.calls.records import error_of
 from nekro.app.chats.publisher import EventPublisher
 from nekro.app.chats.writer import append_message, request_round
 from nekro.app.leases.keeper import HeldLease, LeaseKeeper
 from nekro.app.leases.kinds import CALL
 from nekro.base.tasks import clean_up_timeout
-from nekro.broker.failures import error_named, name_of
+from nekro.broker.failures import name_of
 from nekro.wire.invocation import Envelope, Invocation
 from nekro_agent.durations import GRACE_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import (
     CallCancelledError,
     CallTimeoutError,
     FencedError,
-    NekroError,
     OutcomeUnknownError,
     StorageError,
     StorageUnavailableError,
@@ -44,7 +44,7 @@ from storage.repositories.rounds import RoundRequest
 from storage.states import CallState, StoredKind, TriggerKind
 from storage.transaction import Transaction
 
-__all__ = ["CallClaims", "ConfirmApproval", "DuplicateDelivery", "HeldClaim", "error_of", "outcome_unknown"]
+__all__ = ["CallClaims", "ConfirmApproval", "DuplicateDelivery", "HeldClaim"]
 
 #: Raises ``NotApprovedError`` unless a call was approved; see ``nekro.app.approvals.check``.
 ConfirmApproval: TypeAlias = Callable[[Transaction, Invocation], Awaitable[None]]
@@ -398,23 +398,6 @@ def _earlier_outcome(call: Call) -> Envelope:
     if call.state is CallState.DONE and call.outcome is not None:
         return Envelope.model_validate(call.outcome)
     raise error_of(call)
-
-
-def error_of(call: Call) -> NekroError:
-    """The error for a call that ended without a result."""
-    if call.state is CallState.CANCELLED:
-        return CallCancelledError(f"call {call.id} was cancelled")
-    if call.state is CallState.FAILED:
-        return error_named(call.error_type or "Exception", call.error_message or "")
-    return outcome_unknown(call)
-
-
-def outcome_unknown(call: Call) -> OutcomeUnknownError:
-    """The error for a call whose worker died inside it."""
-    return OutcomeUnknownError(
-        f"call {call.id} of {call.method}: a worker died inside it, so its effect may or may not have "
-        "happened; check before you repeat it"
-    )
 
 
 def _own_account(invocation: Invocation) -> str | None:

@@ -7,133 +7,25 @@ the broker lost it, and if the caller has ended the result is not needed.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from loguru import logger
 
-from nekro.app.catalogue.built_in import built_in_entry
-from nekro.app.chats.retried_writes import write_with_retries
-from nekro.broker.calls import CallFate, RecordUnknownError
 from nekro.broker.delivery.messages import CallMessage
 from nekro_agent.errors import (
     MessageRefusedError,
-    MethodDisabledError,
-    MethodNotFoundError,
-    NekroError,
-    OutcomeUnknownError,
 )
-from nekro_agent.methods import SandboxMethodType
-from storage.states import CallState
 
 if TYPE_CHECKING:
     from nekro.app.chats.publisher import EventPublisher
-    from nekro.plugins.entries import MethodEntry
-    from nekro.plugins.entry_registry import Registry
-    from nekro.wire.invocation import Invocation, Signer
+    from nekro.wire.invocation import Signer
     from storage.engine import Database
-    from storage.repositories.calls import Call, CallRequest
-    from storage.transaction import Transaction
+    from storage.repositories.calls import Call
 
-__all__ = ["CallRecords", "CallSweep"]
 
-#: Reason recorded for a call that its caller abandoned.
-WITHDRAWN: Final = "withdrawn by its caller"
+__all__ = ["CallSweep"]
 #: Most rows of one sweep; the next sweep takes the rest.
 _BATCH: Final = 500
-
-
-class CallRecords:
-    """Records the calls that ``MethodCaller`` publishes; implements ``CallLedger``."""
-
-    def __init__(self, database: Database, registry: Registry) -> None:
-        self._database = database
-        self._registry = registry
-
-    def records(self, message: CallMessage) -> bool:
-        """Whether the call is recorded: those of claimed methods; the worker refuses unknown ones."""
-        entry = self._entry_of(message.invocation)
-        return entry is not None and entry.is_claimed
-
-    async def record(self, message: CallMessage) -> None:
-        """Record a call; retries during a short outage of the database.
-
-        Raises:
-            StorageUnavailableError: the database does not answer; the call is not recorded.
-            RecordUnknownError: the database does not answer and the call may be recorded.
-        """
-        request = self._request(message)
-
-        async def write(transaction: Transaction) -> None:
-            if not await transaction.calls.enqueue(request):
-                # It was detached before it was sent; the row has its recipient but not its message.
-                await transaction.calls.keep_message(request.id, request.invocation or {})
-
-        unknown = f"call {request.id} may or may not be recorded"
-        try:
-            await write_with_retries(self._database.autocommit, write, unknown=unknown)
-        except OutcomeUnknownError as exc:  # the caller finds out whether the call runs
-            raise RecordUnknownError(str(exc)) from exc
-
-    async def settle(self, message: CallMessage) -> CallFate:
-        """Withdraw a call that has not started, or return its state. See ``CallLedger``."""
-        async with self._database.autocommit() as transaction:
-            call = await transaction.calls.withdraw(self._request(message), reason=WITHDRAWN)
-        if call.state is CallState.CANCELLED and call.error_message == WITHDRAWN:
-            return CallFate()
-        return _ended(call) or CallFate(is_running=True)
-
-    async def end_of(self, call_id: str) -> dict[str, Any] | NekroError | None:
-        """Return what a call returned, or its error; None if it is not recorded or has not ended.
-
-        Raises:
-            StorageError: the database does not answer.
-        """
-        async with self._database.read() as transaction:
-            call = await transaction.calls.find(call_id)
-        fate = None if call is None else _ended(call)
-        return None if fate is None else fate.outcome or fate.error
-
-    async def withdraw(self, call_id: str) -> None:
-        """Cancel a call that is not finished."""
-        async with self._database.autocommit() as transaction:
-            await transaction.calls.cancel(call_id, reason=WITHDRAWN)
-
-    def _request(self, message: CallMessage) -> CallRequest:
-        # With SQLAlchemy, which a command that calls a TOOL method need not import.
-        from storage.repositories.calls import CallRequest
-
-        invocation = message.invocation
-        entry = self._entry_of(invocation)
-        return CallRequest(
-            id=invocation.call_id,
-            method=invocation.method,
-            type=SandboxMethodType.TOOL if entry is None else entry.type,
-            chat_key=invocation.chat_key,
-            round_id=invocation.round_id,
-            lane=message.lane,
-            deadline=invocation.deadline,
-            repeatable=invocation.repeatable,
-            invocation=message.to_row(),
-        )
-
-    def _entry_of(self, invocation: Invocation) -> MethodEntry | None:
-        built_in = built_in_entry(invocation.method, in_round=invocation.round_id is not None)
-        if built_in is not None:
-            return built_in
-        try:
-            return self._registry.find(invocation.method)
-        except (MethodDisabledError, MethodNotFoundError):
-            return None
-
-
-def _ended(call: Call) -> CallFate | None:
-    if call.state in (CallState.QUEUED, CallState.RUNNING):
-        return None
-    if call.state is CallState.DONE and call.outcome is not None:
-        return CallFate(outcome=call.outcome)
-    from workers.calls.claims import error_of
-
-    return CallFate(error=error_of(call))
 
 
 class CallSweep:

@@ -8,15 +8,15 @@ with a warning. Processes that import no plugin forward every hook (``nekro.app.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from loguru import logger
 
-from broker_config.topology import HOOK_TASK
 from nekro.app.background import BackgroundLoop
 from nekro.app.calls.plugin_tasks import PluginTasks
-from nekro.app.chats.contexts import chat_of, context_of
+from nekro.app.calls.run_on_worker import CONFIG_HOOK, MCP_HOOK, WITH_CHANGES, run_on_worker
+from nekro.app.chats.contexts import context_of
 from nekro.broker.calls import MethodCaller
 from nekro.plugins.configuration import change_config, describe_config
 from nekro.plugins.registry import LoadedRegistry
@@ -31,14 +31,7 @@ from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.schemas.chat_message import ChatMessage, locate_files
 from workers.calls.handler import CallTarget, OnStep, TaskSubject
 
-__all__ = ["CONFIG_HOOK", "MCP_HOOK", "ForwardedHooks", "HookForwarder", "run_on_worker"]
-
-#: Not a hook of plugins: reads the configuration or changes it. Its argument is None or the new values.
-CONFIG_HOOK: Final = "nekro_config"
-#: The same: tries the MCP server of the plugin.
-MCP_HOOK: Final = "nekro_mcp"
-#: Follows the message of a hook if the caller understands ``{"signal", "changes"}`` as the answer.
-_WITH_CHANGES: Final = "with_changes"
+__all__ = ["ForwardedHooks", "HookForwarder"]
 
 
 class HookForwarder:
@@ -93,42 +86,6 @@ class HookForwarder:
         return await run_on_worker(
             self._caller, self._tasks, plugin_key, hook, ctx, args, seconds=self._wait_seconds
         )
-
-
-async def run_on_worker(
-    caller: MethodCaller,
-    tasks: PluginTasks,
-    plugin_key: str,
-    hook: str,
-    ctx: AgentCtx,
-    args: tuple[Any, ...],
-    *,
-    seconds: float,
-) -> object:
-    """Run a hook in a process that may run the plugin; returns its text, signal or methods.
-
-    What it changes in a message is changed in the given one too.
-
-    Raises:
-        The errors of ``PluginTasks.run``.
-    """
-    plain: list[Any] = [arg.model_dump(mode="json") if isinstance(arg, ChatMessage) else arg for arg in args]
-    message = next((arg for arg in args if isinstance(arg, ChatMessage)), None)
-    if message is not None:
-        plain.append(_WITH_CHANGES)
-    answer = await tasks.run(
-        caller,
-        HOOK_TASK,
-        (plugin_key, hook, plain),
-        plugin_key=plugin_key,
-        chat=chat_of(ctx),
-        user_id=ctx.from_user_id,
-        timeout_seconds=seconds,
-    )
-    if message is not None and isinstance(answer, Mapping):
-        message.change(answer["changes"])
-        return answer["signal"]
-    return answer
 
 
 class ForwardedHooks(CallTarget):
@@ -186,7 +143,7 @@ class ForwardedHooks(CallTarget):
         locate_files(message.content_data, chat_key=message.chat_key)
         before = message.changeable()
         signal = _plain(await self._host.run_here(plugin, "user_message", ctx, message))
-        changes = message.changes_since(before) if _WITH_CHANGES in form else {}
+        changes = message.changes_since(before) if WITH_CHANGES in form else {}
         return {"signal": signal, "changes": changes} if changes else signal
 
     def _plugin(self, arguments: Arguments) -> NekroPlugin:

@@ -18,6 +18,7 @@ from nekro.app.chats.retried_writes import write_with_retries
 from nekro.app.chats.turn_traces import trace_of
 from nekro.app.jobs.data import plain_data, unpack
 from nekro.app.leases.keeper import on_this_loop
+from nekro.base.loop_thread import CANCEL_SECONDS
 from nekro.base.redaction import Redactor
 from nekro.base.tasks import complete
 from nekro.broker.tracing import TurnTrace, is_tracing, span
@@ -45,7 +46,6 @@ from workers.calls.claims import DuplicateDelivery
 from workers.jobs.lines import JobLines
 from workers.jobs.notices import notify_chat_of_failure
 from workers.jobs.running import RunningJob, RunningJobs
-from workers.pools.jobs import CANCEL_SECONDS
 
 __all__ = ["Interruption", "JobResult", "JobRunner"]
 

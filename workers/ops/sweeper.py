@@ -15,6 +15,7 @@ from loguru import logger
 
 from broker_config.settings import AgentSettings
 from nekro.app.calls.detached import settle
+from nekro.app.calls.records import outcome_unknown
 from nekro.app.chats.publisher import EventPublisher
 from nekro.app.leases.keeper import HeldLease, LeaseKeeper
 from nekro.app.leases.kinds import SWEEP
@@ -24,7 +25,6 @@ from nekro_agent.errors import FencedError
 from nekro_agent.shared_clock import elapsed_seconds
 from storage.engine import Database
 from storage.repositories.calls import CallRepository
-from workers.calls.claims import outcome_unknown
 
 __all__ = ["Sweep", "Sweeper"]
 

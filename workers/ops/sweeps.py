@@ -14,24 +14,21 @@ from broker_config.settings import AgentSettings, RetentionSettings
 from nekro.app.approvals.decisions import ApprovalDecisions
 from nekro.app.chats.events import record_job
 from nekro.app.chats.publisher import EventPublisher
-from nekro.app.chats.writer import append_message, request_round
+from nekro.app.chats.timer_firings import TimerFirings
 from nekro.app.jobs.data import is_call
 from nekro_agent import cron
 from nekro_agent.durations import STALE_SECONDS
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.files.uploads import remove_expired
-from nekro_agent.ports import CronJob, JobState, MessageKind
+from nekro_agent.ports import CronJob, JobState
 from nekro_agent.shared_clock import shared_time
 from storage.engine import Database
-from storage.repositories.messages import NewMessage
-from storage.repositories.rounds import RoundRequest
 from storage.retention import delete_expired
-from storage.states import EventType, TriggerKind
-from storage.timer_services import Firing, fire_due
-from storage.transaction import Transaction
+from storage.states import EventType
+from storage.timer_services import fire_due
 from workers.jobs.notices import notify_chat_of_failure
 
-__all__ = ["ApprovalSweep", "JobSweep", "RetentionSweep", "TimerFirings", "TimerSweep", "UploadSweep"]
+__all__ = ["ApprovalSweep", "JobSweep", "RetentionSweep", "TimerSweep", "UploadSweep"]
 
 #: Most rows that one sweep takes of each kind; the next sweep takes the rest.
 _BATCH: Final = 500
@@ -43,31 +40,6 @@ _UPLOADS_BATCH: Final = 5_000
 _RETENTION_SECONDS: Final = 3600.0
 #: After how many lease times the message of a queued job may be lost.
 _QUEUED_LEASES: Final = 4
-
-
-class TimerFirings:
-    """The effects of a firing: a system message with its description, and a round."""
-
-    def __init__(self, publisher: EventPublisher, *, debounce_seconds: float = 0) -> None:
-        self._publisher = publisher
-        self._debounce_seconds = debounce_seconds
-
-    async def fire(self, transaction: Transaction, firing: Firing) -> None:
-        """Record both in the transaction that takes the firing; publish after its commit."""
-        message = NewMessage(
-            chat_key=firing.chat_key,
-            kind=MessageKind.SYSTEM,
-            text=firing.text,
-            once_key=f"timer:{firing.id}",
-        )
-        row = await append_message(transaction, self._publisher, message)
-        request = RoundRequest(
-            chat_key=firing.chat_key,
-            trigger_kind=TriggerKind.TIMER,
-            trigger_id=firing.id,
-            delay_seconds=self._debounce_seconds,
-        )
-        await request_round(transaction, self._publisher, request, account_id=firing.account_id, message=row)
 
 
 class TimerSweep:

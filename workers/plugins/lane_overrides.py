@@ -15,9 +15,9 @@ from storage.caller_reads import lane_overrides
 
 if TYPE_CHECKING:
     from nekro.app.background import BackgroundLoop
+    from nekro.app.lane_blocking import Blocking
     from nekro.plugins.lanes import LaneChooser
     from storage.engine import Database
-    from workers.plugins.loop_watchdog import Blocking
 
 __all__ = ["LaneOverrides"]
 

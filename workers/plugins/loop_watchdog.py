@@ -17,11 +17,12 @@ from typing import Any, Final, TypeVar
 
 from loguru import logger
 
+from nekro.app.lane_blocking import Blocking
 from nekro.base.metrics import metrics
 from nekro.plugins.entries import RoutedEntry
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 
-__all__ = ["Blocking", "LoopWatchdog"]
+__all__ = ["LoopWatchdog"]
 
 T = TypeVar("T")
 
@@ -32,19 +33,6 @@ _FRAMES: Final = 12
 #: A method that blocks again is reported again after this time, so that it cannot flood the log.
 _REPEAT_SECONDS: Final = 30.0
 _GIVE_UP_EXIT: Final = 70
-
-
-@dataclass(frozen=True, kw_only=True)
-class Blocking:
-    """A method that was observed to block."""
-
-    entry: RoutedEntry
-    #: Duration so far; it may continue.
-    seconds: float
-    #: Innermost frame: ``file:line in function``.
-    where: str
-    #: The stack in the format of a traceback.
-    stack: str
 
 
 @dataclass(frozen=True, kw_only=True)

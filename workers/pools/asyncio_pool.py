@@ -23,10 +23,11 @@ from celery import signals
 from celery.exceptions import SoftTimeLimitExceeded
 
 from nekro.base.greenlet_bridge import spawn
+from nekro.base.loop_thread import LoopThread
 from nekro.broker.celery.result_backend import ReplyBackend
 from nekro.broker.celery.tasks import PrivateRequest
 from workers.pools.base import JobPool
-from workers.pools.jobs import Alarms, Interruptible, Job, LoopThread, Outcome, StopReason, aborted
+from workers.pools.jobs import Alarms, Interruptible, Job, Outcome, StopReason, aborted
 from workers.pools.jobs import Body as Stoppable
 from workers.pools.observation import begin_observation, is_only_observer
 

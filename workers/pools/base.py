@@ -11,8 +11,9 @@ from celery.concurrency.prefork import _run_ready_callbacks
 from kombu.asynchronous import get_event_loop
 from loguru import logger
 
+from nekro.base.loop_thread import CANCEL_SECONDS
 from nekro_agent.durations import POLL_SECONDS
-from workers.pools.jobs import CANCEL_SECONDS, Job, StopReason
+from workers.pools.jobs import Job, StopReason
 
 __all__ = ["JobPool"]
 

@@ -17,10 +17,11 @@ from typing import Any
 import uvloop
 from loguru import logger
 
+from nekro.base.loop_thread import CANCEL_SECONDS, LoopThread, run_to_end
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from workers.pools.awaiting import thread_state
 from workers.pools.base import JobPool
-from workers.pools.jobs import CANCEL_SECONDS, Alarms, Job, LoopThread, run_to_end
+from workers.pools.jobs import Alarms, Job
 from workers.pools.niceness import SessionShare, lower_thread
 
 __all__ = ["ThreadPool"]

@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol, cast
 from loguru import logger
 
 from nekro.app.calls.plugin_tasks import PluginTasks
+from nekro.app.calls.run_on_worker import CONFIG_HOOK, MCP_HOOK, run_on_worker
 from nekro.broker.calls import MethodCaller
 from nekro.plugins.entries import MethodEntry, PluginEntry
 from nekro.plugins.entry_registry import Registry
@@ -19,7 +20,6 @@ from nekro_agent.execution.hooks import HOOK_SECONDS, signal_of
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.schemas.chat_message import ChatMessage
 from nekro_agent.schemas.signal import MsgSignal, merge_signals
-from workers.calls.remote_hooks import CONFIG_HOOK, MCP_HOOK, run_on_worker
 
 __all__ = ["FleetHooks", "MessageHooks"]
 

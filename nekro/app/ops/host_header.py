@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
-__all__ = ["AllowedHosts", "is_loopback"]
+__all__ = ["AllowedHosts", "has_ambiguous_length", "is_loopback"]
 
 #: Names by which this machine reaches itself.
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
@@ -52,3 +52,14 @@ def _normal(name: str) -> str:
         return str(ipaddress.ip_address(name))
     except ValueError:
         return name
+
+
+def has_ambiguous_length(scope: Mapping[str, Any]) -> bool:
+    """Whether two servers may see different ends of a request's body; such a request is refused.
+
+    Source: RFC 9112, section 6.1.
+    """
+    names = {name for name, _ in scope["headers"]}
+    if b"transfer-encoding" not in names:
+        return False
+    return b"content-length" in names or scope["http_version"] == "1.0"

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from celery import signals
-
-from broker_config.embedded import resolve_signing_key
-from broker_config.settings import Settings
-from nekro.base.redaction import Redactor
 from nekro.broker.celery.names import CALL_LOGGERS
-from nekro_agent.core.logger import StandardLogs, configure
+
+if TYPE_CHECKING:
+    from broker_config.settings import Settings
 
 __all__ = ["configure_logs"]
 
@@ -24,6 +21,13 @@ def configure_logs(settings: Settings, *, lane: str, worker: str) -> None:
 
     Celery then finds logging configured and does not configure it.
     """
+    # Imported here, because probes import this module.
+    from celery import signals
+
+    from broker_config.embedded import resolve_signing_key
+    from nekro.base.redaction import Redactor
+    from nekro_agent.core.logger import StandardLogs, configure
+
     key = resolve_signing_key(settings).get_secret_value()
     configure(
         level=settings.log.level,

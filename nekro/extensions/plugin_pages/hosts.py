@@ -25,6 +25,7 @@ from loguru import logger
 from starlette.types import ASGIApp
 
 from nekro.base.greenlet_bridge import at_loop_close
+from nekro.base.loop_thread import LoopThread
 from nekro.base.tasks import end_tasks, log_errors, repeat
 from nekro.plugins.entries import WebhookEntry
 from nekro.wire.seals import HttpVerifier
@@ -33,7 +34,6 @@ from nekro_agent.methods import Lane
 from nekro_agent.plugin import NekroPlugin
 from storage.engine import Database
 from workers.plugins.loop_watchdog import LoopWatchdog
-from workers.pools.jobs import LoopThread
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send

@@ -18,6 +18,7 @@ from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from nekro.app.ops.host_header import has_ambiguous_length
 from nekro.wire.seals import CALLER_HEADER, PROOF_HEADER, SIGNATURE_HEADER, HttpVerifier
 from nekro_agent.errors import InvalidValueError, MessageRefusedError
 from nekro_agent.execution.payer import Payer, paying
@@ -26,7 +27,7 @@ from nekro_agent.execution.web_caller import WebCaller, calling
 from nekro_agent.plugin import NekroPlugin
 from nekro_client.models import Problem
 
-__all__ = ["PluginSite", "application_of", "has_ambiguous_length", "pages_of"]
+__all__ = ["PluginSite", "application_of", "pages_of"]
 
 _PAGE_SUFFIXES: Final = (".html", ".htm")
 _PAGE_PATH: Final = "/__webui__"
@@ -62,17 +63,6 @@ def application_of(plugin: NekroPlugin) -> ASGIApp:
     if path and not path.startswith("/"):  # else it names a path of the router
         _mount_pages(app, pages_of(plugin, path))
     return Starlette(routes=[Mount(f"/plugins/{plugin.key}", app=app)])
-
-
-def has_ambiguous_length(scope: Scope) -> bool:
-    """Whether two servers may see different ends of a request's body; such a request is refused.
-
-    Source: RFC 9112, section 6.1.
-    """
-    names = {name for name, _ in scope["headers"]}
-    if b"transfer-encoding" not in names:
-        return False
-    return b"content-length" in names or scope["http_version"] == "1.0"
 
 
 def pages_of(plugin: NekroPlugin, path: str) -> Path:

@@ -25,10 +25,9 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from broker_config.settings import GatewaySettings
-from nekro.app.ops.host_header import AllowedHosts, is_loopback
+from nekro.app.ops.host_header import AllowedHosts, has_ambiguous_length, is_loopback
 from nekro.base.metrics import metrics
 from nekro.broker.tracing import span, trace_headers
-from nekro.extensions.plugin_pages.site import has_ambiguous_length
 from nekro.gateway.problems import problem_response
 from nekro.gateway.web.responses import EVENT_STREAM, SEND_SECONDS
 from nekro.wire.invocation import new_id
