@@ -2,7 +2,7 @@
 
 Times that one process writes and another one compares (deadlines of calls, the age of signed commands, due
 times) are times of this clock. A process compares itself with the database when it starts and periodically
-(``nekro.app.ops.clock_watch``); in between it adds the time elapsed locally, so reading the clock needs no
+(``nekro.app.clock_watch``); in between it adds the time elapsed locally, so reading the clock needs no
 I/O and is not affected by a step of the host's clock. A process without a comparison, and every process on
 SQLite, whose database is on the same host, uses the host's clock.
 

@@ -32,7 +32,7 @@ from nekro_agent.errors import ArgumentError, MethodDisabledError, ResultError
 from nekro_agent.methods import SandboxMethodType
 from workers.calls.claims import DuplicateDelivery
 from workers.pools.asyncio_pool import FAST_BODY
-from workers.pools.awaiting import at_loop_close, current_job, guarded, run_async
+from workers.pools.base import at_loop_close, current_job, guarded, run_async
 from workers.pools.observation import observe_tasks
 from workers.tasks import task_body
 

@@ -28,9 +28,9 @@ from nekro.app.calls.dispatch import CallScope, invocation_of
 from nekro.app.composition import Services
 from nekro.cli.environment import environment_of
 from nekro.cli.services.system import migrate
+from nekro.plugins.configuration import package_policy
 from nekro.plugins.entries import MethodEntry
 from nekro.plugins.loader import LoadedPlugins, load_plugins
-from nekro.plugins.policies import package_policy
 from nekro.wire.invocation import Envelope, new_id
 from nekro_agent import runtime
 from nekro_agent.plugin import NekroPlugin

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 from broker_config.settings import Settings
 from nekro.agent.llm import LLMClient, MissingClient, create_models
 from nekro.agent.rounds import RoundRunner
-from nekro.app.budgets.round_meter import RoundBudgets
+from nekro.app.model_meters import RoundBudgets
 from nekro_agent.errors import LLMError
-from workers.rounds.context.input import RoundInputs
-from workers.rounds.context.pictures import PictureLoader
 from workers.rounds.drain import RoundDrain
+from workers.rounds.input import PictureLoader, RoundInputs
 
 if TYPE_CHECKING:
     from nekro.app.composition import Services

@@ -14,7 +14,7 @@ from celery.exceptions import Ignore
 from broker_config.app import checked_task_options
 from broker_config.topology import COMMAND_TASK, DRAIN_TASK, HOOK_TASK, JOB_TASK, RUN_TASK
 from nekro.app.calls.records import CallRecords
-from nekro.app.catalogue.built_in import BUILT_IN_TASKS
+from nekro.app.catalogue import BUILT_IN_TASKS
 from nekro.base.greenlet_bridge import at_loop_close
 from nekro.broker.celery.worker import is_revoked
 from nekro.broker.tracing import trace_headers
@@ -26,7 +26,7 @@ from workers.calls.claims import DuplicateDelivery
 from workers.calls.handler import FindTarget, MisplacedCall
 from workers.jobs.runner import Interruption
 from workers.pools.asyncio_pool import FAST_BODY
-from workers.pools.awaiting import StopReason, current_job, run_async
+from workers.pools.base import StopReason, current_job, run_async
 
 if TYPE_CHECKING:
     from nekro.app.composition import Services

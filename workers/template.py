@@ -24,17 +24,17 @@ from typing import Any, Final
 
 from broker_config.embedded import make_data_dir
 from broker_config.settings import Settings
-from nekro.app.ops.logs import configure_logs
+from nekro.app.processes import configure_logs
 from nekro.base.forks import adopt_orphans, flush_streams, thread_count, wait_until_orphaned
 from nekro.broker.celery.names import WORKER_MODULES
+from nekro.plugins.configuration import core_config, package_policy
 from nekro.plugins.import_trials import Trials
 from nekro.plugins.loader import (
     PreparedPlugins,
     plugin_steps,
     prepare_imports,
 )
-from nekro.plugins.policies import core_config, package_policy
-from nekro.plugins.source_watch import Stamps, stamps_below
+from workers.plugins.reload import Stamps, stamps_below
 
 __all__ = ["MODULES", "REQUEST_BYTES", "Order", "run_template"]
 
@@ -59,34 +59,30 @@ MODULES: Final = (
     "storage.schema",
     "storage.timer_services",
     "nekro.app.approvals.chat_lines",
-    "nekro.app.approvals.check",
-    "nekro.app.budgets.plugin_models",
-    "workers.calls.commands",
-    "workers.calls.methods",
+    "nekro.app.approvals.requests",
+    "nekro.app.model_meters",
+    "workers.calls.targets",
     "workers.calls.progress",
     "workers.calls.remote_hooks",
     "workers.calls.webhooks",
-    "nekro.app.chats.live",
-    "nekro.app.chats.records",
-    "nekro.app.jobs.cancel",
+    "nekro.app.chats.events",
+    "workers.sdk_runtime",
+    "nekro.app.jobs",
     "workers.jobs.downloads",
     "workers.jobs.service",
     "nekro.extensions.mcp.follower",
-    "nekro.app.ops.clock_watch",
+    "nekro.app.clock_watch",
     "workers.ops.sweeper",
     "workers.ops.sweeps",
-    "workers.ops.watch_sweep",
     "workers.plugins.initialisation",
-    "workers.plugins.lane_overrides",
+    "nekro.app.catalogue",
     "workers.plugins.loop_watchdog",
     "workers.plugins.publication",
     "nekro.plugins.registry",
     "workers.plugins.reload",
-    "workers.plugins.states",
     "workers.process",
     "nekro.app.rounds.intake",
     "nekro.app.rounds.stop",
-    "workers.sdk_runtime",
     "nekro.extensions.plugin_pages.hosts",
 )
 

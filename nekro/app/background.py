@@ -1,14 +1,14 @@
 """An event loop on a thread of its own, for work that must continue whatever plugin code does.
 
 Claims of jobs are renewed here, so a job that blocks its own thread keeps its claim. Synchronous
-functions of the plugin API run their database access here, each with a time limit.
-"""
+functions of the plugin API run their database access here, each with a time limit. Steps that are repeated
+while there is work for them are polls of this loop."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent import futures
 from typing import Any, TypeVar
 
@@ -16,11 +16,16 @@ from loguru import logger
 
 from nekro.base.greenlet_bridge import at_loop_close
 from nekro.base.loop_thread import LoopThread
+from nekro.base.tasks import log_errors
 from nekro_agent.durations import CLOSE_STEP_SECONDS, PROGRAM_SECONDS
 from nekro_agent.errors import StorageUnavailableError
 from storage.engine import Database
 
-__all__ = ["BackgroundLoop"]
+__all__ = [
+    "BackgroundLoop",
+    "Poll",
+]
+
 
 T = TypeVar("T")
 
@@ -115,3 +120,53 @@ class BackgroundLoop:
             self._unsettled.discard(future)
         if not future.cancelled() and (error := future.exception()) is not None:
             logger.bind(error=str(error), error_type=type(error).__name__).warning("background_write_failed")
+
+
+class Poll:
+    """Repeats a step on the background loop while it is needed."""
+
+    def __init__(
+        self,
+        background: BackgroundLoop,
+        step: Callable[[], Awaitable[None]],
+        *,
+        seconds: float,
+        is_needed: Callable[[], bool],
+        on_error: str,
+    ) -> None:
+        """Create the poll; it does not run yet.
+
+        Args:
+            seconds: pause before each step.
+            is_needed: whether another step is needed; called with a lock held.
+            on_error: name of the log event of a step that failed.
+        """
+        self._background = background
+        self._step = step
+        self._seconds = seconds
+        self._is_needed = is_needed
+        self._on_error = on_error
+        self._lock = threading.Lock()
+        self._is_running = False
+
+    def start(self) -> None:
+        """Start to poll unless it is running; call it after adding work. Thread-safe.
+
+        Raises:
+            RuntimeError: the background loop was closed.
+        """
+        with self._lock:
+            begins, self._is_running = not self._is_running, True
+        if begins:
+            self._background.submit(self._run())
+
+    async def _run(self) -> None:
+        while self._goes_on():
+            await asyncio.sleep(self._seconds)
+            with log_errors(self._on_error):
+                await self._step()
+
+    def _goes_on(self) -> bool:
+        with self._lock:
+            self._is_running = self._is_needed()
+            return self._is_running

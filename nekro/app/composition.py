@@ -13,13 +13,12 @@ from broker_config.embedded import make_data_dir, resolve_settings
 from broker_config.settings import Settings
 from nekro.app.calls.dispatch import CallScope
 from nekro.app.calls.records import CallRecords
-from nekro.app.catalogue.arguments import refuse_unfit
-from nekro.app.catalogue.fleet import FleetCatalogue
+from nekro.app.catalogue import FleetCatalogue
 from nekro.app.chats.attachments import segments_of_message
 from nekro.app.parts import CALLER, GATEWAY, Parts
 from nekro.base.greenlet_bridge import LEAST_SECONDS, Cleanup, Closing, close_all
 from nekro.broker.calls import MethodCaller
-from nekro.plugins.entry_registry import Registry
+from nekro.plugins.entry_registry import Registry, refuse_unfit
 from nekro.wire.invocation import Envelope, new_id
 from nekro.wire.values import encode_arguments
 from nekro_agent.durations import CLOSE_STEP_SECONDS, FRESH_SECONDS
@@ -76,8 +75,8 @@ class Services(Parts):
             services = cls(settings=settings, role=role, registry=Registry(), database=database)
             services.registry = Registry(collect=services._collected)
             return services
+        from nekro.plugins.configuration import core_config, package_policy
         from nekro.plugins.loader import load_plugins
-        from nekro.plugins.policies import core_config, package_policy
         from nekro.plugins.registry import LoadedRegistry
 
         loaded = load_plugins(

@@ -26,26 +26,23 @@ if TYPE_CHECKING:
     from broker_config.app import NekroApp
     from nekro.agent.room import ModelContexts
     from nekro.app.approvals.decisions import ApprovalDecisions
-    from nekro.app.approvals.requests import ApprovalRequests
-    from nekro.app.approvals.seals import ApprovalSeal
+    from nekro.app.approvals.requests import ApprovalRequests, ApprovalSeal
     from nekro.app.background import BackgroundLoop
-    from nekro.app.budgets.spending import Spending
-    from nekro.app.calls.command_sender import CommandSender
     from nekro.app.calls.detached import CallDetacher
     from nekro.app.calls.dispatch import Dispatcher
-    from nekro.app.calls.fleet_hooks import FleetHooks, MessageHooks
-    from nekro.app.calls.plugin_tasks import PluginTasks
-    from nekro.app.catalogue.fleet import CatalogueReader
-    from nekro.app.chats.file_ids import FileIds
+    from nekro.app.calls.fleet_calls import CommandSender, FleetHooks, MessageHooks, PluginTasks
+    from nekro.app.catalogue import CatalogueReader, LaneOverrides
+    from nekro.app.chats.attachments import FileIds
     from nekro.app.chats.publisher import EventPublisher
-    from nekro.app.chats.timer_firings import TimerFirings
-    from nekro.app.leases.keeper import LeaseKeeper
-    from nekro.app.ops.clock_watch import ClockWatch
+    from nekro.app.clock_watch import ClockWatch
+    from nekro.app.leases import LeaseKeeper
     from nekro.app.rounds.intake import MessageIntake
     from nekro.app.rounds.ledger import RoundLedger
-    from nekro.app.rounds.remote_runs import RemoteRuns
-    from nekro.app.rounds.runs import CodeRuns
+    from nekro.app.rounds.runs import CodeRuns, RemoteRuns
     from nekro.app.rounds.stop import RoundStopper
+    from nekro.app.rounds.summaries import ChatSummaries
+    from nekro.app.spending import Spending
+    from nekro.app.timers import TimerFirings
     from nekro.base.redaction import Redactor
     from nekro.broker.calls import MethodCaller
     from nekro.extensions.mcp.follower import McpServers
@@ -63,22 +60,18 @@ if TYPE_CHECKING:
     from storage.files.upload_areas import UploadAreas
     from workers.calls.built_in_targets import BuiltInTargets
     from workers.calls.claims import CallClaims
-    from workers.calls.commands import CommandLines
     from workers.calls.handler import CallHandler
-    from workers.calls.methods import MethodTargets
     from workers.calls.progress import ProgressAnnouncer
     from workers.calls.remote_hooks import ForwardedHooks, HookForwarder
+    from workers.calls.targets import CodeTarget, CommandLines, MethodTargets
     from workers.calls.webhooks import WebhookTargets
     from workers.jobs.runner import JobRunner
     from workers.ops.sweeper import Sweeper
-    from workers.plugins.lane_overrides import LaneOverrides
+    from workers.plugins.initialisation import PluginStates
     from workers.plugins.loop_watchdog import LoopWatchdog
     from workers.plugins.pinned import PinnedOwner
     from workers.plugins.publication import CataloguePublisher
     from workers.plugins.reload import PluginReloader
-    from workers.plugins.states import PluginStates
-    from workers.rounds.context.summaries import ChatSummaries
-    from workers.rounds.remote_runs import CodeTarget
 
 __all__ = ["CALLER", "GATEWAY", "Parts"]
 
@@ -153,7 +146,7 @@ class Parts(ABC):
     @shared_property
     def catalogue(self) -> CatalogueReader:
         """Reads what the fleet serves."""
-        from nekro.app.catalogue.fleet import CatalogueReader
+        from nekro.app.catalogue import CatalogueReader
 
         return CatalogueReader(self.database)
 
@@ -207,7 +200,7 @@ class Parts(ABC):
         Raises:
             RuntimeNotBoundError: this process does not call methods, or has not started.
         """
-        from nekro.app.calls.fleet_hooks import FleetHooks
+        from nekro.app.calls.fleet_calls import FleetHooks
 
         return FleetHooks(self.registry, self.caller, self.plugin_tasks)
 
@@ -263,7 +256,7 @@ class Parts(ABC):
     @shared_property
     def plugin_tasks(self) -> PluginTasks:
         """Sends commands and hooks to the processes of their plugins."""
-        from nekro.app.calls.plugin_tasks import PluginTasks
+        from nekro.app.calls.fleet_calls import PluginTasks
 
         return PluginTasks(
             self.lanes, refresh_lanes=self.refresh, return_bytes=self.settings.sandbox.return_bytes
@@ -279,7 +272,7 @@ class Parts(ABC):
     @shared_property
     def file_ids(self) -> FileIds:
         """Ids of chats' files."""
-        from nekro.app.chats.file_ids import FileIds
+        from nekro.app.chats.attachments import FileIds
 
         return FileIds(resolve_signing_key(self.settings).get_secret_value())
 
@@ -308,14 +301,14 @@ class Parts(ABC):
     @shared_property
     def leases(self) -> LeaseKeeper:
         """Renews the leases that this process holds on rows."""
-        from nekro.app.leases.keeper import LeaseKeeper
+        from nekro.app.leases import LeaseKeeper
 
         return LeaseKeeper(self.database, self.background)
 
     @shared_property
     def clocks(self) -> ClockWatch:
         """Keeps the shared time correct."""
-        from nekro.app.ops.clock_watch import ClockWatch
+        from nekro.app.clock_watch import ClockWatch
 
         return ClockWatch(self.database, self.settings.broker, self.background)
 
@@ -329,7 +322,7 @@ class Parts(ABC):
     @shared_property
     def firings(self) -> TimerFirings:
         """The effects of a timer's firing."""
-        from nekro.app.chats.timer_firings import TimerFirings
+        from nekro.app.timers import TimerFirings
 
         return TimerFirings(self.publisher, debounce_seconds=self.settings.agent.debounce_seconds)
 
@@ -396,7 +389,7 @@ class Parts(ABC):
     @shared_property
     def lane_overrides(self) -> LaneOverrides:
         """Lane overrides set by the watchdog or an operator."""
-        from workers.plugins.lane_overrides import LaneOverrides
+        from nekro.app.catalogue import LaneOverrides
 
         return LaneOverrides(
             self.database, lambda: self.background, self.lanes, on_pinned=self._declare_queues
@@ -409,7 +402,7 @@ class Parts(ABC):
     @shared_property
     def states(self) -> PluginStates:
         """Applies operators' decisions which plugins are enabled."""
-        from workers.plugins.states import PluginStates
+        from workers.plugins.initialisation import PluginStates
 
         return PluginStates(
             self.host,
@@ -504,7 +497,7 @@ class Parts(ABC):
     @shared_property
     def claims(self) -> CallClaims:
         """Claims and outcomes of calls with an effect."""
-        from nekro.app.approvals.check import ApprovalCheck
+        from nekro.app.approvals.requests import ApprovalCheck
         from workers.calls.claims import CallClaims
 
         lease_seconds = self.settings.agent.lease_seconds
@@ -534,8 +527,8 @@ class Parts(ABC):
     @shared_property
     def methods(self) -> MethodTargets:
         """The methods that calls run."""
-        from workers.calls.methods import MethodTargets
         from workers.calls.progress import CallReports
+        from workers.calls.targets import MethodTargets
 
         return MethodTargets(
             registry=self.loaded_registry,
@@ -580,7 +573,7 @@ class Parts(ABC):
     @shared_property
     def command_lines(self) -> CommandLines:
         """The command lines that calls run."""
-        from workers.calls.commands import CommandLines
+        from workers.calls.targets import CommandLines
 
         return CommandLines(self.commands, self.redactor, return_bytes=self.settings.sandbox.return_bytes)
 
@@ -591,7 +584,7 @@ class Parts(ABC):
         Raises:
             RuntimeNotBoundError: this process does not call methods, or has not started.
         """
-        from nekro.app.calls.command_sender import CommandSender
+        from nekro.app.calls.fleet_calls import CommandSender
         from storage.kv import SqlKeyValueStore
 
         return CommandSender(
@@ -630,7 +623,7 @@ class Parts(ABC):
     @shared_property
     def approval_seal(self) -> ApprovalSeal:
         """Signs approvals of calls."""
-        from nekro.app.approvals.seals import ApprovalSeal
+        from nekro.app.approvals.requests import ApprovalSeal
 
         return ApprovalSeal(resolve_signing_key(self.settings))
 
@@ -655,7 +648,7 @@ class Parts(ABC):
     def approval_decisions(self) -> ApprovalDecisions:
         """Decides on calls that wait for approval."""
         from nekro.app.approvals.decisions import ApprovalDecisions
-        from nekro.app.calls.patience import lane_seconds
+        from nekro.app.calls.records import lane_seconds
 
         return ApprovalDecisions(
             self.database,
@@ -670,8 +663,8 @@ class Parts(ABC):
     @shared_property
     def runs(self) -> CodeRuns:
         """Runs code that calls methods in sandboxes."""
-        from nekro.app.budgets.run_meter import RunMeter
         from nekro.app.rounds.runs import CodeRuns
+        from nekro.app.spending import RunMeter
 
         meter = RunMeter(self.spending, wall_seconds=self.settings.sandbox.wall_seconds)
         return CodeRuns(self.dispatcher, self.registry, self.sandboxes, meter)
@@ -679,7 +672,7 @@ class Parts(ABC):
     @shared_property
     def code_target(self) -> CodeTarget:
         """Runs code that other processes send to this rounds worker."""
-        from workers.rounds.remote_runs import CodeTarget
+        from workers.calls.targets import CodeTarget
 
         return CodeTarget(self.runs, self.publisher, wall_seconds=self.settings.sandbox.wall_seconds)
 
@@ -690,7 +683,7 @@ class Parts(ABC):
         Raises:
             RuntimeNotBoundError: this process does not call methods, or has not started.
         """
-        from nekro.app.rounds.remote_runs import RemoteRuns
+        from nekro.app.rounds.runs import RemoteRuns
 
         return RemoteRuns(self.caller, self.catalogue, self.settings)
 
@@ -730,7 +723,7 @@ class Parts(ABC):
     @shared_property
     def spending(self) -> Spending:
         """Counts what is spent, and refuses what exceeds a budget."""
-        from nekro.app.budgets.spending import Spending
+        from nekro.app.spending import Spending
 
         return Spending(self.database, self.publisher, self.settings.budgets)
 
@@ -746,8 +739,8 @@ class Parts(ABC):
     def summaries(self) -> ChatSummaries:
         """Writes the summaries of chats."""
         from nekro.agent.llm import create_models
-        from nekro.app.budgets.summary_meter import SummaryMeter
-        from workers.rounds.context.summaries import ChatSummaries
+        from nekro.app.model_meters import SummaryMeter
+        from nekro.app.rounds.summaries import ChatSummaries
 
         return ChatSummaries(
             self.database,
@@ -769,11 +762,9 @@ class Parts(ABC):
 
     def sweeper(self) -> Sweeper:
         """Build the sweeper; every worker has one, and a lease lets one sweep at a time."""
-        from workers.calls.records import CallSweep
         from workers.jobs.downloads import DownloadSweep
-        from workers.ops.sweeper import Sweeper
+        from workers.ops.sweeper import CallSweep, Sweeper, WatchSweep
         from workers.ops.sweeps import ApprovalSweep, JobSweep, RetentionSweep, TimerSweep, UploadSweep
-        from workers.ops.watch_sweep import WatchSweep
 
         return Sweeper(
             self.database,

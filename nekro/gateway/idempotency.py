@@ -21,8 +21,7 @@ from fastapi.responses import JSONResponse
 from loguru import logger
 from pydantic import BaseModel
 
-from nekro.app.leases.keeper import HeldLease, LeaseKeeper
-from nekro.app.leases.kinds import REQUEST
+from nekro.app.leases import REQUEST, HeldLease, LeaseKeeper
 from nekro.gateway.dependencies import identity_of
 from nekro.gateway.problems import PROBLEM_TYPE, ProblemError, problem_of, status_of
 from nekro.gateway.web.responses import JsonAnswer

@@ -16,8 +16,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from nekro.agent.multimodal import image_data
-from nekro.app.chats.attachments import Attachment, attachments_of
-from nekro.app.chats.file_ids import FileIds
+from nekro.app.chats.attachments import Attachment, FileIds, attachments_of
 from nekro.app.composition import Services
 from nekro.gateway.access.admission import KeyFiles, require_budget
 from nekro.gateway.identity import Identity, Scope

@@ -9,8 +9,8 @@ from nekro_agent.ports import CronJob, JobState
 from nekro_client import models
 
 if TYPE_CHECKING:
-    from nekro.app.budgets.limits import Budget
-    from nekro.app.catalogue.fleet import ServedVersion
+    from nekro.app.budgets import Budget
+    from nekro.app.catalogue import ServedVersion
     from nekro.app.rounds.runs import CodeReport
     from nekro.broker.dead_letters import DeadMessage
     from nekro.plugins.entries import MethodEntry, PluginEntry
@@ -52,7 +52,7 @@ _JOB_STATES: Final[dict[str, str]] = {JobState.SUCCEEDED: "done"}
 
 def job_answer(row: Job) -> models.Job:
     """Return a background job."""
-    from nekro.app.jobs.retry import can_retry
+    from nekro.app.jobs import can_retry
 
     return models.Job(
         id=row.id,
@@ -80,7 +80,7 @@ def job_answer(row: Job) -> models.Job:
 
 def job_log_answer(entries: Sequence[JobLogEntry]) -> models.JobLog:
     """Return the log of a job, with its attempts."""
-    from nekro.app.jobs.attempts import attempts_of
+    from nekro.app.jobs import attempts_of
 
     return models.JobLog(
         attempts=[
@@ -278,7 +278,7 @@ def finished_call(envelope: Envelope, *, method: str, value: Any) -> models.Call
 
 
 def call_of_report(call: Mapping[str, Any]) -> models.Call:
-    """Return a call of a run or round from ``nekro.app.calls.story.call_json``."""
+    """Return a call of a run or round from ``nekro.app.rounds.runs.call_json``."""
     code, _, text = (call["error"] or "").partition(": ")
     return models.Call(
         **{name: call[name] for name in ("id", "method", "type", "lane", "requested_at", "started_at")},

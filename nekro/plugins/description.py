@@ -94,8 +94,8 @@ def _root_of(record: PluginRecord) -> Path | None:
 
 def _describe() -> dict[str, object]:
     from broker_config.settings import Settings
+    from nekro.plugins.configuration import core_config, package_policy
     from nekro.plugins.loader import load_plugins
-    from nekro.plugins.policies import core_config, package_policy
 
     settings = Settings.load()
     loaded = load_plugins(

@@ -48,7 +48,7 @@ TASK: Final = "nekro task message 1"
 CONTROL: Final = "nekro control command 1"
 #: Stream tickets: ``nekro.gateway.access.signed_texts``.
 TICKET: Final = "nekro stream ticket 1"
-#: Approvals of calls: ``nekro.app.approvals.seals``.
+#: Approvals of calls: ``nekro.app.approvals.requests``.
 APPROVAL: Final = "nekro approval 1"
 #: Cookies of the console, and what a request that changes something repeats:
 #: ``nekro.gateway.access.sessions``.

@@ -11,7 +11,7 @@ from broker_config.model_groups import chat_groups, model_group
 from broker_config.settings import Settings
 from nekro.cli.commands.doctor import list_settings
 from nekro.cli.environment import environment_of
-from nekro.plugins.policies import core_config
+from nekro.plugins.configuration import core_config
 from nekro_agent.errors import ModelGroupError, SettingsError
 
 PREFIX = "NEKRO_MODELS__"

@@ -28,15 +28,15 @@ from test_mcp_http import served
 from test_mcp_servers import node_server
 
 from broker_config.settings import DatabaseSettings, Settings
-from nekro.app.budgets.limits import day_of
-from nekro.app.budgets.plugin_models import PluginModels
-from nekro.app.budgets.spending import Spending
+from nekro.app.budgets import day_of
 from nekro.app.composition import CALLER, Services
+from nekro.app.model_meters import PluginModels
+from nekro.app.spending import Spending
 from nekro.extensions.mcp.answers import content_of, question_id
 from nekro.extensions.mcp.declarations import Sampling
 from nekro.extensions.mcp.questions import Completion, Prompt, Question, Reply, answer_of, shown_question
 from nekro.extensions.mcp.server_requests import WorkerClientRequests
-from nekro.plugins.policies import core_config
+from nekro.plugins.configuration import core_config
 from nekro_agent import runtime
 from nekro_agent.errors import BudgetExceededError, InvalidValueError, LLMError, MethodFailedError
 from nekro_agent.execution.payer import Payer, paying

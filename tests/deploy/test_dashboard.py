@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nekro.app.ops.fleet import FLEET_METRICS
+from nekro.app.fleet_metrics import FLEET_METRICS
 from nekro.base.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]

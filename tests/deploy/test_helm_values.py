@@ -17,7 +17,7 @@ import yaml
 from helm_process import HelmProcess, RefusedError
 from rendered_chart import CHART, DEFAULTS, SCALED, VARIANTS, Render, container_of, migration, names, pods
 
-from nekro.app.ops.fleet import FLEET_METRICS
+from nekro.app.fleet_metrics import FLEET_METRICS
 from nekro.cli.main import build_parser
 from nekro_agent.methods import Lane
 

@@ -11,7 +11,7 @@ from gateway_server import served
 from httpx import AsyncClient
 
 from broker_config.settings import Settings
-from nekro.app.budgets.limits import day_of
+from nekro.app.budgets import day_of
 from nekro.cli.command import Deps
 from nekro.cli.commands.costs import Args, show
 from nekro.cli.output import Output

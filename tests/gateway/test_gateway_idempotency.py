@@ -26,7 +26,7 @@ from worker_fleet import Fleet
 from broker_config.keys import Keys
 from broker_config.settings import Settings
 from nekro.app.composition import Services
-from nekro.app.leases.keeper import HeldLease
+from nekro.app.leases import HeldLease
 from nekro.broker.delivery.messages import CallMessage
 from nekro.broker.publishing import encode_message
 from nekro.gateway import idempotency

@@ -15,7 +15,7 @@ from gateway_server import served
 from redis_relay import RedisRelay
 from worker_fleet import Fleet
 
-from nekro.app.budgets.limits import day_of
+from nekro.app.budgets import day_of
 from nekro.app.chats.writer import request_round
 from nekro.gateway.access.keys import create_key, new_key, revoke_key
 from nekro.gateway.app import create_app

@@ -18,8 +18,8 @@ from test_mcp_server import connected
 from waiting import eventually
 from worker_fleet import Fleet
 
-from nekro.app.budgets.limits import day_of
-from nekro.app.chats.timer_firings import TimerFirings
+from nekro.app.budgets import day_of
+from nekro.app.timers import TimerFirings
 from nekro.gateway.app import create_app
 from nekro.gateway.identity import Scope
 from storage.access.spendings import ScopeKey

@@ -12,13 +12,13 @@ from test_gateway_keys import ALL, key_of
 from test_mcp_server import connected
 from worker_fleet import Fleet
 
-from nekro.app.chats.messages import SqlMessages
 from nekro.app.composition import Services
 from nekro.gateway.identity import Scope
 from nekro_agent.errors import StorageQuotaError
 from nekro_agent.execution.payer import on_account
 from nekro_agent.ports import OutgoingMessage
 from storage.access.keys import account_of_key
+from workers.sdk_runtime import SqlMessages
 
 LIMIT = 200_000
 

@@ -21,7 +21,7 @@ from worker_fleet import Fleet
 
 from broker_config.settings import Settings
 from nekro.app.composition import Services
-from nekro.app.ops.fleet import FleetFigures
+from nekro.app.fleet_metrics import FleetFigures
 from nekro.extensions.webhooks import sender
 from nekro.gateway.app import create_app
 from nekro_agent.ports import IncomingMessage

@@ -17,13 +17,13 @@ from sse_client import ACCESS_KEY, PATH, SseClient
 from waiting import WAIT_SECONDS
 from worker_fleet import Fleet
 
-from nekro.app.chats.messages import SqlMessages
 from nekro.extensions.sse_adapter import stream
 from nekro.extensions.sse_adapter.stream import WireEvent, message_events
 from nekro.gateway.app import create_app
 from nekro_agent.ports import OutgoingMessage
 from storage.repositories.messages import Message
 from storage.states import SendState
+from workers.sdk_runtime import SqlMessages
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from range_server import RangeServer, Serve
 
 from broker_config.settings import DatabaseSettings
 from nekro.app.background import BackgroundLoop
-from nekro.app.leases.keeper import LeaseKeeper
+from nekro.app.leases import LeaseKeeper
 from nekro_agent.downloads.part import PartFile, PartState
 from nekro_agent.errors import DownloadError, DownloadRefusedError, InvalidValueError
 from nekro_agent.policies import DownloadPolicy

@@ -15,7 +15,7 @@ from waiting import WAIT_SECONDS, eventually
 from worker_fleet import imported, plugin_of
 
 from nekro.app.calls.dispatch import CallScope, invocation_of
-from nekro.app.chats.contexts import context_of
+from nekro.app.chats.writer import context_of
 from nekro.app.composition import Services
 from nekro.wire.invocation import Envelope, new_id
 from nekro.wire.values import encode_arguments

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nekro.app.lane_blocking import Blocking
+from nekro.app.catalogue import Blocking
 from nekro.plugins.entries import MethodEntry
 from nekro.plugins.registry import LoadedRegistry
 from nekro_agent.methods import SandboxMethodType

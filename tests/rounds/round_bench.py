@@ -13,9 +13,9 @@ from broker_config.embedded import resolve_signing_key
 from broker_config.settings import Settings
 from nekro.agent.llm import LLMAnswer, LLMRequest
 from nekro.agent.rounds import RoundRunner
-from nekro.app.budgets.round_meter import RoundBudgets
-from nekro.app.catalogue.built_in import BUILT_IN_TASKS
+from nekro.app.catalogue import BUILT_IN_TASKS
 from nekro.app.composition import Services
+from nekro.app.model_meters import RoundBudgets
 from nekro.sandbox.manager import SandboxManager
 from nekro.wire.invocation import Envelope, Invocation, Signer
 from nekro.wire.values import encode_arguments
@@ -23,9 +23,8 @@ from nekro_agent.errors import CallTimeoutError, MethodFailedError, NekroError
 from storage.repositories.messages import Message
 from storage.repositories.rounds import Round
 from storage.states import FINAL_ROUND_STATES
-from workers.rounds.context.input import RoundInputs
-from workers.rounds.context.pictures import PictureLoader
 from workers.rounds.drain import RoundDrain
+from workers.rounds.input import PictureLoader, RoundInputs
 
 Answer = str | Callable[[LLMRequest], Awaitable[str]]
 

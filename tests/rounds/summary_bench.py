@@ -10,11 +10,11 @@ from round_bench import Bench, Model
 
 from nekro.agent.llm import LLMAnswer, LLMRequest
 from nekro.agent.room import ModelContexts
-from nekro.app.budgets.summary_meter import SummaryMeter
+from nekro.app.model_meters import SummaryMeter
+from nekro.app.rounds.summaries import ChatSummaries
 from nekro_agent.ports import MessageKind
 from storage.memory.summaries import Summary
 from storage.repositories.messages import NewMessage
-from workers.rounds.context.summaries import ChatSummaries
 
 AGENT = {"lease_seconds": 30, "summary_group": "default", "history_messages": 8, "history_tokens": 1200}
 

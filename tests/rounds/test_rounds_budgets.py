@@ -14,8 +14,7 @@ from round_bench import Bench, Model, invocation, states
 from waiting import WAIT_SECONDS
 
 from nekro.agent.llm import LLMAnswer, LLMRequest, ModelSpent
-from nekro.app.budgets.limits import day_of
-from nekro.app.budgets.report import read_budgets
+from nekro.app.budgets import day_of, read_budgets
 from nekro.cli.views.round_text import describe_round, round_lines
 from nekro.cli.views.turn_text import turn_lines
 from nekro.gateway.streams.turn_lists import read_turns

@@ -10,7 +10,7 @@ import pytest
 from round_bench import Bench, Model
 
 from nekro.agent.llm import LLMRequest
-from nekro.app.listing.sleep import awake_plugins, sleep, wake
+from nekro.app.rounds.sleeping_plugins import awake_plugins, sleep, wake
 from storage.states import TriggerKind
 
 OpenBench = Callable[..., Awaitable[Bench]]

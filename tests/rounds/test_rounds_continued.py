@@ -15,8 +15,8 @@ from sqlalchemy import Dialect
 from waiting import WAIT_SECONDS
 
 from nekro.agent.llm import LLMRequest
-from nekro.app.budgets.spending import Spending
 from nekro.app.rounds.ledger import RoundLedger
+from nekro.app.spending import Spending
 from nekro.sandbox.models import StopType
 from storage.driver.statements import FixedStatement, prepared
 from storage.engine import Database
@@ -24,7 +24,7 @@ from storage.repositories.rounds import ClaimedRound, RoundReport
 from storage.states import TriggerKind
 from storage.transaction import Transaction
 from workers.calls.claims import CallClaims
-from workers.rounds.context.chat_view import ChatView, RoundPast
+from workers.rounds.chat_view import ChatView, RoundPast
 from workers.rounds.turns import Turn
 
 OpenBench = Callable[..., Awaitable[Bench]]

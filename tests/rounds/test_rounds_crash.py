@@ -12,7 +12,7 @@ from round_bench import Bench, Model, invocation, states
 from waiting import WAIT_SECONDS, eventually
 
 from nekro.agent.llm import LLMRequest
-from nekro.app.leases.kinds import CHAT
+from nekro.app.leases import CHAT
 from nekro.sandbox.models import StopType
 from nekro_agent.errors import FencedError
 from storage.repositories.rounds import Round, RoundReport

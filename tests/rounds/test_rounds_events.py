@@ -16,7 +16,7 @@ from waiting import WAIT_SECONDS, eventually
 
 from nekro.agent.llm import LLMAnswer, LLMRequest
 from nekro.agent.rounds import RoundAnswer
-from nekro.app.chats.live import LiveText
+from nekro.app.chats.events import LiveText
 from nekro.app.rounds import events as module
 from nekro.app.rounds.events import RoundEvents
 from nekro.base.redaction import Redactor

@@ -9,10 +9,10 @@ import pytest
 from round_bench import Bench, Model
 
 from nekro.agent.llm import LLMRequest
-from nekro.app.listing.rest import rest_of
 from nekro_agent.errors import ArgumentError
 from nekro_agent.ports import MessageKind
 from storage.repositories.messages import NewMessage
+from workers.calls.built_in_targets import rest_of
 
 pytestmark = pytest.mark.extended
 

@@ -13,10 +13,10 @@ from summary_bench import AGENT, Summariser, fill, numbered, summaries, versions
 from waiting import eventually
 
 from nekro.agent.llm import LLMAnswer, LLMRequest
+from nekro.app.rounds.summaries import RETRY_SECONDS
 from nekro_agent.errors import LLMBusyError, LLMContextError, LLMUnreadableError, NotFoundError
 from storage.memory.summaries import KEPT_VERSIONS, NewSummary
 from storage.retention import delete_expired
-from workers.rounds.context.summaries import RETRY_SECONDS
 
 OpenBench = Callable[..., Awaitable[Bench]]
 

@@ -23,7 +23,7 @@ from storage.memory.variables import TurnVariables
 from storage.repositories.rounds import RoundRequest
 from storage.states import TriggerKind
 from storage.transaction import Transaction
-from workers.ops.watch_sweep import WatchSweep
+from workers.ops.sweeper import WatchSweep
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from summary_bench import AGENT, Summariser, fill, numbered, summaries, versions
 from waiting import eventually
 
 from nekro.agent.llm import LLMAnswer, LLMRequest, ModelSpent
-from nekro.app.budgets.limits import day_of
+from nekro.app.budgets import day_of
 from nekro.base.metrics import start_metrics
 from nekro_agent.errors import BudgetExceededError, LLMError
 from nekro_agent.ports import MessageKind

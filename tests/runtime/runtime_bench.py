@@ -11,7 +11,7 @@ from broker_config.app import create_app
 from broker_config.settings import DatabaseSettings, Settings
 from nekro.app.background import BackgroundLoop
 from nekro.app.chats.publisher import EventPublisher
-from nekro.app.leases.keeper import LeaseKeeper
+from nekro.app.leases import LeaseKeeper
 from nekro.base.redaction import Redactor
 from nekro_agent.plugin import NekroPlugin
 from storage.engine import Database

@@ -9,8 +9,7 @@ import pytest
 from loguru import logger
 from waiting import eventually
 
-from nekro.app.background import BackgroundLoop
-from nekro.app.polls import Poll
+from nekro.app.background import BackgroundLoop, Poll
 from nekro.base.tasks import log_errors
 from nekro_agent.errors import StorageUnavailableError
 

@@ -14,7 +14,7 @@ from broker_config.settings import DatabaseSettings
 from nekro.base.loop_thread import LoopThread
 from storage.engine import Database
 from storage.migrate import upgrade
-from workers.ops.health import Health
+from workers.ops.monitor import Health
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from waiting import eventually
 
 from broker_config.settings import DatabaseSettings
 from nekro.app.background import BackgroundLoop
-from nekro.app.leases import init_lock
-from nekro.app.leases.keeper import LeaseKeeper
+from nekro.app.catalogue import LaneOverrides
+from nekro.app.leases import LeaseKeeper
 from nekro.plugins.lanes import LaneChooser
 from nekro.plugins.loader import LoadedPlugins
 from nekro_agent.errors import FencedError, StorageUnavailableError
@@ -24,9 +24,8 @@ from nekro_agent.plugin import NekroPlugin
 from storage.engine import Database
 from storage.models import LeaseRow
 from storage.repositories.lane_overrides import PluginStateRepository
-from workers.plugins.initialisation import start_plugins
-from workers.plugins.lane_overrides import LaneOverrides
-from workers.plugins.states import PluginStates
+from workers.plugins import initialisation
+from workers.plugins.initialisation import PluginStates, start_plugins
 
 
 class Process:
@@ -116,14 +115,14 @@ async def test_a_failed_init_lets_the_next_process_try(processes: list[Process])
 
 async def lease_until(database: Database) -> object:
     async with database.read() as tx:
-        found = select(LeaseRow.lease_until).where(LeaseRow.name == init_lock._LEASE)
+        found = select(LeaseRow.lease_until).where(LeaseRow.name == initialisation._LEASE)
         return (await tx.connection.execute(found)).scalar_one()
 
 
 async def test_a_blocking_init_keeps_the_lease(
     processes: list[Process], database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(init_lock, "_LEASE_SECONDS", 6.0)
+    monkeypatch.setattr(initialisation, "_LEASE_SECONDS", 6.0)
     first, ends = processes[0], []
 
     def blocking_init() -> None:
@@ -154,7 +153,7 @@ async def test_a_blocking_init_keeps_the_lease(
 async def test_an_init_that_loses_its_lease_is_cancelled_and_its_process_does_not_start(
     processes: list[Process], database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(init_lock, "_LEASE_SECONDS", 2.0)
+    monkeypatch.setattr(initialisation, "_LEASE_SECONDS", 2.0)
     first, ends = processes[0], []
 
     @first.plugin.mount_init_method()
@@ -244,7 +243,7 @@ async def test_a_disabled_plugin_is_cleaned_up_although_the_database_failed_afte
 async def test_a_plugin_whose_start_lost_the_lease_is_cleaned_up_before_it_starts_again(
     processes: list[Process], database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(init_lock, "_LEASE_SECONDS", 2.0)
+    monkeypatch.setattr(initialisation, "_LEASE_SECONDS", 2.0)
     first, ran = processes[0], list[str]()
     await decide(database, is_enabled=False)
     first.plugin.mount_cleanup_method()(lambda: ran.append("cleanup"))
@@ -257,7 +256,7 @@ async def test_a_plugin_whose_start_lost_the_lease_is_cleaned_up_before_it_start
         async with database.begin() as tx:
             await tx.connection.execute(
                 update(LeaseRow)
-                .where(LeaseRow.name == init_lock._LEASE)
+                .where(LeaseRow.name == initialisation._LEASE)
                 .values(fence=LeaseRow.fence + 1, owner="other")
             )
         await asyncio.Event().wait()  # until the loss cancels it

@@ -16,9 +16,9 @@ from waiting import WAIT_SECONDS, eventually
 
 from broker_config.app import NekroApp
 from broker_config.settings import AgentSettings
+from nekro.app import leases
 from nekro.app.background import BackgroundLoop
 from nekro.app.chats.publisher import EventPublisher
-from nekro.app.leases import keeper
 from nekro_agent.api.plugin import NekroPlugin, TaskCtl
 from nekro_agent.errors import (
     ArgumentError,
@@ -131,7 +131,7 @@ async def test_job_that_blocks_its_thread_keeps_its_claim(
     database: Database, bench: Bench, jobs: SqlJobs, plugin: NekroPlugin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started, released, ahead_seconds = threading.Event(), threading.Event(), 0.0
-    monkeypatch.setattr(keeper, "elapsed_seconds", lambda: elapsed_seconds() + ahead_seconds)
+    monkeypatch.setattr(leases, "elapsed_seconds", lambda: elapsed_seconds() + ahead_seconds)
 
     @plugin.mount_async_task("work")
     async def work(handle: AsyncTaskHandle) -> None:

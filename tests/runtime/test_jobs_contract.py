@@ -16,8 +16,6 @@ from waiting import WAIT_SECONDS, eventually
 
 from broker_config.settings import StoreSettings
 from nekro.app.background import BackgroundLoop
-from nekro.app.chats.messages import SqlMessages
-from nekro.app.chats.records import SqlRecords
 from nekro_agent import runtime
 from nekro_agent.api.plugin import NekroPlugin, TaskCtl, TaskSignal, task
 from nekro_agent.api.schemas import AgentCtx
@@ -29,6 +27,7 @@ from nekro_agent.testing import InMemoryRuntime
 from storage.files.areas import DataAreas
 from storage.kv import SqlKeyValueStore
 from workers.jobs.service import SqlJobs
+from workers.sdk_runtime import SqlMessages, SqlRecords
 
 
 @dataclass

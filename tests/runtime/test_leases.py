@@ -18,10 +18,9 @@ from sqlalchemy import update
 from waiting import WAIT_SECONDS, eventually
 
 from broker_config.settings import AgentSettings, DatabaseSettings
+from nekro.app import leases as keeper_module
 from nekro.app.background import BackgroundLoop
-from nekro.app.leases import keeper as keeper_module
-from nekro.app.leases.keeper import HeldLease, LeaseKeeper
-from nekro.app.leases.kinds import PINNED, SWEEP, LeaseKind
+from nekro.app.leases import PINNED, SWEEP, HeldLease, LeaseKeeper, LeaseKind
 from nekro.plugins.lanes import LaneChooser
 from nekro_agent.errors import FencedError, StorageUnavailableError
 from nekro_agent.execution.hooks import HookFailure, PluginHost
@@ -35,8 +34,8 @@ from storage.repositories.leases import LeaseRepository
 from storage.states import CallState
 from workers.ops.sweeper import Sweeper
 from workers.plugins import pinned as pinned_module
+from workers.plugins.initialisation import PluginStates
 from workers.plugins.pinned import PinnedOwner
-from workers.plugins.states import PluginStates
 
 #: Duration of the leases, and how far the tests' clock advances until a renewal is due, or a lease is over.
 LEASE_SECONDS = 60.0

@@ -12,7 +12,7 @@ import pytest
 from loguru import logger
 
 from broker_config.settings import Settings
-from nekro.app.ops.logs import configure_logs
+from nekro.app.processes import configure_logs
 from nekro.base.redaction import Redactor
 from nekro_agent.core.logger import configure, get_sub_logger
 

@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 from runtime_bench import RecordingPublisher, emptied
 
-from nekro.app.chats.messages import SqlMessages
-from nekro.app.chats.records import SqlRecords
 from nekro.app.rounds.chat_history import ChatHistory
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.ports import MOST_TEXT_CHARS, MessageKind, Messages, OutgoingMessage
 from nekro_agent.records import Records
 from nekro_agent.testing import InMemoryRuntime
 from storage.engine import Database
+from workers.sdk_runtime import SqlMessages, SqlRecords
 
 
 @dataclass

@@ -16,7 +16,6 @@ from waiting import eventually
 
 from broker_config.settings import DatabaseSettings, StoreSettings
 from nekro.app.background import BackgroundLoop
-from nekro.app.chats.messages import SqlMessages
 from nekro_agent import runtime
 from nekro_agent.api.plugin import NekroPlugin, TaskCtl, task
 from nekro_agent.api.schemas import AgentCtx
@@ -30,6 +29,7 @@ from storage.kv import SqlKeyValueStore
 from storage.repositories.jobs import MAX_DEATHS, Job
 from workers.calls.claims import DuplicateDelivery
 from workers.jobs.service import SqlJobs
+from workers.sdk_runtime import SqlMessages
 
 
 @dataclass

@@ -12,13 +12,12 @@ import pytest
 from runtime_bench import RecordingPublisher, emptied
 
 from broker_config.settings import StoreSettings
-from nekro.app.chats.messages import SqlMessages
-from nekro.app.chats.records import SqlRecords
 from nekro_agent.execution.effects import effects_of
 from nekro_agent.ports import KeyValueStore, MessageKind, Messages, OutgoingMessage
 from nekro_agent.records import Records
 from nekro_agent.testing import InMemoryRuntime
 from storage.kv import SqlKeyValueStore
+from workers.sdk_runtime import SqlMessages, SqlRecords
 
 
 @dataclass

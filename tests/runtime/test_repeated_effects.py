@@ -13,9 +13,7 @@ import pytest
 from runtime_bench import Bench, RecordingPublisher, shutdown
 
 from broker_config.settings import StoreSettings
-from nekro.app.chats.messages import SqlMessages
-from nekro.app.chats.records import SqlRecords
-from nekro.app.chats.timer_firings import TimerFirings
+from nekro.app.timers import TimerFirings
 from nekro_agent import runtime
 from nekro_agent.api import recurring_timer, timer
 from nekro_agent.api.plugin import NekroPlugin, task
@@ -30,6 +28,7 @@ from storage.files.areas import DataAreas
 from storage.kv import SqlKeyValueStore
 from storage.timer_services import SqlCronJobs, SqlTimers
 from workers.jobs.service import SqlJobs
+from workers.sdk_runtime import SqlMessages, SqlRecords
 
 Method = Callable[[AgentCtx], Awaitable[object]]
 

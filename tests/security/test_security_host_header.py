@@ -19,8 +19,7 @@ from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.secret_files import monitoring_key, secret_path
 from broker_config.settings import Settings
-from nekro.app.ops.host_header import AllowedHosts, is_loopback
-from nekro.app.ops.http_server import Page, PageServer
+from nekro.app.http_server import AllowedHosts, Page, PageServer, is_loopback
 from nekro.cli.environment import environment_of
 
 pytestmark = pytest.mark.extended

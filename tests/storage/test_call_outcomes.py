@@ -22,14 +22,13 @@ from waiting import WAIT_SECONDS, eventually
 
 from broker_config.app import create_app
 from broker_config.settings import BudgetSettings, DatabaseSettings, Settings
-from nekro.app.approvals.check import ApprovalCheck
-from nekro.app.approvals.seals import ApprovalSeal
+from nekro.app.approvals.requests import ApprovalCheck, ApprovalSeal
 from nekro.app.background import BackgroundLoop
-from nekro.app.budgets.spending import Spending
 from nekro.app.calls.detached import CallDetacher
 from nekro.app.calls.records import CallRecords, error_of
 from nekro.app.chats.publisher import EventPublisher
-from nekro.app.leases.keeper import LeaseKeeper
+from nekro.app.leases import LeaseKeeper
+from nekro.app.spending import Spending
 from nekro.broker.calls import MethodCaller
 from nekro.broker.publishing import PUSH
 from nekro.plugins.entries import MethodEntry
@@ -546,7 +545,7 @@ async def test_a_record_with_a_lost_confirmation_is_written_once_and_sent(
 async def test_a_record_in_doubt_is_an_unknown_outcome(
     world: Caller, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nekro.app.chats.retried_writes.PUBLISH_SECONDS", 0.5)
+    monkeypatch.setattr("nekro.app.retried_writes.PUBLISH_SECONDS", 0.5)
     await storage.lose_confirmations()
     with pytest.raises(OutcomeUnknownError):
         await world.begin(invocation(seconds=4))
@@ -556,7 +555,7 @@ async def test_a_record_in_doubt_is_an_unknown_outcome(
 async def test_a_record_in_doubt_is_withdrawn_before_its_caller_gets_an_error(
     world: Caller, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nekro.app.chats.retried_writes.PUBLISH_SECONDS", 0.2)
+    monkeypatch.setattr("nekro.app.retried_writes.PUBLISH_SECONDS", 0.2)
     await storage.lose_confirmations()
     made = invocation()
     calling = world.begin(made)
@@ -572,7 +571,7 @@ async def test_a_record_in_doubt_is_withdrawn_before_its_caller_gets_an_error(
 async def test_a_call_that_the_database_refuses_to_record_fails_at_once(
     world: Caller, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nekro.app.chats.retried_writes.PUBLISH_SECONDS", 0.2)
+    monkeypatch.setattr("nekro.app.retried_writes.PUBLISH_SECONDS", 0.2)
     storage.go_away()
     made = invocation(seconds=10 * WAIT_SECONDS)
     async with asyncio.timeout(WAIT_SECONDS):
@@ -884,7 +883,7 @@ async def test_a_spending_is_settled_after_a_short_outage(
         return begin()
 
     monkeypatch.setattr(storage.database, "begin", begin_counted)
-    monkeypatch.setattr("nekro.app.chats.retried_writes.PUBLISH_SECONDS", WAIT_SECONDS)
+    monkeypatch.setattr("nekro.app.retried_writes.PUBLISH_SECONDS", WAIT_SECONDS)
     storage.go_away()
     settling = asyncio.create_task(spending.settle_with_retries(reservation, [used]))
     await eventually(lambda: len(attempts) > 3, what="several attempts")

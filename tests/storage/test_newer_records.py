@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nekro.app.background import BackgroundLoop
-from nekro.app.leases.keeper import LeaseKeeper
+from nekro.app.leases import LeaseKeeper
 from nekro.cli.services.ownership import Ownership, WorkerEntry, read_running
 from nekro.sandbox.packages.layers import LayerStore
 from nekro.sandbox.packages.requirement import parse_requirement

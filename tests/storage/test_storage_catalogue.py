@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from nekro.app.catalogue.fleet import CatalogueReader, FleetCatalogue
-from nekro.app.chats.timers import TimerChange, change_timer, timers_after
+from nekro.app.catalogue import CatalogueReader, FleetCatalogue
+from nekro.app.timers import TimerChange, change_timer, timers_after
 from nekro.plugins.entries import PluginEntry, PluginStatus, digest_of
 from nekro_agent.errors import ConflictError
 from nekro_agent.methods import Lane

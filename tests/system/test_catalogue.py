@@ -14,7 +14,7 @@ import redis
 from waiting import wait_until
 from worker_fleet import Fleet
 
-from nekro.app.catalogue.fleet import CatalogueReader, FleetCatalogue
+from nekro.app.catalogue import CatalogueReader, FleetCatalogue
 from nekro.cli.running import ExitCode
 from nekro_agent.errors import ArgumentError, MethodNotFoundError
 from storage.engine import Database

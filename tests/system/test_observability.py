@@ -22,7 +22,7 @@ from waiting import WAIT_SECONDS, eventually
 
 from broker_config.secret_files import monitoring_key
 from broker_config.settings import DatabaseSettings
-from nekro.app.ops.fleet import FleetFigures
+from nekro.app.fleet_metrics import FleetFigures
 from nekro.wire.invocation import Invocation, new_id
 from nekro.wire.values import encode_arguments
 from nekro_agent.errors import MethodFailedError

@@ -25,7 +25,7 @@ from types import SimpleNamespace
 from celery import signals
 from celery.apps.worker import install_worker_term_handler
 from nekro.broker.celery.worker import is_stopping
-from workers.ops.shutdown_limit import ShutdownLimit
+from workers.process import ShutdownLimit
 ShutdownLimit(warm_seconds=3600, cold_seconds=3600)
 install_worker_term_handler(SimpleNamespace(hostname="w"))
 with signals.worker_shutting_down.lock:

@@ -234,4 +234,4 @@ async def imports(_ctx: AgentCtx) -> list[str]:
     assert missing <= ONLY_HERE
 
 
-ONLY_HERE = {"workers.plugins.pinned", "workers.pools.niceness"}
+ONLY_HERE = {"workers.plugins.pinned", "workers.pools.thread_pool"}

@@ -13,9 +13,9 @@ import pytest
 from chat_server import ChatServer, SeenRequest, complete, refuse, respond
 
 from broker_config.settings import DatabaseSettings, Settings
-from nekro.app.budgets.limits import day_of
-from nekro.app.budgets.plugin_models import PluginModels
+from nekro.app.budgets import day_of
 from nekro.app.composition import CALLER, Services
+from nekro.app.model_meters import PluginModels
 from nekro_agent import runtime
 from nekro_agent.api.plugin import NekroPlugin
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponseStatus

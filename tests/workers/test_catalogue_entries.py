@@ -13,9 +13,9 @@ from celery.app.amqp import task_message
 
 from broker_config.app import NekroApp
 from broker_config.keys import Keys
-from nekro.app.catalogue.arguments import refuse_unfit, refuse_unfit_text
 from nekro.broker.delivery.messages import TaskMessage
 from nekro.plugins.entries import PluginEntry, PluginStatus, digest_of
+from nekro.plugins.entry_registry import refuse_unfit, refuse_unfit_text
 from nekro.plugins.registry import LoadedRegistry
 from nekro.wire.values import encode_arguments
 from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType

@@ -12,7 +12,7 @@ import pytest
 from waiting import WAIT_SECONDS, eventually
 
 from broker_config.settings import DatabaseSettings, Settings
-from nekro.app.catalogue.fleet import CatalogueReader
+from nekro.app.catalogue import CatalogueReader
 from nekro.app.composition import Services
 from nekro.plugins.importing import Imported
 from nekro_agent.errors import StorageUnavailableError

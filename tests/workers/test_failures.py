@@ -7,7 +7,7 @@ import pytest
 from nekro.base.redaction import Redactor
 from nekro_agent.api.schemas import AgentCtx
 from nekro_agent.errors import MethodFailedError
-from workers.calls.failures import explained, redacted
+from workers.calls.handler import explained, redacted
 
 REDACTOR = Redactor(["hunter22"])
 

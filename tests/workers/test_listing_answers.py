@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nekro.agent.model import MethodBrief
-from nekro.app.listing.answers import MOST_HELP_CHARS, help_text, plugin_text, search
-from nekro.app.listing.chat_plugins import ChatPlugin
-from nekro.app.listing.sleep import brief_of, may_sleep
+from nekro.app.rounds.method_help import MOST_HELP_CHARS, ChatPlugin, help_text, plugin_text, search
+from nekro.app.rounds.sleeping_plugins import brief_of, may_sleep
 from nekro.plugins.entries import PluginEntry
 from nekro_agent.errors import ArgumentError
 from nekro_agent.methods import SandboxMethodType

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from waiting import eventually
 
-from workers.pools.niceness import SessionShare
+from workers.pools.thread_pool import SessionShare
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sessions are grouped by Linux only")
 

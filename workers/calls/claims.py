@@ -20,8 +20,7 @@ from nekro.app.calls.detached import CallSubject, longest_seconds, settle
 from nekro.app.calls.records import error_of
 from nekro.app.chats.publisher import EventPublisher
 from nekro.app.chats.writer import append_message, request_round
-from nekro.app.leases.keeper import HeldLease, LeaseKeeper
-from nekro.app.leases.kinds import CALL
+from nekro.app.leases import CALL, HeldLease, LeaseKeeper
 from nekro.base.tasks import clean_up_timeout
 from nekro.broker.failures import name_of
 from nekro.wire.invocation import Envelope, Invocation
@@ -46,7 +45,7 @@ from storage.transaction import Transaction
 
 __all__ = ["CallClaims", "ConfirmApproval", "DuplicateDelivery", "HeldClaim"]
 
-#: Raises ``NotApprovedError`` unless a call was approved; see ``nekro.app.approvals.check``.
+#: Raises ``NotApprovedError`` unless a call was approved; see ``nekro.app.approvals.requests``.
 ConfirmApproval: TypeAlias = Callable[[Transaction, Invocation], Awaitable[None]]
 
 

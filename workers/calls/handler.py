@@ -1,19 +1,21 @@
 """Handles calls on a worker: the work behind their Celery tasks, without Celery.
 
 The handler verifies a call, decodes its arguments, runs its target, and encodes and times the result.
-Only the target depends on the kind of call: a method, a command line, or a hook of a pinned plugin.
+Only the target depends on the kind of call: a method, a command line, or a hook of a pinned plugin. A
+plugin's exception leaves the worker with hints and places, and without secrets.
 
 A target without effects runs and returns; nothing is recorded unless its caller may have stopped
 waiting. The others are claimed by their call id first, so that a repeated delivery never repeats an effect,
-and their history, follow-up round and outcome are one transaction.
-"""
+and their history, follow-up round and outcome are one transaction."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import time
-from collections.abc import Awaitable, Callable
+import typing
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
@@ -26,15 +28,15 @@ from nekro.wire.decode_pool import DecodePool
 from nekro.wire.invocation import Envelope, Invocation, Signer, is_long_body, tool_answer
 from nekro.wire.values import Arguments, encode_value
 from nekro_agent.durations import RETRY_SECONDS
-from nekro_agent.errors import CallTimeoutError, ResultError
-from nekro_agent.execution.author_frames import AuthorFrame, attach
+from nekro_agent.errors import CallTimeoutError, MethodFailedError, NekroError, ResultError
+from nekro_agent.execution.author_frames import AuthorFrame, attach, author_frames, source_folder
 from nekro_agent.execution.effects import effects_of
 from nekro_agent.execution.invoke import Outcome
 from nekro_agent.execution.payer import on_account
 from nekro_agent.methods import Lane, SandboxMethodType
+from nekro_agent.placeholders import OWN_PACKAGES
 from nekro_agent.shared_clock import shared_time
 from workers.calls.claims import CallClaims, DuplicateDelivery
-from workers.calls.failures import redacted
 
 __all__ = [
     "CallHandler",
@@ -43,7 +45,77 @@ __all__ = [
     "MisplacedCall",
     "OnStep",
     "TaskSubject",
+    "explained",
+    "places_in_plugin",
+    "redacted",
 ]
+
+
+_PLAIN_TYPES = (int, float, str, bytes, bool, list, dict, tuple, set)
+
+
+def redacted(exc: Exception, redactor: Redactor) -> Exception:
+    """Return ``exc``, or a substitute with redacted text when its chain holds something sensitive.
+
+    Celery stores the traceback of the whole chain, so a secret in the text of a cause counts too.
+    Raise a substitute ``from None``.
+    """
+    if all(redactor(str(link)) == str(link) for link in _chain(exc)):
+        return exc
+    return MethodFailedError(type(exc).__name__, redactor(str(exc)))
+
+
+def places_in_plugin(
+    exc: Exception, function: Callable[..., Any], redactor: Redactor
+) -> tuple[AuthorFrame, ...]:
+    """Return the frames of the plugin's own source that an exception of a method passed, innermost last."""
+    folder = source_folder(inspect.unwrap(function).__module__)
+    return () if folder is None else author_frames(exc, folder, own=OWN_PACKAGES, hide=redactor)
+
+
+def _chain(exc: BaseException) -> list[BaseException]:
+    links: list[BaseException] = []
+    waiting: list[BaseException | None] = [exc]
+    while waiting:
+        link = waiting.pop()
+        if link is not None and link not in links:
+            links.append(link)
+            waiting += [link.__cause__, link.__context__]
+    return links
+
+
+def explained(
+    exc: Exception, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Exception:
+    """Add to an exception which arguments do not have the type that the signature names.
+
+    Types are not enforced, because the reference enforces none and plugins rely on that. The hint
+    is added only after the method has failed.
+    """
+    if isinstance(exc, NekroError) or not isinstance(exc, TypeError | AttributeError | ValueError):
+        return exc
+    wrong = _mismatches(function, args, kwargs)
+    if not wrong:
+        return exc
+    return MethodFailedError(type(exc).__name__, f"{exc} ({'; '.join(wrong)})")
+
+
+def _mismatches(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+    try:
+        bound = inspect.signature(function).bind(None, *args, **kwargs)
+        hints = typing.get_type_hints(function)
+    except (TypeError, NameError):
+        return []
+    wrong = []
+    for name, value in list(bound.arguments.items())[1:]:
+        expected = hints.get(name)
+        if expected not in _PLAIN_TYPES or not isinstance(expected, type) or isinstance(value, expected):
+            continue
+        if expected is float and isinstance(value, int):
+            continue
+        wrong.append(f"argument {name} is {type(value).__name__}, the signature says {expected.__name__}")
+    return wrong
+
 
 #: Called with the seconds for which a part of a call occupied the event loop; None for calls with short
 #: arguments, which are not charged to their chat.

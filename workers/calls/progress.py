@@ -19,7 +19,7 @@ from loguru import logger
 
 from nekro.app.background import BackgroundLoop
 from nekro.app.calls.detached import longest_seconds
-from nekro.app.chats.live import live_event
+from nekro.app.chats.events import live_event
 from nekro.app.chats.publisher import EventPublisher
 from nekro.plugins.entries import MethodEntry
 from nekro.wire.invocation import Invocation

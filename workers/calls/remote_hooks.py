@@ -3,7 +3,7 @@
 Only the owner of a pinned plugin has run its init, and the state that its hooks use (caches,
 sessions, loops) exists only there. Prompts, messages and resets are therefore forwarded through the
 plugin's queue, like calls of its methods. The wait is short: without an answer the hook is skipped,
-with a warning. Processes that import no plugin forward every hook (``nekro.app.calls.fleet_hooks``).
+with a warning. Processes that import no plugin forward every hook (``nekro.app.calls.fleet_calls``).
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import Any
 from loguru import logger
 
 from nekro.app.background import BackgroundLoop
-from nekro.app.calls.plugin_tasks import PluginTasks
-from nekro.app.calls.run_on_worker import CONFIG_HOOK, MCP_HOOK, WITH_CHANGES, run_on_worker
-from nekro.app.chats.contexts import context_of
+from nekro.app.calls.fleet_calls import CONFIG_HOOK, MCP_HOOK, WITH_CHANGES, PluginTasks, run_on_worker
+from nekro.app.chats.writer import context_of
 from nekro.broker.calls import MethodCaller
 from nekro.plugins.configuration import change_config, describe_config
 from nekro.plugins.registry import LoadedRegistry

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from nekro.app.calls.plugin_tasks import PluginTasks
+from nekro.app.calls.fleet_calls import PluginTasks
 from nekro.base.redaction import Redactor
 from nekro.broker.calls import MethodCaller
 from nekro.plugins.entries import WebhookEntry
@@ -27,8 +27,7 @@ from nekro_agent.execution.uses import using
 from nekro_agent.files import staging
 from nekro_agent.ports import ChatInfo
 from nekro_agent.schemas.agent_ctx import AgentCtx, WebhookRequest
-from workers.calls.failures import places_in_plugin
-from workers.calls.handler import CallTarget, OnStep, TaskSubject
+from workers.calls.handler import CallTarget, OnStep, TaskSubject, places_in_plugin
 from workers.plugins.loop_watchdog import LoopWatchdog
 
 __all__ = ["WebhookEnd", "WebhookTargets", "run_webhooks"]

@@ -10,11 +10,9 @@ from typing import Final
 
 from loguru import logger
 
-from nekro.app.background import BackgroundLoop
-from nekro.app.chats.retried_writes import write_with_retries
-from nekro.app.leases.keeper import HeldLease, LeaseKeeper
-from nekro.app.leases.kinds import DOWNLOAD
-from nekro.app.polls import Poll
+from nekro.app.background import BackgroundLoop, Poll
+from nekro.app.leases import DOWNLOAD, HeldLease, LeaseKeeper
+from nekro.app.retried_writes import write_with_retries
 from nekro.base.plain import known_fields
 from nekro.base.tasks import complete, log_errors
 from nekro_agent.downloads.part import remove_unfinished

@@ -14,10 +14,10 @@ from loguru import logger
 
 from nekro.app.chats.events import record_job
 from nekro.app.chats.publisher import EventPublisher
-from nekro.app.chats.retried_writes import write_with_retries
-from nekro.app.chats.turn_traces import trace_of
-from nekro.app.jobs.data import plain_data, unpack
-from nekro.app.leases.keeper import on_this_loop
+from nekro.app.chats.writer import trace_of
+from nekro.app.jobs import notify_chat_of_failure, plain_data, unpack
+from nekro.app.leases import on_this_loop
+from nekro.app.retried_writes import write_with_retries
 from nekro.base.loop_thread import CANCEL_SECONDS
 from nekro.base.redaction import Redactor
 from nekro.base.tasks import complete
@@ -43,9 +43,7 @@ from storage.repositories.jobs import Job
 from storage.states import EventType
 from storage.transaction import Transaction
 from workers.calls.claims import DuplicateDelivery
-from workers.jobs.lines import JobLines
-from workers.jobs.notices import notify_chat_of_failure
-from workers.jobs.running import RunningJob, RunningJobs
+from workers.jobs.running import JobLines, RunningJob, RunningJobs
 
 __all__ = ["Interruption", "JobResult", "JobRunner"]
 

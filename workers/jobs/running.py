@@ -1,31 +1,95 @@
-"""The jobs that run in this process: their claims, their progress reports, and requests to stop them.
+"""The jobs that run in this process: claims, progress reports, logs, and requests to stop them.
 
-Works on the background loop, so a job that blocks its own thread keeps its claim and its progress.
-"""
+Works on the background loop, so a job that blocks its own thread keeps its claim and its progress."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from nekro.app.background import BackgroundLoop
+from loguru import logger
+
+from nekro.app.background import BackgroundLoop, Poll
 from nekro.app.chats.events import record_job
 from nekro.app.chats.publisher import EventPublisher
-from nekro.app.jobs.data import plain_data
-from nekro.app.leases.keeper import HeldLease, LeaseKeeper
-from nekro.app.leases.kinds import JOB
-from nekro.app.polls import Poll
+from nekro.app.jobs import plain_data
+from nekro.app.leases import JOB, HeldLease, LeaseKeeper
 from nekro.base.tasks import log_errors
 from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import FencedError, StorageError
 from nekro_agent.jobs import TaskCtl
+from storage.repositories.job_log import MOST_CHARS
 from storage.repositories.jobs import Job
 from storage.states import EventType
-from workers.jobs.lines import JobLines
 
-__all__ = ["RunningJob", "RunningJobs"]
+if TYPE_CHECKING:
+    from loguru import Message
+
+__all__ = [
+    "JobLines",
+    "RunningJob",
+    "RunningJobs",
+]
+
+
+#: Most records that wait for one write, about once a second; older ones are dropped.
+_MOST_WAITING: Final = 20
+
+_LEAST_LEVEL: Final = "INFO"
+
+
+class JobLines:
+    """The log records of one job's code that wait to be written; thread-safe."""
+
+    def __init__(self, job_id: str, redact: Callable[[str], str]) -> None:
+        self._job_id = job_id
+        self._redact = redact
+        self._waiting: deque[tuple[str, str]] = deque(maxlen=_MOST_WAITING)
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Keep the records of the block's context and of the tasks that it starts."""
+        sink = logger.add(
+            self._add,
+            level=_LEAST_LEVEL,
+            format=lambda _: "",
+            filter=lambda record: record["extra"].get("job_id") == self._job_id,
+            catch=True,
+        )
+        try:
+            yield
+        finally:
+            with suppress(ValueError):  # the process has configured its log anew
+                logger.remove(sink)
+
+    def take(self) -> list[tuple[str, str]]:
+        """Remove and return the records that wait, as (level, text)."""
+        taken: list[tuple[str, str]] = []
+        with suppress(IndexError):
+            while True:
+                taken.append(self._waiting.popleft())
+        return taken
+
+    def put_back(self, taken: list[tuple[str, str]]) -> None:
+        """Return records that could not be written; newer ones take their place if there are too many."""
+        for line in reversed(taken):
+            if len(self._waiting) < _MOST_WAITING:
+                self._waiting.appendleft(line)
+
+    def redacted(self, text: str) -> str:
+        """Return what the log keeps of a text. Redacts first: a secret that was cut is not recognised."""
+        return self._redact(text)[:MOST_CHARS]
+
+    def _add(self, message: Message) -> None:
+        record = message.record
+        text, error = record["message"], record["exception"]
+        if error is not None and error.type is not None:
+            text = f"{text}: {error.type.__name__}: {error.value}"
+        self._waiting.append((record["level"].name, self.redacted(text)))
+
 
 #: Least time between two events of a job's progress, and entries of its log; its row has every report.
 _EVENT_SECONDS: Final = 2.0

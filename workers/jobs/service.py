@@ -20,9 +20,8 @@ from loguru import logger
 from nekro.app.background import BackgroundLoop
 from nekro.app.chats.events import record_job
 from nekro.app.chats.publisher import EventPublisher
-from nekro.app.chats.retried_writes import write_with_retries
-from nekro.app.jobs.cancel import cancel_job
-from nekro.app.jobs.data import info_of, is_call, pack, unpack
+from nekro.app.jobs import cancel_job, info_of, is_call, pack, unpack
+from nekro.app.retried_writes import write_with_retries
 from nekro.base.tasks import complete, log_errors
 from nekro.wire.invocation import new_id
 from nekro_agent.durations import POLL_SECONDS, REFRESH_SECONDS

@@ -12,9 +12,8 @@ from typing import Any
 
 from loguru import logger
 
-from nekro.app.background import BackgroundLoop
-from nekro.app.jobs.data import info_of
-from nekro.app.polls import Poll
+from nekro.app.background import BackgroundLoop, Poll
+from nekro.app.jobs import info_of
 from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.jobs import TaskCtl
 from storage.engine import Database

@@ -1,32 +1,111 @@
 """The sweep: finds recorded work that has no worker or whose message was lost, and sends it again.
 
 Every worker has a sweeper, whatever its lane, because a fleet without rounds workers has timers and
-jobs too. A lease lets one of them sweep at a time.
-"""
+jobs too. A lease lets one of them sweep at a time. The sweep also drops queues on `agent.events` whose
+watcher was killed."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from celery import Celery
 from loguru import logger
 
-from broker_config.settings import AgentSettings
+from broker_config.keys import ABANDONED_SECONDS
+from broker_config.settings import AgentSettings, BrokerSettings
 from nekro.app.calls.detached import settle
 from nekro.app.calls.records import outcome_unknown
 from nekro.app.chats.publisher import EventPublisher
-from nekro.app.leases.keeper import HeldLease, LeaseKeeper
-from nekro.app.leases.kinds import SWEEP
+from nekro.app.leases import SWEEP, HeldLease, LeaseKeeper
 from nekro.base.tasks import end_tasks, log_errors
+from nekro.broker.delivery.messages import CallMessage
+from nekro.broker.event_watch import drop_abandoned
 from nekro_agent.durations import POLL_SECONDS
-from nekro_agent.errors import FencedError
+from nekro_agent.errors import (
+    FencedError,
+    MessageRefusedError,
+)
 from nekro_agent.shared_clock import elapsed_seconds
 from storage.engine import Database
 from storage.repositories.calls import CallRepository
 
-__all__ = ["Sweep", "Sweeper"]
+if TYPE_CHECKING:
+    from nekro.app.chats.publisher import EventPublisher
+    from nekro.wire.invocation import Signer
+    from storage.engine import Database
+    from storage.repositories.calls import Call
+
+__all__ = [
+    "CallSweep",
+    "Sweep",
+    "Sweeper",
+    "WatchSweep",
+]
+
+#: Most rows of one sweep; the next sweep takes the rest.
+_BATCH: Final = 500
+
+
+class CallSweep:
+    """Sends recorded calls again that no worker has claimed within a time limit.
+
+    A message may be delayed and not lost: while messages wait in the queues the workers are
+    behind, and second copies would add to the backlog. The claim makes a second copy harmless.
+    """
+
+    def __init__(
+        self, database: Database, publisher: EventPublisher, signer: Signer, *, waiting_seconds: float
+    ) -> None:
+        """Create the sweep.
+
+        Args:
+            waiting_seconds: how long a message may take to reach an idle worker.
+        """
+        self._database = database
+        self._publisher = publisher
+        self._signer = signer
+        self._waiting_seconds = waiting_seconds
+
+    async def sweep(self) -> float | None:
+        """Send again what is due; always returns None, because the time of the next work is unknown."""
+        async with self._database.begin() as transaction:
+            calls = await transaction.calls.take_unclaimed(
+                waiting_seconds=self._waiting_seconds, limit=_BATCH
+            )
+        if calls:
+            sent = await self._publisher.calls_lost(list(self._messages(calls)))
+            logger.bind(unclaimed=len(calls), sent=sent).warning("calls_sent_again")
+        return None
+
+    def _messages(self, calls: Iterable[Call]) -> Iterable[CallMessage]:
+        for call in calls:
+            try:
+                yield CallMessage.from_row(call.invocation or {}, signer=self._signer)
+            except MessageRefusedError as exc:
+                logger.bind(call_id=call.id, error=str(exc)).warning("call_cannot_be_sent_again")
+
+
+class WatchSweep:
+    """Drops abandoned queues of watchers, as often as such a queue expires."""
+
+    def __init__(self, app: Celery, settings: BrokerSettings) -> None:
+        self._app = app
+        self._settings = settings
+        self._next_at = time.monotonic()
+
+    async def sweep(self) -> float | None:
+        """Drop abandoned queues; returns the seconds until the next check."""
+        if time.monotonic() >= self._next_at:
+            self._next_at = time.monotonic() + ABANDONED_SECONDS
+            dropped = await asyncio.to_thread(drop_abandoned, self._app, self._settings)
+            if dropped:
+                logger.bind(queues=dropped).info("abandoned_watchers_dropped")
+        return self._next_at - time.monotonic()
+
 
 #: Does the due work of one kind; returns the seconds until there is more, or None if that is unknown.
 Sweep = Callable[[], Awaitable[float | None]]
@@ -35,8 +114,6 @@ _LEASE: Final = "sweep"
 #: Length of the lease in periods. A sweep that takes longer may overlap with another one, which is
 #: harmless because each takes rows exclusively.
 _LEASE_PERIODS: Final = 2
-#: Most rows that one sweep takes of each kind; the next sweep takes the rest.
-_BATCH: Final = 500
 
 
 class Sweeper:

@@ -14,8 +14,8 @@ from broker_config.settings import AgentSettings, RetentionSettings
 from nekro.app.approvals.decisions import ApprovalDecisions
 from nekro.app.chats.events import record_job
 from nekro.app.chats.publisher import EventPublisher
-from nekro.app.chats.timer_firings import TimerFirings
-from nekro.app.jobs.data import is_call
+from nekro.app.jobs import is_call, notify_chat_of_failure
+from nekro.app.timers import TimerFirings
 from nekro_agent import cron
 from nekro_agent.durations import STALE_SECONDS
 from nekro_agent.errors import InvalidValueError
@@ -26,7 +26,6 @@ from storage.engine import Database
 from storage.retention import delete_expired
 from storage.states import EventType
 from storage.timer_services import fire_due
-from workers.jobs.notices import notify_chat_of_failure
 
 __all__ = ["ApprovalSweep", "JobSweep", "RetentionSweep", "TimerSweep", "UploadSweep"]
 

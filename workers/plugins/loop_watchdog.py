@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 from loguru import logger
 
-from nekro.app.lane_blocking import Blocking
+from nekro.app.catalogue import Blocking
 from nekro.base.metrics import metrics
 from nekro.plugins.entries import RoutedEntry
 from nekro_agent.durations import CLOSE_STEP_SECONDS

@@ -19,8 +19,7 @@ from typing import Final
 from loguru import logger
 
 from broker_config.topology import lane_queue
-from nekro.app.leases.keeper import HeldLease, LeaseKeeper
-from nekro.app.leases.kinds import PINNED
+from nekro.app.leases import PINNED, HeldLease, LeaseKeeper
 from nekro.base.tasks import end_tasks, log_errors
 from nekro.plugins.lanes import LaneChooser
 from nekro_agent.durations import CLOSE_STEP_SECONDS

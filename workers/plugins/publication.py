@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from loguru import logger
 
 from nekro.app.background import BackgroundLoop
-from nekro.app.leases.keeper import HeldLease, LeaseKeeper
-from nekro.app.leases.kinds import WORKER
+from nekro.app.leases import WORKER, HeldLease, LeaseKeeper
 from nekro.base.release import release
 from nekro.base.tasks import log_errors
 from nekro.plugins.description import entries_of, source_digest

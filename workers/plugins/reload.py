@@ -1,34 +1,122 @@
 """Hot reload: a plugin whose files changed is imported again while the worker runs.
 
-The new version is imported under module names of its own, on a thread, and initialised; then it gets all new
-calls. Calls, commands, hooks and jobs that run end on the old version, which is cleaned up after the last of
-them. A version that cannot be imported or initialised changes nothing: the old one stays, and the log and
-``nekro plugins`` name the reason. A plugin whose import or init took too long when the worker started is
-taken up in the same way, as the first version of it.
-"""
+A change is noticed by sizes and times of change of the files. The new version is imported under module names
+of its own, on a thread, and initialised; then it gets all new calls. Calls, commands, hooks and jobs that run
+end on the old version, which is cleaned up after the last of them. A version that cannot be imported or
+initialised changes nothing: the old one stays, and the log and ``nekro plugins`` name the reason. A plugin
+whose import or init took too long when the worker started is taken up in the same way, as the first version
+of it."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Future
+from pathlib import Path
+from typing import Final
 
 from loguru import logger
 
-from nekro.app.leases.init_lock import init_lock
-from nekro.app.leases.keeper import LeaseKeeper
+from nekro.app.leases import LeaseKeeper
 from nekro.base.tasks import OwnedTasks, log_errors
+from nekro.plugins.discovery import SourceKind
 from nekro.plugins.importing import Imported, import_plugin
 from nekro.plugins.lanes import LaneChooser
 from nekro.plugins.loader import LoadedPlugins, forget
-from nekro.plugins.source_watch import SourceWatch
 from nekro_agent.durations import POLL_SECONDS, REFRESH_SECONDS
 from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.execution.uses import is_in_use
 from nekro_agent.plugin import NekroPlugin
+from workers.plugins.initialisation import init_lock
 
-__all__ = ["PluginReloader"]
+__all__ = [
+    "PluginReloader",
+    "SourceWatch",
+    "Stamps",
+    "stamps_below",
+]
+
+
+_SKIPPED: Final = frozenset({"__pycache__", "node_modules", "venv", "tests", "docs"})
+
+#: Path → time of change in ns, size, inode.
+Stamps = dict[str, tuple[int, int, int]]
+
+
+class SourceWatch:
+    """Watches the Python files of one plugin."""
+
+    def __init__(self, imported: Imported) -> None:
+        """The present files count as those that were imported."""
+        self._imported = imported
+        self._loaded = self._previous = self._stamps()
+
+    def has_changed(self) -> bool:
+        """Check the files; True once for each change, when two checks in a row see the same.
+
+        A change of several files, or an editor that writes in steps, is thus one change.
+        """
+        stamps, previous = self._stamps(), self._previous
+        self._previous = stamps
+        if stamps == self._loaded or stamps != previous:
+            return False
+        self._loaded = stamps
+        return True
+
+    def _stamps(self) -> Stamps:
+        return _stamps_of(self._files())
+
+    def _files(self) -> Iterator[str]:
+        source = self._imported.source
+        if source is None:
+            return
+        if source.kind is SourceKind.FILE:
+            yield str(source.path)
+            yield from self._imported_files()
+            return
+        yield from _python_files(source.path)
+
+    def _imported_files(self) -> Iterator[str]:
+        """Yield the files beside a plugin of one file that it has imported."""
+        prefix = f"{self._imported.package}."
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None)
+            if name.startswith(prefix) and file:
+                yield file
+
+
+def stamps_below(paths: Iterable[Path]) -> Stamps:
+    """Return the stamps of the Python files that are some paths, or in folders at these paths."""
+    stamps: Stamps = {}
+    for path in paths:
+        stamps |= _stamps_of([str(path)] if path.is_file() else _python_files(path, follows_links=True))
+    return stamps
+
+
+def _stamps_of(files: Iterable[str]) -> Stamps:
+    stamps: Stamps = {}
+    for path in files:
+        try:
+            stat = os.stat(path)
+        except OSError:
+            continue
+        stamps[path] = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+    return stamps
+
+
+def _python_files(path: Path, *, follows_links: bool = False) -> Iterator[str]:
+    seen = set[str]()
+    for folder, folders, files in os.walk(path, followlinks=follows_links):
+        real = os.path.realpath(folder) if follows_links else folder
+        if real in seen:  # a link to a folder above
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = [name for name in folders if name not in _SKIPPED and not name.startswith(".")]
+        yield from (str(Path(folder, name)) for name in files if name.endswith(".py"))
 
 
 class PluginReloader:

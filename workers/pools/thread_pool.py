@@ -1,16 +1,20 @@
 """A Celery pool of threads, each with an event loop of its own.
 
 It serves lane ``long``: methods that block, compute or take long. Unlike Celery's own threads pool it
-enforces time limits, stops revoked jobs, and supports warm, soft and cold shutdown. It is selected with
-``CELERY_CUSTOM_WORKER_POOL=workers.pools.thread_pool:ThreadPool`` and ``--pool custom``.
-"""
+enforces time limits, stops revoked jobs, and supports warm, soft and cold shutdown. Its threads have a lower
+CPU priority than other processes on the machine. It is selected with
+``CELERY_CUSTOM_WORKER_POOL=workers.pools.thread_pool:ThreadPool`` and ``--pool custom``."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
+import sys
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -18,13 +22,85 @@ import uvloop
 from loguru import logger
 
 from nekro.base.loop_thread import CANCEL_SECONDS, LoopThread, run_to_end
-from nekro_agent.durations import CLOSE_STEP_SECONDS
-from workers.pools.awaiting import thread_state
-from workers.pools.base import JobPool
+from nekro_agent.durations import CLOSE_STEP_SECONDS, RETRY_SECONDS
+from workers.pools.base import JobPool, thread_state
 from workers.pools.jobs import Alarms, Job
-from workers.pools.niceness import SessionShare, lower_thread
 
-__all__ = ["ThreadPool"]
+__all__ = [
+    "SessionShare",
+    "ThreadPool",
+    "lower_thread",
+]
+
+
+def lower_thread(niceness: int) -> None:
+    """Lower the priority of this thread and of the threads that it starts later.
+
+    The process keeps its priority: its other threads renew claims, and inits run in turns.
+    """
+    if niceness and sys.platform == "linux":  # elsewhere this call would lower the whole process
+        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + niceness)
+
+
+class SessionShare:
+    """Lowers this process's CPU share relative to other sessions while jobs run.
+
+    With ``sched_autogroup_enabled`` Linux shares the CPU between sessions first and applies thread
+    niceness only within each session. A worker is a session of its own, so lowering a thread alone would
+    favour no other process. Within the session, threads that renew claims have priority over the jobs. While
+    no job runs, the share is not lowered, so inits run at full share. Use it on the thread of ``loop`` only.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        niceness: int,
+        is_busy: Callable[[], bool],
+        path: Path = Path("/proc/self/autogroup"),
+        settle_seconds: float = RETRY_SECONDS,
+    ) -> None:
+        """Create it with the full share.
+
+        Args:
+            path: the kernel's file for the niceness of the session.
+            settle_seconds: delay between a change and its effect.
+        """
+        self._loop = loop
+        self._niceness = niceness
+        self._is_busy = is_busy
+        self._path = path
+        self._settle_seconds = settle_seconds
+        self._now = 0
+        self._timer: asyncio.TimerHandle | None = None
+        # In a session shared with other processes, their share would be lowered too.
+        self._is_possible = niceness > 0 and sys.platform == "linux" and os.getsid(0) == os.getpid()
+
+    def changed(self) -> None:
+        """Record that a job started or ended; the share is adjusted soon."""
+        if self._is_possible and self._timer is None:
+            self._timer = self._loop.call_later(self._settle_seconds, self._settle)
+
+    def _settle(self) -> None:
+        self._timer = None
+        wanted = self._niceness if self._is_busy() else 0
+        if wanted == self._now:
+            return
+        try:
+            _write(self._path, str(wanted))
+            self._now = wanted
+        except BlockingIOError:  # the kernel accepts ten writes a second from all processes together
+            self.changed()
+        except OSError:  # the kernel has no autogroups, or they are not writable here
+            self._is_possible = False
+
+
+def _write(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
 
 
 class ThreadPool(JobPool):

@@ -3,43 +3,81 @@
 The holder of the lease runs the oldest requested round and merges younger ones into it. A drain
 continues with the chat's next round while its worker has a slot free for another chat; otherwise
 it releases the chat after each round, so chats share the workers fairly and any worker may run the
-next round.
+next round. One poll finds the requests to stop all rounds that run in this process.
 
 Every write of a round names the lease's fencing token, so the database refuses a worker that lost the
 chat. Calls of methods are preceded by ``HeldLease.ensure``, so a worker that was suspended notices the
-loss before it acts.
-"""
+loss before it acts."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from loguru import logger
 
 from broker_config.settings import AgentSettings
 from nekro.agent.rounds import RoundAnswer, RoundOutcome, RoundRunner
-from nekro.app.budgets.round_meter import RoundBudgets, RoundMeter
 from nekro.app.calls.dispatch import CallRecord
 from nekro.app.chats.publisher import EventPublisher
-from nekro.app.chats.turn_traces import trace_of
-from nekro.app.leases.keeper import HeldLease, LeaseKeeper, on_this_loop
-from nekro.app.leases.kinds import CHAT
+from nekro.app.chats.writer import trace_of
+from nekro.app.leases import CHAT, HeldLease, LeaseKeeper, on_this_loop
+from nekro.app.model_meters import RoundBudgets, RoundMeter
 from nekro.app.rounds.events import RoundEvents
 from nekro.app.rounds.ledger import RoundLedger
-from nekro.base.tasks import end_tasks
+from nekro.base.tasks import end_tasks, log_errors
 from nekro.broker.tracing import span
+from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import FencedError, NekroError, StorageUnavailableError
 from nekro_agent.execution.payer import on_account
 from storage.engine import Database
 from storage.repositories.rounds import ClaimedRound
-from workers.rounds.context.chat_view import ChatView
-from workers.rounds.context.input import RoundInputs
-from workers.rounds.stop_requests import StopRequests
+from workers.rounds.chat_view import ChatView
+from workers.rounds.input import RoundInputs
 
-__all__ = ["RoundDrain"]
+__all__ = [
+    "RoundDrain",
+    "StopRequests",
+]
+
+
+class StopRequests:
+    """Polls while at least one round is watched; use it on one event loop."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._watched: dict[str, asyncio.Event] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def watch(self, round_id: str) -> Iterator[asyncio.Event]:
+        """Return an event for the length of a block; it is set when the round is asked to stop."""
+        asked = self._watched[round_id] = asyncio.Event()
+        if self._task is None:
+            self._task = asyncio.create_task(self._look_repeatedly(), name="nekro-stop-requests")
+        try:
+            yield asked
+        finally:
+            del self._watched[round_id]
+
+    async def _look_repeatedly(self) -> None:
+        try:
+            await asyncio.sleep(REFRESH_SECONDS)
+            while self._watched:
+                # An error of the query must not end a round.
+                with log_errors("stop_request_not_readable"):
+                    await self._look()
+                await asyncio.sleep(REFRESH_SECONDS)
+        finally:
+            self._task = None
+
+    async def _look(self) -> None:
+        async with self._database.read() as transaction:
+            asked = await transaction.rounds.cancel_requested(list(self._watched))
+        for round_id in asked & self._watched.keys():
+            self._watched[round_id].set()
 
 
 class RoundDrain:

@@ -13,15 +13,14 @@ from typing import Any, Final
 from loguru import logger
 
 from broker_config.settings import ApprovalSettings
-from nekro.app.approvals.records import record_decided
-from nekro.app.approvals.seals import ApprovalSeal, digest_of
+from nekro.app.approvals.requests import ApprovalSeal, digest_of, record_decided
 from nekro.app.approvals.shown import arguments_of
 from nekro.app.calls.detached import begin_job, settle
-from nekro.app.catalogue.arguments import refuse_unfit
 from nekro.app.chats.publisher import EventPublisher
-from nekro.app.chats.retried_writes import write_with_retries
+from nekro.app.retried_writes import write_with_retries
 from nekro.broker.delivery.messages import CallMessage
 from nekro.plugins.entries import MethodEntry
+from nekro.plugins.entry_registry import refuse_unfit
 from nekro.wire.invocation import Signer
 from nekro.wire.values import Arguments, encode_arguments
 from nekro_agent.errors import (

@@ -1,36 +1,182 @@
-"""Requests for approval: a call that must wait becomes rows, and nothing waits in memory."""
+"""Requests for approval: a call that must wait becomes rows, and nothing waits in memory.
+
+An approval is bound to the method, the arguments, and the signature of the decision. A worker checks it: a
+call that requires approval runs only with one, wherever its message came from. The transaction that records
+an event of an approval must have locked the chat."""
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+import hashlib
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import ApprovalSettings
-from nekro.app.approvals.check import ApprovalCheck
-from nekro.app.approvals.records import record_decided, record_requested
-from nekro.app.approvals.seals import ApprovalSeal, digest_of
 from nekro.app.approvals.shown import arguments_of, shown_call
-from nekro.app.catalogue.arguments import refuse_unfit
+from nekro.app.chats.events import record_caused
 from nekro.app.chats.publisher import EventPublisher
-from nekro.app.chats.retried_writes import write_with_retries
 from nekro.app.chats.writer import append_message
+from nekro.app.retried_writes import write_with_retries
 from nekro.broker.delivery.messages import CallMessage
 from nekro.plugins.entries import MethodEntry
+from nekro.plugins.entry_registry import refuse_unfit
+from nekro.wire import plain_json
 from nekro.wire.invocation import Invocation, Signer, new_id
-from nekro_agent.errors import CallCancelledError
+from nekro.wire.seals import APPROVAL, Seal
+from nekro_agent.errors import CallCancelledError, NotApprovedError
 from nekro_agent.ports import MessageKind
 from nekro_agent.shared_clock import shared_time
 from storage.access.approvals import Approval, Decision, NewApproval
 from storage.engine import Database
 from storage.repositories.calls import CallRequest
+from storage.repositories.events import NewEvent
 from storage.repositories.messages import NewMessage
-from storage.states import ApprovalScope, ApprovalState
+from storage.states import ApprovalScope, ApprovalState, EventType
 from storage.transaction import Transaction
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-__all__ = ["ApprovalRequests"]
+    from pydantic import SecretStr
+
+    from storage.access.approvals import Approval, NewApproval
+
+__all__ = [
+    "ApprovalCheck",
+    "ApprovalRequests",
+    "ApprovalSeal",
+    "digest_of",
+    "record_decided",
+    "record_requested",
+]
+
+
+def digest_of(method: str, arguments: str) -> str:
+    """Return the SHA-256 of a call, in hexadecimal.
+
+    Args:
+        arguments: tagged text.
+    """
+    # JSON is unambiguous: no two pairs have the same encoding.
+    return hashlib.sha256(plain_json.dump([method, arguments])).hexdigest()
+
+
+class ApprovalSeal:
+    """Signs approvals, so that a row that was changed in the database permits nothing."""
+
+    def __init__(self, key: SecretStr) -> None:
+        self._seal = Seal(key, purpose=APPROVAL)
+
+    def sign(
+        self,
+        asked: NewApproval,
+        *,
+        digest: str,
+        scope: ApprovalScope,
+        grant_until: datetime | None,
+        decided_by: str,
+    ) -> str:
+        """Return the signature of an approval."""
+        return self._seal.sign(_fields(asked, digest, scope, grant_until, decided_by))
+
+    def fits(self, row: Approval) -> bool:
+        """Whether a row is an approval as it was signed."""
+        if row.scope is None or row.decided_by is None:
+            return False
+        fields = _fields(row, row.digest, row.scope, row.grant_until, row.decided_by)
+        return self._seal.fits(fields, row.seal)
+
+
+def _fields(
+    row: NewApproval, digest: str, scope: ApprovalScope, grant_until: datetime | None, decided_by: str
+) -> list[str]:
+    until = "" if grant_until is None else grant_until.isoformat()
+    turn = row.root_turn_id or ""
+    return [row.id, row.call_id, row.chat_key, turn, row.method, digest, scope.value, until, decided_by]
+
+
+class ApprovalCheck:
+    """Compares calls with the decisions of people."""
+
+    def __init__(self, seal: ApprovalSeal) -> None:
+        self._seal = seal
+
+    async def permits(self, transaction: Transaction, invocation: Invocation) -> bool:
+        """Whether an approval for a turn or a chat lets a call pass without a request of its own."""
+        granted = await transaction.approvals.grants(
+            invocation.chat_key, invocation.method, turn_id=invocation.turn_id
+        )
+        return any(map(self._seal.fits, granted))
+
+    async def confirm(self, transaction: Transaction, invocation: Invocation) -> None:
+        """Return if a call was approved.
+
+        Args:
+            invocation: verified; its signature says which process made it, not who permitted it.
+
+        Raises:
+            NotApprovedError: it was not approved, or what was approved differs from it.
+        """
+        own = await transaction.approvals.of_call(invocation.call_id)
+        if own is None:
+            if not await self.permits(transaction, invocation):
+                raise NotApprovedError(
+                    f"{invocation.method} requires approval, and call {invocation.call_id} has none"
+                )
+            return
+        if own.state is not ApprovalState.APPROVED:
+            raise NotApprovedError(
+                f"call {invocation.call_id} of {invocation.method} is not approved: approval {own.id} is "
+                f"{own.state.value}"
+            )
+        if not (self._seal.fits(own) and _is_of(own, invocation)):
+            raise NotApprovedError(
+                f"call {invocation.call_id} of {invocation.method} is not what approval {own.id} permits"
+            )
+
+
+def _is_of(row: Approval, invocation: Invocation) -> bool:
+    return (row.method, row.chat_key, row.digest) == (
+        invocation.method,
+        invocation.chat_key,
+        digest_of(invocation.method, invocation.args),
+    )
+
+
+#: Longer calls are not repeated in the event; the approval's row has them in full.
+_MOST_CHARS: Final = 4000
+
+
+async def record_requested(transaction: Transaction, publisher: EventPublisher, row: Approval) -> None:
+    """Record that a call waits for approval."""
+    data: dict[str, Any] = {
+        "approval_id": row.id,
+        "number": row.number,
+        "method": row.method,
+        "user_id": row.user_id,
+        "expires_at": row.expires_at.isoformat(),
+    }
+    call = shown_call(row.method, row.arguments)
+    data |= {"call": call} if len(call) <= _MOST_CHARS else {"call_chars": len(call)}
+    await record_caused(transaction, publisher, row.chat_key, _event(EventType.APPROVAL_REQUESTED, row, data))
+
+
+async def record_decided(transaction: Transaction, publisher: EventPublisher, row: Approval) -> None:
+    """Record how a request ended."""
+    data = {
+        "approval_id": row.id,
+        "method": row.method,
+        "state": row.state.value,
+        "scope": None if row.scope is None else row.scope.value,
+        "decided_by": row.decided_by,
+        "reason": row.reason,
+        "is_edited": row.edited_arguments is not None,
+    }
+    await record_caused(transaction, publisher, row.chat_key, _event(EventType.APPROVAL_DECIDED, row, data))
+
+
+def _event(kind: EventType, row: Approval, data: dict[str, Any]) -> NewEvent:
+    return NewEvent(type=kind, turn_id=row.turn_id, round_id=row.round_id, call_id=row.call_id, data=data)
+
 
 #: Longer calls are not repeated in the chat.
 _MOST_SHOWN_CHARS: Final = 2000

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from loguru import logger
 
 from broker_config.settings import WorkerSettings
-from nekro.app.calls.patience import lane_seconds, still_running, wait_seconds
-from nekro.app.catalogue.arguments import refuse_unfit_text
-from nekro.app.catalogue.built_in import built_in_entries
+from nekro.app.calls.records import lane_seconds, still_running, wait_seconds
+from nekro.app.catalogue import built_in_entries
 from nekro.broker.calls import MethodCaller
 from nekro.broker.tracing.tool_span import ToolSpan, tool_span
 from nekro.plugins.entries import MethodEntry
-from nekro.plugins.entry_registry import Registry
+from nekro.plugins.entry_registry import Registry, refuse_unfit_text
 from nekro.plugins.lanes import LaneChooser
 from nekro.sandbox.models import (
     ARGUMENT_ERROR,

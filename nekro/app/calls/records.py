@@ -1,37 +1,50 @@
 """Recorded calls, as their callers see them: a row is written before the message.
 
 A call of a TOOL method that may run twice has no row unless it is detached: its caller repeats it when
-the broker lost it, and if the caller has ended the result is not needed.
-"""
+the broker lost it, and if the caller has ended the result is not needed."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from nekro.app.catalogue.built_in import built_in_entry
-from nekro.app.chats.retried_writes import write_with_retries
+from broker_config.settings import WorkerSettings
+from nekro.app.catalogue import built_in_entry
+from nekro.app.retried_writes import write_with_retries
 from nekro.broker.calls import CallFate, RecordUnknownError
 from nekro.broker.delivery.messages import CallMessage
 from nekro.broker.failures import error_named
+from nekro.plugins.entries import MethodEntry
+from nekro.sandbox.models import STOPS, Raised, Returned, Stopped, StubResult
+from nekro.wire.values import encode_value
 from nekro_agent.errors import (
+    ArgumentError,
     CallCancelledError,
     MethodDisabledError,
     MethodNotFoundError,
     NekroError,
     OutcomeUnknownError,
 )
-from nekro_agent.methods import SandboxMethodType
+from nekro_agent.methods import Lane, SandboxMethodType
 from storage.states import CallState
 
 if TYPE_CHECKING:
     from nekro.plugins.entries import MethodEntry
     from nekro.plugins.entry_registry import Registry
-    from nekro.wire.invocation import Invocation
+    from nekro.wire.invocation import Envelope, Invocation
     from storage.engine import Database
     from storage.repositories.calls import Call, CallRequest
     from storage.transaction import Transaction
 
-__all__ = ["WITHDRAWN", "CallRecords", "error_of", "outcome_unknown"]
+__all__ = [
+    "WITHDRAWN",
+    "CallRecords",
+    "error_of",
+    "lane_seconds",
+    "outcome_unknown",
+    "still_running",
+    "value_of",
+    "wait_seconds",
+]
 
 
 def error_of(call: Call) -> NekroError:
@@ -147,3 +160,48 @@ def _ended(call: Call) -> CallFate | None:
     from nekro.app.calls.records import error_of
 
     return CallFate(error=error_of(call))
+
+
+def value_of(envelope: Envelope, *, max_bytes: int) -> object:
+    """Return the method's result: parts, text or the decoded value, depending on the method's type."""
+    from nekro.wire.values import decode_value
+
+    if envelope.type.wakes_agent:
+        return envelope.segments if envelope.segments is not None else envelope.text
+    if envelope.value is None:
+        return None
+    try:
+        return decode_value(envelope.value, max_bytes=max_bytes)
+    except ArgumentError as exc:
+        # The call succeeded, but only a sandbox may load the class of its value.
+        return f"<{len(envelope.value)} bytes; {exc}>"
+
+
+def lane_seconds(settings: WorkerSettings, lane: str) -> float:
+    """Time limit of the calls of a lane, by its name."""
+    return settings.long_timeout_seconds if lane == Lane.LONG.value else settings.call_timeout_seconds
+
+
+def wait_seconds(entry: MethodEntry, *, lane: str, settings: WorkerSettings) -> float:
+    """How long code waits for a call before the call is detached; 0 for effects of lane ``long``."""
+    if lane == Lane.LONG.value and entry.type is not SandboxMethodType.TOOL:
+        return 0.0
+    return settings.wait_seconds
+
+
+def still_running(entry: MethodEntry, call_id: str) -> StubResult:
+    """Return the result that code gets when its call is detached."""
+    stop = STOPS.get(entry.type)
+    if stop is not None:
+        return Stopped(stop=stop)
+    if entry.type is SandboxMethodType.BEHAVIOR:
+        text = (
+            f"{entry.name} is still running, as job {call_id}. Its result will appear in this chat when it "
+            "is done; do not call it again."
+        )
+        return Returned(value=encode_value(text, max_bytes=1 << 16))
+    return Raised(
+        error_type="StillRunning",
+        message=f"{entry.name} has no value yet: it continues as job {call_id}. Its value will appear in "
+        "this chat when it is done, and you will be asked again; do not call it again.",
+    )

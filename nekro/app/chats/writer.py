@@ -1,28 +1,118 @@
 """The one way to write to a chat: messages and requests of rounds, in the caller's transaction.
 
 Each adds its events to the chat's stream. A round is announced after the commit; if that is lost, the sweep
-announces due rounds again.
-"""
+announces due rounds again. A message to a client of an adapter is queued for it. Contexts in which plugins'
+code runs are made here from chats, and chats from contexts."""
 
 from __future__ import annotations
 
 import json
-from typing import Final
+from collections.abc import Callable
+from typing import Final, Protocol
 
-from nekro.app.chats.adapters import queue_send
 from nekro.app.chats.events import message_event, record, record_caused, turn_started
 from nekro.app.chats.publisher import EventPublisher
-from nekro.app.chats.turn_traces import trace_of
-from nekro.broker.tracing import begin_turn, is_tracing
+from nekro.broker.tracing import TurnTrace, begin_turn, is_tracing
 from nekro_agent.execution.payer import current_account
-from nekro_agent.ports import ChatInfo
+from nekro_agent.layout import channel_of
+from nekro_agent.ports import ChatInfo, MessageKind
+from nekro_agent.schemas.agent_ctx import AgentCtx
 from storage.access.stored_bytes import ROW_BYTES, size_of
 from storage.repositories.messages import Message, NewMessage
 from storage.repositories.rounds import Round, RoundRequest
 from storage.states import StoredKind
 from storage.transaction import Transaction
 
-__all__ = ["append_message", "ensure_chat", "message_bytes", "request_round"]
+__all__ = [
+    "SSE_ADAPTER",
+    "OfChat",
+    "append_message",
+    "chat_of",
+    "context_of",
+    "ensure_chat",
+    "message_bytes",
+    "queue_send",
+    "request_round",
+    "trace_of",
+]
+
+
+class OfChat(Protocol):
+    """What names a chat and its channel: a chat, an invocation or a context."""
+
+    @property
+    def chat_key(self) -> str: ...
+
+    @property
+    def container_key(self) -> str | None: ...
+
+    @property
+    def adapter_key(self) -> str | None: ...
+
+    @property
+    def channel_id(self) -> str | None: ...
+
+    @property
+    def channel_name(self) -> str | None: ...
+
+    @property
+    def channel_type(self) -> str | None: ...
+
+
+def context_of(
+    source: OfChat,
+    *,
+    user_id: str | None,
+    plugin_key: str | None = None,
+    call_id: str | None = None,
+    round_id: str | None = None,
+    on_progress: Callable[[float, str], None] | None = None,
+) -> AgentCtx:
+    """Build the context of a chat, or of a call in it; see ``AgentCtx.for_call``."""
+    return AgentCtx.for_call(
+        chat_key=source.chat_key,
+        container_key=source.container_key or None,
+        user_id=user_id,
+        adapter_key=source.adapter_key,
+        channel_id=source.channel_id,
+        channel_name=source.channel_name,
+        channel_type=source.channel_type,
+        plugin_key=plugin_key,
+        call_id=call_id,
+        round_id=round_id,
+        on_progress=on_progress,
+    )
+
+
+def chat_of(source: OfChat) -> ChatInfo:
+    """Return the chat that an invocation or a context names."""
+    return ChatInfo(
+        chat_key=source.chat_key,
+        container_key=source.container_key or "",
+        adapter_key=source.adapter_key,
+        channel_id=source.channel_id,
+        channel_name=source.channel_name,
+        channel_type=source.channel_type,
+    )
+
+
+#: Nekro Agent's adapter for programs that connect over Server-Sent Events; chats are ``sse-<channel id>``.
+SSE_ADAPTER: Final = "sse"
+
+
+async def queue_send(transaction: Transaction, row: Message) -> None:
+    """Let clients receive a new message, if the agent sends it to a chat of such an adapter."""
+    if row.kind is not MessageKind.ASSISTANT or not row.chat_key.startswith(f"{SSE_ADAPTER}-"):
+        return
+    channel_id = channel_of(row.chat_key).channel_id
+    if channel_id:
+        await transaction.adapters.add_message(row.id, adapter_key=SSE_ADAPTER, channel_id=channel_id)
+
+
+def trace_of(item: Round) -> TurnTrace:
+    """Return the place of a round's turn."""
+    return TurnTrace(turn_id=item.turn_id, root_turn_id=item.root_turn_id or item.turn_id)
+
 
 #: What a chat takes for ever: its rows, and the directories of its areas.
 _CHAT_BYTES: Final = 4 << 10

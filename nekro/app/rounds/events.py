@@ -22,8 +22,7 @@ from nekro.agent.llm.port import LLMRequest
 from nekro.agent.llm.telemetry import message_json
 from nekro.agent.rounds import RoundAnswer
 from nekro.app.calls.dispatch import CallRecord
-from nekro.app.chats.events import record
-from nekro.app.chats.live import LiveText, live_event
+from nekro.app.chats.events import LiveText, live_event, record
 from nekro.app.chats.publisher import EventPublisher
 from nekro.broker.tracing.genai import content_text
 from nekro.plugins.entries import MethodEntry

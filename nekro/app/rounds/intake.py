@@ -10,10 +10,9 @@ from typing import Any, Final, Protocol
 from loguru import logger
 
 from broker_config.settings import AgentSettings
-from nekro.app.calls.fleet_hooks import MessageHooks
-from nekro.app.chats.contexts import context_of
+from nekro.app.calls.fleet_calls import MessageHooks
 from nekro.app.chats.publisher import EventPublisher
-from nekro.app.chats.writer import append_message, ensure_chat, request_round
+from nekro.app.chats.writer import append_message, context_of, ensure_chat, request_round
 from nekro.app.rounds.stop import RoundStopper, StoppedRounds
 from nekro.wire.invocation import new_id
 from nekro_agent.durations import CLOSE_STEP_SECONDS

@@ -16,15 +16,13 @@ from nekro.agent import verdict
 from nekro.app.approvals.decisions import cancel_pending
 from nekro.app.calls.detached import end_job
 from nekro.app.calls.dispatch import CallRecord
-from nekro.app.calls.story import call_json, listed_calls
 from nekro.app.chats.events import record, round_ended, round_started
 from nekro.app.chats.publisher import EventPublisher
-from nekro.app.chats.retried_writes import write_with_retries
 from nekro.app.chats.writer import append_message
+from nekro.app.retried_writes import write_with_retries
 from nekro.app.rounds.chat_history import ANSWER_KEY
-from nekro.app.rounds.interruption import interruption_of, woken_by
-from nekro.app.rounds.turn_ends import Fault, turn_ends
-from nekro.app.rounds.turn_spans import record_turn_spans
+from nekro.app.rounds.runs import call_json, listed_calls
+from nekro.app.rounds.turn_ends import Fault, interruption_of, record_turn_spans, turn_ends, woken_by
 from nekro.base.metrics import is_counting, metrics
 from nekro.broker.tracing import is_tracing
 from nekro.sandbox.models import STOPS, StopType
@@ -39,7 +37,7 @@ from storage.transaction import Transaction
 
 if TYPE_CHECKING:  # workers of other lanes record the end of rounds, too, and run none
     from nekro.agent.rounds import RoundAnswer, RoundOutcome
-    from nekro.app.budgets.round_meter import RoundMeter
+    from nekro.app.model_meters import RoundMeter
     from nekro.app.rounds.events import RoundEvents
 
 __all__ = ["RoundLedger"]

@@ -1,26 +1,126 @@
-"""Runs code that calls methods in a sandbox, outside of a round."""
+"""Runs of code that calls methods, outside of a round: in a sandbox here, or sent to a rounds worker.
+
+Reports of runs and rows of rounds have their calls as JSON data."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
-from nekro.app.budgets.run_meter import RunMeter
+from broker_config.settings import Settings
+from broker_config.topology import RUN_TASK
 from nekro.app.calls.dispatch import CallScope, Dispatcher
-from nekro.app.calls.story import call_json
-from nekro.app.chats.contexts import context_of
+from nekro.app.catalogue import CatalogueReader
+from nekro.app.chats.writer import context_of
+from nekro.app.spending import RunMeter
+from nekro.broker.calls import MethodCaller
 from nekro.broker.tracing import span
 from nekro.plugins.entry_registry import Registry
 from nekro.sandbox.models import RunRequest, StopType
 from nekro.wire.invocation import new_id
+from nekro.wire.values import decode_value, encode_arguments
 from nekro_agent.errors import ResultError
+from nekro_agent.methods import Lane
 from nekro_agent.ports import ChatInfo
+from nekro_agent.shared_clock import shared_time
+from storage.repositories.calls import Call
+from storage.states import CallState
 
 if TYPE_CHECKING:
+    from nekro.app.calls.dispatch import CallRecord
     from nekro.sandbox.manager import SandboxManager
 
-__all__ = ["CodeReport", "CodeRuns"]
+__all__ = [
+    "CodeReport",
+    "CodeRuns",
+    "RemoteRuns",
+    "call_json",
+    "listed_calls",
+]
+
+
+def call_json(record: CallRecord) -> dict[str, Any]:
+    """Describe a call as its caller saw it; times are ISO 8601 in UTC, None if unknown.
+
+    ``awaits_approval`` says whether it waits for approval: when its caller ended; in ``listed_calls``: now.
+    ``approval_id`` is its request for approval.
+    """
+    return {
+        "id": record.call_id,
+        "method": record.method,
+        "type": record.type.value,
+        "lane": record.lane,
+        "worker": record.worker,
+        "requested_at": _text(record.requested_at),
+        "started_at": _text(record.started_at),
+        "finished_at": _text(record.finished_at),
+        "duration_ms": round(record.duration_ms, 3),
+        "error": record.error,
+        "follow_up": record.round_id,
+        "awaits_approval": record.approval_id is not None,
+        "approval_id": record.approval_id,
+    }
+
+
+def listed_calls(
+    listed: Sequence[dict[str, Any]], rows: Sequence[Call], approvals: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Complete a round's own list of its calls with the recorded rows.
+
+    The caller does not know which worker failed a call, and a caller that died left no list.
+
+    Args:
+        listed: results of ``call_json``.
+        rows: recorded calls of the round (all but TOOL calls).
+        approvals: ids of the requests for approval of these, by call id.
+    """
+    known = {row.id: row for row in rows}
+    calls = [_completed(call, known.pop(call["id"], None)) for call in listed]
+    calls += [_recorded(row) for row in known.values()]
+    calls = [{**call, "approval_id": approvals.get(call["id"])} for call in calls]
+    return sorted(calls, key=lambda call: call["requested_at"])
+
+
+def _completed(call: dict[str, Any], row: Call | None) -> dict[str, Any]:
+    if row is None:
+        return {"awaits_approval": False, **call}
+    times = {"started_at": _text(row.started_at), "finished_at": _text(row.finished_at)}
+    missing = {name: value for name, value in {"worker": row.worker, **times}.items() if not call[name]}
+    return call | missing | {"awaits_approval": row.state is CallState.AWAITING}
+
+
+def _recorded(row: Call) -> dict[str, Any]:
+    lasted = None
+    if row.started_at is not None and row.finished_at is not None:
+        lasted = round((row.finished_at - row.started_at).total_seconds() * 1000, 3)
+    return {
+        "id": row.id,
+        "method": row.method,
+        "type": row.type.value,
+        "lane": row.lane,
+        "worker": row.worker or "",
+        "requested_at": _text(row.requested_at),
+        "started_at": _text(row.started_at),
+        "finished_at": _text(row.finished_at),
+        "duration_ms": lasted,
+        "error": _error(row),
+        "follow_up": None,
+        "awaits_approval": row.state is CallState.AWAITING,
+    }
+
+
+def _error(row: Call) -> str | None:
+    if row.state in (CallState.DONE, CallState.AWAITING):
+        return None
+    if row.error_type is None:
+        return f"({row.state.value})"
+    return f"{row.error_type}: {row.error_message or ''}"
+
+
+def _text(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,3 +226,54 @@ class CodeRuns:
                 if record.round_id is not None
             ],
         )
+
+
+class RemoteRuns:
+    """Sends code to rounds workers."""
+
+    def __init__(self, caller: MethodCaller, catalogue: CatalogueReader, settings: Settings) -> None:
+        self._caller = caller
+        self._catalogue = catalogue
+        self._return_bytes = settings.sandbox.return_bytes
+        self._default_seconds = settings.workers.call_timeout_seconds + settings.sandbox.wall_seconds
+
+    async def have_worker(self) -> bool:
+        """Whether a rounds worker is live.
+
+        Raises:
+            StorageUnavailableError: the database does not answer.
+        """
+        catalogue = await self._catalogue.read()
+        return any(worker.is_live and worker.lane == Lane.ROUNDS for worker in catalogue.workers)
+
+    async def run(
+        self,
+        code: str,
+        *,
+        run_id: str,
+        chat: ChatInfo,
+        user_id: str | None,
+        wakes_agent: bool,
+        timeout_seconds: float | None = None,
+    ) -> CodeReport:
+        """Run code on a rounds worker, once per run id; cancelling the wait stops the run.
+
+        Args:
+            run_id: also the id of its Celery task.
+            timeout_seconds: from now to the end of the run; None means the time limit of a run and, for the
+                wait for a free worker, that of a call.
+
+        Raises:
+            SandboxUnavailableError, SandboxError, BudgetExceededError: the code did not run.
+            ArgumentError: the code is too long or not valid Unicode.
+            The errors of ``MethodCaller.call``.
+        """
+        seconds = self._default_seconds if timeout_seconds is None else timeout_seconds
+        invocation = CallScope(chat=chat, user_id=user_id, wakes_agent=wakes_agent).invocation(
+            RUN_TASK,
+            encode_arguments((code,), {}),
+            call_id=run_id,
+            deadline=shared_time() + timedelta(seconds=seconds),
+        )
+        envelope = await self._caller.call(invocation, lane=Lane.ROUNDS)
+        return CodeReport.from_plain(decode_value(envelope.value or "", max_bytes=self._return_bytes))

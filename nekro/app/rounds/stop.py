@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from loguru import logger
 
-from nekro.app.leases.keeper import LeaseKeeper
-from nekro.app.leases.kinds import CHAT
+from nekro.app.leases import CHAT, LeaseKeeper
 from nekro.app.rounds.ledger import RoundLedger
 from nekro_agent.durations import POLL_SECONDS
 from nekro_agent.errors import FencedError

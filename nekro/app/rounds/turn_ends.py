@@ -1,25 +1,41 @@
-"""The ends of turns: recorded once each, in the transaction after which no round of the turn will run.
+"""The ends of turns, and of rounds whose worker died.
 
-A turn whose last round ended with a call that a person has to approve ends as ``waiting``, and names the
-requests. The decision is no second end: what it starts is a turn of its own.
+The end of a turn is recorded once, in the transaction after which no round of the turn will run. A turn whose
+last round ended with a call that a person has to approve ends as ``waiting``, and names the requests. The
+decision is no second end: what it starts is a turn of its own.
 
 A turn is open while one of its rounds is, or is merged into a round that is. The writers of rounds hold the
-chat's lock, so of several rounds of a turn exactly one finds itself to be the last.
-"""
+chat's lock, so of several rounds of a turn exactly one finds itself to be the last. A turn runs in several
+processes and may wait for hours, so no process keeps a span open for it: the one that records its end also
+records its span, under the id that its rounds have named as their parent."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
-from nekro.sandbox.models import StopType
+from nekro.app.chats.writer import trace_of
+from nekro.base.metrics import metrics
+from nekro.broker.tracing import TurnTrace, end_turn, genai
+from nekro.sandbox.models import STOPS, StopType
+from nekro_agent.shared_clock import shared_time
+from storage.engine import Database
+from storage.repositories.calls import Call
 from storage.repositories.events import NewEvent
 from storage.repositories.rounds import ClaimedRound, Round
-from storage.states import EventType, RoundState
+from storage.states import CallState, EventType, RoundState, TriggerKind
 from storage.transaction import Transaction
 
-__all__ = ["Fault", "turn_ends"]
+__all__ = [
+    "Fault",
+    "interruption_of",
+    "record_turn_spans",
+    "turn_ends",
+    "woken_by",
+]
+
 
 #: State of a turn that ends while a person has to decide; ``nekro_client.models.TurnState.WAITING``.
 TURN_WAITING: Final = "waiting"
@@ -94,3 +110,97 @@ def _event(turn_id: str, last: Round, fault: Fault | None, pending: list[str]) -
     if last.turn_id != turn_id:
         data["merged_into"] = last.turn_id
     return NewEvent(type=EventType.TURN_ENDED, turn_id=turn_id, round_id=last.id, data=data)
+
+
+async def record_turn_spans(database: Database, ends: Sequence[NewEvent]) -> None:
+    """Record the turns whose ends were committed.
+
+    Args:
+        ends: their events, as ``turn_ends`` returns them.
+
+    Raises:
+        StorageUnavailableError: the database does not answer; nothing is recorded.
+    """
+    takers = {end.data["merged_into"] for end in ends if "merged_into" in end.data}
+    async with database.read() as transaction:
+        rounds = await transaction.rounds.rounds_of_turns(*{end.turn_id or "" for end in ends}, *takers)
+    traces = {item.turn_id: trace_of(item) for item in rounds}
+    for end in ends:
+        own = [item for item in rounds if item.turn_id == end.turn_id]
+        if own:
+            _record(end, own, traces)
+
+
+def _record(end: NewEvent, own: Sequence[Round], traces: dict[str, TurnTrace]) -> None:
+    first = own[0]
+    error = end.data.get("error", {}).get("code", "")
+    taker = end.data.get("merged_into")
+    ended_at = _ended_at(own)
+    seconds = max(0.0, (ended_at - first.requested_at).total_seconds())
+    metrics().gen_ai_turn_seconds.labels(genai.NEKRO, error).observe(seconds)
+    root = first.root_turn_id
+    end_turn(
+        traces[first.turn_id],
+        started_at=first.requested_at,
+        ended_at=ended_at,
+        ids={
+            "turn_id": first.turn_id,
+            "root_turn_id": root if root != first.turn_id else None,
+            "cause": first.trigger_kind.value,
+            "state": end.data["state"],
+            "merged_into": taker,
+            "rounds": sum(item.started_at is not None for item in own),
+            # Not as the convention's usage of this span: viewers add up the tokens of all spans.
+            "prompt_tokens": _sum(item.prompt_tokens for item in own),
+            "answer_tokens": _sum(item.completion_tokens for item in own),
+            "cost": sum(item.cost or 0.0 for item in own),
+        },
+        standard={
+            genai.OPERATION: genai.INVOKE_AGENT,
+            genai.PROVIDER: genai.NEKRO,
+            genai.AGENT_NAME: genai.NEKRO,
+            genai.CONVERSATION_ID: first.chat_key,
+        },
+        error_type=error or None,
+        links=[traces[taker]] if taker in traces else [],
+    )
+
+
+def _ended_at(own: Sequence[Round]) -> datetime:
+    # A round that was merged has "finished" when it was merged.
+    known = [item.finished_at for item in own if item.finished_at is not None and item.merged_into is None]
+    return max(known, default=shared_time())
+
+
+def _sum(numbers: Iterable[int | None]) -> int:
+    return sum(number or 0 for number in numbers)
+
+
+async def woken_by(transaction: Transaction, rows: Sequence[Call]) -> StopType | None:
+    """Return the stop type of a call whose result has requested the next round or will do so, else None."""
+    for row in rows:
+        if row.state is CallState.AWAITING or await transaction.approvals.of_call(row.id) is not None:
+            return StopType.APPROVAL
+        is_result = row.state is CallState.DONE and row.type in STOPS
+        if is_result and await transaction.rounds.find_by_trigger(TriggerKind.CALL, row.id) is not None:
+            return STOPS[row.type]
+    return None
+
+
+def interruption_of(rows: Sequence[Call]) -> str:
+    """Return the text for the model: its program was interrupted, and the states of its recorded calls."""
+    fates = "".join(f" `{row.method.rpartition('.')[2]}`: {_fate(row.state)}." for row in rows)
+    return (
+        "The host that ran the program went down, perhaps in the middle of it; what it printed is lost. "
+        f"What it did before may stand.{fates} Look at the chat before you repeat anything."
+    )
+
+
+def _fate(state: CallState) -> str:
+    if state is CallState.DONE:
+        return "done"
+    if state is CallState.AWAITING:
+        return "waits for approval"
+    if state in (CallState.QUEUED, CallState.RUNNING):
+        return "still running"
+    return "outcome unknown" if state is CallState.UNKNOWN else "failed"

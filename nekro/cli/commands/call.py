@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nekro.app.calls.results import value_of
 from nekro.base.plain import to_plain
 from nekro.cli.command import Deps, add_chat_key, add_json, add_user_id, positive_number, read_text
 from nekro.cli.running import run_async
@@ -96,6 +95,8 @@ def run(args: Args, deps: Deps) -> int:
                 approver=approver,
             )
             envelope = await awaited_with_workers(call, lambda: services.app, lane=lane)
+        from nekro.app.calls.records import value_of
+
         limit = settings.sandbox.return_bytes
         duration_ms = (envelope.finished_at - envelope.started_at).total_seconds() * 1000
         described = {

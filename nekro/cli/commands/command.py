@@ -148,7 +148,7 @@ def _texts(response: Mapping[str, Any]) -> list[str]:
 
 
 def _list(args: Args, deps: Deps) -> int:
-    from nekro.app.catalogue.commands import listed_commands
+    from nekro.app.catalogue import listed_commands
 
     catalogue = load_catalogue(deps.load_settings())
     listed = [

@@ -113,7 +113,7 @@ def _serve(settings: Settings, args: Args, deps: Deps) -> None:
     import uvloop
 
     from broker_config.embedded import hold_redis, resolve_settings
-    from nekro.app.ops.logs import configure_logs
+    from nekro.app.processes import configure_logs
     from nekro.base.metrics import start_metrics
     from nekro.broker.tracing import traced
     from nekro.gateway.app import create_app

@@ -210,7 +210,7 @@ async def watch(jobs: Sequence[Job], read: Callable[[str], Awaitable[Job]], args
 
 
 async def _cancel(args: Args, deps: Deps, settings: Settings) -> None:
-    from nekro.app.jobs.cancel import cancel_job
+    from nekro.app.jobs import cancel_job
 
     assert args.job_id is not None  # noqa: S101 - checked by run
     async with open_writers(settings) as services:
@@ -262,7 +262,7 @@ def _words(entry: JobLogEntry) -> str:
 
 
 async def _retry(args: Args, deps: Deps, settings: Settings) -> None:
-    from nekro.app.jobs.retry import retry_job
+    from nekro.app.jobs import retry_job
     from nekro.wire.invocation import new_id
 
     assert args.job_id is not None  # noqa: S101 - checked by run

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from nekro.cli.command import Deps, port_number
 
 if TYPE_CHECKING:
-    from nekro.app.ops.fleet import FleetFigures
+    from nekro.app.fleet_metrics import FleetFigures
 
 __all__ = ["Args", "register", "run"]
 
@@ -52,7 +52,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 def run(args: Args, deps: Deps) -> int:
     """Print the metrics, or serve them."""
     from broker_config.embedded import resolve_settings
-    from nekro.app.ops.fleet import FleetFigures
+    from nekro.app.fleet_metrics import FleetFigures
     from nekro.cli.services.ownership import require_running
 
     settings = deps.load_settings()
@@ -70,7 +70,7 @@ def run(args: Args, deps: Deps) -> int:
 
 
 def _serve(figures: FleetFigures, address: str, port: int, data_dir: Path, deps: Deps) -> None:
-    from nekro.app.ops.http_server import Page, PageServer
+    from nekro.app.http_server import Page, PageServer
 
     reading = threading.Lock()
 

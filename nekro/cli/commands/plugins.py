@@ -184,7 +184,7 @@ def _unknown(name: str, known: Sequence[str]) -> UsageError:
 
 def _sleepers(args: Args, deps: Deps) -> int:
     """List the plugins that may sleep in a chat, or change whether one is awake there."""
-    from nekro.app.listing.sleep import MOST_TURNS, may_sleep
+    from nekro.app.rounds.sleeping_plugins import MOST_TURNS, may_sleep
     from nekro.cli.services.database import change_sleeper as change
     from nekro.cli.services.database import read_sleepers as read
 

@@ -15,7 +15,7 @@ from nekro.cli.services.database import open_database
 from nekro_agent.errors import UsageError
 
 if TYPE_CHECKING:
-    from nekro.app.chats.timers import Timer
+    from nekro.app.timers import Timer
 
 __all__ = ["Args", "check", "chosen", "register", "run", "show_changed", "show_list"]
 
@@ -112,14 +112,14 @@ def show_changed(timer: Mapping[str, Any], args: Args, deps: Deps) -> None:
 
 
 async def _list(args: Args, settings: Settings) -> list[Timer]:
-    from nekro.app.chats.timers import timers_after
+    from nekro.app.timers import timers_after
 
     async with open_database(settings) as database, database.read() as transaction:
         return await timers_after(transaction, args.chat_key, limit=args.limit)
 
 
 async def _change(args: Args, settings: Settings) -> Timer:
-    from nekro.app.chats.timers import TimerChange, change_timer, id_of, timers_after
+    from nekro.app.timers import TimerChange, change_timer, id_of, timers_after
     from storage.database_clock import follow_database_clock
 
     async with open_database(settings) as database:

@@ -20,7 +20,7 @@ from nekro.cli.views.turn_text import RunningOutput
 from nekro_agent.durations import REFRESH_SECONDS
 
 if TYPE_CHECKING:
-    from nekro.app.chats.file_ids import FileIds
+    from nekro.app.chats.attachments import FileIds
     from nekro_client.models import Turn
     from storage.engine import Database
 
@@ -163,7 +163,7 @@ class _Source:
 
 async def _trace(args: Args, settings: Settings, deps: Deps) -> None:
     from broker_config.embedded import resolve_signing_key
-    from nekro.app.chats.file_ids import FileIds
+    from nekro.app.chats.attachments import FileIds
     from nekro.gateway.streams.turn_tree import read_turn
 
     async with open_database(settings) as database:

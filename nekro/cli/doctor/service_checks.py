@@ -156,7 +156,7 @@ async def clock_checks(settings: Settings) -> list[Check]:
 
 
 def _clock_check(name: str, ahead_seconds: float) -> Check:
-    from nekro.app.ops.clock_watch import WARN_SECONDS
+    from nekro.app.clock_watch import WARN_SECONDS
 
     off = abs(ahead_seconds)
     if off <= WARN_SECONDS:

@@ -83,7 +83,7 @@ async def read_sleepers(
     settings: Settings, chat_key: str, sleepers: Sequence[PluginEntry]
 ) -> list[dict[str, Any]]:
     """Return the plugins that may sleep, as they are in the chat's next turn."""
-    from nekro.app.listing.sleep import awake_plugins, brief_of
+    from nekro.app.rounds.sleeping_plugins import awake_plugins, brief_of
 
     async with open_database(settings) as database, database.read() as transaction:
         newest = await transaction.activations.newest_round(chat_key)
@@ -108,7 +108,7 @@ async def change_sleeper(
     Raises:
         NotFoundError: there is no such chat.
     """
-    from nekro.app.listing.sleep import sleep, wake
+    from nekro.app.rounds.sleeping_plugins import sleep, wake
 
     async with open_database(settings) as database, database.begin() as transaction:
         if await transaction.chats.find(chat_key) is None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from broker_config.settings import Settings
 from broker_config.urls import is_redis, without_password
-from nekro.app.ops.sockets import broker_id, data_dir_id, monitor_sockets
+from nekro.app.processes import broker_id, data_dir_id, monitor_sockets
 from nekro.base.tasks import end_tasks
 from nekro_agent.durations import PROGRAM_SECONDS, REFRESH_SECONDS
 from nekro_agent.errors import BrokerUnavailableError, ServiceError, SettingsError
@@ -27,7 +27,7 @@ from nekro_agent.methods import Lane
 if TYPE_CHECKING:
     from celery import Celery
 
-    from nekro.app.catalogue.fleet import FleetCatalogue
+    from nekro.app.catalogue import FleetCatalogue
 
 __all__ = [
     "Answer",
@@ -156,7 +156,7 @@ class Wanted:
     lane: str | None = None
     #: With or without ``@<host>``.
     name: str | None = None
-    #: From ``nekro.app.ops.sockets``, as is the next one.
+    #: From ``nekro.app.processes``, as is the next one.
     data_dir_id: str | None = None
     broker_id: str | None = None
 

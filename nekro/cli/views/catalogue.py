@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from broker_config.settings import Settings
-from nekro.app.catalogue.commands import command_names
+from nekro.app.catalogue import command_names
 from nekro.cli.environment import environment_of
 from nekro.cli.output import Output
 from nekro.plugins.entries import PluginEntry
@@ -27,7 +27,7 @@ from nekro_agent.execution.tied_process import tied_to_this_process
 from storage.driver.urls import exists
 
 if TYPE_CHECKING:
-    from nekro.app.catalogue.fleet import FleetCatalogue
+    from nekro.app.catalogue import FleetCatalogue
 
 __all__ = ["Catalogue", "load_catalogue", "published", "say_what_is_listed", "say_which_names_clash"]
 
@@ -78,7 +78,7 @@ def load_catalogue(settings: Settings, *, of_this_host: bool = False) -> Catalog
 
 async def published(settings: Settings) -> FleetCatalogue | None:
     """Return the catalogue of the database; None when there is no database yet, or it does not answer."""
-    from nekro.app.catalogue.fleet import CatalogueReader
+    from nekro.app.catalogue import CatalogueReader
     from storage.engine import Database
 
     if not exists(settings.database, settings.data_dir):

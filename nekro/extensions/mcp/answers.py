@@ -85,7 +85,7 @@ async def answer_question(
         NotFoundError: no call waits for an answer to this question.
     """
     # Imported here because a command line that answers nothing does without the database's library.
-    from nekro.app.jobs.data import pack
+    from nekro.app.jobs import pack
 
     async with database.begin() as transaction:
         calls = await transaction.job_signals.waiting(answer_key(question_id), chat_key=chat_key, limit=1)

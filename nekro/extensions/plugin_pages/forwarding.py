@@ -15,7 +15,7 @@ from fastapi import Request
 from starlette.types import Scope as AsgiScope
 
 from broker_config.settings import GatewaySettings, PluginAccess
-from nekro.app.ops.host_header import is_loopback
+from nekro.app.http_server import is_loopback
 from nekro.gateway.dependencies import identity_of
 from nekro.gateway.identity import Identity, Scope
 from nekro.gateway.problems import ProblemError

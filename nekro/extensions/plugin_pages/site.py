@@ -18,7 +18,7 @@ from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nekro.app.ops.host_header import has_ambiguous_length
+from nekro.app.http_server import has_ambiguous_length
 from nekro.wire.seals import CALLER_HEADER, PROOF_HEADER, SIGNATURE_HEADER, HttpVerifier
 from nekro_agent.errors import InvalidValueError, MessageRefusedError
 from nekro_agent.execution.payer import Payer, paying

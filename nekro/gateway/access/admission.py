@@ -16,7 +16,7 @@ from typing import BinaryIO, Final
 
 from fastapi import Request
 
-from nekro.app.budgets.limits import day_of
+from nekro.app.budgets import day_of
 from nekro.app.chats.attachments import Attachment
 from nekro.app.chats.files import ChatFiles
 from nekro.app.composition import Services

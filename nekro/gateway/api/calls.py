@@ -20,8 +20,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
-from nekro.app.calls.results import value_of
-from nekro.app.catalogue.commands import is_command, listed_commands
+from nekro.app.calls.records import value_of
+from nekro.app.catalogue import is_command, listed_commands
 from nekro.app.chats.files import ChatFiles
 from nekro.app.composition import Services
 from nekro.base.plain import to_json_value

@@ -1,8 +1,8 @@
 """Files of chats: listed, stored, served, removed, and linked.
 
-The path of a file comes from an id that a gateway made (``nekro.app.chats.file_ids``); files are opened below
-the chat's areas without following links, because sandboxed code can plant some. A link serves a file that the
-agent sent to clients that send no key with it, such as a browser.
+The path of a file comes from an id that a gateway made (``nekro.app.chats.attachments``); files are opened
+below the chat's areas without following links, because sandboxed code can plant some. A link serves a file
+that the agent sent to clients that send no key with it, such as a browser.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import RootModel
 
 from broker_config.settings import RetentionSettings
-from nekro.app.chats.attachments import Attachment
-from nekro.app.chats.file_ids import FileIds, FileRef
+from nekro.app.chats.attachments import Attachment, FileIds, FileRef
 from nekro.app.chats.files import ChatFile, ChatFiles
 from nekro.app.composition import Services
 from nekro.gateway.access.admission import KeyFiles, file_removed

@@ -13,10 +13,9 @@ from typing import Annotated, Any, Final, TypeVar
 from fastapi import APIRouter, Query, Request, Response
 from redis.exceptions import RedisError
 
-from nekro.app.budgets.limits import day_of
-from nekro.app.budgets.report import read_budgets, read_costs
+from nekro.app.budgets import day_of, read_budgets, read_costs
 from nekro.app.composition import Services
-from nekro.app.ops.http_server import METRICS_TYPE
+from nekro.app.http_server import METRICS_TYPE
 from nekro.base.metrics import start_metrics
 from nekro.broker.broker_figures import QueueFigures, read_dead, read_queues
 from nekro.broker.dead_letters import DeadLetters, DeadPosition

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from broker_config.settings import Settings
-from nekro.app.calls.story import listed_calls
-from nekro.app.chats.file_ids import FileIds
-from nekro.app.chats.turn_traces import trace_of
+from nekro.app.chats.attachments import FileIds
+from nekro.app.chats.writer import trace_of
+from nekro.app.rounds.runs import listed_calls
 from nekro.broker.tracing import recorded_trace_id
 from nekro.gateway.messages import message_answer
 from nekro.gateway.streams.turn_states import RoundEvents, TurnEnd, awaited, by_round, turn_cause
@@ -28,7 +28,7 @@ from storage.transaction import Transaction
 
 __all__ = ["TurnSource", "read_call", "read_rounds", "read_turn"]
 
-#: A call of ``nekro.app.calls.story``, and its row; None for a call without one, such as of a TOOL.
+#: A call of ``nekro.app.rounds.runs``, and its row; None for a call without one, such as of a TOOL.
 _ListedCall: TypeAlias = tuple[dict[str, Any], Call | None]
 
 

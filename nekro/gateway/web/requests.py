@@ -25,7 +25,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from broker_config.settings import GatewaySettings
-from nekro.app.ops.host_header import AllowedHosts, has_ambiguous_length, is_loopback
+from nekro.app.http_server import AllowedHosts, has_ambiguous_length, is_loopback
 from nekro.base.metrics import metrics
 from nekro.broker.tracing import span, trace_headers
 from nekro.gateway.problems import problem_response

@@ -39,7 +39,7 @@ POINTS = {
     "claimed": ("workers.calls.claims", "CallClaims", "claim", False),
     "ran": ("workers.calls.claims", "CallClaims", "finish", True),
     "recorded": ("workers.calls.claims", "CallClaims", "finish", False),
-    "sent": ("nekro.app.chats.messages", "SqlMessages", "send", False),
+    "sent": ("workers.sdk_runtime", "SqlMessages", "send", False),
     "announcing": ("nekro.app.chats.publisher", "EventPublisher", "round_requested", True),
 }
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from mcp_types import CallToolResult
 
 from nekro.app.calls.dispatch import CallScope
-from nekro.app.catalogue.arguments import refuse_unfit
 from nekro.app.composition import Services
 from nekro.broker.tracing.tool_span import tool_span
 from nekro.extensions.mcp.server.callers import Caller
@@ -24,6 +23,7 @@ from nekro.gateway.identity import Scope
 from nekro.gateway.streams.hub import EventHub
 from nekro.gateway.views import run_answer
 from nekro.plugins.entries import MethodEntry
+from nekro.plugins.entry_registry import refuse_unfit
 from nekro.wire.values import encode_arguments
 from nekro_client.models import Run
 

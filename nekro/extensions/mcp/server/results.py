@@ -13,7 +13,7 @@ from loguru import logger
 from mcp_types import CallToolResult, ContentBlock, ImageContent, TextContent
 
 from nekro.agent.multimodal import image_data
-from nekro.app.calls.results import value_of
+from nekro.app.calls.records import value_of
 from nekro.app.composition import Services
 from nekro.base.plain import encodable, to_json_value
 from nekro.base.tasks import end_tasks

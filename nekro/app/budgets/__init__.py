@@ -1,1 +1,0 @@
-"""Budgets: what rounds, runs of code and plugins' requests to models may spend."""

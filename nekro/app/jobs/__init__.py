@@ -1,1 +1,0 @@
-"""Background jobs, as callers see them: their data, their cancellation."""

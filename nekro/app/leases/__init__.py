@@ -1,1 +1,0 @@
-"""Leases and claims that are renewed while their work runs."""

@@ -1,1 +1,0 @@
-"""Operation of any process: probes, metrics, logs, the clock."""

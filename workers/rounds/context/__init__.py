@@ -1,1 +1,0 @@
-"""What a round reads for its prompt: input, history with its summary, pictures."""
