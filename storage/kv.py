@@ -13,7 +13,7 @@ from storage.clock import now
 from storage.driver.outages import outlasting
 from storage.driver.statements import SingleStatement
 from storage.engine import Database
-from storage.models import PluginValueRow
+from storage.tables import PLUGIN_VALUES
 from storage.upsert import insert
 
 __all__ = ["DELETE", "GET", "SET", "SqlKeyValueStore"]
@@ -75,13 +75,13 @@ class SqlKeyValueStore:
 
     async def count(self, plugin_key: str) -> int:
         """Return the number of values that a plugin has."""
-        statement = select(func.count()).where(PluginValueRow.plugin_key == plugin_key)
+        statement = select(func.count()).where(PLUGIN_VALUES.c.plugin_key == plugin_key)
         async with self._database.read() as tx:
             return int((await tx.connection.execute(statement)).scalar_one())
 
     async def purge(self, plugin_key: str) -> int:
         """Delete all values of a plugin; returns how many."""
-        statement = delete(PluginValueRow).where(PluginValueRow.plugin_key == plugin_key)
+        statement = delete(PLUGIN_VALUES).where(PLUGIN_VALUES.c.plugin_key == plugin_key)
         async with self._database.autocommit() as tx:
             return (await tx.connection.execute(statement)).rowcount
 
@@ -99,17 +99,17 @@ class SqlKeyValueStore:
 
 
 def _get(_dialect: str) -> Executable:
-    return select(PluginValueRow.value).where(PluginValueRow.digest == bindparam("of_digest"))
+    return select(PLUGIN_VALUES.c.value).where(PLUGIN_VALUES.c.digest == bindparam("of_digest"))
 
 
 def _delete(_dialect: str) -> Executable:
-    found = PluginValueRow.digest == bindparam("of_digest")
-    return delete(PluginValueRow).where(found).returning(PluginValueRow.revision)
+    found = PLUGIN_VALUES.c.digest == bindparam("of_digest")
+    return delete(PLUGIN_VALUES).where(found).returning(PLUGIN_VALUES.c.revision)
 
 
 def _set(dialect: str) -> Executable:
     given = ("digest", *SCOPE, "value")
-    new = insert(dialect, PluginValueRow).values(
+    new = insert(dialect, PLUGIN_VALUES).values(
         {
             **{name: bindparam(name) for name in given},
             "revision": literal_column("1"),
@@ -118,13 +118,13 @@ def _set(dialect: str) -> Executable:
         }
     )
     return new.on_conflict_do_update(
-        index_elements=[PluginValueRow.digest],
+        index_elements=[PLUGIN_VALUES.c.digest],
         set_={
             "value": new.excluded.value,
-            "revision": PluginValueRow.revision + literal_column("1"),
+            "revision": PLUGIN_VALUES.c.revision + literal_column("1"),
             "updated_at": new.excluded.updated_at,
         },
-    ).returning(PluginValueRow.revision)
+    ).returning(PLUGIN_VALUES.c.revision)
 
 
 #: Returns the value of a digest.

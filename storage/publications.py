@@ -11,15 +11,15 @@ from sqlalchemy import delete, select, update
 from nekro_agent.ports import CallbackTimer
 from storage.caller_reads import Snapshot
 from storage.clock import now, seconds_from_now
-from storage.models import PluginSnapshotRow, WorkerPluginRow, WorkerRow, WorkerSiteRow, WorkerTimerRow
 from storage.repositories.base import Repository
 from storage.repositories.leases import LeaseTable, is_free
+from storage.tables import PLUGIN_SNAPSHOTS, WORKER_PLUGINS, WORKER_SITES, WORKER_TIMERS, WORKERS
 from storage.upsert import insert
 
 __all__ = ["WORKER_LEASES", "CatalogueRepository", "NewWorker", "Site"]
 
 WORKER_LEASES: Final = LeaseTable(
-    key=WorkerRow.id, fence=WorkerRow.fence, is_live=WorkerRow.lease_until.is_not(None)
+    key=WORKERS.c.id, fence=WORKERS.c.fence, is_live=WORKERS.c.lease_until.is_not(None)
 )
 
 
@@ -52,20 +52,20 @@ class CatalogueRepository(Repository):
 
     async def enter(self, worker: NewWorker, *, lease_seconds: float) -> int:
         """Add a worker that holds its lease; returns its fencing token. Adding it again renews it."""
-        new = insert(self._dialect, WorkerRow).values(
+        new = insert(self._dialect, WORKERS).values(
             id=worker.id, name=worker.name, lane=worker.lane, host=worker.host, pid=worker.pid,
             started_at=now(), owner=worker.name, lease_until=seconds_from_now(lease_seconds), fence=1,
             release=worker.release,
         )  # fmt: skip
         statement = new.on_conflict_do_update(
-            index_elements=[WorkerRow.id],
-            set_={"lease_until": seconds_from_now(lease_seconds), "fence": WorkerRow.fence + 1},
-        ).returning(WorkerRow.fence)
+            index_elements=[WORKERS.c.id],
+            set_={"lease_until": seconds_from_now(lease_seconds), "fence": WORKERS.c.fence + 1},
+        ).returning(WORKERS.c.fence)
         return int(await self._scalar(statement))
 
     async def leave(self, worker_id: str) -> None:
         """Release a worker's lease: it is not live any more."""
-        await self._count(update(WorkerRow).where(WorkerRow.id == worker_id).values(lease_until=None))
+        await self._count(update(WORKERS).where(WORKERS.c.id == worker_id).values(lease_until=None))
 
     async def serve(self, worker_id: str, snapshots: Sequence[Snapshot]) -> None:
         """Replace what a worker serves; ``snapshots`` are in the order of its plugins."""
@@ -74,10 +74,10 @@ class CatalogueRepository(Repository):
             await self._connection.exec_driver_sql(
                 "LOCK TABLE plugin_snapshots, worker_plugins IN SHARE ROW EXCLUSIVE MODE"
             )
-        await self._count(delete(WorkerPluginRow).where(WorkerPluginRow.worker_id == worker_id))
+        await self._count(delete(WORKER_PLUGINS).where(WORKER_PLUGINS.c.worker_id == worker_id))
         if not snapshots:
             return
-        new = insert(self._dialect, PluginSnapshotRow).values(
+        new = insert(self._dialect, PLUGIN_SNAPSHOTS).values(
             [
                 {
                     "digest": one.digest,
@@ -88,44 +88,44 @@ class CatalogueRepository(Repository):
                 for one in {one.digest: one for one in snapshots}.values()
             ]
         )
-        await self._rows(new.on_conflict_do_nothing(index_elements=[PluginSnapshotRow.digest]))
+        await self._rows(new.on_conflict_do_nothing(index_elements=[PLUGIN_SNAPSHOTS.c.digest]))
         links = [
             {"worker_id": worker_id, "position": position, "digest": one.digest}
             for position, one in enumerate(snapshots)
         ]
-        await self._rows(insert(self._dialect, WorkerPluginRow).values(links))
+        await self._rows(insert(self._dialect, WORKER_PLUGINS).values(links))
 
     async def serve_sites(self, worker_id: str, addresses: Mapping[str, str]) -> None:
         """Replace where a worker serves the routes of plugins: ``host:port`` by the plugin's key."""
-        await self._count(delete(WorkerSiteRow).where(WorkerSiteRow.worker_id == worker_id))
+        await self._count(delete(WORKER_SITES).where(WORKER_SITES.c.worker_id == worker_id))
         if addresses:
             rows = [
                 {"worker_id": worker_id, "plugin_key": key, "address": address}
                 for key, address in addresses.items()
             ]
-            await self._rows(insert(self._dialect, WorkerSiteRow).values(rows))
+            await self._rows(insert(self._dialect, WORKER_SITES).values(rows))
 
     async def serve_timers(self, worker_id: str, timers: Sequence[CallbackTimer]) -> None:
         """Replace the timers with callbacks that exist in a worker."""
-        await self._count(delete(WorkerTimerRow).where(WorkerTimerRow.worker_id == worker_id))
+        await self._count(delete(WORKER_TIMERS).where(WORKER_TIMERS.c.worker_id == worker_id))
         if timers:
             rows = [{"worker_id": worker_id, **asdict(timer)} for timer in timers]
-            await self._rows(insert(self._dialect, WorkerTimerRow).values(rows))
+            await self._rows(insert(self._dialect, WORKER_TIMERS).values(rows))
 
     async def forget_timers(self) -> list[CallbackTimer]:
         """Delete the timers with callbacks of workers that have gone; returns them."""
-        there = select(WorkerRow.id).where(~is_free(WorkerRow.lease_until))
-        gone = delete(WorkerTimerRow).where(WorkerTimerRow.worker_id.not_in(there))
-        columns = [getattr(WorkerTimerRow, item.name) for item in fields(CallbackTimer)]
+        there = select(WORKERS.c.id).where(~is_free(WORKERS.c.lease_until))
+        gone = delete(WORKER_TIMERS).where(WORKER_TIMERS.c.worker_id.not_in(there))
+        columns = [WORKER_TIMERS.c[item.name] for item in fields(CallbackTimer)]
         return await self._all(CallbackTimer, gone.returning(*columns))
 
     async def sites_of(self, plugin_key: str) -> list[Site]:
         """List where live workers serve the routes of a plugin."""
         statement = (
-            select(WorkerSiteRow.worker_id, WorkerSiteRow.address, WorkerRow.host)
-            .join(WorkerRow, WorkerRow.id == WorkerSiteRow.worker_id)
-            .where(WorkerSiteRow.plugin_key == plugin_key, ~is_free(WorkerRow.lease_until))
-            .order_by(WorkerSiteRow.worker_id)
+            select(WORKER_SITES.c.worker_id, WORKER_SITES.c.address, WORKERS.c.host)
+            .join(WORKERS, WORKERS.c.id == WORKER_SITES.c.worker_id)
+            .where(WORKER_SITES.c.plugin_key == plugin_key, ~is_free(WORKERS.c.lease_until))
+            .order_by(WORKER_SITES.c.worker_id)
         )
         return await self._all(Site, statement)
 
@@ -134,12 +134,12 @@ class CatalogueRepository(Repository):
 
         Call it only while a worker is live: the rows of the last workers are the last published catalogue.
         """
-        gone = select(WorkerRow.id).where(is_free(WorkerRow.lease_until))
-        await self._count(delete(WorkerPluginRow).where(WorkerPluginRow.worker_id.in_(gone)))
+        gone = select(WORKERS.c.id).where(is_free(WORKERS.c.lease_until))
+        await self._count(delete(WORKER_PLUGINS).where(WORKER_PLUGINS.c.worker_id.in_(gone)))
         # Also those of workers that an older release deleted.
-        there = select(WorkerRow.id).where(~is_free(WorkerRow.lease_until))
-        await self._count(delete(WorkerSiteRow).where(WorkerSiteRow.worker_id.not_in(there)))
-        count = await self._count(delete(WorkerRow).where(is_free(WorkerRow.lease_until)))
-        served = select(WorkerPluginRow.digest)
-        await self._count(delete(PluginSnapshotRow).where(PluginSnapshotRow.digest.not_in(served)))
+        there = select(WORKERS.c.id).where(~is_free(WORKERS.c.lease_until))
+        await self._count(delete(WORKER_SITES).where(WORKER_SITES.c.worker_id.not_in(there)))
+        count = await self._count(delete(WORKERS).where(is_free(WORKERS.c.lease_until)))
+        served = select(WORKER_PLUGINS.c.digest)
+        await self._count(delete(PLUGIN_SNAPSHOTS).where(PLUGIN_SNAPSHOTS.c.digest.not_in(served)))
         return count

@@ -6,37 +6,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, delete, exists, literal, select, tuple_
-from sqlalchemy.orm import InstrumentedAttribute
+from sqlalchemy import ColumnElement, Table, delete, exists, literal, select, tuple_
 
 from broker_config.settings import RetentionSettings
 from storage.access.keys import RECURRING
 from storage.clock import now, seconds_from_now
 from storage.engine import Database
-from storage.models import (
-    AdapterClientRow,
-    AdapterSendRow,
-    ApprovalRow,
-    AuditRow,
-    Base,
-    CallRow,
-    ChatEventRow,
-    ChatSummaryRow,
-    CronJobRow,
-    JobRow,
-    KeyStorageRow,
-    KeyTurnRow,
-    MessageRow,
-    OpenAIResponseRow,
-    RequestRow,
-    RoundPromptRow,
-    RoundRow,
-    SpendingRow,
-    SpendingTotalRow,
-    TimerRow,
-    TurnVariablesRow,
-    WebhookDeliveryRow,
-)
 from storage.repositories.leases import is_free
 from storage.states import (
     FINAL_CALL_STATES,
@@ -44,6 +19,29 @@ from storage.states import (
     FINAL_ROUND_STATES,
     OPEN_TIMER_STATES,
     StoredKind,
+)
+from storage.tables import (
+    ADAPTER_CLIENTS,
+    ADAPTER_SENDS,
+    APPROVALS,
+    AUDIT,
+    CALLS,
+    CHAT_EVENTS,
+    CHAT_SUMMARIES,
+    CRON_JOBS,
+    IDEMPOTENT_REQUESTS,
+    JOBS,
+    KEY_STORAGE,
+    KEY_TURNS,
+    MESSAGES,
+    OPENAI_RESPONSES,
+    ROUND_PROMPTS,
+    ROUNDS,
+    SPENDING_TOTALS,
+    SPENDINGS,
+    TIMERS,
+    TURN_VARIABLES,
+    WEBHOOK_DELIVERIES,
 )
 
 __all__ = ["delete_expired"]
@@ -54,8 +52,8 @@ _REQUESTS_KEPT: Final = timedelta(days=1)
 
 @dataclass(frozen=True, kw_only=True)
 class _Rule:
-    table: type[Base]
-    key: tuple[InstrumentedAttribute[Any], ...]
+    table: Table
+    key: tuple[ColumnElement[Any], ...]
     expired: ColumnElement[bool]
 
 
@@ -77,7 +75,7 @@ async def delete_expired(
         while count == batch:
             async with database.autocommit() as tx:
                 count = (await tx.connection.execute(statement)).rowcount
-            name = rule.table.__tablename__
+            name = rule.table.name
             deleted[name] = deleted.get(name, 0) + count
     for kind, days in _given_back(retention).items():
         given_back, count = 0, 1
@@ -87,7 +85,7 @@ async def delete_expired(
                 seconds = timedelta(days=days + 1).total_seconds()
                 count = await tx.stored_bytes.give_back_expired(kind, seconds=seconds, limit=batch)
             given_back += count
-        name = KeyStorageRow.__tablename__
+        name = KEY_STORAGE.name
         deleted[name] = deleted.get(name, 0) + given_back
     return deleted
 
@@ -117,97 +115,103 @@ def _rules(retention: RetentionSettings) -> list[_Rule]:
     rules = [
         # Only decided ones have a time of the decision; what an approval permits ends before.
         _Rule(
-            table=ApprovalRow,
-            key=(ApprovalRow.sequence,),
-            expired=(ApprovalRow.decided_at < approvals)
-            & (ApprovalRow.grant_until.is_(None) | (ApprovalRow.grant_until < now())),
+            table=APPROVALS,
+            key=(APPROVALS.c.sequence,),
+            expired=(APPROVALS.c.decided_at < approvals)
+            & (APPROVALS.c.grant_until.is_(None) | (APPROVALS.c.grant_until < now())),
         ),
         _Rule(
-            table=CallRow,
-            key=(CallRow.id,),
-            expired=(CallRow.finished_at < calls) & CallRow.state.in_(FINAL_CALL_STATES),
+            table=CALLS,
+            key=(CALLS.c.id,),
+            expired=(CALLS.c.finished_at < calls) & CALLS.c.state.in_(FINAL_CALL_STATES),
         ),
         # Also with their round.
-        _Rule(table=RoundPromptRow, key=(RoundPromptRow.round_id,), expired=RoundPromptRow.sent_at < prompts),
         _Rule(
-            table=RoundRow,
-            key=(RoundRow.id,),
-            expired=(RoundRow.finished_at < rounds) & RoundRow.state.in_(FINAL_ROUND_STATES),
+            table=ROUND_PROMPTS, key=(ROUND_PROMPTS.c.round_id,), expired=ROUND_PROMPTS.c.sent_at < prompts
         ),
         _Rule(
-            table=JobRow,
-            key=(JobRow.id,),
-            expired=(JobRow.updated_at < rounds) & JobRow.state.in_(FINAL_JOB_STATES),
+            table=ROUNDS,
+            key=(ROUNDS.c.id,),
+            expired=(ROUNDS.c.finished_at < rounds) & ROUNDS.c.state.in_(FINAL_ROUND_STATES),
         ),
         _Rule(
-            table=TimerRow,
-            key=(TimerRow.id,),
-            expired=(TimerRow.fire_at < rounds) & TimerRow.state.not_in(OPEN_TIMER_STATES),
+            table=JOBS,
+            key=(JOBS.c.id,),
+            expired=(JOBS.c.updated_at < rounds) & JOBS.c.state.in_(FINAL_JOB_STATES),
         ),
         _Rule(
-            table=OpenAIResponseRow,
-            key=(OpenAIResponseRow.id,),
-            expired=OpenAIResponseRow.created_at < rounds,
+            table=TIMERS,
+            key=(TIMERS.c.id,),
+            expired=(TIMERS.c.fire_at < rounds) & TIMERS.c.state.not_in(OPEN_TIMER_STATES),
         ),
         _Rule(
-            table=ChatEventRow,
-            key=(ChatEventRow.chat_key, ChatEventRow.number),
-            expired=ChatEventRow.created_at < events,
+            table=OPENAI_RESPONSES,
+            key=(OPENAI_RESPONSES.c.id,),
+            expired=OPENAI_RESPONSES.c.created_at < rounds,
+        ),
+        _Rule(
+            table=CHAT_EVENTS,
+            key=(CHAT_EVENTS.c.chat_key, CHAT_EVENTS.c.number),
+            expired=CHAT_EVENTS.c.created_at < events,
         ),
         # An ended one has a time of its end.
-        _Rule(table=AdapterSendRow, key=(AdapterSendRow.id,), expired=AdapterSendRow.finished_at < calls),
+        _Rule(table=ADAPTER_SENDS, key=(ADAPTER_SENDS.c.id,), expired=ADAPTER_SENDS.c.finished_at < calls),
         _Rule(
-            table=WebhookDeliveryRow,
-            key=(WebhookDeliveryRow.id,),
-            expired=WebhookDeliveryRow.finished_at < calls,
+            table=WEBHOOK_DELIVERIES,
+            key=(WEBHOOK_DELIVERIES.c.id,),
+            expired=WEBHOOK_DELIVERIES.c.finished_at < calls,
         ),
         _Rule(
-            table=AdapterClientRow,
-            key=(AdapterClientRow.id,),
-            expired=(AdapterClientRow.seen_at < rounds) & is_free(AdapterClientRow.lease_until),
+            table=ADAPTER_CLIENTS,
+            key=(ADAPTER_CLIENTS.c.id,),
+            expired=(ADAPTER_CLIENTS.c.seen_at < rounds) & is_free(ADAPTER_CLIENTS.c.lease_until),
         ),
     ]
     rules += [
         # Also one that still runs: a gateway that loses its row stores no answer.
-        _Rule(table=RequestRow, key=(RequestRow.digest,), expired=RequestRow.created_at < requests),
         _Rule(
-            table=KeyTurnRow,
-            key=(KeyTurnRow.turn_id,),
+            table=IDEMPOTENT_REQUESTS,
+            key=(IDEMPOTENT_REQUESTS.c.digest,),
+            expired=IDEMPOTENT_REQUESTS.c.created_at < requests,
+        ),
+        _Rule(
+            table=KEY_TURNS,
+            key=(KEY_TURNS.c.turn_id,),
             # A timer that has not ended, and a job that runs, may wait for longer.
-            expired=(KeyTurnRow.created_at < rounds)
-            & ~exists().where(TimerRow.id == KeyTurnRow.turn_id, TimerRow.state.in_(OPEN_TIMER_STATES))
-            & ~exists().where(literal(RECURRING) + CronJobRow.job_id == KeyTurnRow.turn_id)
-            & ~exists().where(JobRow.id == KeyTurnRow.turn_id, JobRow.state.not_in(FINAL_JOB_STATES)),
+            expired=(KEY_TURNS.c.created_at < rounds)
+            & ~exists().where(TIMERS.c.id == KEY_TURNS.c.turn_id, TIMERS.c.state.in_(OPEN_TIMER_STATES))
+            & ~exists().where(literal(RECURRING) + CRON_JOBS.c.job_id == KEY_TURNS.c.turn_id)
+            & ~exists().where(JOBS.c.id == KEY_TURNS.c.turn_id, JOBS.c.state.not_in(FINAL_JOB_STATES)),
         ),
         # The end of a turn deletes them; rounds that a person deleted by hand have none.
         _Rule(
-            table=TurnVariablesRow,
-            key=(TurnVariablesRow.turn_id,),
-            expired=TurnVariablesRow.updated_at < rounds,
+            table=TURN_VARIABLES,
+            key=(TURN_VARIABLES.c.turn_id,),
+            expired=TURN_VARIABLES.c.updated_at < rounds,
         ),
         _Rule(
-            table=SpendingRow,
-            key=(SpendingRow.id, SpendingRow.part),
-            expired=SpendingRow.created_at < rounds,
+            table=SPENDINGS,
+            key=(SPENDINGS.c.id, SPENDINGS.c.part),
+            expired=SPENDINGS.c.created_at < rounds,
         ),
         _Rule(
-            table=SpendingTotalRow,
-            key=(SpendingTotalRow.scope, SpendingTotalRow.period, SpendingTotalRow.id),
-            expired=SpendingTotalRow.updated_at < rounds,
+            table=SPENDING_TOTALS,
+            key=(SPENDING_TOTALS.c.scope, SPENDING_TOTALS.c.period, SPENDING_TOTALS.c.id),
+            expired=SPENDING_TOTALS.c.updated_at < rounds,
         ),
     ]
     if retention.audit_days:
-        rules.append(_Rule(table=AuditRow, key=(AuditRow.sequence,), expired=AuditRow.at < audit))
+        rules.append(_Rule(table=AUDIT, key=(AUDIT.c.sequence,), expired=AUDIT.c.at < audit))
     if retention.messages_days:
-        expired = MessageRow.created_at < messages
-        rules.append(_Rule(table=MessageRow, key=(MessageRow.id,), expired=expired))
+        expired = MESSAGES.c.created_at < messages
+        rules.append(_Rule(table=MESSAGES, key=(MESSAGES.c.id,), expired=expired))
         # A day later than its oldest message: a summary that is made again then lasts for a day at least.
         stale = seconds_from_now(-timedelta(days=retention.messages_days + 1).total_seconds())
         rules.append(
             _Rule(
-                table=ChatSummaryRow,
-                key=(ChatSummaryRow.chat_key, ChatSummaryRow.version),
-                expired=ChatSummaryRow.oldest_at < stale,
+                table=CHAT_SUMMARIES,
+                key=(CHAT_SUMMARIES.c.chat_key, CHAT_SUMMARIES.c.version),
+                expired=CHAT_SUMMARIES.c.oldest_at < stale,
             )
         )
     return rules

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import cast
 
+from sqlalchemy import Table
 from sqlalchemy.dialects import postgresql, sqlite
-
-from storage.models import Base
 
 __all__ = ["insert"]
 
 
-def insert(dialect: str, model: type[Base]) -> postgresql.Insert:
+def insert(dialect: str, table: Table) -> postgresql.Insert:
     """Return the dialect's INSERT, which has ``on_conflict_do_update`` and ``on_conflict_do_nothing``.
 
     Args:
@@ -19,5 +18,5 @@ def insert(dialect: str, model: type[Base]) -> postgresql.Insert:
     """
     if dialect == "sqlite":
         # The two classes have the same methods but no common base class that declares them.
-        return cast(postgresql.Insert, sqlite.insert(model))
-    return postgresql.insert(model)
+        return cast(postgresql.Insert, sqlite.insert(table))
+    return postgresql.insert(table)

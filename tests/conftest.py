@@ -33,7 +33,7 @@ from broker_config.settings import DatabaseSettings, Settings
 from broker_config.urls import redis_address
 from storage.driver.connection import DriverRows
 from storage.migrate import upgrade
-from storage.models import Base
+from storage.tables import metadata
 from storage.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -302,7 +302,7 @@ def migrated_copy(
     def emptied() -> str:
         # One database that is emptied: creating one takes PostgreSQL longer than most tests take.
         with psycopg.connect(postgres(), autocommit=True) as connection:
-            tables = reversed(Base.metadata.sorted_tables)
+            tables = reversed(metadata.sorted_tables)
             connection.execute(";".join(f'DELETE FROM "{table.name}"' for table in tables))  # type: ignore[call-overload]
         return postgres()
 

@@ -17,9 +17,9 @@ from nekro_agent.methods import BUILT_IN_PLUGIN
 from storage.access.value_digest import value_digest
 from storage.clock import now
 from storage.driver.statements import FixedStatement
-from storage.models import PluginValueRow, RoundRow
 from storage.repositories.base import Repository
 from storage.states import RoundState
+from storage.tables import PLUGIN_VALUES, ROUNDS
 from storage.upsert import insert
 
 __all__ = ["Activation", "ActivationRepository"]
@@ -54,9 +54,9 @@ class ActivationRepository(Repository):
         """Store the chat's activations; the caller holds the chat's lock since it read the old ones."""
         digest = _digest(chat_key)
         if not activations:
-            await self._count(delete(PluginValueRow).where(PluginValueRow.digest == digest))
+            await self._count(delete(PLUGIN_VALUES).where(PLUGIN_VALUES.c.digest == digest))
             return
-        new = insert(self._dialect, PluginValueRow).values(
+        new = insert(self._dialect, PLUGIN_VALUES).values(
             digest=digest,
             plugin_key=BUILT_IN_PLUGIN,
             chat_key=chat_key,
@@ -69,19 +69,19 @@ class ActivationRepository(Repository):
         )
         changed = {
             "value": new.excluded.value,
-            "revision": PluginValueRow.revision + literal_column("1"),
+            "revision": PLUGIN_VALUES.c.revision + literal_column("1"),
             "updated_at": new.excluded.updated_at,
         }
-        await self._count(new.on_conflict_do_update(index_elements=[PluginValueRow.digest], set_=changed))
+        await self._count(new.on_conflict_do_update(index_elements=[PLUGIN_VALUES.c.digest], set_=changed))
 
     async def newest_round(self, chat_key: str) -> int:
         """Return the sequence of the chat's newest round; 0 without one."""
-        statement = select(func.coalesce(func.max(RoundRow.sequence), 0))
-        return int(await self._scalar(statement.where(RoundRow.chat_key == chat_key)))
+        statement = select(func.coalesce(func.max(ROUNDS.c.sequence), 0))
+        return int(await self._scalar(statement.where(ROUNDS.c.chat_key == chat_key)))
 
     async def first_round(self, turn_id: str) -> int | None:
         """Return the sequence of the first round of a turn; None if it has none."""
-        statement = select(func.min(RoundRow.sequence)).where(RoundRow.turn_id == turn_id)
+        statement = select(func.min(ROUNDS.c.sequence)).where(ROUNDS.c.turn_id == turn_id)
         found: int | None = await self._scalar(statement)
         return found
 
@@ -110,21 +110,21 @@ def _digest(chat_key: str) -> bytes:
 
 @FixedStatement
 def _get_statement(_dialect: str) -> Executable:
-    return select(PluginValueRow.value).where(PluginValueRow.digest == bindparam("of_digest"))
+    return select(PLUGIN_VALUES.c.value).where(PLUGIN_VALUES.c.digest == bindparam("of_digest"))
 
 
 @FixedStatement
 def _turns_statement(_dialect: str) -> Executable:
     return (
-        select(RoundRow.sequence)
+        select(ROUNDS.c.sequence)
         .where(
-            RoundRow.chat_key == bindparam("of_chat"),
-            RoundRow.sequence > bindparam("after"),
-            RoundRow.sequence < bindparam("before"),
-            RoundRow.number == literal_column("1"),
-            RoundRow.state != RoundState.MERGED,
+            ROUNDS.c.chat_key == bindparam("of_chat"),
+            ROUNDS.c.sequence > bindparam("after"),
+            ROUNDS.c.sequence < bindparam("before"),
+            ROUNDS.c.number == literal_column("1"),
+            ROUNDS.c.state != RoundState.MERGED,
         )
-        .order_by(RoundRow.sequence.desc())
+        .order_by(ROUNDS.c.sequence.desc())
         .limit(bindparam("most", type_=Integer()))
     )
 
@@ -132,12 +132,12 @@ def _turns_statement(_dialect: str) -> Executable:
 @FixedStatement
 def _calls_statement(_dialect: str) -> Executable:
     return (
-        select(RoundRow.calls)
+        select(ROUNDS.c.calls)
         .where(
-            RoundRow.chat_key == bindparam("of_chat"),
-            RoundRow.sequence < bindparam("before"),
-            RoundRow.calls.is_not(None),
+            ROUNDS.c.chat_key == bindparam("of_chat"),
+            ROUNDS.c.sequence < bindparam("before"),
+            ROUNDS.c.calls.is_not(None),
         )
-        .order_by(RoundRow.sequence.desc())
+        .order_by(ROUNDS.c.sequence.desc())
         .limit(bindparam("most", type_=Integer()))
     )

@@ -12,10 +12,10 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, and_, func, or_, select, update
 
 from storage.clock import now
-from storage.models import ApprovalRow, CallRow, RoundRow
 from storage.repositories.base import Repository, chosen_once, found, is_one_of
 from storage.repositories.calls import Call, CallRequest
 from storage.states import ApprovalScope, ApprovalState, CallState, TriggerKind
+from storage.tables import APPROVALS, CALLS, ROUNDS
 from storage.upsert import insert
 
 __all__ = ["Approval", "ApprovalRepository", "AwaitingCallRepository", "Decision", "NewApproval"]
@@ -99,9 +99,9 @@ class ApprovalRepository(Repository):
         values = {**_values(new), "requested_at": now(), "state": ApprovalState.PENDING}
         if decision is not None:
             values |= _decided(decision, digest=new.digest)
-        statement = insert(self._dialect, ApprovalRow).values(**values)
-        statement = statement.on_conflict_do_nothing(index_elements=[ApprovalRow.call_id])
-        return await self._scalar(statement.returning(ApprovalRow.id)) is not None
+        statement = insert(self._dialect, APPROVALS).values(**values)
+        statement = statement.on_conflict_do_nothing(index_elements=[APPROVALS.c.call_id])
+        return await self._scalar(statement.returning(APPROVALS.c.id)) is not None
 
     async def decide(self, approval_id: str, decision: Decision, *, digest: str) -> Approval | None:
         """Record a decision; None if there is one already, or the request has expired.
@@ -110,23 +110,23 @@ class ApprovalRepository(Repository):
             digest: of the arguments as requested.
         """
         statement = (
-            update(ApprovalRow)
+            update(APPROVALS)
             .where(
-                ApprovalRow.id == approval_id,
-                ApprovalRow.state == ApprovalState.PENDING,
-                ApprovalRow.expires_at > now(),
+                APPROVALS.c.id == approval_id,
+                APPROVALS.c.state == ApprovalState.PENDING,
+                APPROVALS.c.expires_at > now(),
             )
             .values(**_decided(decision, digest=digest))
         )
-        return await self._one_or_none(Approval, statement.returning(ApprovalRow))
+        return await self._one_or_none(Approval, statement.returning(APPROVALS))
 
     async def overdue_chats(self, *, limit: int) -> list[str]:
         """List chats with requests that are expired and not decided."""
         statement = (
-            select(ApprovalRow.chat_key)
-            .where(is_one_of(ApprovalRow.state, ApprovalState.PENDING), ApprovalRow.expires_at <= now())
-            .group_by(ApprovalRow.chat_key)
-            .order_by(func.min(ApprovalRow.expires_at))
+            select(APPROVALS.c.chat_key)
+            .where(is_one_of(APPROVALS.c.state, ApprovalState.PENDING), APPROVALS.c.expires_at <= now())
+            .group_by(APPROVALS.c.chat_key)
+            .order_by(func.min(APPROVALS.c.expires_at))
             .limit(limit)
         )
         return [chat_key for (chat_key,) in await self._rows(statement)]
@@ -134,27 +134,27 @@ class ApprovalRepository(Repository):
     async def expire(self, chat_key: str, *, limit: int) -> list[Approval]:
         """End expired requests of a chat; returns them in order."""
         chosen = (
-            select(ApprovalRow.sequence)
+            select(APPROVALS.c.sequence)
             .where(
-                ApprovalRow.chat_key == chat_key,
-                is_one_of(ApprovalRow.state, ApprovalState.PENDING),
-                ApprovalRow.expires_at <= now(),
+                APPROVALS.c.chat_key == chat_key,
+                is_one_of(APPROVALS.c.state, ApprovalState.PENDING),
+                APPROVALS.c.expires_at <= now(),
             )
-            .order_by(ApprovalRow.sequence)
+            .order_by(APPROVALS.c.sequence)
             .limit(limit)
         )
         statement = (
-            update(ApprovalRow)
-            .where(ApprovalRow.sequence.in_(chosen_once(chosen)), ApprovalRow.state == ApprovalState.PENDING)
+            update(APPROVALS)
+            .where(APPROVALS.c.sequence.in_(chosen_once(chosen)), APPROVALS.c.state == ApprovalState.PENDING)
             .values(state=ApprovalState.EXPIRED, decided_at=now())
         )
-        expired = await self._all(Approval, statement.returning(ApprovalRow))
+        expired = await self._all(Approval, statement.returning(APPROVALS))
         return sorted(expired, key=lambda item: item.sequence)
 
     async def seconds_until_overdue(self) -> float | None:
         """Return the seconds until the next pending request expires; None if none is pending."""
-        statement = select(func.min(ApprovalRow.expires_at), now()).where(
-            is_one_of(ApprovalRow.state, ApprovalState.PENDING)
+        statement = select(func.min(APPROVALS.c.expires_at), now()).where(
+            is_one_of(APPROVALS.c.state, ApprovalState.PENDING)
         )
         first, at = next(iter(await self._rows(statement)))
         return None if first is None else (first - at).total_seconds()
@@ -173,13 +173,13 @@ class ApprovalRepository(Repository):
             turn_id, round_id: only those of one turn or round; None does not limit.
         """
         given = {"turn_id": turn_id, "round_id": round_id}
-        chosen = [getattr(ApprovalRow, name) == value for name, value in given.items() if value is not None]
+        chosen = [APPROVALS.c[name] == value for name, value in given.items() if value is not None]
         statement = (
-            update(ApprovalRow)
-            .where(ApprovalRow.chat_key == chat_key, ApprovalRow.state == ApprovalState.PENDING, *chosen)
+            update(APPROVALS)
+            .where(APPROVALS.c.chat_key == chat_key, APPROVALS.c.state == ApprovalState.PENDING, *chosen)
             .values(state=ApprovalState.CANCELLED, decided_at=now(), reason=reason)
         )
-        cancelled = await self._all(Approval, statement.returning(ApprovalRow))
+        cancelled = await self._all(Approval, statement.returning(APPROVALS))
         return sorted(cancelled, key=lambda item: item.sequence)
 
     async def revoke(self, chat_key: str, *, approval_id: str | None = None) -> int:
@@ -188,35 +188,35 @@ class ApprovalRepository(Repository):
         Args:
             approval_id: only that one; None means all.
         """
-        statement = update(ApprovalRow).where(ApprovalRow.chat_key == chat_key, _permits())
+        statement = update(APPROVALS).where(APPROVALS.c.chat_key == chat_key, _permits())
         if approval_id is not None:
-            statement = statement.where(ApprovalRow.id == approval_id)
+            statement = statement.where(APPROVALS.c.id == approval_id)
         return await self._count(statement.values(revoked_at=now()))
 
     async def grants(self, chat_key: str, method: str, *, turn_id: str | None) -> list[Approval]:
         """List the approvals that permit further calls of a method, the newest first."""
-        is_wide = ApprovalRow.scope == ApprovalScope.CHAT
+        is_wide = APPROVALS.c.scope == ApprovalScope.CHAT
         if turn_id is not None:
-            is_wide = or_(is_wide, ApprovalRow.root_turn_id == await self.root_of(turn_id))
-        statement = select(ApprovalRow).where(
-            ApprovalRow.chat_key == chat_key, ApprovalRow.method == method, _permits(), is_wide
+            is_wide = or_(is_wide, APPROVALS.c.root_turn_id == await self.root_of(turn_id))
+        statement = select(APPROVALS).where(
+            APPROVALS.c.chat_key == chat_key, APPROVALS.c.method == method, _permits(), is_wide
         )
-        return await self._all(Approval, statement.order_by(ApprovalRow.sequence.desc()))
+        return await self._all(Approval, statement.order_by(APPROVALS.c.sequence.desc()))
 
     async def root_of(self, turn_id: str) -> str:
         """Return the turn that began the work of a turn: itself, unless an approved call began it."""
-        began = (RoundRow.id == turn_id) & (RoundRow.trigger_kind == TriggerKind.CALL)
-        statement = select(ApprovalRow.root_turn_id).where(began, RoundRow.trigger_id == ApprovalRow.call_id)
+        began = (ROUNDS.c.id == turn_id) & (ROUNDS.c.trigger_kind == TriggerKind.CALL)
+        statement = select(APPROVALS.c.root_turn_id).where(began, ROUNDS.c.trigger_id == APPROVALS.c.call_id)
         return await self._scalar(statement) or turn_id
 
     async def turns_before(self, call_id: str) -> list[str]:
         """List the turns that led to a call that was approved or refused, the first at the beginning."""
-        root = select(ApprovalRow.root_turn_id).where(ApprovalRow.call_id == call_id).scalar_subquery()
+        root = select(APPROVALS.c.root_turn_id).where(APPROVALS.c.call_id == call_id).scalar_subquery()
         statement = (
-            select(ApprovalRow.turn_id)
-            .where(ApprovalRow.root_turn_id == root)
-            .group_by(ApprovalRow.turn_id)
-            .order_by(func.min(ApprovalRow.sequence))
+            select(APPROVALS.c.turn_id)
+            .where(APPROVALS.c.root_turn_id == root)
+            .group_by(APPROVALS.c.turn_id)
+            .order_by(func.min(APPROVALS.c.sequence))
         )
         return [turn_id for (turn_id,) in await self._rows(statement)]
 
@@ -233,13 +233,13 @@ class ApprovalRepository(Repository):
         Args:
             before: only those with a smaller sequence; None does not limit.
         """
-        statement = select(ApprovalRow).order_by(ApprovalRow.sequence.desc()).limit(limit)
+        statement = select(APPROVALS).order_by(APPROVALS.c.sequence.desc()).limit(limit)
         if chat_key is not None:
-            statement = statement.where(ApprovalRow.chat_key == chat_key)
+            statement = statement.where(APPROVALS.c.chat_key == chat_key)
         if state is not None:
-            statement = statement.where(is_one_of(ApprovalRow.state, state))
+            statement = statement.where(is_one_of(APPROVALS.c.state, state))
         if before is not None:
-            statement = statement.where(ApprovalRow.sequence < before)
+            statement = statement.where(APPROVALS.c.sequence < before)
         return await self._all(Approval, statement)
 
     async def of_calls(self, calls: Iterable[Call]) -> dict[str, str]:
@@ -247,19 +247,19 @@ class ApprovalRepository(Repository):
         ids = [call.id for call in calls]
         if not ids:
             return {}
-        statement = select(ApprovalRow.call_id, ApprovalRow.id).where(ApprovalRow.call_id.in_(ids))
+        statement = select(APPROVALS.c.call_id, APPROVALS.c.id).where(APPROVALS.c.call_id.in_(ids))
         return {call_id: approval_id for call_id, approval_id in await self._rows(statement)}
 
     async def pending_of_turn(self, chat_key: str, turn_id: str) -> list[str]:
         """List the ids of the requests of a turn of that chat that are not decided, in order."""
         statement = (
-            select(ApprovalRow.id)
+            select(APPROVALS.c.id)
             .where(
-                ApprovalRow.chat_key == chat_key,
-                is_one_of(ApprovalRow.state, ApprovalState.PENDING),
-                ApprovalRow.turn_id == turn_id,
+                APPROVALS.c.chat_key == chat_key,
+                is_one_of(APPROVALS.c.state, ApprovalState.PENDING),
+                APPROVALS.c.turn_id == turn_id,
             )
-            .order_by(ApprovalRow.sequence)
+            .order_by(APPROVALS.c.sequence)
         )
         return [approval_id for (approval_id,) in await self._rows(statement)]
 
@@ -267,12 +267,12 @@ class ApprovalRepository(Repository):
         """Return the states of requests by their ids; those that do not exist are left out."""
         if not approval_ids:
             return {}
-        statement = select(ApprovalRow.id, ApprovalRow.state).where(ApprovalRow.id.in_(approval_ids))
+        statement = select(APPROVALS.c.id, APPROVALS.c.state).where(APPROVALS.c.id.in_(approval_ids))
         return {approval_id: ApprovalState(state) for approval_id, state in await self._rows(statement)}
 
     async def of_call(self, call_id: str) -> Approval | None:
         """Return the request for a call, or None."""
-        return await self._one_or_none(Approval, select(ApprovalRow).where(ApprovalRow.call_id == call_id))
+        return await self._one_or_none(Approval, select(APPROVALS).where(APPROVALS.c.call_id == call_id))
 
     async def get(self, approval_id: str) -> Approval:
         """Return a request.
@@ -280,7 +280,7 @@ class ApprovalRepository(Repository):
         Raises:
             NotFoundError: there is none.
         """
-        statement = select(ApprovalRow).where(ApprovalRow.id == approval_id)
+        statement = select(APPROVALS).where(APPROVALS.c.id == approval_id)
         return found(await self._one_or_none(Approval, statement), "approval", approval_id)
 
     async def named(self, name: str, *, limit: int, chat_key: str | None = None) -> list[Approval]:
@@ -291,18 +291,18 @@ class ApprovalRepository(Repository):
         Args:
             chat_key: only of this chat; None means all chats.
         """
-        statement = select(ApprovalRow).order_by(ApprovalRow.sequence.desc()).limit(limit)
+        statement = select(APPROVALS).order_by(APPROVALS.c.sequence.desc()).limit(limit)
         if chat_key is not None:
-            statement = statement.where(ApprovalRow.chat_key == chat_key)
+            statement = statement.where(APPROVALS.c.chat_key == chat_key)
         if _NUMBER.fullmatch(name):
             numbered = await self._all(
-                Approval, statement.where(ApprovalRow.sequence == int(name.removeprefix("#")))
+                Approval, statement.where(APPROVALS.c.sequence == int(name.removeprefix("#")))
             )
             if numbered:
                 return numbered
         if len(name) < _LEAST_ID_CHARS:  # a mistyped number must name no call by the chance of its id
             return []
-        return await self._all(Approval, statement.where(ApprovalRow.id.startswith(name, autoescape=True)))
+        return await self._all(Approval, statement.where(APPROVALS.c.id.startswith(name, autoescape=True)))
 
 
 class AwaitingCallRepository(Repository):
@@ -311,8 +311,8 @@ class AwaitingCallRepository(Repository):
     async def add(self, request: CallRequest) -> None:
         """Record a call that awaits approval; a call that has a row is not changed."""
         values = {item.name: getattr(request, item.name) for item in dataclasses.fields(CallRequest)}
-        new = insert(self._dialect, CallRow).values(**values, state=CallState.AWAITING, requested_at=now())
-        await self._rows(new.on_conflict_do_nothing(index_elements=[CallRow.id]))
+        new = insert(self._dialect, CALLS).values(**values, state=CallState.AWAITING, requested_at=now())
+        await self._rows(new.on_conflict_do_nothing(index_elements=[CALLS.c.id]))
 
     async def release(self, call_id: str, *, invocation: dict[str, Any], deadline: datetime) -> Call | None:
         """Queue a call that was approved, detached from its caller; None if it does not await approval."""
@@ -361,20 +361,20 @@ class AwaitingCallRepository(Repository):
             "error_message": reason,
         }
         for begin in range(0, len(call_ids), _BATCH):
-            batch = CallRow.id.in_(call_ids[begin : begin + _BATCH])
-            await self._rows(update(CallRow).where(batch, CallRow.state == CallState.AWAITING).values(values))
+            batch = CALLS.c.id.in_(call_ids[begin : begin + _BATCH])
+            await self._rows(update(CALLS).where(batch, CALLS.c.state == CallState.AWAITING).values(values))
 
     async def _end_wait(self, call_id: str, values: dict[str, Any]) -> Call | None:
-        statement = update(CallRow).where(CallRow.id == call_id, CallRow.state == CallState.AWAITING)
-        return await self._one_or_none(Call, statement.values(**values).returning(CallRow))
+        statement = update(CALLS).where(CALLS.c.id == call_id, CALLS.c.state == CallState.AWAITING)
+        return await self._one_or_none(Call, statement.values(**values).returning(CALLS))
 
 
 def _permits() -> ColumnElement[bool]:
     return and_(
-        is_one_of(ApprovalRow.state, ApprovalState.APPROVED),
-        is_one_of(ApprovalRow.scope, *_GRANTING),
-        ApprovalRow.grant_until > now(),
-        ApprovalRow.revoked_at.is_(None),
+        is_one_of(APPROVALS.c.state, ApprovalState.APPROVED),
+        is_one_of(APPROVALS.c.scope, *_GRANTING),
+        APPROVALS.c.grant_until > now(),
+        APPROVALS.c.revoked_at.is_(None),
     )
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import select
 
 from storage.clock import now
-from storage.models import AuditRow
 from storage.repositories.base import Repository
+from storage.tables import AUDIT
 from storage.upsert import insert
 
 __all__ = ["AuditRepository", "RecordedAct"]
@@ -43,7 +43,7 @@ class AuditRepository(Repository):
     ) -> None:
         """Record an act, in the transaction of the act if it has one, else before it."""
         await self._rows(
-            insert(self._dialect, AuditRow).values(
+            insert(self._dialect, AUDIT).values(
                 at=now(), key_id=key_id, action=action, subject=subject, data=data, request_id=request_id
             )
         )
@@ -58,11 +58,11 @@ class AuditRepository(Repository):
             action: only acts whose action begins with it, such as ``dead_letter.``; None means all.
             subject: only acts on this; None means all.
         """
-        statement = select(AuditRow).order_by(AuditRow.sequence.desc()).limit(limit)
+        statement = select(AUDIT).order_by(AUDIT.c.sequence.desc()).limit(limit)
         if before is not None:
-            statement = statement.where(AuditRow.sequence < before)
+            statement = statement.where(AUDIT.c.sequence < before)
         if action is not None:
-            statement = statement.where(AuditRow.action.startswith(action, autoescape=True))
+            statement = statement.where(AUDIT.c.action.startswith(action, autoescape=True))
         if subject is not None:
-            statement = statement.where(AuditRow.subject == subject)
+            statement = statement.where(AUDIT.c.subject == subject)
         return await self._all(RecordedAct, statement)

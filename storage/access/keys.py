@@ -16,8 +16,8 @@ from sqlalchemy import ColumnElement, Executable, bindparam, delete, exists, sel
 
 from storage.clock import now
 from storage.driver.statements import FixedStatement
-from storage.models import ApiKeyRow, KeyTurnRow
 from storage.repositories.base import Repository, found
+from storage.tables import API_KEYS, KEY_TURNS
 from storage.upsert import insert
 
 __all__ = [
@@ -95,8 +95,8 @@ class KeyRepository(Repository):
             ConflictError: there is one with its id.
         """
         values = {item.name: getattr(key, item.name) for item in dataclasses.fields(key)}
-        new = insert(self._dialect, ApiKeyRow).values({**values, "created_at": now(), "revoked_at": None})
-        return found(await self._one_or_none(Key, new.returning(ApiKeyRow)), "key", key.id)
+        new = insert(self._dialect, API_KEYS).values({**values, "created_at": now(), "revoked_at": None})
+        return found(await self._one_or_none(Key, new.returning(API_KEYS)), "key", key.id)
 
     async def find_valid(self, key_id: str) -> Key | None:
         """Return a key that is neither revoked nor expired."""
@@ -104,7 +104,7 @@ class KeyRepository(Repository):
 
     async def valid_of(self, key_ids: Collection[str]) -> set[str]:
         """Return those of some keys that are neither revoked nor expired."""
-        statement = select(ApiKeyRow.id).where(ApiKeyRow.id.in_(key_ids), _is_valid())
+        statement = select(API_KEYS.c.id).where(API_KEYS.c.id.in_(key_ids), _is_valid())
         return {row[0] for row in await self._rows(statement)}
 
     async def any_valid(self) -> bool:
@@ -113,11 +113,11 @@ class KeyRepository(Repository):
 
     async def all(self) -> list[Key]:
         """List every key, the oldest first."""
-        return await self._all(Key, select(ApiKeyRow).order_by(ApiKeyRow.created_at, ApiKeyRow.id))
+        return await self._all(Key, select(API_KEYS).order_by(API_KEYS.c.created_at, API_KEYS.c.id))
 
     async def find(self, key_id: str) -> Key | None:
         """Return a key, also one that is revoked or expired; None if there is none."""
-        return await self._one_or_none(Key, select(ApiKeyRow).where(ApiKeyRow.id == key_id))
+        return await self._one_or_none(Key, select(API_KEYS).where(API_KEYS.c.id == key_id))
 
     async def get(self, key_id: str) -> Key:
         """Return a key, also one that is revoked or expired.
@@ -134,20 +134,20 @@ class KeyRepository(Repository):
             NotFoundError: there is none.
         """
         await self._count(
-            update(ApiKeyRow)
-            .where(ApiKeyRow.id == key_id, ApiKeyRow.revoked_at.is_(None))
+            update(API_KEYS)
+            .where(API_KEYS.c.id == key_id, API_KEYS.c.revoked_at.is_(None))
             .values(revoked_at=now())
         )
         return await self.get(key_id)
 
     async def add_turn(self, key_id: str, turn_id: str) -> None:
         """Record that a key pays for a turn, or another account; idempotent."""
-        new = insert(self._dialect, KeyTurnRow).values(turn_id=turn_id, key_id=key_id, created_at=now())
+        new = insert(self._dialect, KEY_TURNS).values(turn_id=turn_id, key_id=key_id, created_at=now())
         await self._rows(new.on_conflict_do_nothing())
 
     async def forget(self, account_id: str) -> None:
         """Let no key pay for an account any more."""
-        await self._count(delete(KeyTurnRow).where(KeyTurnRow.turn_id == account_id))
+        await self._count(delete(KEY_TURNS).where(KEY_TURNS.c.turn_id == account_id))
 
     async def pass_on(self, account_id: str | None, next_id: str) -> bool:
         """Let the key that pays for an account pay for what follows from it; False: none pays."""
@@ -155,7 +155,7 @@ class KeyRepository(Repository):
             return False
         key_id = key_of_account(account_id)
         if key_id is None:
-            rows = select(KeyTurnRow.key_id).where(KeyTurnRow.turn_id == account_id)
+            rows = select(KEY_TURNS.c.key_id).where(KEY_TURNS.c.turn_id == account_id)
             key_id = await self._scalar(rows)
         if key_id is None:
             return False
@@ -164,10 +164,10 @@ class KeyRepository(Repository):
 
 
 def _is_valid() -> ColumnElement[bool]:
-    is_current = ApiKeyRow.expires_at.is_(None) | (ApiKeyRow.expires_at > now())
-    return ApiKeyRow.revoked_at.is_(None) & is_current
+    is_current = API_KEYS.c.expires_at.is_(None) | (API_KEYS.c.expires_at > now())
+    return API_KEYS.c.revoked_at.is_(None) & is_current
 
 
 @FixedStatement
 def _valid_statement(_dialect: str) -> Executable:
-    return select(ApiKeyRow).where(ApiKeyRow.id == bindparam("of_key"), _is_valid())
+    return select(API_KEYS).where(API_KEYS.c.id == bindparam("of_key"), _is_valid())

@@ -8,8 +8,8 @@ from typing import Any
 
 from sqlalchemy import delete, select
 
-from storage.models import OpenAIResponseRow
 from storage.repositories.base import Repository
+from storage.tables import OPENAI_RESPONSES
 from storage.upsert import insert
 
 __all__ = ["OpenAIResponse", "OpenAIResponseRepository"]
@@ -17,7 +17,7 @@ __all__ = ["OpenAIResponse", "OpenAIResponseRepository"]
 
 @dataclass(frozen=True, kw_only=True)
 class OpenAIResponse:
-    """One response; its fields as in ``OpenAIResponseRow``."""
+    """One response; its fields as in ``OPENAI_RESPONSES``."""
 
     id: str
     key_id: str | None
@@ -35,14 +35,14 @@ class OpenAIResponseRepository(Repository):
 
     async def add(self, response: OpenAIResponse) -> None:
         """Keep a response unless one of its id is kept already."""
-        new = insert(self._dialect, OpenAIResponseRow).values(**vars(response))
+        new = insert(self._dialect, OPENAI_RESPONSES).values(**vars(response))
         await self._count(new.on_conflict_do_nothing())
 
     async def find(self, response_id: str) -> OpenAIResponse | None:
         """Return the response, or None."""
-        statement = select(OpenAIResponseRow).where(OpenAIResponseRow.id == response_id)
+        statement = select(OPENAI_RESPONSES).where(OPENAI_RESPONSES.c.id == response_id)
         return await self._one_or_none(OpenAIResponse, statement)
 
     async def delete(self, response_id: str) -> bool:
         """Delete a response; False when there is none."""
-        return await self._count(delete(OpenAIResponseRow).where(OpenAIResponseRow.id == response_id)) > 0
+        return await self._count(delete(OPENAI_RESPONSES).where(OPENAI_RESPONSES.c.id == response_id)) > 0

@@ -7,19 +7,19 @@ from typing import Final
 
 from sqlalchemy import func, select
 
-from storage.models import SpendingRow
 from storage.repositories.base import Repository
+from storage.tables import SPENDINGS
 
 __all__ = ["CostSum", "SpendingReportRepository"]
 
 #: What sums can be grouped by: ``nekro_client.models.CostGroup``, which this package does not import.
 _COLUMNS: Final = {
-    "day": SpendingRow.day,
-    "chat": SpendingRow.chat_key,
-    "user": SpendingRow.user_id,
-    "key": SpendingRow.key_id,
-    "plugin": SpendingRow.plugin_key,
-    "model": SpendingRow.model,
+    "day": SPENDINGS.c.day,
+    "chat": SPENDINGS.c.chat_key,
+    "user": SPENDINGS.c.user_id,
+    "key": SPENDINGS.c.key_id,
+    "plugin": SPENDINGS.c.plugin_key,
+    "model": SPENDINGS.c.model,
 }
 
 
@@ -62,7 +62,7 @@ class SpendingReportRepository(Repository):
         statement = select(
             key.label("key"),
             *(
-                func.coalesce(func.sum(getattr(SpendingRow, name)), 0).label(name)
+                func.coalesce(func.sum(SPENDINGS.c[name]), 0).label(name)
                 for name in (
                     "rounds",
                     "requests",
@@ -71,17 +71,17 @@ class SpendingReportRepository(Repository):
                     "completion_tokens",
                 )
             ),
-            func.coalesce(func.sum(SpendingRow.cost), 0.0).label("cost"),
-            func.coalesce(func.sum(SpendingRow.sandbox_seconds), 0.0).label("sandbox_seconds"),
+            func.coalesce(func.sum(SPENDINGS.c.cost), 0.0).label("cost"),
+            func.coalesce(func.sum(SPENDINGS.c.sandbox_seconds), 0.0).label("sandbox_seconds"),
         )
         if since is not None:
-            statement = statement.where(SpendingRow.day >= since)
+            statement = statement.where(SPENDINGS.c.day >= since)
         if until is not None:
-            statement = statement.where(SpendingRow.day <= until)
+            statement = statement.where(SPENDINGS.c.day <= until)
         if after is not None:
             statement = statement.where(key > after)
         if key_id is not None:
-            statement = statement.where(SpendingRow.key_id == key_id)
+            statement = statement.where(SPENDINGS.c.key_id == key_id)
         rows = await self._rows(statement.group_by(key).order_by(key).limit(limit))
         return [
             CostSum(

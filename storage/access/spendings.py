@@ -21,9 +21,9 @@ from sqlalchemy import Executable, bindparam, func, or_, select, tuple_, update
 from storage.access.keys import key_of_account
 from storage.clock import now
 from storage.driver.statements import FixedStatement
-from storage.models import ApiKeyRow, CallRow, KeyTurnRow, SpendingRow, SpendingTotalRow
 from storage.repositories.base import Repository
 from storage.states import BudgetScope
+from storage.tables import API_KEYS, CALLS, KEY_TURNS, SPENDING_TOTALS, SPENDINGS
 from storage.upsert import insert
 
 __all__ = [
@@ -320,18 +320,18 @@ class SpendingRepository(Repository):
     async def totals(self, keys: Sequence[ScopeKey]) -> list[Total]:
         """Return the totals of these keys; one that nothing was spent for is missing."""
         wanted = [(key.scope, key.period, key.id) for key in keys]
-        columns = (SpendingTotalRow.scope, SpendingTotalRow.period, SpendingTotalRow.id)
-        return await self._all(Total, select(SpendingTotalRow).where(tuple_(*columns).in_(wanted)))
+        columns = (SPENDING_TOTALS.c.scope, SPENDING_TOTALS.c.period, SPENDING_TOTALS.c.id)
+        return await self._all(Total, select(SPENDING_TOTALS).where(tuple_(*columns).in_(wanted)))
 
     async def warn(self, total: Total, warned: str) -> bool:
         """Record of which measures a chat was warned; False if another process recorded it meanwhile."""
         statement = (
-            update(SpendingTotalRow)
+            update(SPENDING_TOTALS)
             .where(
-                SpendingTotalRow.scope == total.scope,
-                SpendingTotalRow.period == total.period,
-                SpendingTotalRow.id == total.id,
-                SpendingTotalRow.warned == total.warned,
+                SPENDING_TOTALS.c.scope == total.scope,
+                SPENDING_TOTALS.c.period == total.period,
+                SPENDING_TOTALS.c.id == total.id,
+                SPENDING_TOTALS.c.warned == total.warned,
             )
             .values(warned=warned)
         )
@@ -346,21 +346,21 @@ class SpendingRepository(Repository):
             period: ISO date; for turns the date of the last spending.
             least: only those that used as much.
         """
-        column = getattr(SpendingTotalRow, measure)
-        statement = select(SpendingTotalRow).where(SpendingTotalRow.scope == scope.value, column >= least)
+        column = SPENDING_TOTALS.c[measure]
+        statement = select(SPENDING_TOTALS).where(SPENDING_TOTALS.c.scope == scope.value, column >= least)
         if scope is BudgetScope.TURN:
             statement = statement.where(
-                SpendingTotalRow.updated_at >= datetime.fromisoformat(f"{period}T00:00:00+00:00")
+                SPENDING_TOTALS.c.updated_at >= datetime.fromisoformat(f"{period}T00:00:00+00:00")
             )
         else:
-            statement = statement.where(SpendingTotalRow.period == period)
-        return await self._all(Total, statement.order_by(column.desc(), SpendingTotalRow.id).limit(limit))
+            statement = statement.where(SPENDING_TOTALS.c.period == period)
+        return await self._all(Total, statement.order_by(column.desc(), SPENDING_TOTALS.c.id).limit(limit))
 
     async def exhausted(self, scope: BudgetScope, limits: Mapping[str, float], *, period: str) -> int:
         """Count the totals of a day that have reached one of the limits of their scope."""
-        reached = [getattr(SpendingTotalRow, name) >= limit for name, limit in limits.items()]
+        reached = [SPENDING_TOTALS.c[name] >= limit for name, limit in limits.items()]
         statement = select(func.count()).where(
-            SpendingTotalRow.scope == scope.value, SpendingTotalRow.period == period, or_(*reached)
+            SPENDING_TOTALS.c.scope == scope.value, SPENDING_TOTALS.c.period == period, or_(*reached)
         )
         return int(await self._scalar(statement))
 
@@ -387,62 +387,62 @@ def _entry_values() -> dict[str, Any]:
 
 @FixedStatement
 def _add_statement(dialect: str) -> Executable:
-    new = insert(dialect, SpendingRow).values(_entry_values())
-    return new.on_conflict_do_nothing().returning(SpendingRow.id)
+    new = insert(dialect, SPENDINGS).values(_entry_values())
+    return new.on_conflict_do_nothing().returning(SPENDINGS.c.id)
 
 
 @FixedStatement
 def _settle_statement(dialect: str) -> Executable:
-    new = insert(dialect, SpendingRow).values({**_entry_values(), "settled_at": now()})
+    new = insert(dialect, SPENDINGS).values({**_entry_values(), "settled_at": now()})
     return new.on_conflict_do_update(
-        index_elements=[SpendingRow.id, SpendingRow.part],
+        index_elements=[SPENDINGS.c.id, SPENDINGS.c.part],
         set_={**{name: new.excluded[name] for name in _FIGURES}, "settled_at": new.excluded.settled_at},
     )
 
 
 @FixedStatement
 def _settle_sandbox_statement(_dialect: str) -> Executable:
-    kind = SpendingRow.sandbox_seconds.type
+    kind = SPENDINGS.c.sandbox_seconds.type
     return (
-        update(SpendingRow)
+        update(SPENDINGS)
         .where(
-            SpendingRow.id == bindparam("of_entry"),
-            SpendingRow.part == 0,
-            SpendingRow.settled_at.is_not(None),
-            SpendingRow.sandbox_seconds == bindparam("estimated", type_=kind),
+            SPENDINGS.c.id == bindparam("of_entry"),
+            SPENDINGS.c.part == 0,
+            SPENDINGS.c.settled_at.is_not(None),
+            SPENDINGS.c.sandbox_seconds == bindparam("estimated", type_=kind),
         )
         .values(sandbox_seconds=bindparam("used", type_=kind), settled_at=now())
-        .returning(SpendingRow.id)
+        .returning(SPENDINGS.c.id)
     )
 
 
 @cache
 def _paying_key_statement(turns: int) -> FixedStatement:
     """Select the keys of so many accounts; nearly always one, more when triggers were merged."""
-    wanted = [bindparam(f"turn_{number}", type_=KeyTurnRow.turn_id.type) for number in range(turns)]
+    wanted = [bindparam(f"turn_{number}", type_=KEY_TURNS.c.turn_id.type) for number in range(turns)]
     statement = (
-        select(KeyTurnRow.turn_id, ApiKeyRow.id, ApiKeyRow.cost_per_day, ApiKeyRow.tokens_per_day)
-        .join(ApiKeyRow, ApiKeyRow.id == KeyTurnRow.key_id)
-        .where(KeyTurnRow.turn_id.in_(wanted))
+        select(KEY_TURNS.c.turn_id, API_KEYS.c.id, API_KEYS.c.cost_per_day, API_KEYS.c.tokens_per_day)
+        .join(API_KEYS, API_KEYS.c.id == KEY_TURNS.c.key_id)
+        .where(KEY_TURNS.c.turn_id.in_(wanted))
     )
     return FixedStatement(lambda _dialect: statement)
 
 
 @FixedStatement
 def _key_statement(_dialect: str) -> Executable:
-    columns = (ApiKeyRow.id, ApiKeyRow.cost_per_day, ApiKeyRow.tokens_per_day)
-    return select(*columns).where(ApiKeyRow.id == bindparam("of_key"))
+    columns = (API_KEYS.c.id, API_KEYS.c.cost_per_day, API_KEYS.c.tokens_per_day)
+    return select(*columns).where(API_KEYS.c.id == bindparam("of_key"))
 
 
 @FixedStatement
 def _method_statement(_dialect: str) -> Executable:
-    return select(CallRow.method).where(CallRow.id == bindparam("of_call"))
+    return select(CALLS.c.method).where(CALLS.c.id == bindparam("of_call"))
 
 
 @FixedStatement
 def _parts_statement(_dialect: str) -> Executable:
-    statement = select(SpendingRow).where(SpendingRow.id == bindparam("of_entry"))
-    return statement.order_by(SpendingRow.part).with_for_update()
+    statement = select(SPENDINGS).where(SPENDINGS.c.id == bindparam("of_entry"))
+    return statement.order_by(SPENDINGS.c.part).with_for_update()
 
 
 @cache
@@ -453,20 +453,17 @@ def _count_statement(count: int) -> FixedStatement:
         rows = [
             {
                 **{name: bindparam(f"{name}_{number}") for name in ("scope", "period", "id")},
-                **{
-                    name: bindparam(f"new_{name}", type_=SpendingTotalRow.__table__.c[name].type)
-                    for name in _AMOUNTS
-                },
+                **{name: bindparam(f"new_{name}", type_=SPENDING_TOTALS.c[name].type) for name in _AMOUNTS},
                 "warned": "",
                 "updated_at": now(),
             }
             for number in range(count)
         ]
-        new = insert(dialect, SpendingTotalRow).values(rows)
-        added = {name: getattr(SpendingTotalRow, name) + new.excluded[name] for name in _AMOUNTS}
-        keys = [SpendingTotalRow.scope, SpendingTotalRow.period, SpendingTotalRow.id]
+        new = insert(dialect, SPENDING_TOTALS).values(rows)
+        added = {name: SPENDING_TOTALS.c[name] + new.excluded[name] for name in _AMOUNTS}
+        keys = [SPENDING_TOTALS.c.scope, SPENDING_TOTALS.c.period, SPENDING_TOTALS.c.id]
         return new.on_conflict_do_update(
             index_elements=keys, set_={**added, "updated_at": new.excluded.updated_at}
-        ).returning(SpendingTotalRow)
+        ).returning(SPENDING_TOTALS)
 
     return FixedStatement(build)

@@ -36,9 +36,9 @@ from storage.access.keys import key_of_account
 from storage.clock import now, seconds_from_now
 from storage.driver.connection import Connection
 from storage.driver.statements import FixedStatement
-from storage.models import ApiKeyRow, CallRow, KeyStorageRow, KeyTurnRow
 from storage.repositories.base import Repository, new_id
 from storage.states import StoredKind
+from storage.tables import API_KEYS, CALLS, KEY_STORAGE, KEY_TURNS
 from storage.upsert import insert
 
 __all__ = ["ROW_BYTES", "StoredByteRepository", "item_of_file", "size_of"]
@@ -158,8 +158,8 @@ class StoredByteRepository(Repository):
             await self.release(reserved)
             return
         await self._count(
-            update(KeyStorageRow)
-            .where(KeyStorageRow.id == reserved)
+            update(KEY_STORAGE)
+            .where(KEY_STORAGE.c.id == reserved)
             .values(id=item_id, kind=kind, created_at=now())
         )
 
@@ -178,7 +178,7 @@ class StoredByteRepository(Repository):
 
     async def release(self, item_id: str) -> None:
         """Give back what an item was charged; idempotent."""
-        key_id = await self._scalar(select(KeyStorageRow.key_id).where(KeyStorageRow.id == item_id))
+        key_id = await self._scalar(select(KEY_STORAGE.c.key_id).where(KEY_STORAGE.c.id == item_id))
         if key_id is not None:
             await self._give_back(key_id, [item_id])
 
@@ -188,16 +188,16 @@ class StoredByteRepository(Repository):
         All of them are of one key; 0: there are none.
         """
         before = seconds_from_now(-seconds)
-        oldest = select(KeyStorageRow.key_id, KeyStorageRow.id).where(
-            KeyStorageRow.kind == kind, KeyStorageRow.created_at < before
+        oldest = select(KEY_STORAGE.c.key_id, KEY_STORAGE.c.id).where(
+            KEY_STORAGE.c.kind == kind, KEY_STORAGE.c.created_at < before
         )
-        rows = list(await self._rows(oldest.order_by(KeyStorageRow.key_id).limit(limit)))
+        rows = list(await self._rows(oldest.order_by(KEY_STORAGE.c.key_id).limit(limit)))
         if not rows:
             return 0
         key_id = rows[0][0]
         item_ids = [row[1] for row in rows if row[0] == key_id]
         # A file that is stored again meanwhile is younger.
-        await self._give_back(key_id, item_ids, KeyStorageRow.created_at < before)
+        await self._give_back(key_id, item_ids, KEY_STORAGE.c.created_at < before)
         return len(item_ids)
 
     async def _payer(self, account_id: str) -> str | None:
@@ -216,57 +216,57 @@ class StoredByteRepository(Repository):
         self, key_id: str, item_ids: Collection[str], *conditions: ColumnElement[bool]
     ) -> None:
         await self._rows(_charge_statement, {"of_key": key_id, "size": 0, "refuses": False, "most": 0})
-        gone = delete(KeyStorageRow).where(KeyStorageRow.id.in_(item_ids), *conditions)
-        size = sum(row[0] for row in await self._rows(gone.returning(KeyStorageRow.bytes)))
+        gone = delete(KEY_STORAGE).where(KEY_STORAGE.c.id.in_(item_ids), *conditions)
+        size = sum(row[0] for row in await self._rows(gone.returning(KEY_STORAGE.c.bytes)))
         await self._rows(_charge_statement, {"of_key": key_id, "size": -size, "refuses": False, "most": 0})
 
 
-_LIMIT: Final = func.coalesce(ApiKeyRow.stored_bytes_limit, bindparam("most", type_=BigInteger))
+_LIMIT: Final = func.coalesce(API_KEYS.c.stored_bytes_limit, bindparam("most", type_=BigInteger))
 
 
 @FixedStatement
 def _charge_statement(_dialect: str) -> Executable:
-    after = ApiKeyRow.stored_bytes + bindparam("size", type_=BigInteger)
+    after = API_KEYS.c.stored_bytes + bindparam("size", type_=BigInteger)
     is_within = or_(~bindparam("refuses", type_=Boolean), _LIMIT == 0, after <= _LIMIT)
     return (
-        update(ApiKeyRow)
-        .where(ApiKeyRow.id == bindparam("of_key"), is_within)
+        update(API_KEYS)
+        .where(API_KEYS.c.id == bindparam("of_key"), is_within)
         .values(stored_bytes=after)
-        .returning(ApiKeyRow.id)
+        .returning(API_KEYS.c.id)
     )
 
 
 @FixedStatement
 def _add_statement(dialect: str) -> Executable:
-    new = insert(dialect, KeyStorageRow).values(
+    new = insert(dialect, KEY_STORAGE).values(
         id=bindparam("new_id"),
         key_id=bindparam("of_key"),
         kind=bindparam("kind"),
         bytes=bindparam("size", type_=BigInteger),
         created_at=now(),
     )
-    grown = KeyStorageRow.bytes + new.excluded.bytes
-    return new.on_conflict_do_update(index_elements=[KeyStorageRow.id], set_={"bytes": grown})
+    grown = KEY_STORAGE.c.bytes + new.excluded.bytes
+    return new.on_conflict_do_update(index_elements=[KEY_STORAGE.c.id], set_={"bytes": grown})
 
 
 @FixedStatement
 def _touch_statement(_dialect: str) -> Executable:
-    named = update(KeyStorageRow).where(KeyStorageRow.id == bindparam("of_item"))
-    return named.values(created_at=now()).returning(KeyStorageRow.id)
+    named = update(KEY_STORAGE).where(KEY_STORAGE.c.id == bindparam("of_item"))
+    return named.values(created_at=now()).returning(KEY_STORAGE.c.id)
 
 
 @FixedStatement
 def _calls_statement(_dialect: str) -> Executable:
-    size = func.coalesce(func.sum(func.length(type_coerce(CallRow.outcome, Text))), 0)
-    return select(func.count(), size).where(CallRow.round_id == bindparam("of_round"))
+    size = func.coalesce(func.sum(func.length(type_coerce(CALLS.c.outcome, Text))), 0)
+    return select(func.count(), size).where(CALLS.c.round_id == bindparam("of_round"))
 
 
 @FixedStatement
 def _use_statement(_dialect: str) -> Executable:
-    use = select(ApiKeyRow.stored_bytes, ApiKeyRow.stored_bytes_limit)
-    return use.where(ApiKeyRow.id == bindparam("of_key"))
+    use = select(API_KEYS.c.stored_bytes, API_KEYS.c.stored_bytes_limit)
+    return use.where(API_KEYS.c.id == bindparam("of_key"))
 
 
 @FixedStatement
 def _payer_statement(_dialect: str) -> Executable:
-    return select(KeyTurnRow.key_id).where(KeyTurnRow.turn_id == bindparam("of_account"))
+    return select(KEY_TURNS.c.key_id).where(KEY_TURNS.c.turn_id == bindparam("of_account"))

@@ -26,7 +26,7 @@ from nekro_agent.errors import StorageError, StorageUnavailableError
 from storage.clock import now
 from storage.driver.blocking import blocking_engine
 from storage.driver.urls import database_url
-from storage.models import UploadAreaRow
+from storage.tables import UPLOAD_AREAS
 from storage.upsert import insert
 
 __all__ = ["UploadAreas"]
@@ -84,7 +84,7 @@ class UploadAreas:
 
     def _claim(self, connection: Connection, chat_name: str, proposed: str) -> str | None:
         """Insert the row; returns the stored name, or None when the write would have to wait."""
-        statement = insert(connection.dialect.name, UploadAreaRow).values(
+        statement = insert(connection.dialect.name, UPLOAD_AREAS).values(
             chat_name=chat_name, directory=proposed, created_at=now()
         )
         try:
@@ -120,4 +120,4 @@ class UploadAreas:
 
 
 def _query(chat_name: str) -> Select[str]:
-    return select(UploadAreaRow.directory).where(UploadAreaRow.chat_name == chat_name)
+    return select(UPLOAD_AREAS.c.directory).where(UPLOAD_AREAS.c.chat_name == chat_name)

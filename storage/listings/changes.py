@@ -13,22 +13,22 @@ from sqlalchemy import Executable, bindparam, func, select
 
 from storage.clock import now
 from storage.driver.statements import FixedStatement
-from storage.models import (
-    ApiKeyRow,
-    ApprovalRow,
-    AuditRow,
-    CallRow,
-    ChatEventRow,
-    CronJobRow,
-    JobRow,
-    McpServerRow,
-    PluginStateRow,
-    SpendingTotalRow,
-    TimerRow,
-    WorkerTimerRow,
-)
 from storage.repositories.base import Repository, is_one_of
 from storage.states import OPEN_TIMER_STATES, CallState
+from storage.tables import (
+    API_KEYS,
+    APPROVALS,
+    AUDIT,
+    CALLS,
+    CHAT_EVENTS,
+    CRON_JOBS,
+    JOBS,
+    MCP_SERVERS,
+    PLUGIN_STATES,
+    SPENDING_TOTALS,
+    TIMERS,
+    WORKER_TIMERS,
+)
 from storage.types import UtcDateTime
 
 __all__ = ["ChangeListing"]
@@ -96,7 +96,7 @@ class ChangeListing(Repository):
 
 @FixedStatement
 def _timers(_dialect: str) -> Executable:
-    row = TimerRow
+    row = TIMERS.c
     return (
         select(
             row.chat_key,
@@ -115,7 +115,7 @@ def _timers(_dialect: str) -> Executable:
 
 @FixedStatement
 def _worker_timers(_dialect: str) -> Executable:
-    row = WorkerTimerRow
+    row = WORKER_TIMERS.c
     return select(
         row.chat_key, func.count(), func.min(row.id), func.max(row.id), func.min(row.fire_at)
     ).group_by(row.chat_key)
@@ -123,7 +123,7 @@ def _worker_timers(_dialect: str) -> Executable:
 
 @FixedStatement
 def _cron_jobs(_dialect: str) -> Executable:
-    row = CronJobRow
+    row = CRON_JOBS.c
     return select(
         row.chat_key,
         func.count(),
@@ -137,12 +137,12 @@ def _cron_jobs(_dialect: str) -> Executable:
 @FixedStatement
 def _approved_calls(_dialect: str) -> Executable:
     # An approved call that has ended is not open any more, so its group's count changes.
-    is_open = is_one_of(CallRow.state, CallState.QUEUED, CallState.RUNNING)
+    is_open = is_one_of(CALLS.c.state, CallState.QUEUED, CallState.RUNNING)
     return (
-        select(ApprovalRow.chat_key, CallRow.state, func.count(), func.max(CallRow.requested_at))
-        .join(ApprovalRow, ApprovalRow.call_id == CallRow.id)
+        select(APPROVALS.c.chat_key, CALLS.c.state, func.count(), func.max(CALLS.c.requested_at))
+        .join(APPROVALS, APPROVALS.c.call_id == CALLS.c.id)
         .where(is_open)
-        .group_by(ApprovalRow.chat_key, CallRow.state)
+        .group_by(APPROVALS.c.chat_key, CALLS.c.state)
     )
 
 
@@ -150,55 +150,55 @@ def _approved_calls(_dialect: str) -> Executable:
 def _decided_calls(_dialect: str) -> Executable:
     # Chosen by number and not by age, which would change a fingerprint while nothing happens.
     return (
-        select(ApprovalRow.chat_key, ApprovalRow.sequence, CallRow.state)
-        .join(CallRow, ApprovalRow.call_id == CallRow.id)
-        .where(ApprovalRow.decided_at.is_not(None))
-        .order_by(ApprovalRow.decided_at.desc())
+        select(APPROVALS.c.chat_key, APPROVALS.c.sequence, CALLS.c.state)
+        .join(CALLS, APPROVALS.c.call_id == CALLS.c.id)
+        .where(APPROVALS.c.decided_at.is_not(None))
+        .order_by(APPROVALS.c.decided_at.desc())
         .limit(_DECIDED_CALLS)
     )
 
 
 @FixedStatement
 def _jobs(_dialect: str) -> Executable:
-    return select(func.max(JobRow.updated_at))
+    return select(func.max(JOBS.c.updated_at))
 
 
 @FixedStatement
 def _plugins(_dialect: str) -> Executable:
-    row = PluginStateRow
-    return select(func.count(), func.sum(row.revision), func.max(row.changed_at)).select_from(row)
+    row = PLUGIN_STATES.c
+    return select(func.count(), func.sum(row.revision), func.max(row.changed_at)).select_from(PLUGIN_STATES)
 
 
 @FixedStatement
 def _mcp_servers(_dialect: str) -> Executable:
-    row = McpServerRow
+    row = MCP_SERVERS.c
     return select(
         func.count(), func.sum(row.revision), func.max(row.updated_at), func.max(row.listed_at)
-    ).select_from(row)
+    ).select_from(MCP_SERVERS)
 
 
 @FixedStatement
 def _keys(_dialect: str) -> Executable:
-    row = ApiKeyRow
+    row = API_KEYS.c
     is_over = row.expires_at <= now()
     return select(
         func.count(), func.count(row.revoked_at), func.count().filter(is_over), func.max(row.created_at)
-    ).select_from(row)
+    ).select_from(API_KEYS)
 
 
 @FixedStatement
 def _costs(_dialect: str) -> Executable:
-    return select(func.max(SpendingTotalRow.updated_at))
+    return select(func.max(SPENDING_TOTALS.c.updated_at))
 
 
 @FixedStatement
 def _acts(_dialect: str) -> Executable:
-    return select(func.max(AuditRow.sequence))
+    return select(func.max(AUDIT.c.sequence))
 
 
 @FixedStatement
 def _recent_events(_dialect: str) -> Executable:
-    row = ChatEventRow
+    row = CHAT_EVENTS.c
     return (
         select(row.chat_key, row.type, func.max(row.number))
         .where(row.created_at > bindparam("since", type_=UtcDateTime()), row.number > 0)

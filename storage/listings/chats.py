@@ -11,10 +11,10 @@ from sqlalchemy import ColumnElement, and_, func, literal, or_, select
 
 from nekro_agent.ports import MessageKind
 from storage.escaped_text import escaped
-from storage.models import ChatRow, MessageRow, RoundRow
 from storage.repositories.base import Repository, is_one_of
 from storage.repositories.messages import Message
 from storage.states import RoundState
+from storage.tables import CHATS, MESSAGES, ROUNDS
 from storage.types import FaithfulText
 
 __all__ = ["TRANSIENT", "ChatListing", "ListedChat"]
@@ -64,70 +64,70 @@ class ChatListing(Repository):
             prefix: only chats whose key begins with it, in this case.
             with_transient: also chats that one request has made for itself.
         """
-        statement = select(*_columns()).order_by(_active_at().desc(), ChatRow.chat_key).limit(limit)
+        statement = select(*_columns()).order_by(_active_at().desc(), CHATS.c.chat_key).limit(limit)
         conditions = [*_conditions(after=after, text=text, prefix=prefix)]
         if not with_transient:
-            conditions.append(~ChatRow.chat_key.contains(TRANSIENT, autoescape=True))
+            conditions.append(~CHATS.c.chat_key.contains(TRANSIENT, autoescape=True))
         return await self._all(ListedChat, statement.where(*conditions))
 
     async def find(self, chat_key: str) -> ListedChat | None:
         """Return a chat, or None."""
-        return await self._one_or_none(ListedChat, select(*_columns()).where(ChatRow.chat_key == chat_key))
+        return await self._one_or_none(ListedChat, select(*_columns()).where(CHATS.c.chat_key == chat_key))
 
     async def first_words(self, chat_keys: Collection[str]) -> dict[str, str]:
         """Return how the oldest message of a person with words begins in each chat; others are left out."""
         if not chat_keys:
             return {}
         oldest = (
-            select(MessageRow.sequence)
+            select(MESSAGES.c.sequence)
             .where(
-                MessageRow.chat_key == ChatRow.chat_key,
-                MessageRow.kind == MessageKind.USER,
-                MessageRow.text != "",
+                MESSAGES.c.chat_key == CHATS.c.chat_key,
+                MESSAGES.c.kind == MessageKind.USER,
+                MESSAGES.c.text != "",
             )
-            .order_by(MessageRow.sequence)
+            .order_by(MESSAGES.c.sequence)
             .limit(1)
             .scalar_subquery()
         )
-        chosen = select(oldest).where(ChatRow.chat_key.in_(chat_keys))
+        chosen = select(oldest).where(CHATS.c.chat_key.in_(chat_keys))
         found = [number for number in (await self._rows(chosen)).scalars() if number is not None]
-        beginning = func.substr(MessageRow.text, 1, _BEGINNING_CHARS, type_=FaithfulText())
-        texts = select(MessageRow.chat_key, beginning).where(MessageRow.sequence.in_(found))
+        beginning = func.substr(MESSAGES.c.text, 1, _BEGINNING_CHARS, type_=FaithfulText())
+        texts = select(MESSAGES.c.chat_key, beginning).where(MESSAGES.c.sequence.in_(found))
         return {row[0]: row[1] for row in await self._rows(texts)}
 
     async def last_messages(self, chat_keys: Collection[str]) -> dict[str, Message]:
         """Return the newest message of each chat that people see; chats without one are left out."""
         newest = (
-            select(MessageRow.sequence)
-            .where(MessageRow.chat_key == ChatRow.chat_key, MessageRow.kind != MessageKind.SYSTEM)
-            .order_by(MessageRow.sequence.desc())
+            select(MESSAGES.c.sequence)
+            .where(MESSAGES.c.chat_key == CHATS.c.chat_key, MESSAGES.c.kind != MessageKind.SYSTEM)
+            .order_by(MESSAGES.c.sequence.desc())
             .limit(1)
             .scalar_subquery()
         )
-        chosen = select(newest).where(ChatRow.chat_key.in_(chat_keys))
+        chosen = select(newest).where(CHATS.c.chat_key.in_(chat_keys))
         found = [number for number in (await self._rows(chosen)).scalars() if number is not None]
-        messages = await self._all(Message, select(MessageRow).where(MessageRow.sequence.in_(found)))
+        messages = await self._all(Message, select(MESSAGES).where(MESSAGES.c.sequence.in_(found)))
         return {message.chat_key: message for message in messages}
 
     async def open_rounds(self, chat_keys: Collection[str]) -> dict[str, int]:
         """Count the waiting and running rounds of each chat; chats without one are left out."""
         statement = (
-            select(RoundRow.chat_key, func.count())
+            select(ROUNDS.c.chat_key, func.count())
             .where(
-                RoundRow.chat_key.in_(chat_keys),
-                is_one_of(RoundRow.state, RoundState.REQUESTED, RoundState.RUNNING),
+                ROUNDS.c.chat_key.in_(chat_keys),
+                is_one_of(ROUNDS.c.state, RoundState.REQUESTED, RoundState.RUNNING),
             )
-            .group_by(RoundRow.chat_key)
+            .group_by(ROUNDS.c.chat_key)
         )
         return {row[0]: row[1] for row in await self._rows(statement)}
 
     async def failures(self, chat_keys: Collection[str], *, since: datetime) -> dict[str, int]:
         """Count the turns of each chat that have failed since a time; chats without one are left out."""
-        ended = select(RoundRow.turn_id).where(RoundRow.chat_key.in_(chat_keys), RoundRow.finished_at > since)
+        ended = select(ROUNDS.c.turn_id).where(ROUNDS.c.chat_key.in_(chat_keys), ROUNDS.c.finished_at > since)
         statement = (
-            select(RoundRow.chat_key, func.count())
-            .where(RoundRow.id.in_(ended), RoundRow.turn_state == RoundState.FAILED.value)
-            .group_by(RoundRow.chat_key)
+            select(ROUNDS.c.chat_key, func.count())
+            .where(ROUNDS.c.id.in_(ended), ROUNDS.c.turn_state == RoundState.FAILED.value)
+            .group_by(ROUNDS.c.chat_key)
         )
         return {row[0]: row[1] for row in await self._rows(statement)}
 
@@ -138,28 +138,28 @@ def _conditions(
     if prefix:
         # Not LIKE, which ignores case on SQLite.
         stored = escaped(prefix)
-        yield func.substr(ChatRow.chat_key, 1, len(stored)) == literal(stored)
+        yield func.substr(CHATS.c.chat_key, 1, len(stored)) == literal(stored)
     if text:
         wanted = escaped(text).lower()
-        named = (func.lower(column) for column in (ChatRow.chat_key, ChatRow.channel_name, ChatRow.title))
+        named = (func.lower(column) for column in (CHATS.c.chat_key, CHATS.c.channel_name, CHATS.c.title))
         yield or_(*(column.contains(wanted, autoescape=True) for column in named))
     if after is not None:
         at, chat_key = after
-        yield or_(_active_at() < at, and_(_active_at() == at, ChatRow.chat_key > chat_key))
+        yield or_(_active_at() < at, and_(_active_at() == at, CHATS.c.chat_key > chat_key))
 
 
 def _columns() -> tuple[ColumnElement[Any], ...]:
     return (
-        ChatRow.chat_key.expression,
-        ChatRow.adapter_key.expression,
-        ChatRow.channel_name.expression,
-        ChatRow.channel_type.expression,
-        ChatRow.title.expression,
-        ChatRow.created_at.expression,
+        CHATS.c.chat_key,
+        CHATS.c.adapter_key,
+        CHATS.c.channel_name,
+        CHATS.c.channel_type,
+        CHATS.c.title,
+        CHATS.c.created_at,
         _active_at().label("active_at"),
-        ChatRow.last_event.expression,
+        CHATS.c.last_event,
     )
 
 
 def _active_at() -> ColumnElement[datetime]:
-    return func.coalesce(ChatRow.active_at, ChatRow.created_at)
+    return func.coalesce(CHATS.c.active_at, CHATS.c.created_at)

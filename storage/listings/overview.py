@@ -8,13 +8,12 @@ from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import ColumnElement, and_, case, exists, func, select
-from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from nekro_agent.ports import JobState
 from storage.clock import now
-from storage.models import ApprovalRow, JobRow, RoundRow, WebhookDeliveryRow
 from storage.repositories.base import Repository, is_one_of
 from storage.states import ApprovalState, DeliveryState, RoundState
+from storage.tables import APPROVALS, JOBS, ROUNDS, WEBHOOK_DELIVERIES
 
 __all__ = ["OpenDeliveries", "OpenWork", "OverviewRepository"]
 
@@ -47,7 +46,7 @@ class OverviewRepository(Repository):
 
     async def deliveries(self) -> OpenDeliveries:
         """Count deliveries to webhooks."""
-        row = WebhookDeliveryRow
+        row = WEBHOOK_DELIVERIES.c
         is_waiting = row.state == DeliveryState.WAITING
         statement = select(
             func.count(case((is_waiting, 1))),
@@ -69,45 +68,47 @@ class OverviewRepository(Repository):
 
         The age is that of rounds that wait for a worker, not for the running round of their chat.
         """
-        is_due = and_(RoundRow.state == RoundState.REQUESTED, RoundRow.not_before <= now())
-        running = aliased(RoundRow)
-        is_behind = exists().where(running.chat_key == RoundRow.chat_key, running.state == RoundState.RUNNING)
+        is_due = and_(ROUNDS.c.state == RoundState.REQUESTED, ROUNDS.c.not_before <= now())
+        running = ROUNDS.alias()
+        is_behind = exists().where(
+            running.c.chat_key == ROUNDS.c.chat_key, running.c.state == RoundState.RUNNING
+        )
         return await self._open(
-            RoundRow.state,
+            ROUNDS.c.state,
             waiting=is_due,
             aging=and_(is_due, ~is_behind),
-            running=RoundRow.state == RoundState.RUNNING,
-            since=RoundRow.not_before,
+            running=ROUNDS.c.state == RoundState.RUNNING,
+            since=ROUNDS.c.not_before,
             states=(RoundState.REQUESTED, RoundState.RUNNING),
         )
 
     async def jobs(self) -> OpenWork:
         """Count queued and running background jobs."""
         return await self._open(
-            JobRow.state,
-            waiting=JobRow.state == JobState.QUEUED,
-            running=JobRow.state == JobState.RUNNING,
-            since=JobRow.created_at,
+            JOBS.c.state,
+            waiting=JOBS.c.state == JobState.QUEUED,
+            running=JOBS.c.state == JobState.RUNNING,
+            since=JOBS.c.created_at,
             states=(JobState.QUEUED, JobState.RUNNING),
         )
 
     async def approvals(self) -> OpenWork:
         """Count calls that wait for the approval of a person; none of them runs."""
         return await self._open(
-            ApprovalRow.state,
-            waiting=ApprovalRow.state == ApprovalState.PENDING,
-            running=ApprovalRow.state != ApprovalState.PENDING,
-            since=ApprovalRow.requested_at,
+            APPROVALS.c.state,
+            waiting=APPROVALS.c.state == ApprovalState.PENDING,
+            running=APPROVALS.c.state != ApprovalState.PENDING,
+            since=APPROVALS.c.requested_at,
             states=(ApprovalState.PENDING,),
         )
 
     async def _open(
         self,
-        state: InstrumentedAttribute[Any],
+        state: ColumnElement[Any],
         *,
         waiting: ColumnElement[bool],
         running: ColumnElement[bool],
-        since: InstrumentedAttribute[datetime],
+        since: ColumnElement[datetime],
         states: tuple[StrEnum, ...],
         aging: ColumnElement[bool] | None = None,
     ) -> OpenWork:

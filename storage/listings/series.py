@@ -8,13 +8,12 @@ from typing import Any, Final
 
 from sqlalchemy import BigInteger, ColumnElement, case, exists, func, select
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.orm import aliased
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-from storage.models import KeyTurnRow, RoundRow, SpendingRow
 from storage.repositories.base import Repository, is_one_of
 from storage.states import RoundState
+from storage.tables import KEY_TURNS, ROUNDS, SPENDINGS
 
 __all__ = ["SeriesRange", "SeriesRepository", "SpentPoint", "TurnPoint"]
 
@@ -81,29 +80,29 @@ class SeriesRepository(Repository):
             key_id: only turns for which this key pays; None: all.
         """
         statement = select(
-            RoundRow.turn_id, RoundRow.number, RoundRow.state, RoundRow.finished_at.label("at")
+            ROUNDS.c.turn_id, ROUNDS.c.number, ROUNDS.c.state, ROUNDS.c.finished_at.label("at")
         ).where(
-            RoundRow.finished_at >= span.since,
-            RoundRow.finished_at < span.until,
-            is_one_of(RoundRow.state, *_ENDED),
+            ROUNDS.c.finished_at >= span.since,
+            ROUNDS.c.finished_at < span.until,
+            is_one_of(ROUNDS.c.state, *_ENDED),
         )
         if key_id is not None:
-            is_paid = exists().where(KeyTurnRow.turn_id == RoundRow.turn_id, KeyTurnRow.key_id == key_id)
+            is_paid = exists().where(KEY_TURNS.c.turn_id == ROUNDS.c.turn_id, KEY_TURNS.c.key_id == key_id)
             statement = statement.where(is_paid)
-        ended = statement.order_by(RoundRow.finished_at.desc()).limit(span.most_rows).cte("ended")
-        first, later = aliased(RoundRow), aliased(RoundRow)
+        ended = statement.order_by(ROUNDS.c.finished_at.desc()).limit(span.most_rows).cte("ended")
+        first, later = ROUNDS.alias(), ROUNDS.alias()
         goes_on = exists().where(
-            later.turn_id == ended.c.turn_id,
-            later.number > ended.c.number,
-            later.state != RoundState.MERGED,
+            later.c.turn_id == ended.c.turn_id,
+            later.c.number > ended.c.number,
+            later.c.state != RoundState.MERGED,
         )
         turns = (
             select(
                 span.number_of(ended.c.at).label("number"),
                 ended.c.state,
-                (_milliseconds(ended.c.at) - _milliseconds(first.requested_at)).label("lasted"),
+                (_milliseconds(ended.c.at) - _milliseconds(first.c.requested_at)).label("lasted"),
             )
-            .join(first, first.id == ended.c.turn_id)
+            .join(first, first.c.id == ended.c.turn_id)
             .where(~goes_on)
             .cte("turns")
         )
@@ -140,13 +139,11 @@ class SeriesRepository(Repository):
             key_id: only what this key pays for; None: everything.
         """
         names = ("requests", "prompt_tokens", "completion_tokens", "cost")
-        statement = select(
-            SpendingRow.created_at.label("at"), *(getattr(SpendingRow, name) for name in names)
-        )
-        statement = statement.where(SpendingRow.created_at >= span.since, SpendingRow.created_at < span.until)
+        statement = select(SPENDINGS.c.created_at.label("at"), *(SPENDINGS.c[name] for name in names))
+        statement = statement.where(SPENDINGS.c.created_at >= span.since, SPENDINGS.c.created_at < span.until)
         if key_id is not None:
-            statement = statement.where(SpendingRow.key_id == key_id)
-        entries = statement.order_by(SpendingRow.created_at.desc()).limit(span.most_rows).cte("entries")
+            statement = statement.where(SPENDINGS.c.key_id == key_id)
+        entries = statement.order_by(SPENDINGS.c.created_at.desc()).limit(span.most_rows).cte("entries")
         number = span.number_of(entries.c.at).label("number")
         sums = [func.sum(entries.c[name]).label(name) for name in names]
         rows = select(func.count()).select_from(entries).scalar_subquery().label("rows")

@@ -25,14 +25,13 @@ from sqlalchemy import (
     union_all,
     update,
 )
-from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from storage.driver.statements import FixedStatement
 from storage.escaped_text import escaped
 from storage.listings.turns import COLUMNS, ListedRound
-from storage.models import RoundRow, TurnTermRow
 from storage.repositories.base import Repository
 from storage.repositories.rounds import Round
+from storage.tables import ROUNDS, TURN_TERMS
 from storage.types import KeyText
 from storage.upsert import insert
 
@@ -109,20 +108,20 @@ class TurnSearch(Repository):
         self, wanted: TurnFilter, *conditions: ColumnElement[bool], limit: int, after: TurnPosition | None
     ) -> list[ListedRound]:
         terms = wanted.terms
-        order: tuple[InstrumentedAttribute[datetime], InstrumentedAttribute[int]]
-        order = (RoundRow.requested_at, RoundRow.sequence)
-        statement = select(*COLUMNS).where(RoundRow.id == RoundRow.turn_id, *conditions)
+        order: tuple[ColumnElement[datetime], ColumnElement[int]]
+        order = (ROUNDS.c.requested_at, ROUNDS.c.sequence)
+        statement = select(*COLUMNS).where(ROUNDS.c.id == ROUNDS.c.turn_id, *conditions)
         if wanted.chat_key is not None:
             # Within a chat, the sequence is in the order of the times, too, and has an index.
-            statement = statement.where(RoundRow.chat_key == wanted.chat_key)
+            statement = statement.where(ROUNDS.c.chat_key == wanted.chat_key)
             if after is not None:
-                statement = statement.where(RoundRow.sequence < after.sequence)
-            statement = statement.order_by(RoundRow.sequence.desc())
+                statement = statement.where(ROUNDS.c.sequence < after.sequence)
+            statement = statement.order_by(ROUNDS.c.sequence.desc())
         else:
             if terms:
-                statement = statement.join(TurnTermRow, TurnTermRow.sequence == RoundRow.sequence)
-                statement = statement.where(TurnTermRow.term == terms.pop(0))
-                order = (TurnTermRow.requested_at, TurnTermRow.sequence)
+                statement = statement.join(TURN_TERMS, TURN_TERMS.c.sequence == ROUNDS.c.sequence)
+                statement = statement.where(TURN_TERMS.c.term == terms.pop(0))
+                order = (TURN_TERMS.c.requested_at, TURN_TERMS.c.sequence)
             if after is not None:
                 place = tuple_(literal(after.requested_at, order[0].type), literal(after.sequence))
                 statement = statement.where(tuple_(*order) < place)
@@ -148,7 +147,7 @@ class TurnSearch(Repository):
 
 
 def _is_in(state: str | None) -> ColumnElement[bool]:
-    return RoundRow.turn_state.is_(None) if state is None else RoundRow.turn_state == state
+    return ROUNDS.c.turn_state.is_(None) if state is None else ROUNDS.c.turn_state == state
 
 
 def _term(kind: str, name: str) -> str:
@@ -156,37 +155,35 @@ def _term(kind: str, name: str) -> str:
 
 
 def _has(term: str) -> ColumnElement[bool]:
-    also = aliased(TurnTermRow)
-    return exists().where(also.sequence == RoundRow.sequence, also.term == term)
+    also = TURN_TERMS.alias()
+    return exists().where(also.c.sequence == ROUNDS.c.sequence, also.c.term == term)
 
 
-def _conditions(
-    wanted: TurnFilter, requested_at: InstrumentedAttribute[datetime]
-) -> Iterator[ColumnElement[bool]]:
+def _conditions(wanted: TurnFilter, requested_at: ColumnElement[datetime]) -> Iterator[ColumnElement[bool]]:
     if wanted.since is not None:
         yield requested_at >= wanted.since
     if wanted.until is not None:
         yield requested_at < wanted.until
     if wanted.min_cost is not None:
-        yield RoundRow.turn_cost >= wanted.min_cost
+        yield ROUNDS.c.turn_cost >= wanted.min_cost
     if wanted.prefix:
         # Not LIKE, which ignores case on SQLite.
         stored = escaped(wanted.prefix)
-        yield func.substr(RoundRow.chat_key, 1, len(stored)) == literal(stored)
+        yield func.substr(ROUNDS.c.chat_key, 1, len(stored)) == literal(stored)
 
 
 @cache
 def _terms_statement(terms: int) -> FixedStatement:
     """Insert so many terms of a turn."""
     rows = [
-        select(RoundRow.sequence, bindparam(f"term_{number}", type_=KeyText()), RoundRow.requested_at).where(
-            RoundRow.id == bindparam("of_turn", type_=KeyText())
+        select(ROUNDS.c.sequence, bindparam(f"term_{number}", type_=KeyText()), ROUNDS.c.requested_at).where(
+            ROUNDS.c.id == bindparam("of_turn", type_=KeyText())
         )
         for number in range(terms)
     ]
     return FixedStatement(
         lambda dialect: (
-            insert(dialect, TurnTermRow)
+            insert(dialect, TURN_TERMS)
             .from_select(["sequence", "term", "requested_at"], union_all(*rows))
             .on_conflict_do_nothing()
         )
@@ -195,9 +192,7 @@ def _terms_statement(terms: int) -> FixedStatement:
 
 @FixedStatement
 def _end_statement(_dialect: str) -> Executable:
-    of_turn = aliased(RoundRow)
+    of_turn = ROUNDS.alias()
     turn_id = bindparam("of_turn", type_=KeyText())
-    cost = select(func.sum(of_turn.cost)).where(of_turn.turn_id == turn_id).scalar_subquery()
-    return (
-        update(RoundRow).where(RoundRow.id == turn_id).values(turn_state=bindparam("state"), turn_cost=cost)
-    )
+    cost = select(func.sum(of_turn.c.cost)).where(of_turn.c.turn_id == turn_id).scalar_subquery()
+    return update(ROUNDS).where(ROUNDS.c.id == turn_id).values(turn_state=bindparam("state"), turn_cost=cost)

@@ -8,20 +8,20 @@ from datetime import datetime
 
 from sqlalchemy import select
 
-from storage.models import ChatEventRow, MessageRow, RoundRow
 from storage.repositories.base import Repository
 from storage.repositories.events import ChatEvent
 from storage.states import EventType, RoundState, TriggerKind
+from storage.tables import CHAT_EVENTS, MESSAGES, ROUNDS
 
 __all__ = ["COLUMNS", "ListedRound", "TurnListing"]
 
 #: Of a ``ListedRound``.
 COLUMNS = (
-    RoundRow.sequence, RoundRow.id, RoundRow.chat_key, RoundRow.turn_id, RoundRow.state,
-    RoundRow.trigger_kind, RoundRow.trigger_id, RoundRow.attempt, RoundRow.user_id, RoundRow.merged_into,
-    RoundRow.requested_at, RoundRow.started_at, RoundRow.finished_at, RoundRow.model,
-    RoundRow.prompt_tokens, RoundRow.completion_tokens, RoundRow.tokens_estimated, RoundRow.cost,
-    RoundRow.error,
+    ROUNDS.c.sequence, ROUNDS.c.id, ROUNDS.c.chat_key, ROUNDS.c.turn_id, ROUNDS.c.state,
+    ROUNDS.c.trigger_kind, ROUNDS.c.trigger_id, ROUNDS.c.attempt, ROUNDS.c.user_id, ROUNDS.c.merged_into,
+    ROUNDS.c.requested_at, ROUNDS.c.started_at, ROUNDS.c.finished_at, ROUNDS.c.model,
+    ROUNDS.c.prompt_tokens, ROUNDS.c.completion_tokens, ROUNDS.c.tokens_estimated, ROUNDS.c.cost,
+    ROUNDS.c.error,
 )  # fmt: skip
 
 
@@ -55,35 +55,35 @@ class TurnListing(Repository):
 
     async def with_prefix(self, beginning: str, *, limit: int) -> list[str]:
         """List ids of turns that begin with a text, in the order of ids."""
-        is_found = RoundRow.id.startswith(beginning, autoescape=True) & (RoundRow.id == RoundRow.turn_id)
-        statement = select(RoundRow.id).where(is_found).order_by(RoundRow.id).limit(limit)
+        is_found = ROUNDS.c.id.startswith(beginning, autoescape=True) & (ROUNDS.c.id == ROUNDS.c.turn_id)
+        statement = select(ROUNDS.c.id).where(is_found).order_by(ROUNDS.c.id).limit(limit)
         return (await self._rows(statement)).scalars()
 
     async def rounds(self, turn_ids: Collection[str]) -> list[ListedRound]:
         """List the rounds of turns, in order."""
-        statement = select(*COLUMNS).where(RoundRow.turn_id.in_(turn_ids)).order_by(RoundRow.sequence)
+        statement = select(*COLUMNS).where(ROUNDS.c.turn_id.in_(turn_ids)).order_by(ROUNDS.c.sequence)
         return await self._all(ListedRound, statement)
 
     async def by_id(self, round_ids: Collection[str]) -> dict[str, ListedRound]:
         """Return rounds by their ids; those that do not exist are left out."""
-        statement = select(*COLUMNS).where(RoundRow.id.in_(round_ids))
+        statement = select(*COLUMNS).where(ROUNDS.c.id.in_(round_ids))
         return {item.id: item for item in await self._all(ListedRound, statement)}
 
     async def caused(self, kind: TriggerKind, trigger_ids: Collection[str]) -> list[ListedRound]:
         """List the rounds that were caused by some triggers of one kind, in order."""
         if not trigger_ids:
             return []
-        is_caused = (RoundRow.trigger_kind == kind) & RoundRow.trigger_id.in_(trigger_ids)
-        return await self._all(ListedRound, select(*COLUMNS).where(is_caused).order_by(RoundRow.sequence))
+        is_caused = (ROUNDS.c.trigger_kind == kind) & ROUNDS.c.trigger_id.in_(trigger_ids)
+        return await self._all(ListedRound, select(*COLUMNS).where(is_caused).order_by(ROUNDS.c.sequence))
 
     async def ends(self, turn_ids: Collection[str]) -> dict[str, ChatEvent]:
         """Return the events with which turns ended, by the turns' ids; open ones are left out."""
-        statement = select(ChatEventRow).where(
-            ChatEventRow.turn_id.in_(turn_ids), ChatEventRow.type == EventType.TURN_ENDED.value
+        statement = select(CHAT_EVENTS).where(
+            CHAT_EVENTS.c.turn_id.in_(turn_ids), CHAT_EVENTS.c.type == EventType.TURN_ENDED.value
         )
         return {event.turn_id or "": event for event in await self._all(ChatEvent, statement)}
 
     async def texts(self, message_ids: Collection[str]) -> dict[str, str]:
         """Return the texts of messages by their ids."""
-        statement = select(MessageRow.id, MessageRow.text).where(MessageRow.id.in_(message_ids))
+        statement = select(MESSAGES.c.id, MESSAGES.c.text).where(MESSAGES.c.id.in_(message_ids))
         return {row[0]: row[1] for row in await self._rows(statement)}

@@ -10,9 +10,9 @@ from datetime import datetime
 from sqlalchemy import func, select
 
 from nekro_agent.ports import JobState
-from storage.models import CallRow, JobRow, RoundRow, WorkerRow
 from storage.repositories.base import Repository, is_one_of
 from storage.states import CallState, RoundState
+from storage.tables import CALLS, JOBS, ROUNDS, WORKERS
 
 __all__ = ["ListedWorker", "WorkerListing"]
 
@@ -32,8 +32,8 @@ class WorkerListing(Repository):
 
     async def by_id(self, worker_ids: Collection[str]) -> dict[str, ListedWorker]:
         """Return workers by their ids."""
-        statement = select(WorkerRow.id, WorkerRow.release, WorkerRow.lease_until)
-        rows = await self._all(ListedWorker, statement.where(WorkerRow.id.in_(worker_ids)))
+        statement = select(WORKERS.c.id, WORKERS.c.release, WORKERS.c.lease_until)
+        rows = await self._all(ListedWorker, statement.where(WORKERS.c.id.in_(worker_ids)))
         return {row.id: row for row in rows}
 
     async def running(self) -> tuple[Counter[str], Counter[str], Counter[str]]:
@@ -41,18 +41,18 @@ class WorkerListing(Repository):
 
         Calls of TOOL methods have no row, so they are not counted.
         """
-        calls = select(CallRow.worker, func.count()).where(
-            is_one_of(CallRow.state, CallState.QUEUED, CallState.RUNNING), CallRow.state == CallState.RUNNING
+        calls = select(CALLS.c.worker, func.count()).where(
+            is_one_of(CALLS.c.state, CallState.QUEUED, CallState.RUNNING), CALLS.c.state == CallState.RUNNING
         )
-        rounds = select(RoundRow.worker, func.count()).where(
-            is_one_of(RoundRow.state, RoundState.REQUESTED, RoundState.RUNNING),
-            RoundRow.state == RoundState.RUNNING,
+        rounds = select(ROUNDS.c.worker, func.count()).where(
+            is_one_of(ROUNDS.c.state, RoundState.REQUESTED, RoundState.RUNNING),
+            ROUNDS.c.state == RoundState.RUNNING,
         )
-        jobs = select(JobRow.worker, func.count()).where(
-            is_one_of(JobRow.state, JobState.QUEUED, JobState.RUNNING), JobRow.state == JobState.RUNNING
+        jobs = select(JOBS.c.worker, func.count()).where(
+            is_one_of(JOBS.c.state, JobState.QUEUED, JobState.RUNNING), JOBS.c.state == JobState.RUNNING
         )
         found = []
-        for statement, column in ((calls, CallRow.worker), (rounds, RoundRow.worker), (jobs, JobRow.worker)):
+        for statement, column in ((calls, CALLS.c.worker), (rounds, ROUNDS.c.worker), (jobs, JOBS.c.worker)):
             rows = await self._rows(statement.group_by(column))
             found.append(Counter({row[0]: row[1] for row in rows if row[0] is not None}))
         return found[0], found[1], found[2]

@@ -10,9 +10,9 @@ from typing import Final
 from sqlalchemy import delete, select
 
 from storage.clock import now
-from storage.models import ChatSummaryRow
 from storage.repositories.base import Repository
 from storage.repositories.chats import ChatRepository
+from storage.tables import CHAT_SUMMARIES
 from storage.upsert import insert
 
 __all__ = ["KEPT_VERSIONS", "NewSummary", "Summary", "SummaryRepository"]
@@ -65,15 +65,15 @@ class SummaryRepository(Repository):
         Args:
             before: only one that was recorded before this time; None does not limit.
         """
-        statement = select(ChatSummaryRow).where(ChatSummaryRow.chat_key == chat_key)
+        statement = select(CHAT_SUMMARIES).where(CHAT_SUMMARIES.c.chat_key == chat_key)
         if before is not None:
-            statement = statement.where(ChatSummaryRow.created_at < before)
-        return await self._one_or_none(Summary, statement.order_by(ChatSummaryRow.version.desc()).limit(1))
+            statement = statement.where(CHAT_SUMMARIES.c.created_at < before)
+        return await self._one_or_none(Summary, statement.order_by(CHAT_SUMMARIES.c.version.desc()).limit(1))
 
     async def versions(self, chat_key: str) -> list[Summary]:
         """List the chat's summaries, the newest first."""
-        statement = select(ChatSummaryRow).where(ChatSummaryRow.chat_key == chat_key)
-        return await self._all(Summary, statement.order_by(ChatSummaryRow.version.desc()))
+        statement = select(CHAT_SUMMARIES).where(CHAT_SUMMARIES.c.chat_key == chat_key)
+        return await self._all(Summary, statement.order_by(CHAT_SUMMARIES.c.version.desc()))
 
     async def add(self, summary: NewSummary, *, history_revision: int, reset_at: datetime | None) -> bool:
         """Record the next version; False if the history changed, or another process was faster.
@@ -93,14 +93,14 @@ class SummaryRepository(Repository):
         if summary.version != (1 if newest is None else newest.version + 1):
             return False
         values = {field.name: getattr(summary, field.name) for field in dataclasses.fields(NewSummary)}
-        new = insert(self._dialect, ChatSummaryRow).values(**values, created_at=now())
-        added = await self._one_or_none(Summary, new.on_conflict_do_nothing().returning(ChatSummaryRow))
+        new = insert(self._dialect, CHAT_SUMMARIES).values(**values, created_at=now())
+        added = await self._one_or_none(Summary, new.on_conflict_do_nothing().returning(CHAT_SUMMARIES))
         if added is None:
             return False
         await self._count(
-            delete(ChatSummaryRow).where(
-                ChatSummaryRow.chat_key == summary.chat_key,
-                ChatSummaryRow.version <= summary.version - KEPT_VERSIONS,
+            delete(CHAT_SUMMARIES).where(
+                CHAT_SUMMARIES.c.chat_key == summary.chat_key,
+                CHAT_SUMMARIES.c.version <= summary.version - KEPT_VERSIONS,
             )
         )
         return True

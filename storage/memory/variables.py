@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import delete, select
 
 from storage.clock import now
-from storage.models import TurnVariablesRow
 from storage.repositories.base import Repository
+from storage.tables import TURN_VARIABLES
 from storage.upsert import insert
 
 __all__ = ["TurnVariables", "VariableRepository"]
@@ -34,17 +34,17 @@ class VariableRepository(Repository):
 
     async def find(self, turn_id: str) -> TurnVariables | None:
         """Return the variables of a turn, or None."""
-        statement = select(TurnVariablesRow).where(TurnVariablesRow.turn_id == turn_id)
+        statement = select(TURN_VARIABLES).where(TURN_VARIABLES.c.turn_id == turn_id)
         return await self._one_or_none(TurnVariables, statement)
 
     async def replace(self, variables: TurnVariables) -> None:
         """Store the variables of a turn; the caller holds the lease of the chat."""
         values: dict[str, Any] = {**vars(variables), "updated_at": now()}
-        new = insert(self._dialect, TurnVariablesRow).values(**values)
+        new = insert(self._dialect, TURN_VARIABLES).values(**values)
         changed = {name: new.excluded[name] for name in values if name != "turn_id"}
-        await self._count(new.on_conflict_do_update(index_elements=[TurnVariablesRow.turn_id], set_=changed))
+        await self._count(new.on_conflict_do_update(index_elements=[TURN_VARIABLES.c.turn_id], set_=changed))
 
     async def drop(self, *turn_ids: str) -> None:
         """Delete the variables of turns."""
         if turn_ids:
-            await self._count(delete(TurnVariablesRow).where(TurnVariablesRow.turn_id.in_(turn_ids)))
+            await self._count(delete(TURN_VARIABLES).where(TURN_VARIABLES.c.turn_id.in_(turn_ids)))

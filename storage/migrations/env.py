@@ -8,7 +8,7 @@ from alembic import context
 from alembic.autogenerate.api import AutogenContext
 from sqlalchemy.types import TypeDecorator
 
-from storage.models import Base
+from storage.tables import metadata
 
 
 def _render_item(kind: str, item: Any, autogen: AutogenContext) -> str | Literal[False]:
@@ -22,7 +22,7 @@ def run_migrations() -> None:
     """Run the requested migrations inside the connection's transaction."""
     context.configure(
         connection=context.config.attributes["connection"],
-        target_metadata=Base.metadata,
+        target_metadata=metadata,
         render_item=_render_item,
         compare_type=True,
         # SQLite alters tables by copying them.

@@ -14,10 +14,10 @@ from typing import Any, Final
 from sqlalchemy import Select, delete, func, literal, or_, select, update
 
 from storage.clock import now, seconds_from_now
-from storage.models import AdapterClientRow, AdapterSendRow, AdapterSubscriptionRow
 from storage.repositories.base import Repository, chosen_once, is_one_of
 from storage.repositories.leases import is_held_by
 from storage.states import SendState
+from storage.tables import ADAPTER_CLIENTS, ADAPTER_SENDS, ADAPTER_SUBSCRIPTIONS
 from storage.upsert import insert
 
 __all__ = ["MESSAGE_EVENT", "AdapterClient", "AdapterRepository", "AdapterSend"]
@@ -69,24 +69,24 @@ class AdapterRepository(Repository):
             "id": client_id, "adapter_key": adapter_key, "platform": platform, "name": name,
             "version": version, "created_at": now(), "seen_at": now(), "fence": 0,
         }  # fmt: skip
-        await self._rows(insert(self._dialect, AdapterClientRow).values(values))
+        await self._rows(insert(self._dialect, ADAPTER_CLIENTS).values(values))
 
     async def find(self, client_id: str, *, adapter_key: str) -> AdapterClient | None:
         """Return a client of an adapter; None if there is none."""
-        statement = select(AdapterClientRow).where(
-            AdapterClientRow.id == client_id, AdapterClientRow.adapter_key == adapter_key
+        statement = select(ADAPTER_CLIENTS).where(
+            ADAPTER_CLIENTS.c.id == client_id, ADAPTER_CLIENTS.c.adapter_key == adapter_key
         )
         return await self._one_or_none(AdapterClient, statement)
 
     async def clients_of(self, channel_id: str, *, adapter_key: str) -> list[AdapterClient]:
         """List the clients that receive a channel, the one seen last first."""
         statement = (
-            select(AdapterClientRow)
-            .join(AdapterSubscriptionRow, AdapterSubscriptionRow.client_id == AdapterClientRow.id)
+            select(ADAPTER_CLIENTS)
+            .join(ADAPTER_SUBSCRIPTIONS, ADAPTER_SUBSCRIPTIONS.c.client_id == ADAPTER_CLIENTS.c.id)
             .where(
-                AdapterSubscriptionRow.channel_id == channel_id, AdapterClientRow.adapter_key == adapter_key
+                ADAPTER_SUBSCRIPTIONS.c.channel_id == channel_id, ADAPTER_CLIENTS.c.adapter_key == adapter_key
             )
-            .order_by(AdapterClientRow.seen_at.desc())
+            .order_by(ADAPTER_CLIENTS.c.seen_at.desc())
         )
         return await self._all(AdapterClient, statement)
 
@@ -94,15 +94,15 @@ class AdapterRepository(Repository):
         """Let a client receive channels; those that it receives already are skipped."""
         if channel_ids:
             rows = [{"client_id": client_id, "channel_id": one} for one in dict.fromkeys(channel_ids)]
-            new = insert(self._dialect, AdapterSubscriptionRow).values(rows)
+            new = insert(self._dialect, ADAPTER_SUBSCRIPTIONS).values(rows)
             await self._rows(new.on_conflict_do_nothing())
 
     async def unsubscribe(self, client_id: str, channel_ids: Collection[str]) -> None:
         """Let a client receive channels no more."""
         await self._count(
-            delete(AdapterSubscriptionRow).where(
-                AdapterSubscriptionRow.client_id == client_id,
-                AdapterSubscriptionRow.channel_id.in_(channel_ids),
+            delete(ADAPTER_SUBSCRIPTIONS).where(
+                ADAPTER_SUBSCRIPTIONS.c.client_id == client_id,
+                ADAPTER_SUBSCRIPTIONS.c.channel_id.in_(channel_ids),
             )
         )
 
@@ -112,19 +112,19 @@ class AdapterRepository(Repository):
         What an earlier connection sent and the client did not confirm is due again.
         """
         fence = await self._scalar(
-            update(AdapterClientRow)
-            .where(AdapterClientRow.id == client_id)
+            update(ADAPTER_CLIENTS)
+            .where(ADAPTER_CLIENTS.c.id == client_id)
             .values(
                 owner=owner,
                 lease_until=seconds_from_now(lease_seconds),
-                fence=AdapterClientRow.fence + 1,
+                fence=ADAPTER_CLIENTS.c.fence + 1,
                 seen_at=now(),
             )
-            .returning(AdapterClientRow.fence)
+            .returning(ADAPTER_CLIENTS.c.fence)
         )
         await self._count(
-            update(AdapterSendRow)
-            .where(AdapterSendRow.client_id == client_id, is_one_of(AdapterSendRow.state, SendState.SENT))
+            update(ADAPTER_SENDS)
+            .where(ADAPTER_SENDS.c.client_id == client_id, is_one_of(ADAPTER_SENDS.c.state, SendState.SENT))
             .values(state=SendState.WAITING, due_at=now())
         )
         return int(fence)
@@ -132,8 +132,8 @@ class AdapterRepository(Repository):
     async def renew(self, client_id: str, fence: int, *, lease_seconds: float) -> bool:
         """Renew the lease of a client's stream; False when a later connection has it."""
         statement = (
-            update(AdapterClientRow)
-            .where(AdapterClientRow.id == client_id, is_held_by(AdapterClientRow, fence))
+            update(ADAPTER_CLIENTS)
+            .where(ADAPTER_CLIENTS.c.id == client_id, is_held_by(ADAPTER_CLIENTS, fence))
             .values(lease_until=seconds_from_now(lease_seconds), seen_at=now())
         )
         return bool(await self._count(statement))
@@ -141,16 +141,16 @@ class AdapterRepository(Repository):
     async def disconnect(self, client_id: str, fence: int) -> None:
         """Release a client's stream unless a later connection has it; what it did not confirm is due."""
         if await self._count(
-            update(AdapterClientRow)
-            .where(AdapterClientRow.id == client_id, is_held_by(AdapterClientRow, fence))
+            update(ADAPTER_CLIENTS)
+            .where(ADAPTER_CLIENTS.c.id == client_id, is_held_by(ADAPTER_CLIENTS, fence))
             .values(lease_until=None)
         ):
             await self._count(
-                update(AdapterSendRow)
+                update(ADAPTER_SENDS)
                 .where(
-                    AdapterSendRow.client_id == client_id,
-                    AdapterSendRow.client_fence == fence,
-                    is_one_of(AdapterSendRow.state, SendState.SENT),
+                    ADAPTER_SENDS.c.client_id == client_id,
+                    ADAPTER_SENDS.c.client_fence == fence,
+                    is_one_of(ADAPTER_SENDS.c.state, SendState.SENT),
                 )
                 .values(state=SendState.WAITING, due_at=now())
             )
@@ -180,12 +180,12 @@ class AdapterRepository(Repository):
             "id": request_id, "adapter_key": adapter_key, "channel_id": channel_id, "event": event,
             "state": SendState.WAITING, "attempt": 0, "due_at": now(), "created_at": now(),
         }  # fmt: skip
-        await self._rows(insert(self._dialect, AdapterSendRow).values({**common, **values}))
+        await self._rows(insert(self._dialect, ADAPTER_SENDS).values({**common, **values}))
 
     async def get_send(self, request_id: str) -> AdapterSend | None:
         """Return a request; None if there is none."""
         return await self._one_or_none(
-            AdapterSend, select(AdapterSendRow).where(AdapterSendRow.id == request_id)
+            AdapterSend, select(ADAPTER_SENDS).where(ADAPTER_SENDS.c.id == request_id)
         )
 
     async def has_due(self, client_id: str, *, adapter_key: str) -> bool:
@@ -203,60 +203,60 @@ class AdapterRepository(Repository):
         """
         is_connected = (
             select(literal(1))
-            .where(AdapterClientRow.id == client_id, is_held_by(AdapterClientRow, fence))
+            .where(ADAPTER_CLIENTS.c.id == client_id, is_held_by(ADAPTER_CLIENTS, fence))
             .exists()
         )
         due = self._due(client_id, adapter_key).where(is_connected).limit(limit)
         statement = (
-            update(AdapterSendRow)
-            .where(AdapterSendRow.sequence.in_(chosen_once(due.with_for_update(skip_locked=True))))
+            update(ADAPTER_SENDS)
+            .where(ADAPTER_SENDS.c.sequence.in_(chosen_once(due.with_for_update(skip_locked=True))))
             .values(
                 state=SendState.SENT,
-                attempt=AdapterSendRow.attempt + 1,
+                attempt=ADAPTER_SENDS.c.attempt + 1,
                 client_id=client_id,
                 client_fence=fence,
                 due_at=seconds_from_now(answer_seconds),
             )
-            .returning(AdapterSendRow)
+            .returning(ADAPTER_SENDS)
         )
         return sorted(await self._all(AdapterSend, statement), key=lambda send: send.sequence)
 
     @staticmethod
     def _due(client_id: str, adapter_key: str) -> Select[int]:
         oldest = (
-            select(func.min(AdapterSendRow.sequence))
+            select(func.min(ADAPTER_SENDS.c.sequence))
             .where(
-                AdapterSendRow.adapter_key == adapter_key,
-                AdapterSendRow.event == MESSAGE_EVENT,
-                is_one_of(AdapterSendRow.state, *_OPEN),
+                ADAPTER_SENDS.c.adapter_key == adapter_key,
+                ADAPTER_SENDS.c.event == MESSAGE_EVENT,
+                is_one_of(ADAPTER_SENDS.c.state, *_OPEN),
             )
-            .group_by(AdapterSendRow.channel_id)
+            .group_by(ADAPTER_SENDS.c.channel_id)
         )
-        channels = select(AdapterSubscriptionRow.channel_id).where(
-            AdapterSubscriptionRow.client_id == client_id
+        channels = select(ADAPTER_SUBSCRIPTIONS.c.channel_id).where(
+            ADAPTER_SUBSCRIPTIONS.c.client_id == client_id
         )
         return (
-            select(AdapterSendRow.sequence)
+            select(ADAPTER_SENDS.c.sequence)
             .where(
-                AdapterSendRow.adapter_key == adapter_key,
-                is_one_of(AdapterSendRow.state, *_OPEN),
-                AdapterSendRow.channel_id.in_(channels),
-                AdapterSendRow.due_at <= now(),
-                or_(AdapterSendRow.event != MESSAGE_EVENT, AdapterSendRow.sequence.in_(oldest)),
-                or_(AdapterSendRow.expires_at.is_(None), AdapterSendRow.expires_at > now()),
+                ADAPTER_SENDS.c.adapter_key == adapter_key,
+                is_one_of(ADAPTER_SENDS.c.state, *_OPEN),
+                ADAPTER_SENDS.c.channel_id.in_(channels),
+                ADAPTER_SENDS.c.due_at <= now(),
+                or_(ADAPTER_SENDS.c.event != MESSAGE_EVENT, ADAPTER_SENDS.c.sequence.in_(oldest)),
+                or_(ADAPTER_SENDS.c.expires_at.is_(None), ADAPTER_SENDS.c.expires_at > now()),
             )
-            .order_by(AdapterSendRow.sequence)
+            .order_by(ADAPTER_SENDS.c.sequence)
         )
 
     async def give_up(self, *, adapter_key: str, attempts: int, error: str) -> int:
         """End requests that no client answered after so many attempts, and questions whose time is over."""
-        unanswered = (AdapterSendRow.attempt >= attempts) & (AdapterSendRow.due_at <= now())
+        unanswered = (ADAPTER_SENDS.c.attempt >= attempts) & (ADAPTER_SENDS.c.due_at <= now())
         statement = (
-            update(AdapterSendRow)
+            update(ADAPTER_SENDS)
             .where(
-                AdapterSendRow.adapter_key == adapter_key,
-                is_one_of(AdapterSendRow.state, *_OPEN),
-                or_(unanswered, AdapterSendRow.expires_at <= now()),
+                ADAPTER_SENDS.c.adapter_key == adapter_key,
+                is_one_of(ADAPTER_SENDS.c.state, *_OPEN),
+                or_(unanswered, ADAPTER_SENDS.c.expires_at <= now()),
             )
             .values(state=SendState.FAILED, error=error, finished_at=now())
         )
@@ -281,7 +281,7 @@ class AdapterRepository(Repository):
         """
         statement = self._of_client(request_id, client_id)
         if await self._count(
-            statement.where(AdapterSendRow.attempt >= attempts).values(
+            statement.where(ADAPTER_SENDS.c.attempt >= attempts).values(
                 state=SendState.FAILED, error=error, finished_at=now()
             )
         ):
@@ -295,8 +295,8 @@ class AdapterRepository(Repository):
     @staticmethod
     def _of_client(request_id: str, client_id: str) -> Any:
         # Also while it is due again: the answer may be late.
-        return update(AdapterSendRow).where(
-            AdapterSendRow.id == request_id,
-            AdapterSendRow.client_id == client_id,
-            is_one_of(AdapterSendRow.state, *_OPEN),
+        return update(ADAPTER_SENDS).where(
+            ADAPTER_SENDS.c.id == request_id,
+            ADAPTER_SENDS.c.client_id == client_id,
+            is_one_of(ADAPTER_SENDS.c.state, *_OPEN),
         )

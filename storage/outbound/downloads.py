@@ -15,9 +15,9 @@ from sqlalchemy import delete, select, update
 
 from nekro_agent.errors import FencedError
 from storage.clock import now, seconds_from_now
-from storage.models import DownloadRow
 from storage.repositories.base import Repository
 from storage.repositories.leases import LeaseTable, is_free, is_held_by, take_values
+from storage.tables import DOWNLOADS
 from storage.upsert import insert
 
 __all__ = ["DOWNLOAD_CLAIMS", "DownloadRecord", "DownloadRepository"]
@@ -46,7 +46,7 @@ class DownloadRepository(Repository):
 
     async def find(self, target: str) -> DownloadRecord | None:
         """Return the newest download to a target, or None."""
-        statement = select(DownloadRow).where(DownloadRow.digest == _digest(target))
+        statement = select(DOWNLOADS).where(DOWNLOADS.c.digest == _digest(target))
         return await self._one_or_none(DownloadRecord, statement)
 
     async def claim(
@@ -56,9 +56,9 @@ class DownloadRepository(Repository):
 
         Returns the fencing token and the previous download, if any.
         """
-        locked = select(DownloadRow).where(DownloadRow.digest == _digest(target)).with_for_update()
+        locked = select(DOWNLOADS).where(DOWNLOADS.c.digest == _digest(target)).with_for_update()
         previous = await self._one_or_none(DownloadRecord, locked)
-        new = insert(self._dialect, DownloadRow).values(
+        new = insert(self._dialect, DOWNLOADS).values(
             digest=_digest(target),
             target=target,
             request=request,
@@ -68,12 +68,12 @@ class DownloadRepository(Repository):
             done_bytes=0,
             updated_at=now(),
         )
-        values = take_values(DownloadRow, owner=owner, lease_seconds=lease_seconds)
+        values = take_values(DOWNLOADS, owner=owner, lease_seconds=lease_seconds)
         statement = new.on_conflict_do_update(
-            index_elements=[DownloadRow.digest],
+            index_elements=[DOWNLOADS.c.digest],
             set_={**values, "request": request, "report": None, "updated_at": now()},
-            where=is_free(DownloadRow.lease_until),
-        ).returning(DownloadRow.fence)
+            where=is_free(DOWNLOADS.c.lease_until),
+        ).returning(DOWNLOADS.c.fence)
         fence = await self._scalar(statement)
         return None if fence is None else (fence, previous)
 
@@ -99,26 +99,26 @@ class DownloadRepository(Repository):
     async def idle(self, *, idle_seconds: float, limit: int) -> list[DownloadRecord]:
         """List downloads that have been inactive for ``idle_seconds``, oldest first."""
         statement = (
-            select(DownloadRow)
-            .where(is_free(DownloadRow.lease_until), DownloadRow.updated_at < seconds_from_now(-idle_seconds))
-            .order_by(DownloadRow.updated_at)
+            select(DOWNLOADS)
+            .where(is_free(DOWNLOADS.c.lease_until), DOWNLOADS.c.updated_at < seconds_from_now(-idle_seconds))
+            .order_by(DOWNLOADS.c.updated_at)
             .limit(limit)
         )
         return await self._all(DownloadRecord, statement)
 
     async def forget(self, record: DownloadRecord) -> bool:
         """Delete a row, unless the target was claimed meanwhile; returns whether it was deleted."""
-        statement = delete(DownloadRow).where(
-            DownloadRow.digest == _digest(record.target),
-            DownloadRow.fence == record.fence,
-            is_free(DownloadRow.lease_until),
+        statement = delete(DOWNLOADS).where(
+            DOWNLOADS.c.digest == _digest(record.target),
+            DOWNLOADS.c.fence == record.fence,
+            is_free(DOWNLOADS.c.lease_until),
         )
         return await self._count(statement) > 0
 
     async def _write(self, target: str, fence: int, values: dict[str, Any]) -> None:
         statement = (
-            update(DownloadRow)
-            .where(DownloadRow.digest == _digest(target), is_held_by(DownloadRow, fence))
+            update(DOWNLOADS)
+            .where(DOWNLOADS.c.digest == _digest(target), is_held_by(DOWNLOADS, fence))
             .values(**values)
         )
         if await self._count(statement) == 0:
@@ -131,8 +131,8 @@ def _digest(target: str) -> bytes:
 
 
 DOWNLOAD_CLAIMS: Final = LeaseTable(
-    key=DownloadRow.digest,
-    fence=DownloadRow.fence,
-    is_live=DownloadRow.lease_until.is_not(None),
+    key=DOWNLOADS.c.digest,
+    fence=DOWNLOADS.c.fence,
+    is_live=DOWNLOADS.c.lease_until.is_not(None),
     key_of=_digest,
 )

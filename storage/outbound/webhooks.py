@@ -16,10 +16,10 @@ from sqlalchemy import and_, delete, func, insert, literal, select, update
 
 from storage import upsert
 from storage.clock import now, seconds_from_now
-from storage.models import ChatEventRow, ChatRow, WebhookCursorRow, WebhookDeliveryRow, WebhookRow
 from storage.repositories.base import Repository, chosen_once, found, is_one_of
 from storage.repositories.events import ChatEvent, EventRepository
 from storage.states import DeliveryState
+from storage.tables import CHAT_EVENTS, CHATS, WEBHOOK_CURSORS, WEBHOOK_DELIVERIES, WEBHOOKS
 
 __all__ = ["Delivery", "Webhook", "WebhookRepository"]
 
@@ -77,14 +77,14 @@ class WebhookRepository(Repository):
             "id": webhook_id, "url": url, "description": description, "events": list(events),
             "chats": chats, "secret_version": 1, "is_active": True, "created_at": now(), "updated_at": now(),
         }  # fmt: skip
-        await self._rows(insert(WebhookRow).values(values))
-        known = select(literal(webhook_id), ChatRow.chat_key, ChatRow.last_event)
-        await self._rows(insert(WebhookCursorRow).from_select(["webhook_id", "chat_key", "number"], known))
+        await self._rows(insert(WEBHOOKS).values(values))
+        known = select(literal(webhook_id), CHATS.c.chat_key, CHATS.c.last_event)
+        await self._rows(insert(WEBHOOK_CURSORS).from_select(["webhook_id", "chat_key", "number"], known))
         return await self.get(webhook_id)
 
     async def find(self, webhook_id: str) -> Webhook | None:
         """Return a webhook; None if there is none."""
-        return await self._one_or_none(Webhook, select(WebhookRow).where(WebhookRow.id == webhook_id))
+        return await self._one_or_none(Webhook, select(WEBHOOKS).where(WEBHOOKS.c.id == webhook_id))
 
     async def get(self, webhook_id: str) -> Webhook:
         """Return a webhook.
@@ -96,7 +96,7 @@ class WebhookRepository(Repository):
 
     async def all(self) -> list[Webhook]:
         """List the webhooks, the oldest first."""
-        return await self._all(Webhook, select(WebhookRow).order_by(WebhookRow.created_at, WebhookRow.id))
+        return await self._all(Webhook, select(WEBHOOKS).order_by(WEBHOOKS.c.created_at, WEBHOOKS.c.id))
 
     async def change(self, webhook_id: str, values: Mapping[str, Any]) -> Webhook:
         """Change columns of a webhook; one that becomes active goes on with the present events.
@@ -106,16 +106,16 @@ class WebhookRepository(Repository):
         """
         before = await self.get(webhook_id)
         await self._count(
-            update(WebhookRow).where(WebhookRow.id == webhook_id).values({**values, "updated_at": now()})
+            update(WEBHOOKS).where(WEBHOOKS.c.id == webhook_id).values({**values, "updated_at": now()})
         )
         if values.get("is_active") and not before.is_active:
             await self._skip_to_present(webhook_id)
         return await self.get(webhook_id)
 
     async def _skip_to_present(self, webhook_id: str) -> None:
-        await self._count(delete(WebhookCursorRow).where(WebhookCursorRow.webhook_id == webhook_id))
-        known = select(literal(webhook_id), ChatRow.chat_key, ChatRow.last_event)
-        await self._rows(insert(WebhookCursorRow).from_select(["webhook_id", "chat_key", "number"], known))
+        await self._count(delete(WEBHOOK_CURSORS).where(WEBHOOK_CURSORS.c.webhook_id == webhook_id))
+        known = select(literal(webhook_id), CHATS.c.chat_key, CHATS.c.last_event)
+        await self._rows(insert(WEBHOOK_CURSORS).from_select(["webhook_id", "chat_key", "number"], known))
 
     async def remove(self, webhook_id: str) -> None:
         """Delete a webhook and its deliveries.
@@ -124,7 +124,7 @@ class WebhookRepository(Repository):
             NotFoundError: there is none.
         """
         await self.get(webhook_id)
-        await self._count(delete(WebhookRow).where(WebhookRow.id == webhook_id))
+        await self._count(delete(WEBHOOKS).where(WEBHOOKS.c.id == webhook_id))
 
     async def chats_behind(self, webhook_id: str, *, recent_seconds: float | None, limit: int) -> list[str]:
         """List chats with events that the webhook has not read.
@@ -133,19 +133,19 @@ class WebhookRepository(Repository):
             recent_seconds: only chats with an event in this time, which is quick; None looks at all chats.
         """
         cursor = and_(
-            WebhookCursorRow.webhook_id == webhook_id, WebhookCursorRow.chat_key == ChatRow.chat_key
+            WEBHOOK_CURSORS.c.webhook_id == webhook_id, WEBHOOK_CURSORS.c.chat_key == CHATS.c.chat_key
         )
         statement = (
-            select(ChatRow.chat_key)
-            .outerjoin(WebhookCursorRow, cursor)
-            .where(ChatRow.last_event > func.coalesce(WebhookCursorRow.number, 0))
+            select(CHATS.c.chat_key)
+            .outerjoin(WEBHOOK_CURSORS, cursor)
+            .where(CHATS.c.last_event > func.coalesce(WEBHOOK_CURSORS.c.number, 0))
             .limit(limit)
         )
         if recent_seconds is not None:
-            recent = select(ChatEventRow.chat_key).where(
-                ChatEventRow.created_at > seconds_from_now(-recent_seconds)
+            recent = select(CHAT_EVENTS.c.chat_key).where(
+                CHAT_EVENTS.c.created_at > seconds_from_now(-recent_seconds)
             )
-            statement = statement.where(ChatRow.chat_key.in_(recent))
+            statement = statement.where(CHATS.c.chat_key.in_(recent))
         return [row[0] for row in await self._rows(statement)]
 
     async def read_on(
@@ -159,19 +159,17 @@ class WebhookRepository(Repository):
             body_of: returns the body of an event's delivery; None if the webhook does not want the event.
         """
         first = {"webhook_id": webhook_id, "chat_key": chat_key, "number": 0}
-        await self._rows(
-            upsert.insert(self._dialect, WebhookCursorRow).values(first).on_conflict_do_nothing()
-        )
-        own = (WebhookCursorRow.webhook_id == webhook_id) & (WebhookCursorRow.chat_key == chat_key)
+        await self._rows(upsert.insert(self._dialect, WEBHOOK_CURSORS).values(first).on_conflict_do_nothing())
+        own = (WEBHOOK_CURSORS.c.webhook_id == webhook_id) & (WEBHOOK_CURSORS.c.chat_key == chat_key)
         number = await self._scalar(
-            select(WebhookCursorRow.number).where(own).with_for_update(skip_locked=True)
+            select(WEBHOOK_CURSORS.c.number).where(own).with_for_update(skip_locked=True)
         )
         if number is None:
             return 0
         events = await EventRepository(self._connection).after(chat_key, number=number, limit=_PAGE)
         if not events:  # retention deleted what the webhook had not read
-            newest = select(ChatRow.last_event).where(ChatRow.chat_key == chat_key).scalar_subquery()
-            await self._count(update(WebhookCursorRow).where(own).values(number=newest))
+            newest = select(CHATS.c.last_event).where(CHATS.c.chat_key == chat_key).scalar_subquery()
+            await self._count(update(WEBHOOK_CURSORS).where(own).values(number=newest))
             return 0
         rows = [
             {
@@ -183,39 +181,39 @@ class WebhookRepository(Repository):
             if (body := body_of(event)) is not None
         ]  # fmt: skip
         for row in rows:
-            new = upsert.insert(self._dialect, WebhookDeliveryRow).values(row)
-            await self._rows(new.on_conflict_do_nothing(index_elements=[WebhookDeliveryRow.id]))
-        await self._count(update(WebhookCursorRow).where(own).values(number=events[-1].number))
+            new = upsert.insert(self._dialect, WEBHOOK_DELIVERIES).values(row)
+            await self._rows(new.on_conflict_do_nothing(index_elements=[WEBHOOK_DELIVERIES.c.id]))
+        await self._count(update(WEBHOOK_CURSORS).where(own).values(number=events[-1].number))
         return len(events)
 
     async def take_due(self, webhook_id: str, *, lease_seconds: float, limit: int) -> list[Delivery]:
         """Claim due deliveries of a webhook; one that is not ended by then is due again."""
         due = (
-            select(WebhookDeliveryRow.id)
+            select(WEBHOOK_DELIVERIES.c.id)
             .where(
-                WebhookDeliveryRow.webhook_id == webhook_id,
-                is_one_of(WebhookDeliveryRow.state, DeliveryState.WAITING),
-                WebhookDeliveryRow.due_at <= now(),
+                WEBHOOK_DELIVERIES.c.webhook_id == webhook_id,
+                is_one_of(WEBHOOK_DELIVERIES.c.state, DeliveryState.WAITING),
+                WEBHOOK_DELIVERIES.c.due_at <= now(),
             )
-            .order_by(WebhookDeliveryRow.due_at)
+            .order_by(WEBHOOK_DELIVERIES.c.due_at)
             .limit(limit)
             .with_for_update(skip_locked=True)
         )
         statement = (
-            update(WebhookDeliveryRow)
-            .where(WebhookDeliveryRow.id.in_(chosen_once(due)))
-            .values(due_at=seconds_from_now(lease_seconds), attempts=WebhookDeliveryRow.attempts + 1)
-            .returning(WebhookDeliveryRow)
+            update(WEBHOOK_DELIVERIES)
+            .where(WEBHOOK_DELIVERIES.c.id.in_(chosen_once(due)))
+            .values(due_at=seconds_from_now(lease_seconds), attempts=WEBHOOK_DELIVERIES.c.attempts + 1)
+            .returning(WEBHOOK_DELIVERIES)
         )
         return sorted(await self._all(Delivery, statement), key=lambda one: (one.chat_key, one.number))
 
     async def has_due(self) -> set[str]:
         """Return the ids of the webhooks with due deliveries."""
         statement = (
-            select(WebhookDeliveryRow.webhook_id)
+            select(WEBHOOK_DELIVERIES.c.webhook_id)
             .where(
-                is_one_of(WebhookDeliveryRow.state, DeliveryState.WAITING),
-                WebhookDeliveryRow.due_at <= now(),
+                is_one_of(WEBHOOK_DELIVERIES.c.state, DeliveryState.WAITING),
+                WEBHOOK_DELIVERIES.c.due_at <= now(),
             )
             .distinct()
         )
@@ -235,10 +233,10 @@ class WebhookRepository(Repository):
         if values.get("error") is not None:
             values["error"] = values["error"][:_MOST_ERROR_CHARS]
         await self._count(
-            update(WebhookDeliveryRow)
+            update(WEBHOOK_DELIVERIES)
             .where(
-                WebhookDeliveryRow.id == delivery_id,
-                is_one_of(WebhookDeliveryRow.state, DeliveryState.WAITING),
+                WEBHOOK_DELIVERIES.c.id == delivery_id,
+                is_one_of(WEBHOOK_DELIVERIES.c.state, DeliveryState.WAITING),
             )
             .values(values)
         )
@@ -252,12 +250,12 @@ class WebhookRepository(Repository):
             state: None means all.
             before: only older ones, for paging.
         """
-        statement = select(WebhookDeliveryRow).where(WebhookDeliveryRow.webhook_id == webhook_id)
+        statement = select(WEBHOOK_DELIVERIES).where(WEBHOOK_DELIVERIES.c.webhook_id == webhook_id)
         if state is not None:
-            statement = statement.where(WebhookDeliveryRow.state == state)
+            statement = statement.where(WEBHOOK_DELIVERIES.c.state == state)
         if before is not None:
-            statement = statement.where(WebhookDeliveryRow.created_at < before)
-        ordered = statement.order_by(WebhookDeliveryRow.created_at.desc(), WebhookDeliveryRow.id)
+            statement = statement.where(WEBHOOK_DELIVERIES.c.created_at < before)
+        ordered = statement.order_by(WEBHOOK_DELIVERIES.c.created_at.desc(), WEBHOOK_DELIVERIES.c.id)
         return await self._all(Delivery, ordered.limit(limit))
 
     async def replay(self, webhook_id: str, *, delivery_id: str | None) -> int:
@@ -266,14 +264,14 @@ class WebhookRepository(Repository):
         Args:
             delivery_id: None means every dead letter of the webhook.
         """
-        chosen = WebhookDeliveryRow.webhook_id == webhook_id
+        chosen = WEBHOOK_DELIVERIES.c.webhook_id == webhook_id
         if delivery_id is None:
-            chosen &= is_one_of(WebhookDeliveryRow.state, DeliveryState.DEAD)
+            chosen &= is_one_of(WEBHOOK_DELIVERIES.c.state, DeliveryState.DEAD)
         else:
-            chosen &= WebhookDeliveryRow.id == delivery_id
-            chosen &= is_one_of(WebhookDeliveryRow.state, DeliveryState.DEAD, DeliveryState.DONE)
+            chosen &= WEBHOOK_DELIVERIES.c.id == delivery_id
+            chosen &= is_one_of(WEBHOOK_DELIVERIES.c.state, DeliveryState.DEAD, DeliveryState.DONE)
         values = {"state": DeliveryState.WAITING, "attempts": 0, "due_at": now(), "finished_at": None}
-        return await self._count(update(WebhookDeliveryRow).where(chosen).values(values))
+        return await self._count(update(WEBHOOK_DELIVERIES).where(chosen).values(values))
 
 
 def _delivery_id(webhook_id: str, event: ChatEvent) -> str:

@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from uuid import uuid4
 
 from sqlalchemy import ColumnElement, Executable, Select, literal_column, select
-from sqlalchemy.orm import InstrumentedAttribute
 
 from nekro_agent.errors import NotFoundError
 from storage.driver.connection import Connection, Rows
@@ -69,7 +68,7 @@ class Repository:
         return (await self._connection.execute(statement)).rowcount
 
 
-def is_one_of(column: InstrumentedAttribute[Any], *states: StrEnum) -> ColumnElement[bool]:
+def is_one_of(column: ColumnElement[Any], *states: StrEnum) -> ColumnElement[bool]:
     """SQL: the row is in one of the states, written as literals instead of parameters.
 
     The database uses a partial index only if the query implies the index's condition for any parameters.

@@ -11,16 +11,16 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from sqlalchemy import func
+from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import Insert
 
 from nekro_agent.errors import FencedError
 from storage.clock import now, seconds_from_now
-from storage.models import CallRow, JobRow
 from storage.repositories.base import Repository, found, is_one_of
 from storage.repositories.calls import Call, CallRequest
 from storage.repositories.jobs import JobRepository
 from storage.states import CallState, CrashPolicy, JobState
+from storage.tables import CALLS, JOBS
 from storage.upsert import insert
 
 __all__ = ["CallProgress", "CallProgressRepository", "DetachedCallRepository"]
@@ -56,8 +56,8 @@ class CallProgressRepository(Repository):
 
     async def begin(self, progress: CallProgress) -> bool:
         """Record that a call runs; False if it has a row, which is not changed."""
-        new = self._insert(progress).on_conflict_do_nothing(index_elements=[JobRow.id])
-        return await self._scalar(new.returning(JobRow.id)) is not None
+        new = self._insert(progress).on_conflict_do_nothing(index_elements=[JOBS.c.id])
+        return await self._scalar(new.returning(JOBS.c.id)) is not None
 
     async def show(self, progress: CallProgress) -> None:
         """Record the progress of a call; the row of a call that has ended is not changed."""
@@ -67,12 +67,12 @@ class CallProgressRepository(Repository):
         }
         await self._connection.execute(
             new.on_conflict_do_update(
-                index_elements=[JobRow.id], set_=newer, where=JobRow.state == JobState.RUNNING
+                index_elements=[JOBS.c.id], set_=newer, where=JOBS.c.state == JobState.RUNNING
             )
         )
 
     def _insert(self, progress: CallProgress) -> Insert:
-        return insert(self._dialect, JobRow).values(
+        return insert(self._dialect, JOBS).values(
             id=progress.call_id,
             type=progress.method,
             task_id=progress.call_id,
@@ -121,7 +121,7 @@ class DetachedCallRepository(Repository):
             runs_seconds: how long a call that no worker claims may run; None for a call that is claimed.
         """
         claimless = runs_seconds is not None
-        new = insert(self._dialect, CallRow).values(
+        new = insert(self._dialect, CALLS).values(
             **_request_values(request),
             state=CallState.RUNNING if claimless else CallState.QUEUED,
             lease_until=seconds_from_now(runs_seconds) if runs_seconds is not None else None,
@@ -130,16 +130,16 @@ class DetachedCallRepository(Repository):
             detached_at=now(),
         )
         statement = new.on_conflict_do_update(
-            index_elements=[CallRow.id],
+            index_elements=[CALLS.c.id],
             set_={
-                "detached_at": func.coalesce(CallRow.detached_at, now()),
+                "detached_at": func.coalesce(CALLS.c.detached_at, now()),
                 # A recorded call already has its complete message, which the sweep publishes again.
-                "invocation": func.coalesce(CallRow.invocation, new.excluded.invocation),
+                "invocation": func.coalesce(CALLS.c.invocation, new.excluded.invocation),
             },
-            where=is_one_of(CallRow.state, *_OPEN),
-        ).returning(CallRow)
+            where=is_one_of(CALLS.c.state, *_OPEN),
+        ).returning(CALLS)
         return await self._one_or_none(Call, statement) or found(
-            await self._one_or_none(Call, CallRow.__table__.select().where(CallRow.id == request.id)),
+            await self._one_or_none(Call, select(CALLS).where(CALLS.c.id == request.id)),
             "call",
             request.id,
         )
@@ -163,13 +163,13 @@ class DetachedCallRepository(Repository):
             "finished_at": now(),
             "lease_until": None,
         }
-        new = insert(self._dialect, CallRow).values(**_request_values(request), **values, requested_at=now())
+        new = insert(self._dialect, CALLS).values(**_request_values(request), **values, requested_at=now())
         statement = new.on_conflict_do_update(
-            index_elements=[CallRow.id],
+            index_elements=[CALLS.c.id],
             set_=values,
-            where=is_one_of(CallRow.state, *_OPEN)
-            & ((CallRow.state == CallState.QUEUED) | (CallRow.fence == 0)),
-        ).returning(CallRow)
+            where=is_one_of(CALLS.c.state, *_OPEN)
+            & ((CALLS.c.state == CallState.QUEUED) | (CALLS.c.fence == 0)),
+        ).returning(CALLS)
         return await self._one_or_none(Call, statement)
 
 

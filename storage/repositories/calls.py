@@ -26,18 +26,18 @@ from nekro_agent.errors import FencedError
 from nekro_agent.methods import SandboxMethodType
 from storage.clock import now, seconds_from_now, seconds_parameter
 from storage.driver.statements import FixedStatement
-from storage.models import CallRow
 from storage.repositories.base import Repository, chosen_once, found, is_one_of
 from storage.repositories.leases import LeaseTable, is_free
 from storage.states import CallState
+from storage.tables import CALLS
 from storage.upsert import insert
 
 __all__ = ["CALL_CLAIMS", "Call", "CallRepository", "CallRequest", "Claim", "ClaimVerdict"]
 
 CALL_CLAIMS: Final = LeaseTable(
-    key=CallRow.id,
-    fence=CallRow.fence,
-    is_live=(CallRow.state == CallState.RUNNING) & CallRow.lease_until.is_not(None),
+    key=CALLS.c.id,
+    fence=CALLS.c.fence,
+    is_live=(CALLS.c.state == CallState.RUNNING) & CALLS.c.lease_until.is_not(None),
 )
 _OPEN: Final = (CallState.QUEUED, CallState.RUNNING)
 #: Added to the age of the first claim attempt: the time that a statement takes to reach the database.
@@ -119,8 +119,8 @@ class CallRepository(Repository):
     async def keep_message(self, call_id: str, invocation: dict[str, Any]) -> None:
         """Store the message of an open call, so that it can be published again."""
         await self._count(
-            update(CallRow)
-            .where(CallRow.id == call_id, is_one_of(CallRow.state, *_OPEN))
+            update(CALLS)
+            .where(CALLS.c.id == call_id, is_one_of(CALLS.c.state, *_OPEN))
             .values(invocation=invocation)
         )
 
@@ -154,10 +154,10 @@ class CallRepository(Repository):
             return Claim(verdict=ClaimVerdict.GRANTED, fence=fence)
         lost = await self._one_or_none(
             Call,
-            update(CallRow)
-            .where(CallRow.id == request.id, _is_orphan(), ~CallRow.repeatable)
+            update(CALLS)
+            .where(CALLS.c.id == request.id, _is_orphan(), ~CALLS.c.repeatable)
             .values(**_unknown())
-            .returning(CallRow),
+            .returning(CALLS),
         )
         call = lost or await self.get(request.id)
         return Claim(verdict=_verdict(call.state), call=call)
@@ -187,21 +187,21 @@ class CallRepository(Repository):
         not start the call.
         """
         cancelled = _cancelled(reason)
-        new = insert(self._dialect, CallRow).values(**_values(request), **cancelled, requested_at=now())
+        new = insert(self._dialect, CALLS).values(**_values(request), **cancelled, requested_at=now())
         statement = new.on_conflict_do_update(
-            index_elements=[CallRow.id], set_=cancelled, where=CallRow.state == CallState.QUEUED
-        ).returning(CallRow)
+            index_elements=[CALLS.c.id], set_=cancelled, where=CALLS.c.state == CallState.QUEUED
+        ).returning(CALLS)
         return await self._one_or_none(Call, statement) or await self.get(request.id)
 
     async def cancel(self, call_id: str, *, reason: str) -> Call | None:
         """Cancel an open call, so that its later results are refused; None if the call is not open."""
-        statement = update(CallRow).where(CallRow.id == call_id, is_one_of(CallRow.state, *_OPEN))
-        return await self._one_or_none(Call, statement.values(**_cancelled(reason)).returning(CallRow))
+        statement = update(CALLS).where(CALLS.c.id == call_id, is_one_of(CALLS.c.state, *_OPEN))
+        return await self._one_or_none(Call, statement.values(**_cancelled(reason)).returning(CALLS))
 
     async def cancel_round(self, round_id: str, *, reason: str) -> list[Call]:
         """Cancel the open calls of a round; returns them so that the caller can revoke them."""
-        statement = update(CallRow).where(CallRow.round_id == round_id, is_one_of(CallRow.state, *_OPEN))
-        return await self._all(Call, statement.values(**_cancelled(reason)).returning(CallRow))
+        statement = update(CALLS).where(CALLS.c.round_id == round_id, is_one_of(CALLS.c.state, *_OPEN))
+        return await self._all(Call, statement.values(**_cancelled(reason)).returning(CALLS))
 
     async def take_unclaimed(self, *, waiting_seconds: float, limit: int) -> list[Call]:
         """Return calls to publish again: unclaimed for ``waiting_seconds``, or repeatable with a dead worker.
@@ -209,23 +209,23 @@ class CallRepository(Repository):
         Later sweeps skip them for another ``waiting_seconds``.
         """
         is_stale = and_(
-            CallRow.state == CallState.QUEUED, CallRow.published_at < seconds_from_now(-waiting_seconds)
+            CALLS.c.state == CallState.QUEUED, CALLS.c.published_at < seconds_from_now(-waiting_seconds)
         )
         is_repeated = and_(
             _is_orphan(),
-            CallRow.repeatable,
-            or_(CallRow.published_at.is_(None), CallRow.published_at < seconds_from_now(-waiting_seconds)),
+            CALLS.c.repeatable,
+            or_(CALLS.c.published_at.is_(None), CALLS.c.published_at < seconds_from_now(-waiting_seconds)),
         )
         chosen = _open_calls(or_(is_stale, is_repeated), limit).where(
-            CallRow.invocation.is_not(None), or_(CallRow.deadline.is_(None), CallRow.deadline > now())
+            CALLS.c.invocation.is_not(None), or_(CALLS.c.deadline.is_(None), CALLS.c.deadline > now())
         )
         return await self._update_chosen(chosen, {"published_at": now()})
 
     async def end_claims(self, worker: str) -> int:
         """End the claims of a worker that is known to be dead at once; returns how many."""
         statement = (
-            update(CallRow)
-            .where(CallRow.state == CallState.RUNNING, CallRow.worker == worker, CallRow.lease_until > now())
+            update(CALLS)
+            .where(CALLS.c.state == CallState.RUNNING, CALLS.c.worker == worker, CALLS.c.lease_until > now())
             .values(lease_until=None)  # a renewal that the worker had sent must not revive the claim
         )
         return await self._count(statement)
@@ -235,18 +235,18 @@ class CallRepository(Repository):
 
         A repeatable call may run again until its deadline, and ends then.
         """
-        chosen = _open_calls(and_(_is_orphan(), or_(~CallRow.repeatable, CallRow.deadline <= now())), limit)
+        chosen = _open_calls(and_(_is_orphan(), or_(~CALLS.c.repeatable, CALLS.c.deadline <= now())), limit)
         return await self._update_chosen(chosen, _unknown())
 
     async def sweep_expired(self, *, limit: int) -> list[Call]:
         """Fail calls that were not claimed before their deadline; they will not start any more."""
-        chosen = _open_calls(and_(CallRow.state == CallState.QUEUED, CallRow.deadline < now()), limit)
+        chosen = _open_calls(and_(CALLS.c.state == CallState.QUEUED, CALLS.c.deadline < now()), limit)
         error = {"error_type": "CallTimeoutError", "error_message": "it did not start before its deadline"}
         return await self._update_chosen(chosen, {"state": CallState.FAILED, "finished_at": now(), **error})
 
     async def find(self, call_id: str) -> Call | None:
         """Return the call, or None."""
-        return await self._one_or_none(Call, select(CallRow).where(CallRow.id == call_id))
+        return await self._one_or_none(Call, select(CALLS).where(CALLS.c.id == call_id))
 
     async def find_all(self, call_ids: Collection[str]) -> dict[str, Call]:
         """Return the existing calls by id."""
@@ -265,8 +265,8 @@ class CallRepository(Repository):
 
     async def of_round(self, round_id: str) -> list[Call]:
         """List a round's recorded calls, in the order of their requests."""
-        statement = select(CallRow).where(CallRow.round_id == round_id)
-        return await self._all(Call, statement.order_by(CallRow.requested_at, CallRow.id))
+        statement = select(CALLS).where(CALLS.c.round_id == round_id)
+        return await self._all(Call, statement.order_by(CALLS.c.requested_at, CALLS.c.id))
 
     async def _end(
         self,
@@ -292,15 +292,13 @@ class CallRepository(Repository):
         return call
 
     async def _update_chosen(self, chosen: Select[str], values: dict[str, Any]) -> list[Call]:
-        statement = (
-            update(CallRow).where(CallRow.id.in_(chosen_once(chosen))).values(**values).returning(CallRow)
-        )
+        statement = update(CALLS).where(CALLS.c.id.in_(chosen_once(chosen))).values(**values).returning(CALLS)
         return sorted(await self._all(Call, statement), key=lambda call: call.requested_at)
 
 
 @FixedStatement
 def _enqueue_statement(dialect: str) -> Executable:
-    new = insert(dialect, CallRow).values(
+    new = insert(dialect, CALLS).values(
         {
             **{item.name: bindparam(item.name) for item in dataclasses.fields(CallRequest)},
             "state": CallState.QUEUED,
@@ -308,12 +306,12 @@ def _enqueue_statement(dialect: str) -> Executable:
             "published_at": now(),
         }
     )
-    return new.on_conflict_do_nothing(index_elements=[CallRow.id]).returning(CallRow.id)
+    return new.on_conflict_do_nothing(index_elements=[CALLS.c.id]).returning(CALLS.c.id)
 
 
 @FixedStatement
 def _claim_statement(dialect: str) -> Executable:
-    new = insert(dialect, CallRow).values(
+    new = insert(dialect, CALLS).values(
         {
             **{item.name: bindparam(item.name) for item in dataclasses.fields(CallRequest)},
             "state": CallState.RUNNING,
@@ -326,33 +324,33 @@ def _claim_statement(dialect: str) -> Executable:
     )
     taken = {name: new.excluded[name] for name in ("state", "worker", "lease_until", "started_at")}
     return new.on_conflict_do_update(
-        index_elements=[CallRow.id],
-        set_={**taken, "fence": CallRow.fence + 1},
+        index_elements=[CALLS.c.id],
+        set_={**taken, "fence": CALLS.c.fence + 1},
         where=or_(
-            CallRow.state == CallState.QUEUED,
-            and_(_is_orphan(), CallRow.repeatable),
+            CALLS.c.state == CallState.QUEUED,
+            and_(_is_orphan(), CALLS.c.repeatable),
             and_(
-                CallRow.state == CallState.RUNNING,
-                CallRow.worker == new.excluded.worker,
-                CallRow.started_at >= seconds_from_now(seconds_parameter("asked_seconds")),
+                CALLS.c.state == CallState.RUNNING,
+                CALLS.c.worker == new.excluded.worker,
+                CALLS.c.started_at >= seconds_from_now(seconds_parameter("asked_seconds")),
             ),
         ),
-    ).returning(CallRow.fence)
+    ).returning(CALLS.c.fence)
 
 
 @cache
 def _listed_statement() -> Executable:
-    return select(CallRow).where(CallRow.id.in_(bindparam("ids", expanding=True)))
+    return select(CALLS).where(CALLS.c.id.in_(bindparam("ids", expanding=True)))
 
 
 @FixedStatement
 def _end_statement(_dialect: str) -> Executable:
     return (
-        update(CallRow)
+        update(CALLS)
         .where(
-            CallRow.id == bindparam("of_call"),
-            CallRow.state == CallState.RUNNING,
-            CallRow.fence == bindparam("of_fence"),
+            CALLS.c.id == bindparam("of_call"),
+            CALLS.c.state == CallState.RUNNING,
+            CALLS.c.fence == bindparam("of_fence"),
         )
         .values(
             state=bindparam("new_state"),
@@ -362,20 +360,20 @@ def _end_statement(_dialect: str) -> Executable:
             finished_at=now(),
             lease_until=None,
         )
-        .returning(CallRow)
+        .returning(CALLS)
     )
 
 
 def _is_orphan() -> ColumnElement[bool]:
-    return and_(CallRow.state == CallState.RUNNING, is_free(CallRow.lease_until))
+    return and_(CALLS.c.state == CallState.RUNNING, is_free(CALLS.c.lease_until))
 
 
 def _open_calls(condition: ColumnElement[bool], limit: int) -> Select[str]:
     """SQL: ids of open calls, oldest first; rows that another sweep has locked are skipped."""
     return (
-        select(CallRow.id)
-        .where(is_one_of(CallRow.state, *_OPEN), condition)
-        .order_by(CallRow.requested_at)
+        select(CALLS.c.id)
+        .where(is_one_of(CALLS.c.state, *_OPEN), condition)
+        .order_by(CALLS.c.requested_at)
         .limit(limit)
         .with_for_update(skip_locked=True)
     )

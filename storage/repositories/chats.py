@@ -11,7 +11,6 @@ from nekro_agent.layout import channel_of
 from nekro_agent.ports import ChatInfo
 from storage.clock import now
 from storage.driver.statements import FixedStatement
-from storage.models import ChatRow, ChatSummaryRow, MessageRow, RoundRow
 from storage.repositories.base import Repository, found, new_id
 from storage.repositories.leases import (
     LeaseTable,
@@ -20,12 +19,13 @@ from storage.repositories.leases import (
     release_values,
     take_values,
 )
+from storage.tables import CHAT_SUMMARIES, CHATS, MESSAGES, ROUNDS
 from storage.upsert import insert
 
 __all__ = ["CHAT_LEASES", "ChatRepository"]
 
 CHAT_LEASES: Final = LeaseTable(
-    key=ChatRow.chat_key, fence=ChatRow.fence, is_live=ChatRow.lease_until.is_not(None)
+    key=CHATS.c.chat_key, fence=CHATS.c.fence, is_live=CHATS.c.lease_until.is_not(None)
 )
 
 _KNOWN = ("adapter_key", "channel_id", "channel_name", "channel_type")
@@ -64,7 +64,7 @@ class ChatRepository(Repository):
         if chat is not None and all(value in (None, getattr(chat, name)) for name, value in known.items()):
             return chat
         stated = {name: value for name, value in known.items() if value is not None}
-        new = insert(self._dialect, ChatRow).values(
+        new = insert(self._dialect, CHATS).values(
             {
                 "chat_key": chat_key,
                 "container_key": f"sandbox_{new_id()}",
@@ -75,13 +75,11 @@ class ChatRepository(Repository):
             }
         )
         kept = {
-            name: new.excluded[name]
-            if name in stated
-            else func.coalesce(getattr(ChatRow, name), new.excluded[name])
+            name: new.excluded[name] if name in stated else func.coalesce(CHATS.c[name], new.excluded[name])
             for name in _KNOWN
         }
-        statement = new.on_conflict_do_update(index_elements=[ChatRow.chat_key], set_=kept)
-        return found(await self._one_or_none(ChatInfo, statement.returning(ChatRow)), "chat", chat_key)
+        statement = new.on_conflict_do_update(index_elements=[CHATS.c.chat_key], set_=kept)
+        return found(await self._one_or_none(ChatInfo, statement.returning(CHATS)), "chat", chat_key)
 
     async def find(self, chat_key: str) -> ChatInfo | None:
         """Return the chat, or None."""
@@ -97,7 +95,7 @@ class ChatRepository(Repository):
 
     async def newest(self, *, limit: int) -> list[ChatInfo]:
         """List chats, the newest first."""
-        statement = select(ChatRow).order_by(ChatRow.created_at.desc(), ChatRow.chat_key).limit(limit)
+        statement = select(CHATS).order_by(CHATS.c.created_at.desc(), CHATS.c.chat_key).limit(limit)
         return await self._all(ChatInfo, statement)
 
     async def reset(self, chat_key: str) -> None:
@@ -110,14 +108,14 @@ class ChatRepository(Repository):
         """
         await self.lock(chat_key)
         newest = (
-            select(func.coalesce(func.max(MessageRow.sequence), 0))
-            .where(MessageRow.chat_key == chat_key)
+            select(func.coalesce(func.max(MESSAGES.c.sequence), 0))
+            .where(MESSAGES.c.chat_key == chat_key)
             .scalar_subquery()
         )
         await self._count(
-            update(ChatRow).where(ChatRow.chat_key == chat_key).values(history_after=newest, reset_at=now())
+            update(CHATS).where(CHATS.c.chat_key == chat_key).values(history_after=newest, reset_at=now())
         )
-        await self._count(delete(ChatSummaryRow).where(ChatSummaryRow.chat_key == chat_key))
+        await self._count(delete(CHAT_SUMMARIES).where(CHAT_SUMMARIES.c.chat_key == chat_key))
 
     async def give_title(self, chat_key: str, title: str | None) -> None:
         """Give the chat a title; None takes it away.
@@ -126,7 +124,7 @@ class ChatRepository(Repository):
             NotFoundError: there is no such chat.
         """
         await self.lock(chat_key)
-        await self._count(update(ChatRow).where(ChatRow.chat_key == chat_key).values(title=title))
+        await self._count(update(CHATS).where(CHATS.c.chat_key == chat_key).values(title=title))
 
     async def use_model_group(self, chat_key: str, group: str | None) -> None:
         """Choose the model group of the chat; None means ``default``.
@@ -135,7 +133,7 @@ class ChatRepository(Repository):
             NotFoundError: there is no such chat.
         """
         await self.lock(chat_key)
-        await self._count(update(ChatRow).where(ChatRow.chat_key == chat_key).values(model_group=group))
+        await self._count(update(CHATS).where(CHATS.c.chat_key == chat_key).values(model_group=group))
 
     async def copy_choices(self, of_chat: str, to_chat: str) -> None:
         """Give a chat the persona and the model group of another one.
@@ -144,11 +142,11 @@ class ChatRepository(Repository):
             NotFoundError: there is no such chat.
         """
         await self.lock(to_chat)
-        of_other = select(ChatRow.preset_id, ChatRow.model_group).where(ChatRow.chat_key == of_chat)
+        of_other = select(CHATS.c.preset_id, CHATS.c.model_group).where(CHATS.c.chat_key == of_chat)
         preset_id, model_group = (await self._rows(of_other)).first() or (None, None)
         await self._count(
-            update(ChatRow)
-            .where(ChatRow.chat_key == to_chat)
+            update(CHATS)
+            .where(CHATS.c.chat_key == to_chat)
             .values(preset_id=preset_id, model_group=model_group)
         )
 
@@ -178,10 +176,10 @@ class ChatRepository(Repository):
         None when the lease is held, even by the same owner, or when there is no such chat.
         """
         statement = (
-            update(ChatRow)
-            .where(ChatRow.chat_key == chat_key, is_free(ChatRow.lease_until))
-            .values(**take_values(ChatRow, owner=owner, lease_seconds=lease_seconds))
-            .returning(ChatRow.fence)
+            update(CHATS)
+            .where(CHATS.c.chat_key == chat_key, is_free(CHATS.c.lease_until))
+            .values(**take_values(CHATS, owner=owner, lease_seconds=lease_seconds))
+            .returning(CHATS.c.fence)
         )
         self._connection.locked_chats.pop(chat_key, None)  # the remembered fence is out of date
         fence: int | None = await self._scalar(statement)
@@ -191,8 +189,8 @@ class ChatRepository(Repository):
         """Release the lease; False when another holder has it."""
         self._connection.locked_chats.pop(chat_key, None)
         statement = (
-            update(ChatRow)
-            .where(ChatRow.chat_key == chat_key, is_held_by(ChatRow, fence))
+            update(CHATS)
+            .where(CHATS.c.chat_key == chat_key, is_held_by(CHATS, fence))
             .values(**release_values())
         )
         return await self._count(statement) > 0
@@ -220,7 +218,7 @@ class ChatRepository(Repository):
         if chat_key is not None:
             self._connection.locked_chats[chat_key] = fence
             return
-        chat_key = await self._scalar(select(RoundRow.chat_key).where(RoundRow.id == round_id))
+        chat_key = await self._scalar(select(ROUNDS.c.chat_key).where(ROUNDS.c.id == round_id))
         if chat_key is None:
             raise NotFoundError(f"there is no round {round_id!r}")
         raise _fenced(chat_key, fence)
@@ -228,7 +226,7 @@ class ChatRepository(Repository):
 
 @FixedStatement
 def _find_statement(_dialect: str) -> Executable:
-    return select(ChatRow).where(ChatRow.chat_key == bindparam("of_chat"))
+    return select(CHATS).where(CHATS.c.chat_key == bindparam("of_chat"))
 
 
 def _fenced(chat_key: str, fence: int) -> FencedError:
@@ -237,21 +235,21 @@ def _fenced(chat_key: str, fence: int) -> FencedError:
 
 @FixedStatement
 def _hold_of_round_statement(_dialect: str) -> Executable:
-    of_round = select(RoundRow.chat_key).where(RoundRow.id == bindparam("of_round")).scalar_subquery()
+    of_round = select(ROUNDS.c.chat_key).where(ROUNDS.c.id == bindparam("of_round")).scalar_subquery()
     return (
-        select(ChatRow.chat_key)
-        .where(ChatRow.chat_key == of_round, is_held_by(ChatRow, bindparam("of_fence", type_=Integer)))
-        .with_for_update(key_share=True, of=ChatRow)
+        select(CHATS.c.chat_key)
+        .where(CHATS.c.chat_key == of_round, is_held_by(CHATS, bindparam("of_fence", type_=Integer)))
+        .with_for_update(key_share=True, of=CHATS)
     )
 
 
 @FixedStatement
 def _hold_statement(_dialect: str) -> Executable:
     return (
-        select(ChatRow.fence)
+        select(CHATS.c.fence)
         .where(
-            ChatRow.chat_key == bindparam("of_chat"),
-            is_held_by(ChatRow, bindparam("of_fence", type_=Integer)),
+            CHATS.c.chat_key == bindparam("of_chat"),
+            is_held_by(CHATS, bindparam("of_fence", type_=Integer)),
         )
         .with_for_update(key_share=True)
     )
@@ -260,5 +258,5 @@ def _hold_statement(_dialect: str) -> Executable:
 @FixedStatement
 def _lock_statement(_dialect: str) -> Executable:
     # SQLite has no row locks and needs none: its write transactions exclude each other.
-    statement = select(ChatRow.fence).where(ChatRow.chat_key == bindparam("of_chat"))
+    statement = select(CHATS.c.fence).where(CHATS.c.chat_key == bindparam("of_chat"))
     return statement.with_for_update(key_share=True)

@@ -25,9 +25,9 @@ from storage.clock import now
 from storage.driver.connection import Connection
 from storage.driver.statements import FixedStatement
 from storage.escaped_text import escaped
-from storage.models import ChatEventRow, ChatRow
 from storage.repositories.base import Repository
 from storage.states import EventType
+from storage.tables import CHAT_EVENTS, CHATS
 from storage.types import KeyText
 
 __all__ = ["TOOLS_NOT_KEPT", "ChatEvent", "EventRepository", "NewEvent"]
@@ -196,7 +196,7 @@ class EventRepository(Repository):
 
     async def newest_numbers(self, chat_keys: Collection[str]) -> dict[str, int]:
         """Return the number of the newest event of each chat; chats without a row are left out."""
-        statement = select(ChatRow.chat_key, ChatRow.last_event).where(ChatRow.chat_key.in_(chat_keys))
+        statement = select(CHATS.c.chat_key, CHATS.c.last_event).where(CHATS.c.chat_key.in_(chat_keys))
         return {row[0]: row[1] for row in await self._rows(statement)}
 
     async def newest(self, chat_keys: Collection[str]) -> dict[str, tuple[int, datetime | None]]:
@@ -204,11 +204,13 @@ class EventRepository(Repository):
 
         Chats without a row are left out.
         """
-        is_newest = (ChatEventRow.chat_key == ChatRow.chat_key) & (ChatEventRow.number == ChatRow.last_event)
+        is_newest = (CHAT_EVENTS.c.chat_key == CHATS.c.chat_key) & (
+            CHAT_EVENTS.c.number == CHATS.c.last_event
+        )
         statement = (
-            select(ChatRow.chat_key, ChatRow.last_event, ChatEventRow.created_at)
-            .outerjoin(ChatEventRow, is_newest)
-            .where(ChatRow.chat_key.in_(chat_keys))
+            select(CHATS.c.chat_key, CHATS.c.last_event, CHAT_EVENTS.c.created_at)
+            .outerjoin(CHAT_EVENTS, is_newest)
+            .where(CHATS.c.chat_key.in_(chat_keys))
         )
         return {row[0]: (row[1], row[2]) for row in await self._rows(statement)}
 
@@ -227,12 +229,12 @@ class EventRepository(Repository):
             call_id: only events of this call; None means all.
             limit: only the first ones; None means all.
         """
-        statement = select(ChatEventRow).where(ChatEventRow.turn_id == turn_id, ChatEventRow.number > 0)
+        statement = select(CHAT_EVENTS).where(CHAT_EVENTS.c.turn_id == turn_id, CHAT_EVENTS.c.number > 0)
         if types:
-            statement = statement.where(ChatEventRow.type.in_(types))
+            statement = statement.where(CHAT_EVENTS.c.type.in_(types))
         if call_id is not None:
-            statement = statement.where(ChatEventRow.call_id == call_id)
-        return await self._all(ChatEvent, statement.order_by(ChatEventRow.number).limit(limit))
+            statement = statement.where(CHAT_EVENTS.c.call_id == call_id)
+        return await self._all(ChatEvent, statement.order_by(CHAT_EVENTS.c.number).limit(limit))
 
     async def end_of_turn(self, turn_id: str) -> ChatEvent | None:
         """Return the event with which a turn ended; None while it is open, or if the event has expired."""
@@ -265,22 +267,22 @@ def _row(event: NewEvent) -> list[str | None]:
 @FixedStatement
 def _count_statement(_dialect: str) -> Executable:
     return (
-        update(ChatRow)
-        .where(ChatRow.chat_key == bindparam("of_chat"))
-        .values(last_event=ChatRow.last_event + bindparam("added", type_=Integer), active_at=now())
-        .returning(ChatRow.last_event)
+        update(CHATS)
+        .where(CHATS.c.chat_key == bindparam("of_chat"))
+        .values(last_event=CHATS.c.last_event + bindparam("added", type_=Integer), active_at=now())
+        .returning(CHATS.c.last_event)
     )
 
 
 @FixedStatement
 def _after_statement(_dialect: str) -> Executable:
     return (
-        select(ChatEventRow)
+        select(CHAT_EVENTS)
         .where(
-            ChatEventRow.chat_key == bindparam("of_chat"),
-            ChatEventRow.number > bindparam("after", type_=Integer),
+            CHAT_EVENTS.c.chat_key == bindparam("of_chat"),
+            CHAT_EVENTS.c.number > bindparam("after", type_=Integer),
         )
-        .order_by(ChatEventRow.number)
+        .order_by(CHAT_EVENTS.c.number)
         .limit(bindparam("most", type_=Integer))
     )
 
@@ -288,9 +290,9 @@ def _after_statement(_dialect: str) -> Executable:
 @FixedStatement
 def _release_statement(_dialect: str) -> Executable:
     return (
-        delete(ChatEventRow)
-        .where(ChatEventRow.chat_key == bindparam("of_chat"), ChatEventRow.number < 0)
-        .returning(ChatEventRow)
+        delete(CHAT_EVENTS)
+        .where(CHAT_EVENTS.c.chat_key == bindparam("of_chat"), CHAT_EVENTS.c.number < 0)
+        .returning(CHAT_EVENTS)
     )
 
 

@@ -14,9 +14,9 @@ from typing import Final
 from sqlalchemy import delete, func, select
 
 from storage.clock import now
-from storage.models import JobLogRow
 from storage.repositories.base import Repository, is_one_of
 from storage.states import JobLogKind
+from storage.tables import JOB_LOG
 from storage.upsert import insert
 
 __all__ = ["MOST_CHARS", "MOST_ENTRIES", "JobLogEntry", "JobLogRepository", "NewJobLogEntry"]
@@ -58,7 +58,7 @@ class JobLogRepository(Repository):
         """Append entries; the transaction has locked the job's row."""
         if not entries:
             return
-        newest = select(func.max(JobLogRow.number)).where(JobLogRow.job_id == job_id)
+        newest = select(func.max(JOB_LOG.c.number)).where(JOB_LOG.c.job_id == job_id)
         last = await self._scalar(newest) or 0
         rows = [
             {
@@ -70,16 +70,16 @@ class JobLogRepository(Repository):
             }
             for place, entry in enumerate(entries, 1)
         ]
-        await self._rows(insert(self._dialect, JobLogRow).values(rows))
+        await self._rows(insert(self._dialect, JOB_LOG).values(rows))
         if (first := last + len(rows) - MOST_ENTRIES) > 0:
             old = (
-                JobLogRow.job_id == job_id,
-                JobLogRow.number <= first,
-                is_one_of(JobLogRow.kind, *_BOUNDED),
+                JOB_LOG.c.job_id == job_id,
+                JOB_LOG.c.number <= first,
+                is_one_of(JOB_LOG.c.kind, *_BOUNDED),
             )
-            await self._rows(delete(JobLogRow).where(*old))
+            await self._rows(delete(JOB_LOG).where(*old))
 
     async def of_job(self, job_id: str) -> Sequence[JobLogEntry]:
         """List the entries of a job, the oldest first."""
-        statement = select(JobLogRow).where(JobLogRow.job_id == job_id)
-        return await self._all(JobLogEntry, statement.order_by(JobLogRow.number))
+        statement = select(JOB_LOG).where(JOB_LOG.c.job_id == job_id)
+        return await self._all(JobLogEntry, statement.order_by(JOB_LOG.c.number))

@@ -12,11 +12,10 @@ from enum import StrEnum
 from typing import Any, Final
 
 from sqlalchemy import delete, exists, select
-from sqlalchemy.orm import aliased
 
 from storage.clock import now
-from storage.models import JobRow, JobSignalRow
 from storage.repositories.base import Repository
+from storage.tables import JOB_SIGNALS, JOBS
 from storage.upsert import insert
 
 __all__ = ["JobSignalRepository", "SignalView", "WaitState"]
@@ -65,8 +64,8 @@ class JobSignalRepository(Repository):
 
     async def look(self, job_id: str, *, key: str, waiter: str) -> WaitState:
         """Return the state of a wait; reads only, so that polling causes no writes."""
-        statement = select(JobSignalRow.key, JobSignalRow.data).where(
-            JobSignalRow.job_id == job_id, JobSignalRow.key.in_((_WAIT + key, _DATA + key))
+        statement = select(JOB_SIGNALS.c.key, JOB_SIGNALS.c.data).where(
+            JOB_SIGNALS.c.job_id == job_id, JOB_SIGNALS.c.key.in_((_WAIT + key, _DATA + key))
         )
         rows: dict[str, Any] = dict(await self._connection.execute(statement))
         if rows.get(_WAIT + key) != waiter:
@@ -75,12 +74,12 @@ class JobSignalRepository(Repository):
 
     async def take(self, job_id: str, *, key: str, waiter: str) -> SignalView:
         """Remove the signal and end the wait; a signal for a later waiter stays."""
-        wait = aliased(JobSignalRow)
-        is_mine = exists().where(wait.job_id == job_id, wait.key == _WAIT + key, wait.data == waiter)
+        wait = JOB_SIGNALS.alias()
+        is_mine = exists().where(wait.c.job_id == job_id, wait.c.key == _WAIT + key, wait.c.data == waiter)
         statement = (
-            delete(JobSignalRow)
-            .where(JobSignalRow.job_id == job_id, JobSignalRow.key == _DATA + key, is_mine)
-            .returning(JobSignalRow.data)
+            delete(JOB_SIGNALS)
+            .where(JOB_SIGNALS.c.job_id == job_id, JOB_SIGNALS.c.key == _DATA + key, is_mine)
+            .returning(JOB_SIGNALS.c.data)
         )
         row = (await self._connection.execute(statement)).first()
         if row is None:
@@ -91,16 +90,16 @@ class JobSignalRepository(Repository):
     async def end(self, job_id: str, *, key: str, waiter: str) -> None:
         """Delete a wait that its waiter gave up; another waiter's wait for the same key stays."""
         await self._count(
-            delete(JobSignalRow).where(
-                JobSignalRow.job_id == job_id,
-                JobSignalRow.key == _WAIT + key,
-                JobSignalRow.data == waiter,
+            delete(JOB_SIGNALS).where(
+                JOB_SIGNALS.c.job_id == job_id,
+                JOB_SIGNALS.c.key == _WAIT + key,
+                JOB_SIGNALS.c.data == waiter,
             )
         )
 
     async def waiting_keys(self, job_id: str, *, key: str | None = None) -> list[str]:
         """List the keys that are waited for; only ``key`` when it is not None."""
-        statement = select(JobSignalRow.key).where(*self._waits(job_id, key)).order_by(JobSignalRow.key)
+        statement = select(JOB_SIGNALS.c.key).where(*self._waits(job_id, key)).order_by(JOB_SIGNALS.c.key)
         found = (await self._connection.execute(statement)).scalars()
         return [name.removeprefix(_WAIT) for name in found]
 
@@ -110,29 +109,29 @@ class JobSignalRepository(Repository):
         Args:
             chat_key: only jobs of this chat; None: of all.
         """
-        statement = select(JobSignalRow.job_id).where(JobSignalRow.key == _WAIT + key).limit(limit)
+        statement = select(JOB_SIGNALS.c.job_id).where(JOB_SIGNALS.c.key == _WAIT + key).limit(limit)
         if chat_key is not None:
-            statement = statement.join(JobRow).where(JobRow.chat_key == chat_key)
+            statement = statement.join(JOBS).where(JOBS.c.chat_key == chat_key)
         return list((await self._connection.execute(statement)).scalars())
 
     async def cancel(self, job_id: str, *, key: str | None = None) -> int:
         """Cancel the wait for ``key``, or all of the job's; returns how many."""
-        return await self._count(delete(JobSignalRow).where(*self._waits(job_id, key)))
+        return await self._count(delete(JOB_SIGNALS).where(*self._waits(job_id, key)))
 
     async def clear(self, job_id: str) -> None:
         """Delete all signals and waits of a job that ends."""
-        await self._count(delete(JobSignalRow).where(JobSignalRow.job_id == job_id))
+        await self._count(delete(JOB_SIGNALS).where(JOB_SIGNALS.c.job_id == job_id))
 
     async def _put(self, job_id: str, key: str, data: Any | None) -> None:
-        new = insert(self._dialect, JobSignalRow).values(job_id=job_id, key=key, data=data, created_at=now())
+        new = insert(self._dialect, JOB_SIGNALS).values(job_id=job_id, key=key, data=data, created_at=now())
         replaced = {name: new.excluded[name] for name in ("data", "created_at")}
         await self._count(
-            new.on_conflict_do_update(index_elements=[JobSignalRow.job_id, JobSignalRow.key], set_=replaced)
+            new.on_conflict_do_update(index_elements=[JOB_SIGNALS.c.job_id, JOB_SIGNALS.c.key], set_=replaced)
         )
 
     @staticmethod
     def _waits(job_id: str, key: str | None) -> tuple[Any, ...]:
-        of_job = JobSignalRow.job_id == job_id
+        of_job = JOB_SIGNALS.c.job_id == job_id
         if key is None:
-            return of_job, JobSignalRow.key.startswith(_WAIT, autoescape=True)
-        return of_job, JobSignalRow.key == _WAIT + key
+            return of_job, JOB_SIGNALS.c.key.startswith(_WAIT, autoescape=True)
+        return of_job, JOB_SIGNALS.c.key == _WAIT + key

@@ -23,19 +23,19 @@ from sqlalchemy import ColumnElement, and_, case, func, literal, not_, or_, sele
 
 from nekro_agent.errors import FencedError
 from storage.clock import now, seconds_from_now
-from storage.models import JobRow
 from storage.repositories.base import Repository, chosen_once, found, is_one_of, new_id
 from storage.repositories.job_log import JobLogRepository, NewJobLogEntry
 from storage.repositories.leases import Held, LeaseTable, is_free
 from storage.states import FINAL_JOB_STATES, CrashPolicy, JobLogKind, JobState
+from storage.tables import JOBS
 from storage.upsert import insert
 
 __all__ = ["JOB_CLAIMS", "MAX_DEATHS", "Job", "JobRepository", "NewJob"]
 
 JOB_CLAIMS: Final = LeaseTable(
-    key=JobRow.id,
-    fence=JobRow.fence,
-    is_live=(JobRow.state == JobState.RUNNING) & JobRow.lease_until.is_not(None),
+    key=JOBS.c.id,
+    fence=JOBS.c.fence,
+    is_live=(JOBS.c.state == JobState.RUNNING) & JOBS.c.lease_until.is_not(None),
 )
 _OPEN: Final = (JobState.QUEUED, JobState.RUNNING)
 #: Number of workers that may die while they run a job, before it fails.
@@ -96,9 +96,9 @@ class JobRepository(Repository):
         """
         values = {item.name: getattr(job, item.name) for item in dataclasses.fields(NewJob)}
         statement = (
-            insert(self._dialect, JobRow)
+            insert(self._dialect, JOBS)
             .values(**values, state=JobState.QUEUED, created_at=now(), updated_at=now(), published_at=now())
-            .returning(JobRow)
+            .returning(JOBS)
         )
         return found(await self._one_or_none(Job, statement), "job", job.id)
 
@@ -107,20 +107,20 @@ class JobRepository(Repository):
 
         The returned job's ``fence`` is the fencing token for all later writes.
         """
-        may_start = or_(JobRow.state == JobState.QUEUED, and_(_is_orphan(), _restarts()))
+        may_start = or_(JOBS.c.state == JobState.QUEUED, and_(_is_orphan(), _restarts()))
         statement = (
-            update(JobRow)
-            .where(JobRow.id == job_id, may_start)
+            update(JOBS)
+            .where(JOBS.c.id == job_id, may_start)
             .values(
                 state=JobState.RUNNING,
                 worker=worker,
-                attempt=JobRow.attempt + 1,
-                fence=JobRow.fence + 1,
+                attempt=JOBS.c.attempt + 1,
+                fence=JOBS.c.fence + 1,
                 lease_until=seconds_from_now(lease_seconds),
-                started_at=func.coalesce(JobRow.started_at, now()),
+                started_at=func.coalesce(JOBS.c.started_at, now()),
                 updated_at=now(),
             )
-            .returning(JobRow)
+            .returning(JOBS)
         )
         job = await self._one_or_none(Job, statement)
         if job is not None:
@@ -129,8 +129,8 @@ class JobRepository(Repository):
 
     async def stop_requests(self, held: Collection[Held]) -> dict[Held, bool]:
         """Whether the cancellation of each job was requested; jobs whose claim was lost are left out."""
-        statement = select(JobRow.id, JobRow.fence, JobRow.cancel_requested_at.is_not(None)).where(
-            tuple_(JobRow.id, JobRow.fence).in_(held), JobRow.state == JobState.RUNNING
+        statement = select(JOBS.c.id, JOBS.c.fence, JOBS.c.cancel_requested_at.is_not(None)).where(
+            tuple_(JOBS.c.id, JOBS.c.fence).in_(held), JOBS.c.state == JobState.RUNNING
         )
         return {(row[0], row[1]): row[2] for row in await self._connection.execute(statement)}
 
@@ -140,7 +140,7 @@ class JobRepository(Repository):
         Raises:
             FencedError: another worker has the claim, or the job has ended.
         """
-        job = await self._write(job_id, fence, {"lease_until": now(), "fence": JobRow.fence + 1})
+        job = await self._write(job_id, fence, {"lease_until": now(), "fence": JOBS.c.fence + 1})
         await self._note(job, JobLogKind.RELEASED)
         return job
 
@@ -152,10 +152,10 @@ class JobRepository(Repository):
         Raises:
             FencedError: as for ``release``.
         """
-        is_held = (JobRow.id == job_id, JobRow.state == JobState.RUNNING, JobRow.fence == fence)
+        is_held = (JOBS.c.id == job_id, JOBS.c.state == JobState.RUNNING, JOBS.c.fence == fence)
         # Without a time, a renewal that is under way cannot revive the claim.
         values = {"lease_until": None, "message": message, "updated_at": now()}
-        again = update(JobRow).where(*is_held, _restarts()).values(**values).returning(JobRow)
+        again = update(JOBS).where(*is_held, _restarts()).values(**values).returning(JOBS)
         job = await self._one_or_none(Job, again)
         if job is not None:
             await self._note(job, JobLogKind.RESTARTED, message)
@@ -234,18 +234,18 @@ class JobRepository(Repository):
         Raises:
             NotFoundError: there is no such job.
         """
-        waits = JobRow.state == JobState.QUEUED
+        waits = JOBS.c.state == JobState.QUEUED
         statement = (
-            update(JobRow)
-            .where(JobRow.id == job_id, is_one_of(JobRow.state, *_OPEN))
+            update(JOBS)
+            .where(JOBS.c.id == job_id, is_one_of(JOBS.c.state, *_OPEN))
             .values(
-                state=case((waits, JobState.CANCELLED), else_=JobRow.state),
-                message=case((waits, reason), else_=JobRow.message),
+                state=case((waits, JobState.CANCELLED), else_=JOBS.c.state),
+                message=case((waits, reason), else_=JOBS.c.message),
                 finished_at=case((waits, now()), else_=None),
-                cancel_requested_at=func.coalesce(JobRow.cancel_requested_at, now()),
+                cancel_requested_at=func.coalesce(JOBS.c.cancel_requested_at, now()),
                 updated_at=now(),
             )
-            .returning(JobRow)
+            .returning(JOBS)
         )
         job = await self._one_or_none(Job, statement)
         if job is None:
@@ -267,13 +267,13 @@ class JobRepository(Repository):
         queued = waiting_seconds if queued_seconds is None else queued_seconds
         needs = or_(
             and_(_is_orphan(), _restarts(), _published_before(waiting_seconds)),
-            and_(JobRow.state == JobState.QUEUED, _published_before(queued)),
+            and_(JOBS.c.state == JobState.QUEUED, _published_before(queued)),
         )
         return await self._update_open(needs, limit, {"published_at": now()})
 
     async def count_queued(self) -> int:
         """Return how many jobs no worker has started."""
-        queued = select(func.count()).where(is_one_of(JobRow.state, JobState.QUEUED))
+        queued = select(func.count()).where(is_one_of(JOBS.c.state, JobState.QUEUED))
         return int(await self._scalar(queued))
 
     async def fail_orphans(self, *, limit: int) -> list[Job]:
@@ -281,15 +281,15 @@ class JobRepository(Repository):
 
         Jobs with a requested cancellation become CANCELLED, the others FAILED.
         """
-        is_cancelled = JobRow.cancel_requested_at.is_not(None)
+        is_cancelled = JOBS.c.cancel_requested_at.is_not(None)
         values = {
             "state": case(
-                (is_cancelled, literal(JobState.CANCELLED, JobRow.state.type)),
-                else_=literal(JobState.FAILED, JobRow.state.type),
+                (is_cancelled, literal(JobState.CANCELLED, JOBS.c.state.type)),
+                else_=literal(JobState.FAILED, JOBS.c.state.type),
             ),
             "message": case(
                 (is_cancelled, "its worker died before it stopped on request"),
-                (JobRow.on_crash == CrashPolicy.FAIL, "its worker died, and the job does not restart"),
+                (JOBS.c.on_crash == CrashPolicy.FAIL, "its worker died, and the job does not restart"),
                 else_=f"its worker died {MAX_DEATHS} times; not started again",
             ),
             "finished_at": now(),
@@ -302,7 +302,7 @@ class JobRepository(Repository):
 
     async def find(self, job_id: str) -> Job | None:
         """Return the job, or None."""
-        return await self._one_or_none(Job, select(JobRow).where(JobRow.id == job_id))
+        return await self._one_or_none(Job, select(JOBS).where(JOBS.c.id == job_id))
 
     async def get(self, job_id: str) -> Job:
         """Return the job.
@@ -314,18 +314,18 @@ class JobRepository(Repository):
 
     async def find_latest(self, plugin_key: str, job_type: str, task_id: str) -> Job | None:
         """Return the newest job of that name, open or ended, or None."""
-        statement = select(JobRow).where(
-            JobRow.plugin_key == plugin_key, JobRow.type == job_type, JobRow.task_id == task_id
+        statement = select(JOBS).where(
+            JOBS.c.plugin_key == plugin_key, JOBS.c.type == job_type, JOBS.c.task_id == task_id
         )
-        is_open = is_one_of(JobRow.state, *_OPEN)
+        is_open = is_one_of(JOBS.c.state, *_OPEN)
         # The open job first: two jobs created in the same millisecond have equal times.
-        newest = statement.order_by(is_open.desc(), JobRow.created_at.desc()).limit(1)
+        newest = statement.order_by(is_open.desc(), JOBS.c.created_at.desc()).limit(1)
         return await self._one_or_none(Job, newest)
 
     async def of_turn(self, turn_id: str) -> list[Job]:
         """List the jobs that calls of a turn started, the oldest first."""
-        statement = select(JobRow).where(JobRow.turn_id == turn_id)
-        return await self._all(Job, statement.order_by(JobRow.created_at, JobRow.id))
+        statement = select(JOBS).where(JOBS.c.turn_id == turn_id)
+        return await self._all(Job, statement.order_by(JOBS.c.created_at, JOBS.c.id))
 
     async def newest(
         self,
@@ -340,16 +340,16 @@ class JobRepository(Repository):
         Args:
             after: only jobs that follow the one of this id in the list; none if it was deleted.
         """
-        statement = select(JobRow)
+        statement = select(JOBS)
         if after is not None:
-            last = select(JobRow.created_at).where(JobRow.id == after).scalar_subquery()
-            is_later = (JobRow.created_at == last) & (JobRow.id > after)
-            statement = statement.where((JobRow.created_at < last) | is_later)
+            last = select(JOBS.c.created_at).where(JOBS.c.id == after).scalar_subquery()
+            is_later = (JOBS.c.created_at == last) & (JOBS.c.id > after)
+            statement = statement.where((JOBS.c.created_at < last) | is_later)
         if chat_key is not None:
-            statement = statement.where(JobRow.chat_key == chat_key)
+            statement = statement.where(JOBS.c.chat_key == chat_key)
         if open_only:
-            statement = statement.where(is_one_of(JobRow.state, *_OPEN))
-        return await self._all(Job, statement.order_by(JobRow.created_at.desc(), JobRow.id).limit(limit))
+            statement = statement.where(is_one_of(JOBS.c.state, *_OPEN))
+        return await self._all(Job, statement.order_by(JOBS.c.created_at.desc(), JOBS.c.id).limit(limit))
 
     async def _note(self, job: Job, kind: JobLogKind, text: str = "", **values: Any) -> None:
         """Add an entry to a job's log; calls that are shown as jobs have none."""
@@ -359,10 +359,10 @@ class JobRepository(Repository):
 
     async def _write(self, job_id: str, fence: int, values: dict[str, Any]) -> Job:
         statement = (
-            update(JobRow)
-            .where(JobRow.id == job_id, JobRow.state == JobState.RUNNING, JobRow.fence == fence)
+            update(JOBS)
+            .where(JOBS.c.id == job_id, JOBS.c.state == JobState.RUNNING, JOBS.c.fence == fence)
             .values(**values)
-            .returning(JobRow)
+            .returning(JOBS)
         )
         job = await self._one_or_none(Job, statement)
         if job is None:
@@ -373,29 +373,29 @@ class JobRepository(Repository):
         self, condition: ColumnElement[bool], limit: int, values: dict[str, Any]
     ) -> list[Job]:
         chosen = (
-            select(JobRow.id)
-            .where(is_one_of(JobRow.state, *_OPEN), condition)
-            .order_by(JobRow.created_at)
+            select(JOBS.c.id)
+            .where(is_one_of(JOBS.c.state, *_OPEN), condition)
+            .order_by(JOBS.c.created_at)
             .limit(limit)
             .with_for_update(skip_locked=True)
         )
-        statement = update(JobRow).where(JobRow.id.in_(chosen_once(chosen))).values(**values)
-        jobs = await self._all(Job, statement.returning(JobRow))
+        statement = update(JOBS).where(JOBS.c.id.in_(chosen_once(chosen))).values(**values)
+        jobs = await self._all(Job, statement.returning(JOBS))
         return sorted(jobs, key=lambda job: job.created_at)
 
 
 def _is_orphan() -> ColumnElement[bool]:
-    return and_(JobRow.state == JobState.RUNNING, is_free(JobRow.lease_until))
+    return and_(JOBS.c.state == JobState.RUNNING, is_free(JOBS.c.lease_until))
 
 
 def _restarts() -> ColumnElement[bool]:
     return and_(
-        JobRow.on_crash == CrashPolicy.RESTART,
-        JobRow.cancel_requested_at.is_(None),
+        JOBS.c.on_crash == CrashPolicy.RESTART,
+        JOBS.c.cancel_requested_at.is_(None),
         # A claim adds 1 to both; a release, whose start does not count, adds 1 to the fence.
-        2 * JobRow.attempt - JobRow.fence < MAX_DEATHS,
+        2 * JOBS.c.attempt - JOBS.c.fence < MAX_DEATHS,
     )
 
 
 def _published_before(seconds: float) -> ColumnElement[bool]:
-    return or_(JobRow.published_at.is_(None), JobRow.published_at < seconds_from_now(-seconds))
+    return or_(JOBS.c.published_at.is_(None), JOBS.c.published_at < seconds_from_now(-seconds))

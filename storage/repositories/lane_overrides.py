@@ -10,9 +10,9 @@ from sqlalchemy import Executable, delete, select, update
 from nekro_agent.methods import Lane
 from storage.clock import now
 from storage.driver.statements import FixedStatement
-from storage.models import LaneOverrideRow, PluginStateRow
 from storage.repositories.base import Repository
 from storage.states import OverrideSource
+from storage.tables import LANE_OVERRIDES, PLUGIN_STATES
 from storage.upsert import insert
 
 __all__ = ["LaneOverrideRepository", "PluginState", "PluginStateRepository"]
@@ -31,19 +31,19 @@ class LaneOverrideRepository(Repository):
 
     async def clear(self, method: str) -> bool:
         """Remove a method's override; False when it has none."""
-        return await self._count(delete(LaneOverrideRow).where(LaneOverrideRow.method == method)) > 0
+        return await self._count(delete(LANE_OVERRIDES).where(LANE_OVERRIDES.c.method == method)) > 0
 
     async def _write(self, method: str, lane: Lane, reason: str, source: OverrideSource) -> bool:
-        new = insert(self._dialect, LaneOverrideRow).values(
+        new = insert(self._dialect, LANE_OVERRIDES).values(
             method=method, lane=lane, reason=reason, source=source, marked_at=now()
         )
         is_operators = source == OverrideSource.OPERATOR
-        may_replace = (LaneOverrideRow.source == OverrideSource.WATCHDOG) | is_operators
+        may_replace = (LANE_OVERRIDES.c.source == OverrideSource.WATCHDOG) | is_operators
         statement = new.on_conflict_do_update(
-            index_elements=[LaneOverrideRow.method],
+            index_elements=[LANE_OVERRIDES.c.method],
             set_={name: new.excluded[name] for name in ("lane", "reason", "source", "marked_at")},
             where=may_replace,
-        ).returning(LaneOverrideRow.method)
+        ).returning(LANE_OVERRIDES.c.method)
         return await self._scalar(statement) is not None
 
 
@@ -66,25 +66,25 @@ class PluginStateRepository(Repository):
     async def set(self, plugin_key: str, *, is_enabled: bool) -> bool:
         """Record a decision; False when the plugin was in that state already, as it is without a row."""
         if is_enabled:
-            disabled = (PluginStateRow.plugin_key == plugin_key) & ~PluginStateRow.is_enabled
+            disabled = (PLUGIN_STATES.c.plugin_key == plugin_key) & ~PLUGIN_STATES.c.is_enabled
             statement = (
-                update(PluginStateRow)
+                update(PLUGIN_STATES)
                 .where(disabled)
-                .values(is_enabled=True, revision=PluginStateRow.revision + 1, changed_at=now())
+                .values(is_enabled=True, revision=PLUGIN_STATES.c.revision + 1, changed_at=now())
             )
             return await self._count(statement) > 0
-        new = insert(self._dialect, PluginStateRow).values(
+        new = insert(self._dialect, PLUGIN_STATES).values(
             plugin_key=plugin_key, is_enabled=False, revision=1, announced_revision=0, changed_at=now()
         )
         upsert = new.on_conflict_do_update(
-            index_elements=[PluginStateRow.plugin_key],
+            index_elements=[PLUGIN_STATES.c.plugin_key],
             set_={
                 "is_enabled": False,
-                "revision": PluginStateRow.revision + 1,
+                "revision": PLUGIN_STATES.c.revision + 1,
                 "changed_at": new.excluded.changed_at,
             },
-            where=PluginStateRow.is_enabled.is_(True),
-        ).returning(PluginStateRow.plugin_key)
+            where=PLUGIN_STATES.c.is_enabled.is_(True),
+        ).returning(PLUGIN_STATES.c.plugin_key)
         return await self._scalar(upsert) is not None
 
     async def all(self) -> list[PluginState]:
@@ -94,12 +94,12 @@ class PluginStateRepository(Repository):
     async def announced(self, plugin_key: str, *, revision: int) -> None:
         """Record that the plugin's hooks ran for a revision."""
         await self._count(
-            update(PluginStateRow)
-            .where(PluginStateRow.plugin_key == plugin_key, PluginStateRow.announced_revision < revision)
+            update(PLUGIN_STATES)
+            .where(PLUGIN_STATES.c.plugin_key == plugin_key, PLUGIN_STATES.c.announced_revision < revision)
             .values(announced_revision=revision)
         )
 
 
 @FixedStatement
 def _states_statement(_dialect: str) -> Executable:
-    return select(PluginStateRow).order_by(PluginStateRow.plugin_key)
+    return select(PLUGIN_STATES).order_by(PLUGIN_STATES.c.plugin_key)

@@ -12,12 +12,22 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import BindParameter, ColumnElement, Executable, and_, or_, select, tuple_, update
-from sqlalchemy.orm import InstrumentedAttribute
+from sqlalchemy import (
+    BindParameter,
+    Column,
+    ColumnElement,
+    Executable,
+    Table,
+    and_,
+    or_,
+    select,
+    tuple_,
+    update,
+)
 
 from storage.clock import now, seconds_from_now
-from storage.models import LeaseColumns, LeaseRow
 from storage.repositories.base import Repository, chosen_once
+from storage.tables import LEASES
 from storage.upsert import insert
 
 __all__ = [
@@ -37,22 +47,22 @@ __all__ = [
 Held = tuple[str, int]
 
 
-def is_free(lease_until: InstrumentedAttribute[datetime | None]) -> ColumnElement[bool]:
+def is_free(lease_until: ColumnElement[datetime | None]) -> ColumnElement[bool]:
     """SQL: the lease is not held, or it has expired."""
     return or_(lease_until.is_(None), lease_until <= now())
 
 
-def is_held_by(row: type[LeaseColumns], fence: int | BindParameter[int]) -> ColumnElement[bool]:
+def is_held_by(table: Table, fence: int | BindParameter[int]) -> ColumnElement[bool]:
     """SQL: the lease was neither released nor acquired again since ``fence`` was issued.
 
     An expired lease stays with its holder until another one acquires it.
     """
-    return (row.fence == fence) & row.lease_until.is_not(None)
+    return (table.c.fence == fence) & table.c.lease_until.is_not(None)
 
 
-def take_values(row: type[LeaseColumns], *, owner: str, lease_seconds: float) -> dict[str, Any]:
+def take_values(table: Table, *, owner: str, lease_seconds: float) -> dict[str, Any]:
     """SQL values of an acquisition."""
-    return {"owner": owner, "lease_until": seconds_from_now(lease_seconds), "fence": row.fence + 1}
+    return {"owner": owner, "lease_until": seconds_from_now(lease_seconds), "fence": table.c.fence + 1}
 
 
 def release_values() -> dict[str, Any]:
@@ -65,8 +75,8 @@ class LeaseTable:
     """A table whose rows are held by lease."""
 
     #: Primary key, and fencing token of the row's newest holder.
-    key: InstrumentedAttribute[Any]
-    fence: InstrumentedAttribute[int]
+    key: Column[Any]
+    fence: Column[int]
     #: Condition under which the lease of the newest holder was neither released nor ended.
     is_live: ColumnElement[bool]
     #: Converts the key that holders use to the primary key.
@@ -93,7 +103,7 @@ class Lease:
 
 
 NAMED_LEASES: Final = LeaseTable(
-    key=LeaseRow.name, fence=LeaseRow.fence, is_live=LeaseRow.lease_until.is_not(None)
+    key=LEASES.c.name, fence=LEASES.c.fence, is_live=LEASES.c.lease_until.is_not(None)
 )
 
 
@@ -114,7 +124,7 @@ class LeaseRepository(Repository):
         is_held = and_(tuple_(table.key, table.fence).in_(pairs), table.is_live)
         chosen = select(table.key).where(is_held).with_for_update(key_share=True, skip_locked=not waits)
         statement = (
-            update(table.key.class_)
+            update(table.key.table)
             .where(table.key.in_(chosen_once(chosen)))
             .values(lease_until=seconds_from_now(lease_seconds))
             .returning(table.key, table.fence)
@@ -130,32 +140,30 @@ class LeaseRepository(Repository):
 
         A second attempt by the holder returns None too: it is another task of the same owner.
         """
-        new = insert(self._dialect, LeaseRow).values(
+        new = insert(self._dialect, LEASES).values(
             name=name, owner=owner, lease_until=seconds_from_now(lease_seconds), fence=1
         )
         statement = new.on_conflict_do_update(
-            index_elements=[LeaseRow.name],
-            set_=take_values(LeaseRow, owner=owner, lease_seconds=lease_seconds),
-            where=is_free(LeaseRow.lease_until),
-        ).returning(LeaseRow.fence)
+            index_elements=[LEASES.c.name],
+            set_=take_values(LEASES, owner=owner, lease_seconds=lease_seconds),
+            where=is_free(LEASES.c.lease_until),
+        ).returning(LEASES.c.fence)
         fence: int | None = await self._scalar(statement)
         return fence
 
     async def release(self, name: str, *, fence: int) -> bool:
         """Release a lease; False when another holder has it."""
         statement = (
-            update(LeaseRow)
-            .where(LeaseRow.name == name, is_held_by(LeaseRow, fence))
-            .values(**release_values())
+            update(LEASES).where(LEASES.c.name == name, is_held_by(LEASES, fence)).values(**release_values())
         )
         return await self._count(statement) > 0
 
     async def held(self, *, prefix: str, limit: int) -> list[Lease]:
         """List the held leases whose names begin with ``prefix``, ordered by name."""
         statement = (
-            select(LeaseRow)
-            .where(LeaseRow.name.startswith(prefix, autoescape=True), ~is_free(LeaseRow.lease_until))
-            .order_by(LeaseRow.name)
+            select(LEASES)
+            .where(LEASES.c.name.startswith(prefix, autoescape=True), ~is_free(LEASES.c.lease_until))
+            .order_by(LEASES.c.name)
             .limit(limit)
         )
         return await self._all(Lease, statement)

@@ -15,9 +15,9 @@ from sqlalchemy import Executable, Integer, bindparam, func, select, update
 from nekro_agent.ports import MessageKind
 from storage.clock import now
 from storage.driver.statements import FixedStatement
-from storage.models import ChatRow, MessageRow
 from storage.repositories.base import Repository, found, new_id
 from storage.repositories.chats import ChatRepository
+from storage.tables import CHATS, MESSAGES
 from storage.upsert import insert
 
 __all__ = ["COPY_PREFIX", "Message", "MessageRepository", "NewMessage"]
@@ -78,19 +78,19 @@ class MessageRepository(Repository):
         new = await self._one_or_none(Message, _append_statement(), _values(message))
         if new is not None:
             return new, True
-        same = MessageRow.id == message.id
+        same = MESSAGES.c.id == message.id
         if message.once_key is not None:
-            same |= MessageRow.once_key == message.once_key
-        old = await self._one_or_none(Message, select(MessageRow).where(same).limit(1))
+            same |= MESSAGES.c.once_key == message.once_key
+        old = await self._one_or_none(Message, select(MESSAGES).where(same).limit(1))
         return found(old, "message", message.id), False
 
     async def find(self, message_id: str) -> Message | None:
         """Return the message, or None."""
-        return await self._one_or_none(Message, select(MessageRow).where(MessageRow.id == message_id))
+        return await self._one_or_none(Message, select(MESSAGES).where(MESSAGES.c.id == message_id))
 
     async def find_once(self, once_key: str) -> Message | None:
         """Return the message with a deduplication key, or None."""
-        return await self._one_or_none(Message, select(MessageRow).where(MessageRow.once_key == once_key))
+        return await self._one_or_none(Message, select(MESSAGES).where(MESSAGES.c.once_key == once_key))
 
     async def newest(
         self,
@@ -120,16 +120,16 @@ class MessageRepository(Repository):
         A reader that continues from the last message's sequence misses none and sees none twice.
         """
         statement = (
-            select(MessageRow)
-            .where(MessageRow.chat_key == chat_key, MessageRow.sequence > sequence)
-            .order_by(MessageRow.sequence)
+            select(MESSAGES)
+            .where(MESSAGES.c.chat_key == chat_key, MESSAGES.c.sequence > sequence)
+            .order_by(MESSAGES.c.sequence)
             .limit(limit)
         )
         return await self._all(Message, statement)
 
     async def of_turn(self, turn_id: str) -> list[Message]:
         """List the messages of a turn, in order."""
-        statement = select(MessageRow).where(MessageRow.turn_id == turn_id).order_by(MessageRow.sequence)
+        statement = select(MESSAGES).where(MESSAGES.c.turn_id == turn_id).order_by(MESSAGES.c.sequence)
         return await self._all(Message, statement)
 
     async def before(self, message: Message, *, limit: int) -> list[Message]:
@@ -139,14 +139,14 @@ class MessageRepository(Repository):
         of earlier resets nothing is recorded.
         """
         beginning = await self._scalar(
-            select(ChatRow.history_after).where(ChatRow.chat_key == message.chat_key)
+            select(CHATS.c.history_after).where(CHATS.c.chat_key == message.chat_key)
         )
-        statement = select(MessageRow).where(
-            MessageRow.chat_key == message.chat_key, MessageRow.sequence < message.sequence
+        statement = select(MESSAGES).where(
+            MESSAGES.c.chat_key == message.chat_key, MESSAGES.c.sequence < message.sequence
         )
         if beginning and beginning < message.sequence:
-            statement = statement.where(MessageRow.sequence > beginning)
-        newest = await self._all(Message, statement.order_by(MessageRow.sequence.desc()).limit(limit))
+            statement = statement.where(MESSAGES.c.sequence > beginning)
+        newest = await self._all(Message, statement.order_by(MESSAGES.c.sequence.desc()).limit(limit))
         return newest[::-1]
 
     async def copy(self, messages: Sequence[Message]) -> None:
@@ -168,17 +168,17 @@ class MessageRepository(Repository):
                 "turn_id": None,
                 "created_at": message.created_at,
             }
-            new = insert(self._dialect, MessageRow).values(values)
+            new = insert(self._dialect, MESSAGES).values(values)
             await self._rows(new.on_conflict_do_nothing())
 
     async def name_turn(self, message_id: str, turn_id: str) -> None:
         """Record the turn that a message started."""
-        await self._count(update(MessageRow).where(MessageRow.id == message_id).values(turn_id=turn_id))
+        await self._count(update(MESSAGES).where(MESSAGES.c.id == message_id).values(turn_id=turn_id))
 
     async def last_sequence(self, chat_key: str) -> int:
         """Return the sequence of the chat's newest message, 0 when it has none."""
-        statement = select(func.coalesce(func.max(MessageRow.sequence), 0)).where(
-            MessageRow.chat_key == chat_key
+        statement = select(func.coalesce(func.max(MESSAGES.c.sequence), 0)).where(
+            MESSAGES.c.chat_key == chat_key
         )
         return int(await self._scalar(statement))
 
@@ -189,15 +189,15 @@ def _values(message: NewMessage) -> dict[str, Any]:
 
 @cache
 def _newest_statement(*, is_paged: bool, with_past: bool) -> FixedStatement:
-    statement = select(MessageRow).where(
-        MessageRow.chat_key == bindparam("of_chat"), MessageRow.sequence >= bindparam("since")
+    statement = select(MESSAGES).where(
+        MESSAGES.c.chat_key == bindparam("of_chat"), MESSAGES.c.sequence >= bindparam("since")
     )
     if is_paged:
-        statement = statement.where(MessageRow.sequence < bindparam("before"))
+        statement = statement.where(MESSAGES.c.sequence < bindparam("before"))
     if not with_past:
-        beginning = select(ChatRow.history_after).where(ChatRow.chat_key == bindparam("of_chat"))
-        statement = statement.where(MessageRow.sequence > beginning.scalar_subquery())
-    newest = statement.order_by(MessageRow.sequence.desc()).limit(bindparam("most", type_=Integer))
+        beginning = select(CHATS.c.history_after).where(CHATS.c.chat_key == bindparam("of_chat"))
+        statement = statement.where(MESSAGES.c.sequence > beginning.scalar_subquery())
+    newest = statement.order_by(MESSAGES.c.sequence.desc()).limit(bindparam("most", type_=Integer))
     return FixedStatement(lambda _dialect: newest)
 
 
@@ -207,7 +207,7 @@ def _append_statement() -> FixedStatement:
 
     @FixedStatement
     def statement(dialect: str) -> Executable:
-        new = insert(dialect, MessageRow).values({**given, "created_at": now()})
-        return new.on_conflict_do_nothing().returning(MessageRow)
+        new = insert(dialect, MESSAGES).values({**given, "created_at": now()})
+        return new.on_conflict_do_nothing().returning(MESSAGES)
 
     return statement

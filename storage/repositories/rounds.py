@@ -34,17 +34,16 @@ from sqlalchemy import (
     union_all,
     update,
 )
-from sqlalchemy.orm import aliased
 
 from nekro_agent.errors import FencedError
 from storage.clock import now, seconds_from_now, seconds_parameter
 from storage.driver.statements import FixedStatement
-from storage.models import ChatRow, RoundRow
 from storage.repositories.base import Repository, found, is_one_of
 from storage.repositories.chats import ChatRepository
 from storage.repositories.leases import is_free, is_held_by
 from storage.repositories.round_values import ClaimedRound, Round, RoundReport, RoundRequest, Standing
 from storage.states import FINAL_ROUND_STATES, RoundState, TriggerKind
+from storage.tables import CHATS, ROUNDS
 from storage.upsert import insert
 
 __all__ = ["ClaimedRound", "Round", "RoundReport", "RoundRepository", "RoundRequest", "Standing"]
@@ -89,8 +88,8 @@ class RoundRepository(Repository):
         ids = [round_id for _, round_id, _ in waiting]
         if ids[1:]:
             await self._count(
-                update(RoundRow)
-                .where(RoundRow.id.in_(ids[1:]))
+                update(ROUNDS)
+                .where(ROUNDS.c.id.in_(ids[1:]))
                 .values(state=RoundState.MERGED, merged_into=ids[0], finished_at=now())
             )
         values = {"of_round": ids[0], "new_fence": fence, "new_worker": worker}
@@ -125,11 +124,11 @@ class RoundRepository(Repository):
 
     async def hand_on(self, round_id: str, *, fence: int) -> None:
         """Leave a running round to another worker, because this one stops; no effect after its answer."""
-        statement = update(RoundRow).where(
-            RoundRow.id == round_id,
-            RoundRow.state == RoundState.RUNNING,
-            RoundRow.fence == fence,
-            RoundRow.answered_at.is_(None),
+        statement = update(ROUNDS).where(
+            ROUNDS.c.id == round_id,
+            ROUNDS.c.state == RoundState.RUNNING,
+            ROUNDS.c.fence == fence,
+            ROUNDS.c.answered_at.is_(None),
         )
         await self._count(statement.values(worker=None))
 
@@ -145,9 +144,9 @@ class RoundRepository(Repository):
             FencedError: the caller does not hold the chat's lease.
         """
         await ChatRepository(self._connection).hold(chat_key, fence=fence)
-        stopping = RoundRow.cancel_requested_at.is_not(None)
-        answered = RoundRow.answered_at.is_not(None)
-        is_last = and_(RoundRow.attempt >= max_attempts, RoundRow.worker.is_not(None))
+        stopping = ROUNDS.c.cancel_requested_at.is_not(None)
+        answered = ROUNDS.c.answered_at.is_not(None)
+        is_last = and_(ROUNDS.c.attempt >= max_attempts, ROUNDS.c.worker.is_not(None))
         state = case(
             (stopping, RoundState.CANCELLED),
             (answered, RoundState.RUNNING),
@@ -156,20 +155,20 @@ class RoundRepository(Repository):
         )
         error = case(
             (stopping, "stopped on request; its worker had died"),
-            (answered, RoundRow.error),
+            (answered, ROUNDS.c.error),
             (is_last, f"its worker died, and it was started {max_attempts} times; not started again"),
-            else_=RoundRow.error,
+            else_=ROUNDS.c.error,
         )
         statement = (
-            update(RoundRow)
-            .where(_is_open(chat_key), RoundRow.state == RoundState.RUNNING, RoundRow.fence < fence)
+            update(ROUNDS)
+            .where(_is_open(chat_key), ROUNDS.c.state == RoundState.RUNNING, ROUNDS.c.fence < fence)
             .values(
                 state=state,
                 error=error,
                 finished_at=case((stopping, now()), (answered, None), (is_last, now()), else_=None),
-                fence=case((answered, fence), else_=RoundRow.fence),
+                fence=case((answered, fence), else_=ROUNDS.c.fence),
             )
-            .returning(RoundRow)
+            .returning(ROUNDS)
         )
         return sorted(await self._all(Round, statement), key=lambda item: item.sequence)
 
@@ -184,25 +183,25 @@ class RoundRepository(Repository):
             NotFoundError: there is no such chat.
         """
         await ChatRepository(self._connection).lock(chat_key)
-        waits = RoundRow.state == RoundState.REQUESTED
+        waits = ROUNDS.c.state == RoundState.REQUESTED
         is_chosen = _is_open(chat_key)
         if turn_id is None:
-            running = select(RoundRow.id).where(_is_open(chat_key)).scalar_subquery()
+            running = select(ROUNDS.c.id).where(_is_open(chat_key)).scalar_subquery()
             await self._count(
-                update(RoundRow).where(RoundRow.merged_into.in_(running)).values(cancel_requested_at=now())
+                update(ROUNDS).where(ROUNDS.c.merged_into.in_(running)).values(cancel_requested_at=now())
             )
         else:
-            is_chosen = and_(is_chosen, RoundRow.turn_id == turn_id)
+            is_chosen = and_(is_chosen, ROUNDS.c.turn_id == turn_id)
         statement = (
-            update(RoundRow)
+            update(ROUNDS)
             .where(is_chosen)
             .values(
-                state=case((waits, RoundState.CANCELLED), else_=RoundRow.state),
-                finished_at=case((waits, now()), else_=RoundRow.finished_at),
-                error=case((waits, reason), else_=RoundRow.error),
-                cancel_requested_at=func.coalesce(RoundRow.cancel_requested_at, now()),
+                state=case((waits, RoundState.CANCELLED), else_=ROUNDS.c.state),
+                finished_at=case((waits, now()), else_=ROUNDS.c.finished_at),
+                error=case((waits, reason), else_=ROUNDS.c.error),
+                cancel_requested_at=func.coalesce(ROUNDS.c.cancel_requested_at, now()),
             )
-            .returning(RoundRow)
+            .returning(ROUNDS)
         )
         return sorted(await self._all(Round, statement), key=lambda item: item.sequence)
 
@@ -212,10 +211,10 @@ class RoundRepository(Repository):
         The caller holds the chat's lock. Returns them in order.
         """
         statement = (
-            update(RoundRow)
-            .where(RoundRow.merged_into == round_id, RoundRow.cancel_requested_at.is_(None))
+            update(ROUNDS)
+            .where(ROUNDS.c.merged_into == round_id, ROUNDS.c.cancel_requested_at.is_(None))
             .values(state=RoundState.REQUESTED, merged_into=None, finished_at=None)
-            .returning(RoundRow)
+            .returning(ROUNDS)
         )
         return sorted(await self._all(Round, statement), key=lambda item: item.sequence)
 
@@ -243,25 +242,25 @@ class RoundRepository(Repository):
         """
         needs = or_(
             and_(
-                RoundRow.state == RoundState.REQUESTED,
-                RoundRow.not_before <= seconds_from_now(-waiting_seconds),
+                ROUNDS.c.state == RoundState.REQUESTED,
+                ROUNDS.c.not_before <= seconds_from_now(-waiting_seconds),
             ),
-            RoundRow.state == RoundState.RUNNING,
+            ROUNDS.c.state == RoundState.RUNNING,
         )
         statement = (
-            select(RoundRow.chat_key)
-            .join(ChatRow, ChatRow.chat_key == RoundRow.chat_key)
-            .where(is_one_of(RoundRow.state, *_OPEN), needs, is_free(ChatRow.lease_until))
-            .group_by(RoundRow.chat_key)
-            .order_by(func.min(RoundRow.sequence))
+            select(ROUNDS.c.chat_key)
+            .join(CHATS, CHATS.c.chat_key == ROUNDS.c.chat_key)
+            .where(is_one_of(ROUNDS.c.state, *_OPEN), needs, is_free(CHATS.c.lease_until))
+            .group_by(ROUNDS.c.chat_key)
+            .order_by(func.min(ROUNDS.c.sequence))
             .limit(limit)
         )
         return (await self._connection.execute(statement)).scalars()
 
     async def seconds_until_due(self, chat_key: str) -> float | None:
         """Return the seconds until the chat's next requested round is due, 0 if one is; None without one."""
-        statement = select(func.min(RoundRow.not_before), now()).where(
-            _is_open(chat_key), RoundRow.state == RoundState.REQUESTED
+        statement = select(func.min(ROUNDS.c.not_before), now()).where(
+            _is_open(chat_key), ROUNDS.c.state == RoundState.REQUESTED
         )
         due, time = (await self._connection.execute(statement)).one()
         return None if due is None else max(0.0, float((due - time).total_seconds()))
@@ -272,12 +271,12 @@ class RoundRepository(Repository):
         None when no round runs under a valid lease.
         """
         statement = (
-            select(func.min(ChatRow.lease_until), now())
-            .join(RoundRow, ChatRow.chat_key == RoundRow.chat_key)
+            select(func.min(CHATS.c.lease_until), now())
+            .join(ROUNDS, CHATS.c.chat_key == ROUNDS.c.chat_key)
             .where(
-                is_one_of(RoundRow.state, *_OPEN),
-                RoundRow.state == RoundState.RUNNING,
-                ChatRow.lease_until > now(),
+                is_one_of(ROUNDS.c.state, *_OPEN),
+                ROUNDS.c.state == RoundState.RUNNING,
+                CHATS.c.lease_until > now(),
             )
         )
         until, time = (await self._connection.execute(statement)).one()
@@ -285,7 +284,7 @@ class RoundRepository(Repository):
 
     async def find(self, round_id: str) -> Round | None:
         """Return the round, or None."""
-        return await self._one_or_none(Round, select(RoundRow).where(RoundRow.id == round_id))
+        return await self._one_or_none(Round, select(ROUNDS).where(ROUNDS.c.id == round_id))
 
     async def get(self, round_id: str) -> Round:
         """Return the round.
@@ -297,7 +296,7 @@ class RoundRepository(Repository):
 
     async def find_by_trigger(self, kind: TriggerKind, trigger_id: str) -> Round | None:
         """Return the round that a trigger caused, or None."""
-        statement = select(RoundRow).where(RoundRow.trigger_kind == kind, RoundRow.trigger_id == trigger_id)
+        statement = select(ROUNDS).where(ROUNDS.c.trigger_kind == kind, ROUNDS.c.trigger_id == trigger_id)
         return await self._one_or_none(Round, statement)
 
     async def has_open(self, chat_key: str) -> bool:
@@ -306,7 +305,7 @@ class RoundRepository(Repository):
 
     async def find_running(self, chat_key: str) -> Round | None:
         """Return the chat's running round, or None."""
-        statement = select(RoundRow).where(_is_open(chat_key), RoundRow.state == RoundState.RUNNING)
+        statement = select(ROUNDS).where(_is_open(chat_key), ROUNDS.c.state == RoundState.RUNNING)
         return await self._one_or_none(Round, statement)
 
     async def merged_into(self, round_id: str) -> list[Round]:
@@ -325,10 +324,10 @@ class RoundRepository(Repository):
         Args:
             before: only rounds with a smaller sequence, for paging; None does not limit.
         """
-        statement = select(RoundRow).where(RoundRow.chat_key == chat_key)
+        statement = select(ROUNDS).where(ROUNDS.c.chat_key == chat_key)
         if before is not None:
-            statement = statement.where(RoundRow.sequence < before)
-        newest = await self._all(Round, statement.order_by(RoundRow.sequence.desc()).limit(limit))
+            statement = statement.where(ROUNDS.c.sequence < before)
+        newest = await self._all(Round, statement.order_by(ROUNDS.c.sequence.desc()).limit(limit))
         return newest[::-1]
 
     async def _write(self, round_id: str, *, fence: int, values: dict[str, Any], at: str | None) -> Round:
@@ -354,7 +353,7 @@ class RoundRepository(Repository):
 
 def _is_open(chat_key: str | BindParameter[str]) -> ColumnElement[bool]:
     """SQL: an open round of the chat; there are few of them and a partial index covers them."""
-    return and_(RoundRow.chat_key == chat_key, is_one_of(RoundRow.state, *_OPEN))
+    return and_(ROUNDS.c.chat_key == chat_key, is_one_of(ROUNDS.c.state, *_OPEN))
 
 
 @FixedStatement
@@ -362,53 +361,51 @@ def _waiting_statement(_dialect: str) -> Executable:
     # Without an order: for one by sequence SQLite would take the index that has it, and read all rounds of
     # the chat. The state is not a parameter: SQLite compiles a statement again for each value that a partial
     # index may depend on.
-    return select(RoundRow.sequence, RoundRow.id, RoundRow.not_before <= now()).where(
-        _is_open(bindparam("of_chat")), is_one_of(RoundRow.state, RoundState.REQUESTED)
+    return select(ROUNDS.c.sequence, ROUNDS.c.id, ROUNDS.c.not_before <= now()).where(
+        _is_open(bindparam("of_chat")), is_one_of(ROUNDS.c.state, RoundState.REQUESTED)
     )
 
 
 @FixedStatement
 def _start_statement(_dialect: str) -> Executable:
     return (
-        update(RoundRow)
-        .where(RoundRow.id == bindparam("of_round"))
+        update(ROUNDS)
+        .where(ROUNDS.c.id == bindparam("of_round"))
         .values(
             state=RoundState.RUNNING,
-            attempt=RoundRow.attempt + 1,
+            attempt=ROUNDS.c.attempt + 1,
             fence=bindparam("new_fence"),
             worker=bindparam("new_worker"),
             started_at=now(),
         )
-        .returning(RoundRow)
+        .returning(ROUNDS)
     )
 
 
 @cache
 def _write_statement(names: tuple[str, ...], at: str | None) -> FixedStatement:
     """UPDATE of a running round; if cancellation was requested, the new state is always CANCELLED."""
-    values: dict[str, Any] = {
-        name: bindparam(f"new_{name}", type_=RoundRow.__table__.c[name].type) for name in names
-    }
+    values: dict[str, Any] = {name: bindparam(f"new_{name}", type_=ROUNDS.c[name].type) for name in names}
     if "state" in values:
-        asked = RoundRow.cancel_requested_at.is_not(None)
+        asked = ROUNDS.c.cancel_requested_at.is_not(None)
         values["state"] = case((asked, RoundState.CANCELLED), else_=values["state"])
     if at is not None:
         values[at] = now()
     if "state" in values and "answer" in values:  # an answer that was not recorded before the end
-        values["answered_at"] = func.coalesce(RoundRow.answered_at, now())
+        values["answered_at"] = func.coalesce(ROUNDS.c.answered_at, now())
     statement = (
-        update(RoundRow)
+        update(ROUNDS)
         .where(
-            RoundRow.id == bindparam("of_round"),
-            RoundRow.state == RoundState.RUNNING,
-            RoundRow.fence == bindparam("of_fence"),
+            ROUNDS.c.id == bindparam("of_round"),
+            ROUNDS.c.state == RoundState.RUNNING,
+            ROUNDS.c.fence == bindparam("of_fence"),
         )
         .values(values)
-        .returning(RoundRow)
+        .returning(ROUNDS)
     )
     # SQLite has no row locks: its write transactions exclude each other, so the UPDATE can check the lease.
-    held = select(ChatRow.chat_key).where(
-        ChatRow.chat_key == RoundRow.chat_key, is_held_by(ChatRow, bindparam("of_fence", type_=Integer))
+    held = select(CHATS.c.chat_key).where(
+        CHATS.c.chat_key == ROUNDS.c.chat_key, is_held_by(CHATS, bindparam("of_fence", type_=Integer))
     )
     return FixedStatement(
         lambda dialect: statement.where(held.exists()) if dialect == "sqlite" else statement
@@ -417,42 +414,42 @@ def _write_statement(names: tuple[str, ...], at: str | None) -> FixedStatement:
 
 @FixedStatement
 def _standing_statement(_dialect: str) -> Executable:
-    runs = RoundRow.state == RoundState.RUNNING
-    return select(runs, RoundRow.cancel_requested_at.is_not(None)).where(RoundRow.id == bindparam("of_round"))
+    runs = ROUNDS.c.state == RoundState.RUNNING
+    return select(runs, ROUNDS.c.cancel_requested_at.is_not(None)).where(ROUNDS.c.id == bindparam("of_round"))
 
 
 @cache
 def _cancelled_statement(rounds: int) -> FixedStatement:
     """Select those of so many rounds whose cancellation was requested; a worker runs few at once."""
-    asked = [bindparam(f"round_{number}", type_=RoundRow.id.type) for number in range(rounds)]
-    statement = select(RoundRow.id).where(RoundRow.id.in_(asked), RoundRow.cancel_requested_at.is_not(None))
+    asked = [bindparam(f"round_{number}", type_=ROUNDS.c.id.type) for number in range(rounds)]
+    statement = select(ROUNDS.c.id).where(ROUNDS.c.id.in_(asked), ROUNDS.c.cancel_requested_at.is_not(None))
     return FixedStatement(lambda _dialect: statement)
 
 
 @FixedStatement
 def _open_turns_statement(_dialect: str) -> Executable:
-    taker = aliased(RoundRow)
+    taker = ROUNDS.alias()
     merged = (
-        select(RoundRow.turn_id)
-        .join(taker, RoundRow.merged_into == taker.id)
-        .where(taker.chat_key == bindparam("of_chat"), is_one_of(taker.state, *_OPEN))
+        select(ROUNDS.c.turn_id)
+        .join(taker, ROUNDS.c.merged_into == taker.c.id)
+        .where(taker.c.chat_key == bindparam("of_chat"), is_one_of(taker.c.state, *_OPEN))
     )
-    return union_all(select(RoundRow.turn_id).where(_is_open(bindparam("of_chat"))), merged)
+    return union_all(select(ROUNDS.c.turn_id).where(_is_open(bindparam("of_chat"))), merged)
 
 
 @FixedStatement
 def _merged_statement(_dialect: str) -> Executable:
-    return select(RoundRow).where(RoundRow.merged_into == bindparam("of_round")).order_by(RoundRow.sequence)
+    return select(ROUNDS).where(ROUNDS.c.merged_into == bindparam("of_round")).order_by(ROUNDS.c.sequence)
 
 
 @cache
 def _turns_statement() -> Executable:
     # A union of two queries, because neither database uses indexes for "of the turn or merged into it".
-    taker = aliased(RoundRow)
+    taker = ROUNDS.alias()
     turns: BindParameter[Any] = bindparam("turns", expanding=True)
-    merged = select(RoundRow).join(taker, RoundRow.merged_into == taker.id)
+    merged = select(ROUNDS).join(taker, ROUNDS.c.merged_into == taker.c.id)
     return union_all(
-        select(RoundRow).where(RoundRow.turn_id.in_(turns)), merged.where(taker.turn_id.in_(turns))
+        select(ROUNDS).where(ROUNDS.c.turn_id.in_(turns)), merged.where(taker.c.turn_id.in_(turns))
     )
 
 
@@ -460,12 +457,12 @@ def _turns_statement() -> Executable:
 def _request_statement(dialect: str) -> Executable:
     given: dict[str, Any] = {item.name: bindparam(item.name) for item in dataclasses.fields(RoundRequest)}
     del given["delay_seconds"], given["cause_turn_id"]
-    cause = bindparam("cause_turn_id", type_=RoundRow.turn_id.type)
-    first = aliased(RoundRow)
-    root = select(first.root_turn_id).where(first.id == cause).scalar_subquery()
+    cause = bindparam("cause_turn_id", type_=ROUNDS.c.turn_id.type)
+    first = ROUNDS.alias()
+    root = select(first.c.root_turn_id).where(first.c.id == cause).scalar_subquery()
     times = {"requested_at": now(), "not_before": seconds_from_now(seconds_parameter("delay_seconds"))}
     return (
-        insert(dialect, RoundRow)
+        insert(dialect, ROUNDS)
         .values(
             {
                 **given,
@@ -475,8 +472,8 @@ def _request_statement(dialect: str) -> Executable:
                 "root_turn_id": func.coalesce(root, cause),
             }
         )
-        .on_conflict_do_nothing(index_elements=[RoundRow.trigger_kind, RoundRow.trigger_id])
-        .returning(RoundRow)
+        .on_conflict_do_nothing(index_elements=[ROUNDS.c.trigger_kind, ROUNDS.c.trigger_id])
+        .returning(ROUNDS)
     )
 
 

@@ -16,10 +16,10 @@ from sqlalchemy import Select, delete, func, select, union_all, update
 from nekro_agent.errors import NotFoundError
 from nekro_agent.ports import CallbackTimer, CronJob, TimerInfo
 from storage.clock import now
-from storage.models import CronJobRow, TimerRow, WorkerRow, WorkerTimerRow
 from storage.repositories.base import Repository, chosen_once, found, new_id
 from storage.repositories.leases import is_free
 from storage.states import OPEN_TIMER_STATES, TimerState
+from storage.tables import CRON_JOBS, TIMERS, WORKER_TIMERS, WORKERS
 from storage.upsert import insert
 
 __all__ = ["CronJobRepository", "RecordedTimer", "TimerRepository", "WorkerTimer"]
@@ -62,12 +62,12 @@ class TimerRepository(Repository):
             ConflictError: the chat has no row.
         """
         if timer_id is not None:
-            same = select(TimerRow).where(TimerRow.id == timer_id, TimerRow.state != TimerState.CANCELLED)
+            same = select(TIMERS).where(TIMERS.c.id == timer_id, TIMERS.c.state != TimerState.CANCELLED)
             if (earlier := await self._one_or_none(TimerInfo, same)) is not None:
                 return earlier
         if temporary:
             await self.clear(chat_key, temporary=True)
-        new = insert(self._dialect, TimerRow).values(
+        new = insert(self._dialect, TIMERS).values(
             id=timer_id or new_id(),
             chat_key=chat_key,
             fire_at=fire_at,
@@ -77,15 +77,13 @@ class TimerRepository(Repository):
             created_at=now(),
         )
         changes = {"state": new.excluded.state, "fire_at": new.excluded.fire_at}
-        statement = new.on_conflict_do_update(index_elements=[TimerRow.id], set_=changes).returning(TimerRow)
+        statement = new.on_conflict_do_update(index_elements=[TIMERS.c.id], set_=changes).returning(TIMERS)
         return found(await self._one_or_none(TimerInfo, statement), "timer of chat", chat_key)
 
     async def of_chat(self, chat_key: str) -> list[TimerInfo]:
         """List the chat's waiting timers, the next one first."""
-        statement = select(TimerRow).where(
-            TimerRow.chat_key == chat_key, TimerRow.state == TimerState.WAITING
-        )
-        return await self._all(TimerInfo, statement.order_by(TimerRow.fire_at, TimerRow.id))
+        statement = select(TIMERS).where(TIMERS.c.chat_key == chat_key, TIMERS.c.state == TimerState.WAITING)
+        return await self._all(TimerInfo, statement.order_by(TIMERS.c.fire_at, TIMERS.c.id))
 
     async def open_ids(self, chat_key: str | None, *, after: str, limit: int) -> list[str]:
         """List the ids of timers of all kinds that have not ended, in their order in the database.
@@ -94,28 +92,28 @@ class TimerRepository(Repository):
             chat_key: None means all chats.
             after: only ids after this one; "" begins with the first.
         """
-        once = select(TimerRow.id.label("id")).where(
-            TimerRow.state.in_(OPEN_TIMER_STATES), TimerRow.id > after
+        once = select(TIMERS.c.id.label("id")).where(
+            TIMERS.c.state.in_(OPEN_TIMER_STATES), TIMERS.c.id > after
         )
-        recurring = select(CronJobRow.job_id.label("id")).where(CronJobRow.job_id > after)
-        called = _of_live_workers(select(WorkerTimerRow.id.label("id"))).where(WorkerTimerRow.id > after)
+        recurring = select(CRON_JOBS.c.job_id.label("id")).where(CRON_JOBS.c.job_id > after)
+        called = _of_live_workers(select(WORKER_TIMERS.c.id.label("id"))).where(WORKER_TIMERS.c.id > after)
         if chat_key is not None:
-            once = once.where(TimerRow.chat_key == chat_key)
-            recurring = recurring.where(CronJobRow.chat_key == chat_key)
-            called = called.where(WorkerTimerRow.chat_key == chat_key)
+            once = once.where(TIMERS.c.chat_key == chat_key)
+            recurring = recurring.where(CRON_JOBS.c.chat_key == chat_key)
+            called = called.where(WORKER_TIMERS.c.chat_key == chat_key)
         every = union_all(once, recurring, called).subquery()
         return [row[0] for row in await self._rows(select(every.c.id).order_by(every.c.id).limit(limit))]
 
     async def open_of(self, ids: Collection[str]) -> list[RecordedTimer]:
         """Return the waiting and paused timers among some ids, in no order."""
-        statement = select(TimerRow).where(TimerRow.id.in_(ids), TimerRow.state.in_(OPEN_TIMER_STATES))
+        statement = select(TIMERS).where(TIMERS.c.id.in_(ids), TIMERS.c.state.in_(OPEN_TIMER_STATES))
         return await self._all(RecordedTimer, statement)
 
     async def with_callback(self, ids: Collection[str]) -> list[WorkerTimer]:
         """Return the timers with callbacks of live workers among some ids, in no order."""
-        columns = [getattr(WorkerTimerRow, item.name) for item in dataclasses.fields(CallbackTimer)]
-        statement = _of_live_workers(select(*columns, WorkerRow.name.label("worker")))
-        return await self._all(WorkerTimer, statement.where(WorkerTimerRow.id.in_(ids)))
+        columns = [WORKER_TIMERS.c[item.name] for item in dataclasses.fields(CallbackTimer)]
+        statement = _of_live_workers(select(*columns, WORKERS.c.name.label("worker")))
+        return await self._all(WorkerTimer, statement.where(WORKER_TIMERS.c.id.in_(ids)))
 
     async def get_open(self, timer_id: str) -> RecordedTimer:
         """Return a waiting or paused timer.
@@ -123,7 +121,7 @@ class TimerRepository(Repository):
         Raises:
             NotFoundError: there is none.
         """
-        statement = select(TimerRow).where(TimerRow.id == timer_id, TimerRow.state.in_(OPEN_TIMER_STATES))
+        statement = select(TIMERS).where(TIMERS.c.id == timer_id, TIMERS.c.state.in_(OPEN_TIMER_STATES))
         timer = await self._one_or_none(RecordedTimer, statement)
         if timer is None:
             raise NotFoundError(f"there is no timer {timer_id!r}")
@@ -142,8 +140,8 @@ class TimerRepository(Repository):
 
     async def _set_state(self, timer_id: str, state: TimerState) -> bool:
         statement = (
-            update(TimerRow)
-            .where(TimerRow.id == timer_id, TimerRow.state.in_(OPEN_TIMER_STATES))
+            update(TIMERS)
+            .where(TIMERS.c.id == timer_id, TIMERS.c.state.in_(OPEN_TIMER_STATES))
             .values(state=state)
         )
         return await self._count(statement) > 0
@@ -154,16 +152,16 @@ class TimerRepository(Repository):
         Args:
             temporary: True cancels only the temporary one, False only the others, None all.
         """
-        chosen = select(TimerRow.id).where(
-            TimerRow.chat_key == chat_key, TimerRow.state.in_(OPEN_TIMER_STATES)
+        chosen = select(TIMERS.c.id).where(
+            TIMERS.c.chat_key == chat_key, TIMERS.c.state.in_(OPEN_TIMER_STATES)
         )
         if temporary is not None:
-            chosen = chosen.where(TimerRow.temporary.is_(temporary))
+            chosen = chosen.where(TIMERS.c.temporary.is_(temporary))
         # A timer that is firing at this moment is skipped: waiting for it here, possibly while holding
         # the chat's lock that its firing needs, would deadlock.
         ids = chosen.with_for_update(skip_locked=True).scalar_subquery()
         return await self._count(
-            update(TimerRow).where(TimerRow.id.in_(ids)).values(state=TimerState.CANCELLED)
+            update(TIMERS).where(TIMERS.c.id.in_(ids)).values(state=TimerState.CANCELLED)
         )
 
     async def fire_due(self, *, limit: int) -> list[TimerInfo]:
@@ -172,23 +170,23 @@ class TimerRepository(Repository):
         Request their rounds in the same transaction.
         """
         due = (
-            select(TimerRow.id)
-            .where(TimerRow.state == TimerState.WAITING, TimerRow.fire_at <= now())
-            .order_by(TimerRow.fire_at)
+            select(TIMERS.c.id)
+            .where(TIMERS.c.state == TimerState.WAITING, TIMERS.c.fire_at <= now())
+            .order_by(TIMERS.c.fire_at)
             .limit(limit)
             .with_for_update(skip_locked=True)
         )
         statement = (
-            update(TimerRow)
-            .where(TimerRow.id.in_(chosen_once(due)))
+            update(TIMERS)
+            .where(TIMERS.c.id.in_(chosen_once(due)))
             .values(state=TimerState.FIRED)
-            .returning(TimerRow)
+            .returning(TIMERS)
         )
         return sorted(await self._all(TimerInfo, statement), key=lambda timer: (timer.fire_at, timer.id))
 
     async def seconds_until_next(self) -> float | None:
         """Return the seconds until the next timer is due, 0 if one is; None without a waiting timer."""
-        statement = select(func.min(TimerRow.fire_at), now()).where(TimerRow.state == TimerState.WAITING)
+        statement = select(func.min(TIMERS.c.fire_at), now()).where(TIMERS.c.state == TimerState.WAITING)
         return _pause(*(await self._connection.execute(statement)).one())
 
 
@@ -202,10 +200,10 @@ class CronJobRepository(Repository):
             ConflictError: the chat has no row.
         """
         statement = (
-            insert(self._dialect, CronJobRow)
+            insert(self._dialect, CRON_JOBS)
             .values(**_values(job))
-            .on_conflict_do_nothing(index_elements=[CronJobRow.job_id])
-            .returning(CronJobRow.job_id)
+            .on_conflict_do_nothing(index_elements=[CRON_JOBS.c.job_id])
+            .returning(CRON_JOBS.c.job_id)
         )
         return await self._scalar(statement) is not None
 
@@ -214,27 +212,27 @@ class CronJobRepository(Repository):
         values = _values(job)
         for kept in ("job_id", "last_fired_at", "created_at"):
             del values[kept]
-        statement = update(CronJobRow).where(CronJobRow.job_id == job.job_id).values(**values)
+        statement = update(CRON_JOBS).where(CRON_JOBS.c.job_id == job.job_id).values(**values)
         return await self._count(statement) > 0
 
     async def delete(self, job_id: str) -> bool:
         """Delete a job; False when there is none."""
-        return await self._count(delete(CronJobRow).where(CronJobRow.job_id == job_id)) > 0
+        return await self._count(delete(CRON_JOBS).where(CRON_JOBS.c.job_id == job_id)) > 0
 
     async def find(self, job_id: str) -> CronJob | None:
         """Return the job, or None."""
-        return await self._one_or_none(CronJob, select(CronJobRow).where(CronJobRow.job_id == job_id))
+        return await self._one_or_none(CronJob, select(CRON_JOBS).where(CRON_JOBS.c.job_id == job_id))
 
     async def of(self, ids: Collection[str]) -> list[CronJob]:
         """Return the jobs among some ids, in no order."""
-        return await self._all(CronJob, select(CronJobRow).where(CronJobRow.job_id.in_(ids)))
+        return await self._all(CronJob, select(CRON_JOBS).where(CRON_JOBS.c.job_id.in_(ids)))
 
     async def of_chat(self, chat_key: str | None) -> list[CronJob]:
         """List the jobs of a chat, or of all chats if it is None, the oldest first."""
-        statement = select(CronJobRow)
+        statement = select(CRON_JOBS)
         if chat_key is not None:
-            statement = statement.where(CronJobRow.chat_key == chat_key)
-        return await self._all(CronJob, statement.order_by(CronJobRow.created_at, CronJobRow.job_id))
+            statement = statement.where(CRON_JOBS.c.chat_key == chat_key)
+        return await self._all(CronJob, statement.order_by(CRON_JOBS.c.created_at, CRON_JOBS.c.job_id))
 
     async def due(self, *, limit: int) -> list[CronJob]:
         """List the jobs that are due and lock them against other sweeps until this transaction ends.
@@ -242,9 +240,9 @@ class CronJobRepository(Repository):
         ``advance`` each and request its round in the same transaction.
         """
         statement = (
-            select(CronJobRow)
-            .where(CronJobRow.next_fire_at <= now())
-            .order_by(CronJobRow.next_fire_at)
+            select(CRON_JOBS)
+            .where(CRON_JOBS.c.next_fire_at <= now())
+            .order_by(CRON_JOBS.c.next_fire_at)
             .limit(limit)
             .with_for_update(skip_locked=True)
         )
@@ -253,21 +251,21 @@ class CronJobRepository(Repository):
     async def advance(self, job: CronJob, *, next_fire_at: datetime | None) -> bool:
         """Record the firing at ``job.next_fire_at``; False when it is recorded already."""
         statement = (
-            update(CronJobRow)
-            .where(CronJobRow.job_id == job.job_id, CronJobRow.next_fire_at == job.next_fire_at)
+            update(CRON_JOBS)
+            .where(CRON_JOBS.c.job_id == job.job_id, CRON_JOBS.c.next_fire_at == job.next_fire_at)
             .values(next_fire_at=next_fire_at, last_fired_at=job.next_fire_at)
         )
         return await self._count(statement) > 0
 
     async def seconds_until_next(self) -> float | None:
         """Return the seconds until the next job is due, 0 if one is; None without a scheduled job."""
-        statement = select(func.min(CronJobRow.next_fire_at), now())
+        statement = select(func.min(CRON_JOBS.c.next_fire_at), now())
         return _pause(*(await self._connection.execute(statement)).one())
 
 
 def _of_live_workers(statement: Select[Any]) -> Select[Any]:
-    return statement.join(WorkerRow, WorkerRow.id == WorkerTimerRow.worker_id).where(
-        ~is_free(WorkerRow.lease_until)
+    return statement.join(WORKERS, WORKERS.c.id == WORKER_TIMERS.c.worker_id).where(
+        ~is_free(WORKERS.c.lease_until)
     )
 
 

@@ -15,7 +15,7 @@ from broker_config.settings import DatabaseSettings, Settings
 from nekro.app.composition import Services
 from nekro_agent.errors import SandboxUnavailableError
 from nekro_agent.methods import Lane
-from storage.models import Base
+from storage.tables import metadata
 
 PLUGINS = Path(__file__).parent / "plugins"
 
@@ -53,7 +53,7 @@ async def open_bench(
         services = Services.load(settings, role=Lane.ROUNDS.value)
         opened.append(services)
         async with services.database.begin() as tx:
-            for table in reversed(Base.metadata.sorted_tables):
+            for table in reversed(metadata.sorted_tables):
                 await tx.connection.execute(table.delete())
         await services.start()
         try:

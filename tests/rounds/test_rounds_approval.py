@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 from round_bench import Bench, Model, states
-from sqlalchemy import update
-from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy import Table, update
 from waiting import WAIT_SECONDS
 
 from broker_config.settings import ApprovalSettings
@@ -36,9 +35,9 @@ from nekro_agent.shared_clock import shared_time
 from nekro_client.models import TurnState
 from storage.access.approvals import Approval
 from storage.listings.overview import OverviewRepository
-from storage.models import ApprovalRow, CallRow
 from storage.repositories.calls import Call
 from storage.states import ApprovalScope, ApprovalState, CallState, EventType, TriggerKind
+from storage.tables import APPROVALS, CALLS
 from storage.transaction import Transaction
 from workers.ops.sweeps import ApprovalSweep
 
@@ -374,7 +373,7 @@ async def test_rows_that_were_changed_before_the_decision_permit_nothing(till: B
 
 async def change_row(bench: Bench, **values: Any) -> None:
     async with bench.database.begin() as tx:
-        await tx.connection.execute(update(ApprovalRow).values(**values))
+        await tx.connection.execute(update(APPROVALS).values(**values))
 
 
 @pytest.mark.extended
@@ -608,9 +607,9 @@ async def test_ten_thousand_requests_are_listed_decided_expired_and_withdrawn(
 ) -> None:
     bench = await open_till(open_bench, kind)
     first = await asked(bench)
-    await copy_rows(bench, "calls", CallRow, id="'c' || n", round_id="NULL")
+    await copy_rows(bench, CALLS, id="'c' || n", round_id="NULL")
     await copy_rows(
-        bench, "approvals", ApprovalRow, sequence=None, id="'a' || n", call_id="'c' || n",
+        bench, APPROVALS, sequence=None, id="'a' || n", call_id="'c' || n",
         round_id="NULL", turn_id="NULL", root_turn_id="NULL",
         expires_at=f"CASE WHEN n <= {OVERDUE} THEN requested_at ELSE expires_at END",
     )  # fmt: skip
@@ -654,17 +653,17 @@ async def test_ten_thousand_requests_are_listed_decided_expired_and_withdrawn(
 OVERDUE = 110
 
 
-async def copy_rows(bench: Bench, table: str, model: type[DeclarativeBase], **changed: str | None) -> None:
+async def copy_rows(bench: Bench, table: Table, **changed: str | None) -> None:
     """Copy the only row of a table 9,999 times.
 
     Args:
         changed: expressions of columns by ``n``, the number of the copy; None leaves one to the database.
     """
-    columns = [column.name for column in model.__table__.columns if changed.get(column.name, "") is not None]
-    values = ", ".join(changed.get(name) or f"{table}.{name}" for name in columns)
+    columns = [column.name for column in table.columns if changed.get(column.name, "") is not None]
+    values = ", ".join(changed.get(name) or f"{table.name}.{name}" for name in columns)
     async with bench.database.begin() as tx:
         await tx.connection.exec_driver_sql(
-            f"INSERT INTO {table} ({', '.join(columns)})"
+            f"INSERT INTO {table.name} ({', '.join(columns)})"
             " WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 9999)"
-            f" SELECT {values} FROM {table} CROSS JOIN numbers"
+            f" SELECT {values} FROM {table.name} CROSS JOIN numbers"
         )

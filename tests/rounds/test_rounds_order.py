@@ -15,8 +15,8 @@ from nekro.agent.llm import LLMRequest
 from nekro.sandbox.models import StopType
 from nekro_agent import runtime
 from storage.clock import seconds_from_now
-from storage.models import RoundRow
 from storage.states import RoundState, TriggerKind
+from storage.tables import ROUNDS
 from workers.ops.sweeper import Sweep, Sweeper
 
 OpenBench = Callable[..., Awaitable[Bench]]
@@ -26,8 +26,8 @@ SAY = 'send_msg_text(_ck, "done")'
 async def due_in(bench: Bench, chat_key: str, seconds: float) -> None:
     """Set the end of the debounce of a chat's first round, in seconds from now."""
     async with bench.database.begin() as tx:
-        first = select(func.min(RoundRow.sequence)).where(RoundRow.chat_key == chat_key).scalar_subquery()
-        statement = update(RoundRow).where(RoundRow.sequence == first)
+        first = select(func.min(ROUNDS.c.sequence)).where(ROUNDS.c.chat_key == chat_key).scalar_subquery()
+        statement = update(ROUNDS).where(ROUNDS.c.sequence == first)
         await tx.connection.execute(statement.values(not_before=seconds_from_now(seconds)))
 
 

@@ -20,9 +20,9 @@ from worker_fleet import Fleet, Worker, build_fleet
 
 from nekro.app.composition import Services
 from nekro.sandbox.models import StopType
-from storage.models import ChatRow
 from storage.repositories.rounds import Round
 from storage.states import FINAL_ROUND_STATES
+from storage.tables import CHATS
 
 pytestmark = pytest.mark.extended
 
@@ -139,7 +139,7 @@ async def killed(fleet: Fleet, services: Services, chat_key: str) -> Any:
     worker = await worker_in(fleet, services, chat_key)
     worker.kill()
     async with services.database.read() as tx:
-        until = select(ChatRow.lease_until).where(ChatRow.chat_key == chat_key)
+        until = select(CHATS.c.lease_until).where(CHATS.c.chat_key == chat_key)
         expires_at = (await tx.connection.execute(until)).scalar()
     await asyncio.to_thread(fleet.start, "rounds")
     return expires_at

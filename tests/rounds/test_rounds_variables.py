@@ -8,7 +8,7 @@ import pytest
 from round_bench import Bench, Model, states
 from sqlalchemy import func, select
 
-from storage.models import TurnVariablesRow
+from storage.tables import TURN_VARIABLES
 
 OpenBench = Callable[..., Awaitable[Bench]]
 KEEPS = {"keep_variables": True}
@@ -21,7 +21,7 @@ async def bench(kind: str, open_bench: OpenBench) -> Bench:
 
 async def stored(bench: Bench) -> int:
     async with bench.database.read() as tx:
-        return int((await tx.connection.execute(select(func.count()).select_from(TurnVariablesRow))).scalar())
+        return int((await tx.connection.execute(select(func.count()).select_from(TURN_VARIABLES))).scalar())
 
 
 def footer(prompt: str) -> list[str]:

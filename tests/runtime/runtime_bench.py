@@ -15,7 +15,7 @@ from nekro.app.leases import LeaseKeeper
 from nekro.base.redaction import Redactor
 from nekro_agent.plugin import NekroPlugin
 from storage.engine import Database
-from storage.models import Base
+from storage.tables import metadata
 from workers.jobs.runner import Interruption, JobRunner
 from workers.jobs.running import RunningJobs
 
@@ -71,7 +71,7 @@ async def emptied(settings: DatabaseSettings, data_dir: Path) -> Database:
     """Open a database without rows."""
     database = Database(settings, data_dir)
     async with database.begin() as tx:
-        for table in reversed(Base.metadata.sorted_tables):
+        for table in reversed(metadata.sorted_tables):
             await tx.connection.execute(table.delete())
     return database
 

@@ -12,8 +12,8 @@ from sqlalchemy import delete
 from nekro.app.rounds.chat_history import ChatHistory
 from nekro_agent.ports import MessageKind
 from storage.engine import Database
-from storage.models import MessageRow
 from storage.repositories.messages import NewMessage
+from storage.tables import MESSAGES
 from storage.transaction import Transaction
 
 MOST = 5
@@ -38,7 +38,7 @@ async def say_much(tx: Transaction) -> None:
 
 async def delete_all(tx: Transaction) -> None:
     """As the retention deletes old messages."""
-    await tx.connection.execute(delete(MessageRow).where(MessageRow.chat_key == "c"))
+    await tx.connection.execute(delete(MESSAGES).where(MESSAGES.c.chat_key == "c"))
 
 
 async def delete_one(tx: Transaction) -> None:

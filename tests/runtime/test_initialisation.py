@@ -22,8 +22,8 @@ from nekro_agent.errors import FencedError, StorageUnavailableError
 from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.plugin import NekroPlugin
 from storage.engine import Database
-from storage.models import LeaseRow
 from storage.repositories.lane_overrides import PluginStateRepository
+from storage.tables import LEASES
 from workers.plugins import initialisation
 from workers.plugins.initialisation import PluginStates, start_plugins
 
@@ -115,7 +115,7 @@ async def test_a_failed_init_lets_the_next_process_try(processes: list[Process])
 
 async def lease_until(database: Database) -> object:
     async with database.read() as tx:
-        found = select(LeaseRow.lease_until).where(LeaseRow.name == initialisation._LEASE)
+        found = select(LEASES.c.lease_until).where(LEASES.c.name == initialisation._LEASE)
         return (await tx.connection.execute(found)).scalar_one()
 
 
@@ -159,7 +159,7 @@ async def test_an_init_that_loses_its_lease_is_cancelled_and_its_process_does_no
     @first.plugin.mount_init_method()
     async def wait() -> None:
         async with database.begin() as tx:
-            await tx.connection.execute(update(LeaseRow).values(fence=LeaseRow.fence + 1, owner="other"))
+            await tx.connection.execute(update(LEASES).values(fence=LEASES.c.fence + 1, owner="other"))
         try:
             await asyncio.wait_for(asyncio.Event().wait(), 30)
         except asyncio.CancelledError:
@@ -255,9 +255,9 @@ async def test_a_plugin_whose_start_lost_the_lease_is_cleaned_up_before_it_start
             return
         async with database.begin() as tx:
             await tx.connection.execute(
-                update(LeaseRow)
-                .where(LeaseRow.name == initialisation._LEASE)
-                .values(fence=LeaseRow.fence + 1, owner="other")
+                update(LEASES)
+                .where(LEASES.c.name == initialisation._LEASE)
+                .values(fence=LEASES.c.fence + 1, owner="other")
             )
         await asyncio.Event().wait()  # until the loss cancels it
 

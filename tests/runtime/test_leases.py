@@ -28,10 +28,10 @@ from nekro_agent.methods import SandboxMethodType
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.shared_clock import elapsed_seconds
 from storage.engine import Database
-from storage.models import LeaseRow
 from storage.repositories.calls import CALL_CLAIMS, CallRequest
 from storage.repositories.leases import LeaseRepository
 from storage.states import CallState
+from storage.tables import LEASES
 from workers.ops.sweeper import Sweeper
 from workers.plugins import pinned as pinned_module
 from workers.plugins.initialisation import PluginStates
@@ -91,9 +91,9 @@ class World(DatabaseOutage):
         """Give a lease to another holder."""
         async with self.past.begin() as tx:
             await tx.connection.execute(
-                update(LeaseRow)
-                .where(LeaseRow.name == name)
-                .values(fence=LeaseRow.fence + 1, owner="w2", lease_until=LeaseRow.lease_until)
+                update(LEASES)
+                .where(LEASES.c.name == name)
+                .values(fence=LEASES.c.fence + 1, owner="w2", lease_until=LEASES.c.lease_until)
             )
 
     async def failed(self) -> None:
@@ -378,7 +378,7 @@ async def test_a_locked_row_delays_only_its_own_lease(world: World) -> None:
     locked, free = await world.hold(STRICT, "locked"), await world.hold(STRICT, "free")
     async with world.past.begin() as tx:
         await tx.connection.execute(
-            update(LeaseRow).where(LeaseRow.name == "locked").values(owner=LeaseRow.owner)
+            update(LEASES).where(LEASES.c.name == "locked").values(owner=LEASES.c.owner)
         )
         world.clock.ahead_seconds += UNTIL_DUE_SECONDS
         await world.renewed(free)

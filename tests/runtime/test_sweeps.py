@@ -25,9 +25,9 @@ from nekro_agent.methods import Lane, SandboxMethodType
 from nekro_agent.ports import CronJob, JobState, WorkdayMode
 from nekro_agent.shared_clock import Reading, SharedClock, elapsed_seconds
 from storage.engine import Database
-from storage.models import CallRow
 from storage.repositories.jobs import NewJob
 from storage.states import TriggerKind
+from storage.tables import CALLS
 from storage.timer_services import SqlCronJobs, SqlTimers
 from workers.ops.sweeper import Sweeper
 from workers.ops.sweeps import RetentionSweep, TimerSweep
@@ -180,7 +180,7 @@ async def test_the_chat_of_a_detached_repeatable_call_whose_worker_died_is_told_
     )  # fmt: skip
     await CallDetacher(database, recorder).detach(weigh, made, lane="methods")
     async with database.begin() as tx:  # its worker does not end it
-        await tx.connection.execute(update(CallRow).values(lease_until=LONG_AGO))
+        await tx.connection.execute(update(CALLS).values(lease_until=LONG_AGO))
     sweeper = Sweeper(database, LeaseKeeper(database, background), recorder, AgentSettings(), owner="w1")
     await sweeper.sweep()
     await sweeper.sweep()

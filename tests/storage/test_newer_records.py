@@ -15,7 +15,7 @@ from nekro.sandbox.packages.requirement import parse_requirement
 from nekro_agent.ports import DownloadReport
 from storage.access.activations import Activation
 from storage.engine import Database
-from storage.models import PluginValueRow
+from storage.tables import PLUGIN_VALUES
 from workers.jobs.downloads import SqlDownloads
 
 
@@ -47,7 +47,7 @@ async def test_the_activations_of_a_chat(database: Database) -> None:
     async with database.begin() as tx:
         await tx.activations.replace("chat", {"a.b": Activation(after=3, turns=None)})
         stored = {"a.b": {"after": 3, "turns": 2, "reason": "asked"}}
-        await tx.connection.execute(PluginValueRow.__table__.update().values(value=json.dumps(stored)))
+        await tx.connection.execute(PLUGIN_VALUES.update().values(value=json.dumps(stored)))
         assert await tx.activations.of_chat("chat") == {"a.b": Activation(after=3, turns=2)}
 
 

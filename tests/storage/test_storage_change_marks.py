@@ -10,9 +10,9 @@ from nekro_agent.methods import SandboxMethodType
 from nekro_agent.shared_clock import shared_time
 from storage.access.approvals import Decision, NewApproval
 from storage.engine import Database
-from storage.models import ApprovalRow
 from storage.repositories.calls import CallRequest
 from storage.states import ApprovalScope, ApprovalState
+from storage.tables import APPROVALS
 
 
 async def test_an_approved_call_that_begins_and_ends_between_two_readings_changes_the_mark(
@@ -40,7 +40,7 @@ async def test_an_approved_call_that_begins_and_ends_between_two_readings_change
         await tx.calls.finish("c1", fence=claim.fence, outcome=None)
         ended = await tx.change_listing.approvals()
         # Age alone changes nothing: an idle page would read its list again.
-        await tx.connection.execute(update(ApprovalRow).values(decided_at=shared_time() - timedelta(days=1)))
+        await tx.connection.execute(update(APPROVALS).values(decided_at=shared_time() - timedelta(days=1)))
         later = await tx.change_listing.approvals()
     assert before == {}
     assert before != decided != ended != before

@@ -27,11 +27,11 @@ from storage.driver.errors import is_refusal, translated
 from storage.driver.statements import FixedStatement
 from storage.engine import Database
 from storage.migrate import upgrade
-from storage.models import LeaseRow
+from storage.tables import LEASES
 from storage.transaction import Transaction
 
-_INSERT = FixedStatement(lambda _dialect: insert(LeaseRow).values(name=bindparam("name"), fence=0))
-_NAMES = FixedStatement(lambda _dialect: select(LeaseRow.name).order_by(LeaseRow.name))
+_INSERT = FixedStatement(lambda _dialect: insert(LEASES).values(name=bindparam("name"), fence=0))
+_NAMES = FixedStatement(lambda _dialect: select(LEASES.c.name).order_by(LEASES.c.name))
 
 
 @pytest.fixture(params=["varying", "fixed"])
@@ -49,13 +49,13 @@ class Leases:
         if self._fixed:
             await tx.connection.execute(_INSERT, {"name": name})
         else:
-            await tx.connection.execute(insert(LeaseRow).values(name=name, fence=0))
+            await tx.connection.execute(insert(LEASES).values(name=name, fence=0))
 
     async def names(self, database: Database) -> list[str]:
         async with database.read() as tx:
             if self._fixed:
                 return (await tx.connection.execute(_NAMES)).scalars()
-            return (await tx.connection.execute(select(LeaseRow.name).order_by(LeaseRow.name))).scalars()
+            return (await tx.connection.execute(select(LEASES.c.name).order_by(LEASES.c.name))).scalars()
 
 
 async def test_block_that_ends_is_committed(leases: Leases, database: Database) -> None:

@@ -14,7 +14,7 @@ from broker_config.settings import DatabaseSettings, StoreSettings
 from nekro_agent.errors import InvalidValueError
 from storage.engine import Database
 from storage.kv import SqlKeyValueStore
-from storage.models import PluginValueRow
+from storage.tables import PLUGIN_VALUES
 
 SCOPE: dict[str, str] = {"chat_key": "", "user_key": "", "store_key": "k"}
 
@@ -63,7 +63,7 @@ asyncio.run(main(sys.argv[1]))
 
 async def _count(database: Database) -> int:
     async with database.read() as tx:
-        return (await tx.connection.execute(select(func.count()).select_from(PluginValueRow))).scalar_one()
+        return (await tx.connection.execute(select(func.count()).select_from(PLUGIN_VALUES))).scalar_one()
 
 
 async def test_concurrent_processes_that_set_one_key_report_one_creation(

@@ -25,9 +25,9 @@ from nekro_agent.errors import StorageUnavailableError
 from storage.engine import Database
 from storage.listings.turn_search import TurnFilter
 from storage.migrate import check, configuration, locked, require_migrated, upgrade
-from storage.models import Base
 from storage.schema import known_revisions, require_schema
 from storage.states import StoredKind
+from storage.tables import metadata
 
 MIGRATIONS = Path(storage.__file__).parent / "migrations" / "versions"
 UPGRADE = """
@@ -60,7 +60,7 @@ async def test_migrations_build_the_schema_of_the_models(
     await upgrade(database_settings, tmp_path)
     with locked(database_settings, tmp_path) as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
-        assert compare_metadata(context, Base.metadata) == []
+        assert compare_metadata(context, metadata) == []
 
 
 async def test_downgrade_leaves_nothing_behind(database_settings: DatabaseSettings, tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 from storage.engine import Database
 from storage.listings.series import SeriesRange
-from storage.models import KeyTurnRow, RoundRow, SpendingRow
 from storage.states import RoundState, TriggerKind
+from storage.tables import KEY_TURNS, ROUNDS, SPENDINGS
 from storage.transaction import Transaction
 from storage.upsert import insert
 
@@ -34,7 +34,7 @@ async def add_round(
         "trigger_kind": TriggerKind.MESSAGE, "trigger_id": name, "requested_at": begun, "not_before": begun,
         "finished_at": at, "attempt": 1, "fence": 1,
     }  # fmt: skip
-    await tx.connection.execute(insert(tx.connection.dialect.name, RoundRow).values(**values))
+    await tx.connection.execute(insert(tx.connection.dialect.name, ROUNDS).values(**values))
 
 
 async def add_chat(tx: Transaction) -> None:
@@ -47,7 +47,7 @@ async def add_spent(tx: Transaction, name: str, at: timedelta, *, key_id: str | 
         "rounds": 1, "requests": 2, "prompt_tokens": 10, "completion_tokens": 5, "cost": 0.25,
         "sandbox_seconds": 0.0, "created_at": BEGIN + at,
     }  # fmt: skip
-    await tx.connection.execute(insert(tx.connection.dialect.name, SpendingRow).values(**values))
+    await tx.connection.execute(insert(tx.connection.dialect.name, SPENDINGS).values(**values))
 
 
 async def test_turns_count_where_they_end_with_their_states_and_percentiles(database: Database) -> None:
@@ -90,7 +90,7 @@ async def test_what_was_spent_is_summed_up_per_interval_and_for_one_key(database
         await add_spent(tx, "d", 3 * HOUR)
         for turn in ("mine", "other"):
             await add_round(tx, turn, timedelta(minutes=5))
-        key = insert(tx.connection.dialect.name, KeyTurnRow)
+        key = insert(tx.connection.dialect.name, KEY_TURNS)
         await tx.connection.execute(key.values(turn_id="mine", key_id="k", created_at=BEGIN))
         points = await tx.series.spent(SPAN)
         (own,) = await tx.series.spent(SPAN, key_id="k")

@@ -26,10 +26,10 @@ from storage.driver.fifo_semaphore import FifoSemaphore
 from storage.driver.statements import SingleStatement
 from storage.engine import Database
 from storage.kv import SqlKeyValueStore
-from storage.models import LeaseRow, PluginValueRow
+from storage.tables import LEASES, PLUGIN_VALUES
 
 ADD_LEASE = SingleStatement(
-    lambda _dialect: insert(LeaseRow).values(name="a", fence=0).returning(LeaseRow.fence), writes=True
+    lambda _dialect: insert(LEASES).values(name="a", fence=0).returning(LEASES.c.fence), writes=True
 )
 
 
@@ -108,7 +108,7 @@ async def test_one_connection_serves_statements_and_transactions_alternately(
     for number in range(5):
         await store.set("k", str(number))
         async with database.read() as tx:
-            assert (await tx.connection.execute(select(PluginValueRow.value))).scalar_one() == str(number)
+            assert (await tx.connection.execute(select(PLUGIN_VALUES.c.value))).scalar_one() == str(number)
         assert await store.get("k") == str(number)
     await database.dispose()
 
@@ -188,7 +188,7 @@ async def test_digest_of_a_scope_equals_that_of_older_versions(database: Databas
         encoded = key.encode("utf-8", "surrogatepass")
         expected.update(len(encoded).to_bytes(8, "big") + encoded)
     async with database.read() as tx:
-        found = (await tx.connection.execute(select(PluginValueRow.digest))).scalar_one()
+        found = (await tx.connection.execute(select(PLUGIN_VALUES.c.digest))).scalar_one()
     assert found == expected.digest()
 
 
@@ -410,7 +410,7 @@ async def test_after_one_broken_connection_all_of_its_age_are_checked(
     proxy.cut()
     with pytest.raises(StorageUnavailableError):  # what plugins ask would be repeated
         async with database.read() as tx:
-            await tx.connection.execute(select(PluginValueRow.value))
+            await tx.connection.execute(select(PLUGIN_VALUES.c.value))
     assert await asyncio.gather(*(store.get(str(number)) for number in range(20))) == ["v"] * 20
 
 
@@ -424,5 +424,5 @@ async def test_transaction_on_a_broken_connection_makes_cached_ones_be_checked(
     async with database.read() as tx:
         proxy.cut()
         with pytest.raises(StorageUnavailableError):
-            await tx.connection.execute(select(PluginValueRow.value))
+            await tx.connection.execute(select(PLUGIN_VALUES.c.value))
     assert await store.get("k") == "v"

@@ -13,9 +13,9 @@ from nekro_agent.errors import StorageQuotaError
 from storage.access.keys import NewKey, account_of_key
 from storage.access.stored_bytes import item_of_file
 from storage.engine import Database
-from storage.models import KeyStorageRow
 from storage.retention import delete_expired
 from storage.states import StoredKind
+from storage.tables import KEY_STORAGE
 
 LIMIT = 1000
 
@@ -29,7 +29,7 @@ async def stored(database: Database, key_id: str = "k") -> int:
     """Return what a key keeps stored, which its rows must add up to."""
     async with database.read() as tx:
         key = await tx.keys.get(key_id)
-        total = select(func.coalesce(func.sum(KeyStorageRow.bytes), 0)).where(KeyStorageRow.key_id == key_id)
+        total = select(func.coalesce(func.sum(KEY_STORAGE.c.bytes), 0)).where(KEY_STORAGE.c.key_id == key_id)
         assert (await tx.connection.execute(total)).scalar() == key.stored_bytes
     return key.stored_bytes
 
@@ -133,10 +133,10 @@ async def test_retention_gives_back_what_it_deletes(database: Database) -> None:
         """Return the kinds that are charged after so many days, and let the retention run."""
         async with database.begin() as tx:
             old = datetime.now(UTC) - timedelta(days=days)
-            await tx.connection.execute(update(KeyStorageRow).values(created_at=old))
+            await tx.connection.execute(update(KEY_STORAGE).values(created_at=old))
         await delete_expired(database, keep, batch=1)
         async with database.read() as tx:
-            kinds = list(await tx.connection.execute(select(KeyStorageRow.key_id, KeyStorageRow.kind)))
+            kinds = list(await tx.connection.execute(select(KEY_STORAGE.c.key_id, KEY_STORAGE.c.kind)))
         of_each = [{row[1] for row in kinds if row[0] == key_id} for key_id in ("k", "other")]
         assert of_each[0] == of_each[1]
         assert await stored(database) == await stored(database, "other") == 10 * len(of_each[0])
