@@ -30,7 +30,7 @@ from nekro.sandbox.manager import SandboxManager
 from nekro.sandbox.models import Returned, RunRequest, RunResult, StubCall, StubMethod, StubResult
 from nekro_agent.errors import SandboxUnavailableError
 from nekro_agent.methods import SandboxMethodType
-from storage.files.areas import DataAreas
+from storage.files import DataAreas
 
 __all__ = ["Leftovers", "main"]
 

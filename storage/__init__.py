@@ -3,11 +3,15 @@
 | module | contents |
 |---|---|
 | ``engine`` | ``Database``: transactions on any event loop, each with a time limit |
-| ``migrate`` | ``upgrade``, ``check``; the migrations are in the package |
 | ``transaction`` | ``Transaction``: every repository, and callbacks after the commit |
-| ``chats``, ``messages``, ``rounds``, ``calls`` | repositories of chats, their history, rounds and calls |
-| ``jobs``, ``job_signals``, ``timers``, ``leases``, ``lane_overrides``, ``records`` | further repositories |
-| ``kv``, ``areas``, ``timer_services`` | implementations of the SDK's ports |
+| ``tables``, ``states``, ``sql`` | tables, states of rows, column types and the database's clock |
+| ``migrate`` | ``upgrade``, ``check``; the migrations are in the package |
+| ``driver`` | connections to SQLite and PostgreSQL, and how statements reach them |
+| ``repositories`` | chats, messages, rounds, calls, jobs, timers, leases, events and further rows |
+| ``accounts`` | keys of the HTTP API, what they spend and store, approvals |
+| ``listings`` | lists, figures and searches for people |
+| ``outbound`` | what waits to leave the system |
+| ``kv``, ``files``, ``timer_services`` | implementations of the SDK's ports |
+| ``catalogue``, ``caller_reads`` | the catalogue as workers write it and as callers read it |
 | ``retention`` | deletes rows that ended long ago |
-| ``models``, ``states``, ``types``, ``clock`` | tables, states, column types, the database's clock |
 """

@@ -13,7 +13,7 @@ from typing import Final
 
 from nekro_agent.ports import ChatInfo
 from storage.driver.connection import Connection
-from storage.escaped_text import escaped, unescaped
+from storage.driver.values import escaped, unescaped
 
 __all__ = [
     "LaneOverride",
@@ -27,7 +27,7 @@ __all__ = [
     "served_plugins",
 ]
 
-#: The time of the statement, as ``storage.clock.now`` writes it.
+#: The time of the statement, as ``storage.sql.now`` writes it.
 _NOW: Final = {
     True: "(strftime('%Y-%m-%d %H:%M:%f', 'now') || '000')",
     False: "statement_timestamp()",

@@ -10,9 +10,9 @@ from typing import Final
 from sqlalchemy import Select, select
 
 from nekro_agent.shared_clock import Reading, read_clock, share_time
-from storage.clock import now
 from storage.driver.statements import SingleStatement
 from storage.engine import Database
+from storage.sql import now
 
 __all__ = ["follow_database_clock", "read_database_clock"]
 

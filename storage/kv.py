@@ -8,13 +8,12 @@ from sqlalchemy import Executable, bindparam, delete, func, literal_column, sele
 
 from broker_config.settings import StoreSettings
 from nekro_agent.errors import InvalidValueError
-from storage.access.value_digest import SCOPE, value_digest
-from storage.clock import now
-from storage.driver.outages import outlasting
+from storage.driver.errors import outlasting
 from storage.driver.statements import SingleStatement
 from storage.engine import Database
+from storage.repositories.plugin_states import SCOPE, value_digest
+from storage.sql import insert, now
 from storage.tables import PLUGIN_VALUES
-from storage.upsert import insert
 
 __all__ = ["DELETE", "GET", "SET", "SqlKeyValueStore"]
 

@@ -9,10 +9,10 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Table, delete, exists, literal, select, tuple_
 
 from broker_config.settings import RetentionSettings
-from storage.access.keys import RECURRING
-from storage.clock import now, seconds_from_now
+from storage.accounts.keys import RECURRING
 from storage.engine import Database
 from storage.repositories.leases import is_free
+from storage.sql import now, seconds_from_now
 from storage.states import (
     FINAL_CALL_STATES,
     FINAL_JOB_STATES,

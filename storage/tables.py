@@ -28,6 +28,7 @@ from sqlalchemy import (
 
 from nekro_agent.methods import Lane, SandboxMethodType
 from nekro_agent.ports import MessageKind, WorkdayMode
+from storage.sql import FaithfulText, JsonText, KeyText, StateText, UtcDateTime
 from storage.states import (
     ApprovalScope,
     ApprovalState,
@@ -43,7 +44,6 @@ from storage.states import (
     TimerState,
     TriggerKind,
 )
-from storage.types import FaithfulText, JsonText, KeyText, StateText, UtcDateTime
 
 __all__ = [
     "ADAPTER_CLIENTS",
@@ -449,7 +449,7 @@ TURN_TERMS: Final = Table(
         primary_key=True,
         autoincrement=False,
     ),
-    # As of ``storage.listings.turn_search``.
+    # As of ``storage.listings.turns``.
     Column("term", KeyText(), primary_key=True),
     # When the turn was requested.
     Column("requested_at", UtcDateTime(), nullable=False),
@@ -880,7 +880,7 @@ SPENDINGS: Final = Table(
     Column("day", KeyText(), nullable=False, index=True),
     # Names of chat, user, key and so on are not references: what was spent stays when they go.
     Column("chat_key", FaithfulText()),
-    # ``adapter:user``, as of ``storage.access.spendings.user_scope``.
+    # ``adapter:user``, as of ``storage.accounts.spendings.user_scope``.
     Column("user_id", FaithfulText()),
     Column("key_id", FaithfulText()),
     Column("turn_id", KeyText()),

@@ -9,9 +9,9 @@ from datetime import datetime
 from nekro_agent.execution.effects import effect_id
 from nekro_agent.execution.payer import current_account
 from nekro_agent.ports import CronJob, TimerInfo
-from storage.access.keys import account_of_recurring
-from storage.access.stored_bytes import ROW_BYTES, size_of
-from storage.driver.outages import outlasting
+from storage.accounts.keys import account_of_recurring
+from storage.accounts.stored_bytes import ROW_BYTES, size_of
+from storage.driver.errors import outlasting
 from storage.engine import Database
 from storage.states import StoredKind
 from storage.transaction import Transaction

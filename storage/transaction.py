@@ -11,39 +11,34 @@ from loguru import logger
 from storage.driver.connection import Connection
 
 if TYPE_CHECKING:
-    from storage.access.activations import ActivationRepository
-    from storage.access.approvals import ApprovalRepository, AwaitingCallRepository
-    from storage.access.audit import AuditRepository
-    from storage.access.keys import KeyRepository
-    from storage.access.openai_responses import OpenAIResponseRepository
-    from storage.access.requests import RequestRepository
-    from storage.access.spending_reports import SpendingReportRepository
-    from storage.access.spendings import SpendingRepository
-    from storage.access.stored_bytes import StoredByteRepository
+    from storage.accounts.approvals import ApprovalRepository, AwaitingCallRepository
+    from storage.accounts.keys import AuditRepository, KeyRepository
+    from storage.accounts.openai_responses import OpenAIResponseRepository
+    from storage.accounts.spendings import SpendingRepository
+    from storage.accounts.stored_bytes import StoredByteRepository
+    from storage.catalogue import CatalogueRepository, WorkerListing
     from storage.listings.changes import ChangeListing
     from storage.listings.chats import ChatListing
-    from storage.listings.series import SeriesRepository
-    from storage.listings.turn_search import TurnSearch
-    from storage.listings.turns import TurnListing
-    from storage.listings.workers import WorkerListing
-    from storage.memory.prompts import PromptRepository
-    from storage.memory.summaries import SummaryRepository
-    from storage.memory.variables import VariableRepository
+    from storage.listings.series import SeriesRepository, SpendingReportRepository
+    from storage.listings.turns import TurnListing, TurnSearch
     from storage.outbound.adapters import AdapterRepository
-    from storage.outbound.downloads import DownloadRepository
     from storage.outbound.mcp_servers import McpServerRepository
     from storage.outbound.webhooks import WebhookRepository
-    from storage.publications import CatalogueRepository
     from storage.repositories.call_progress import CallProgressRepository, DetachedCallRepository
     from storage.repositories.calls import CallRepository
     from storage.repositories.chats import ChatRepository
+    from storage.repositories.downloads import DownloadRepository
     from storage.repositories.events import EventRepository
-    from storage.repositories.job_log import JobLogRepository
-    from storage.repositories.job_signals import JobSignalRepository
+    from storage.repositories.job_log import JobLogRepository, JobSignalRepository
     from storage.repositories.jobs import JobRepository
-    from storage.repositories.lane_overrides import LaneOverrideRepository, PluginStateRepository
-    from storage.repositories.leases import LeaseRepository
+    from storage.repositories.leases import LeaseRepository, RequestRepository
+    from storage.repositories.memory import PromptRepository, SummaryRepository, VariableRepository
     from storage.repositories.messages import MessageRepository
+    from storage.repositories.plugin_states import (
+        ActivationRepository,
+        LaneOverrideRepository,
+        PluginStateRepository,
+    )
     from storage.repositories.records import RecordRepository
     from storage.repositories.rounds import RoundRepository
     from storage.repositories.timers import CronJobRepository, TimerRepository
@@ -65,7 +60,7 @@ class Repositories:
     @cached_property
     def activations(self) -> ActivationRepository:
         """Plugins of chats that were woken."""
-        from storage.access.activations import ActivationRepository
+        from storage.repositories.plugin_states import ActivationRepository
 
         return ActivationRepository(self._runner)
 
@@ -79,21 +74,21 @@ class Repositories:
     @cached_property
     def approvals(self) -> ApprovalRepository:
         """Requests for approval of calls."""
-        from storage.access.approvals import ApprovalRepository
+        from storage.accounts.approvals import ApprovalRepository
 
         return ApprovalRepository(self._runner)
 
     @cached_property
     def audit(self) -> AuditRepository:
         """Administrative acts."""
-        from storage.access.audit import AuditRepository
+        from storage.accounts.keys import AuditRepository
 
         return AuditRepository(self._runner)
 
     @cached_property
     def awaiting_calls(self) -> AwaitingCallRepository:
         """Calls that await approval."""
-        from storage.access.approvals import AwaitingCallRepository
+        from storage.accounts.approvals import AwaitingCallRepository
 
         return AwaitingCallRepository(self._runner)
 
@@ -114,7 +109,7 @@ class Repositories:
     @cached_property
     def catalogue(self) -> CatalogueRepository:
         """Workers and the plugins that they serve."""
-        from storage.publications import CatalogueRepository
+        from storage.catalogue import CatalogueRepository
 
         return CatalogueRepository(self._runner)
 
@@ -156,7 +151,7 @@ class Repositories:
     @cached_property
     def downloads(self) -> DownloadRepository:
         """Downloads by target."""
-        from storage.outbound.downloads import DownloadRepository
+        from storage.repositories.downloads import DownloadRepository
 
         return DownloadRepository(self._runner)
 
@@ -184,21 +179,21 @@ class Repositories:
     @cached_property
     def job_signals(self) -> JobSignalRepository:
         """Signals of background jobs, and the waits for them."""
-        from storage.repositories.job_signals import JobSignalRepository
+        from storage.repositories.job_log import JobSignalRepository
 
         return JobSignalRepository(self._runner)
 
     @cached_property
     def keys(self) -> KeyRepository:
         """Keys of the HTTP API."""
-        from storage.access.keys import KeyRepository
+        from storage.accounts.keys import KeyRepository
 
         return KeyRepository(self._runner)
 
     @cached_property
     def openai_responses(self) -> OpenAIResponseRepository:
         """Responses of the OpenAI-compatible API."""
-        from storage.access.openai_responses import OpenAIResponseRepository
+        from storage.accounts.openai_responses import OpenAIResponseRepository
 
         return OpenAIResponseRepository(self._runner)
 
@@ -212,7 +207,7 @@ class Repositories:
     @cached_property
     def lane_overrides(self) -> LaneOverrideRepository:
         """Lane overrides of methods."""
-        from storage.repositories.lane_overrides import LaneOverrideRepository
+        from storage.repositories.plugin_states import LaneOverrideRepository
 
         return LaneOverrideRepository(self._runner)
 
@@ -233,14 +228,14 @@ class Repositories:
     @cached_property
     def plugin_states(self) -> PluginStateRepository:
         """Operators' decisions which plugins are enabled."""
-        from storage.repositories.lane_overrides import PluginStateRepository
+        from storage.repositories.plugin_states import PluginStateRepository
 
         return PluginStateRepository(self._runner)
 
     @cached_property
     def prompts(self) -> PromptRepository:
         """What rounds sent to the model."""
-        from storage.memory.prompts import PromptRepository
+        from storage.repositories.memory import PromptRepository
 
         return PromptRepository(self._runner)
 
@@ -254,7 +249,7 @@ class Repositories:
     @cached_property
     def requests(self) -> RequestRepository:
         """Requests with an idempotency key."""
-        from storage.access.requests import RequestRepository
+        from storage.repositories.leases import RequestRepository
 
         return RequestRepository(self._runner)
 
@@ -268,7 +263,7 @@ class Repositories:
     @cached_property
     def summaries(self) -> SummaryRepository:
         """Summaries of the older messages of chats."""
-        from storage.memory.summaries import SummaryRepository
+        from storage.repositories.memory import SummaryRepository
 
         return SummaryRepository(self._runner)
 
@@ -282,21 +277,21 @@ class Repositories:
     @cached_property
     def spending_reports(self) -> SpendingReportRepository:
         """Sums of what was spent."""
-        from storage.access.spending_reports import SpendingReportRepository
+        from storage.listings.series import SpendingReportRepository
 
         return SpendingReportRepository(self._runner)
 
     @cached_property
     def spendings(self) -> SpendingRepository:
         """What rounds and plugins spent, and the totals that budgets limit."""
-        from storage.access.spendings import SpendingRepository
+        from storage.accounts.spendings import SpendingRepository
 
         return SpendingRepository(self._runner)
 
     @cached_property
     def stored_bytes(self) -> StoredByteRepository:
         """What keys of the HTTP API keep stored."""
-        from storage.access.stored_bytes import StoredByteRepository
+        from storage.accounts.stored_bytes import StoredByteRepository
 
         return StoredByteRepository(self._runner, key_bytes=self._key_bytes)
 
@@ -310,7 +305,7 @@ class Repositories:
     @cached_property
     def turn_search(self) -> TurnSearch:
         """Turns by what people look for."""
-        from storage.listings.turn_search import TurnSearch
+        from storage.listings.turns import TurnSearch
 
         return TurnSearch(self._runner)
 
@@ -324,7 +319,7 @@ class Repositories:
     @cached_property
     def variables(self) -> VariableRepository:
         """Variables of programs, by turn."""
-        from storage.memory.variables import VariableRepository
+        from storage.repositories.memory import VariableRepository
 
         return VariableRepository(self._runner)
 
@@ -338,7 +333,7 @@ class Repositories:
     @cached_property
     def worker_listing(self) -> WorkerListing:
         """Workers for lists."""
-        from storage.listings.workers import WorkerListing
+        from storage.catalogue import WorkerListing
 
         return WorkerListing(self._runner)
 

@@ -63,10 +63,8 @@ PARTS = {
     "storage": {
         "driver": (),
         "repositories": ("*", "driver"),
-        "access": ("*", "driver", "repositories"),
-        "files": ("*", "driver"),
+        "accounts": ("*", "driver", "repositories"),
         "listings": ("*", "driver", "repositories"),
-        "memory": ("*", "driver", "repositories"),
         "outbound": ("*", "driver", "repositories"),
         "migrations": ("*",),
     },

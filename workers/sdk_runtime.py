@@ -21,7 +21,7 @@ from nekro_agent.execution.payer import current_account
 from nekro_agent.policies import DownloadPolicy, StorePolicy, UploadPolicy
 from nekro_agent.ports import ChatInfo, MessageKind, OutgoingMessage, require_lengths
 from nekro_agent.records import PluginValue, PresetInfo, StoredMessage, UserInfo
-from storage.driver.outages import outlasting
+from storage.driver.errors import outlasting
 from storage.engine import Database
 from storage.kv import SqlKeyValueStore
 from storage.repositories.messages import Message, NewMessage

@@ -51,7 +51,7 @@ MODULES: Final = (
     "nekro.broker.delivery.intake",
     "nekro.broker.event_watch",
     "storage.database_clock",
-    "storage.files.areas",
+    "storage.files",
     "storage.kv",
     "storage.outbound.mcp_servers",
     "storage.repositories.timers",

@@ -9,8 +9,8 @@ from typing import Final
 
 from broker_config.setting_sources import MEASURES
 from broker_config.settings import BudgetSettings
-from storage.access.spending_reports import CostSum
-from storage.access.spendings import PayingKey, ScopeKey, Total
+from storage.accounts.spendings import PayingKey, ScopeKey, Total
+from storage.listings.series import CostSum
 from storage.states import BudgetScope
 from storage.transaction import Transaction
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from nekro.plugins.loader import PreparedPlugins
     from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
     from nekro_agent.schemas.agent_ctx import AgentCtx
-    from storage.access.approvals import Approval
+    from storage.accounts.approvals import Approval
 
 __all__ = ["CALLER", "GATEWAY", "Services"]
 

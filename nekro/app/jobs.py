@@ -22,7 +22,7 @@ from nekro.app.chats.writer import append_message, request_round
 from nekro.wire.values import decode_arguments, encode_value, pickled_for
 from nekro_agent.errors import ArgumentError, ConflictError, ResultError
 from nekro_agent.ports import JobInfo, MessageKind
-from storage.access.stored_bytes import ROW_BYTES, size_of
+from storage.accounts.stored_bytes import ROW_BYTES, size_of
 from storage.engine import Database
 from storage.repositories.job_log import JobLogEntry
 from storage.repositories.jobs import Job, NewJob

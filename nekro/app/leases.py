@@ -36,14 +36,13 @@ from nekro.base.tasks import log_errors
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.errors import FencedError, StorageUnavailableError
 from nekro_agent.shared_clock import elapsed_seconds
-from storage.access.requests import REQUEST_CLAIMS
+from storage.catalogue import WORKER_LEASES
 from storage.engine import Database
-from storage.outbound.downloads import DOWNLOAD_CLAIMS
-from storage.publications import WORKER_LEASES
 from storage.repositories.calls import CALL_CLAIMS
 from storage.repositories.chats import CHAT_LEASES, ChatRepository
+from storage.repositories.downloads import DOWNLOAD_CLAIMS
 from storage.repositories.jobs import JOB_CLAIMS
-from storage.repositories.leases import NAMED_LEASES, LeaseRepository, LeaseTable
+from storage.repositories.leases import NAMED_LEASES, REQUEST_CLAIMS, LeaseRepository, LeaseTable
 from storage.transaction import Transaction
 
 __all__ = [

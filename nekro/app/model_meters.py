@@ -26,9 +26,9 @@ from nekro_agent.errors import BudgetExceededError
 from nekro_agent.execution.payer import Payer, current_account, current_payer
 from nekro_agent.ports import ChatInfo, ModelRequest
 from nekro_agent.shared_clock import shared_time
-from storage.access.keys import account_of_key
-from storage.access.spendings import ModelUse, NewSpending, PayingKey, plugin_of, user_scope
-from storage.access.stored_bytes import ROW_BYTES, size_of
+from storage.accounts.keys import account_of_key
+from storage.accounts.spendings import ModelUse, NewSpending, PayingKey, plugin_of, user_scope
+from storage.accounts.stored_bytes import ROW_BYTES, size_of
 from storage.repositories.rounds import ClaimedRound, Round
 from storage.states import StoredKind, TriggerKind
 from storage.transaction import Transaction

@@ -56,8 +56,7 @@ if TYPE_CHECKING:
     from nekro_agent.commands.table import CommandTable
     from nekro_agent.execution.hooks import HookFailure, PluginHost
     from storage.engine import Database
-    from storage.files.areas import DataAreas
-    from storage.files.upload_areas import UploadAreas
+    from storage.files import DataAreas, UploadAreas
     from workers.calls.built_in_targets import BuiltInTargets
     from workers.calls.claims import CallClaims
     from workers.calls.handler import CallHandler
@@ -265,7 +264,7 @@ class Parts(ABC):
     @shared_property
     def areas(self) -> DataAreas:
         """Directories of chats, sandboxes and plugins."""
-        from storage.files.areas import DataAreas
+        from storage.files import DataAreas
 
         return DataAreas(self.settings.data_dir, uploads=self.upload_areas)
 
@@ -279,7 +278,7 @@ class Parts(ABC):
     @shared_property
     def upload_areas(self) -> UploadAreas:
         """Names of the chats' upload directories."""
-        from storage.files.upload_areas import UploadAreas
+        from storage.files import UploadAreas
 
         key = resolve_signing_key(self.settings).get_secret_value()
         return UploadAreas(self.settings.database, self.settings.data_dir, key=key)

@@ -24,7 +24,7 @@ from nekro.base.tasks import complete
 from nekro_agent.errors import BudgetExceededError, OutcomeUnknownError, SandboxError, StorageUnavailableError
 from nekro_agent.ports import ChatInfo, MessageKind
 from nekro_agent.shared_clock import shared_time
-from storage.access.spendings import ModelUse, NewSpending, PayingKey, ScopeKey, Total, user_scope
+from storage.accounts.spendings import ModelUse, NewSpending, PayingKey, ScopeKey, Total, user_scope
 from storage.engine import Database
 from storage.repositories.messages import NewMessage
 from storage.states import BudgetScope

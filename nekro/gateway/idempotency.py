@@ -42,9 +42,9 @@ from nekro_agent.errors import (
 )
 from nekro_agent.execution.payer import current_account
 from nekro_agent.shared_clock import elapsed_seconds
-from storage.access.requests import RecordedRequest
-from storage.access.stored_bytes import ROW_BYTES, size_of
+from storage.accounts.stored_bytes import ROW_BYTES, size_of
 from storage.engine import Database
+from storage.repositories.leases import RecordedRequest
 from storage.states import StoredKind
 
 __all__ = ["REPLAYED", "Once", "OnceDep", "once_of", "with_content"]

@@ -13,8 +13,7 @@ from typing import Any, Final
 from fastapi import Request
 
 from nekro.gateway.problems import ProblemError
-from storage.access.audit import AuditRepository
-from storage.access.keys import account_of_key
+from storage.accounts.keys import AuditRepository, account_of_key
 
 __all__ = [
     "LOCAL",

@@ -15,11 +15,10 @@ if TYPE_CHECKING:
     from nekro.broker.dead_letters import DeadMessage
     from nekro.plugins.entries import MethodEntry, PluginEntry
     from nekro.wire.invocation import Envelope
-    from storage.access.approvals import Approval
-    from storage.access.audit import RecordedAct
-    from storage.access.keys import Key
-    from storage.access.spending_reports import CostSum
+    from storage.accounts.approvals import Approval
+    from storage.accounts.keys import Key, RecordedAct
     from storage.caller_reads import LaneOverride
+    from storage.listings.series import CostSum
     from storage.repositories.calls import Call
     from storage.repositories.job_log import JobLogEntry
     from storage.repositories.jobs import Job

@@ -1,7 +1,7 @@
 """On whose account running code works: for whom it asks models, and who pays for the turns that it starts.
 
 An account is the id of a turn, of a run, call, timer or job outside of turns, or of a key of the API
-(``storage.access.keys``). What the code writes for later, such as a timer, is on the same account.
+(``storage.accounts.keys``). What the code writes for later, such as a timer, is on the same account.
 """
 
 from __future__ import annotations

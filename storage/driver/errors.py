@@ -1,22 +1,35 @@
 """Translates the drivers' errors into ours; this is the only place that does.
 
 The connections call :func:`translated` for every error of their driver, and :func:`install` does so for an
-engine of SQLAlchemy, so callers never see a driver's exception class.
-"""
+engine of SQLAlchemy, so callers never see a driver's exception class. :func:`outlasting` repeats what plugins
+ask of the database while it does not answer for a short time."""
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import re
 import sqlite3
-from typing import TYPE_CHECKING, Final
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
+from nekro_agent.durations import GRACE_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import ConflictError, NekroError, StorageError, StorageUnavailableError
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
     from sqlalchemy.engine import ExceptionContext
 
-__all__ = ["NotBegunError", "install", "is_busy", "is_refusal", "translated"]
+__all__ = [
+    "NotBegunError",
+    "install",
+    "is_busy",
+    "is_refusal",
+    "outlasting",
+    "translated",
+]
+
 
 #: Mask of the primary result code in SQLite's extended result codes.
 _PRIMARY_CODE: Final = 0xFF
@@ -29,6 +42,7 @@ _SCHEMA_WORDS: Final = re.compile(r"no such (table|column)|has no column named")
 _ENDING_CLASSES: Final = ("08", "57P")
 #: SQLSTATE of a server that accepts no connection yet; a pooler passes it on for a statement that waited.
 _NOT_CONNECTED: Final = "57P03"
+
 _UNAVAILABLE: Final = frozenset({"OperationalError", "InterfaceError", "InternalError"})
 
 
@@ -103,3 +117,32 @@ def _first_line(error: BaseException) -> str:
     """Return the first line only: PostgreSQL adds values of rows below it, which may be private."""
     text = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+P = ParamSpec("P")
+
+T = TypeVar("T")
+
+
+def outlasting(function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Repeat an asynchronous function during a short outage of the database.
+
+    The function must be idempotent: it may have been committed although it raised. What it wrote then, it
+    finds at the next attempt, so ``set`` of a new key may say that a value was replaced.
+
+    Raises:
+        StorageUnavailableError: the outage was longer than a restart or a failover takes.
+    """
+
+    @functools.wraps(function)
+    async def repeated(*args: P.args, **kwargs: P.kwargs) -> T:
+        give_up_at = time.monotonic() + 3 * GRACE_SECONDS
+        while True:
+            try:
+                return await function(*args, **kwargs)
+            except StorageUnavailableError:
+                if time.monotonic() > give_up_at:
+                    raise
+            await asyncio.sleep(RETRY_SECONDS)
+
+    return repeated

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from sqlalchemy import Executable, bindparam, func, select
 
-from storage.clock import now
 from storage.driver.statements import FixedStatement
 from storage.repositories.base import Repository, is_one_of
+from storage.sql import UtcDateTime, now
 from storage.states import OPEN_TIMER_STATES, CallState
 from storage.tables import (
     API_KEYS,
@@ -29,7 +29,6 @@ from storage.tables import (
     TIMERS,
     WORKER_TIMERS,
 )
-from storage.types import UtcDateTime
 
 __all__ = ["ChangeListing"]
 

@@ -10,12 +10,12 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, and_, func, literal, or_, select
 
 from nekro_agent.ports import MessageKind
-from storage.escaped_text import escaped
+from storage.driver.values import escaped
 from storage.repositories.base import Repository, is_one_of
 from storage.repositories.messages import Message
+from storage.sql import FaithfulText
 from storage.states import RoundState
 from storage.tables import CHATS, MESSAGES, ROUNDS
-from storage.types import FaithfulText
 
 __all__ = ["TRANSIENT", "ChatListing", "ListedChat"]
 

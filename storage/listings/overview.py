@@ -10,8 +10,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, case, exists, func, select
 
 from nekro_agent.ports import JobState
-from storage.clock import now
 from storage.repositories.base import Repository, is_one_of
+from storage.sql import now
 from storage.states import ApprovalState, DeliveryState, RoundState
 from storage.tables import APPROVALS, JOBS, ROUNDS, WEBHOOK_DELIVERIES
 

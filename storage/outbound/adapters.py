@@ -13,12 +13,11 @@ from typing import Any, Final
 
 from sqlalchemy import Select, delete, func, literal, or_, select, update
 
-from storage.clock import now, seconds_from_now
 from storage.repositories.base import Repository, chosen_once, is_one_of
 from storage.repositories.leases import is_held_by
+from storage.sql import insert, now, seconds_from_now
 from storage.states import SendState
 from storage.tables import ADAPTER_CLIENTS, ADAPTER_SENDS, ADAPTER_SUBSCRIPTIONS
-from storage.upsert import insert
 
 __all__ = ["MESSAGE_EVENT", "AdapterClient", "AdapterRepository", "AdapterSend"]
 

@@ -11,11 +11,10 @@ from typing import Any
 
 from sqlalchemy import Executable, case, delete, or_, select, update
 
-from storage.clock import now, seconds_from_now
 from storage.driver.statements import FixedStatement
 from storage.repositories.base import Repository, found
+from storage.sql import insert, now, seconds_from_now
 from storage.tables import MCP_SERVERS
-from storage.upsert import insert
 
 __all__ = ["McpServerRepository", "StoredServer"]
 

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from sqlalchemy import and_, delete, func, insert, literal, select, update
 
-from storage import upsert
-from storage.clock import now, seconds_from_now
+from storage import sql
 from storage.repositories.base import Repository, chosen_once, found, is_one_of
 from storage.repositories.events import ChatEvent, EventRepository
+from storage.sql import now, seconds_from_now
 from storage.states import DeliveryState
 from storage.tables import CHAT_EVENTS, CHATS, WEBHOOK_CURSORS, WEBHOOK_DELIVERIES, WEBHOOKS
 
@@ -159,7 +159,7 @@ class WebhookRepository(Repository):
             body_of: returns the body of an event's delivery; None if the webhook does not want the event.
         """
         first = {"webhook_id": webhook_id, "chat_key": chat_key, "number": 0}
-        await self._rows(upsert.insert(self._dialect, WEBHOOK_CURSORS).values(first).on_conflict_do_nothing())
+        await self._rows(sql.insert(self._dialect, WEBHOOK_CURSORS).values(first).on_conflict_do_nothing())
         own = (WEBHOOK_CURSORS.c.webhook_id == webhook_id) & (WEBHOOK_CURSORS.c.chat_key == chat_key)
         number = await self._scalar(
             select(WEBHOOK_CURSORS.c.number).where(own).with_for_update(skip_locked=True)
@@ -181,7 +181,7 @@ class WebhookRepository(Repository):
             if (body := body_of(event)) is not None
         ]  # fmt: skip
         for row in rows:
-            new = upsert.insert(self._dialect, WEBHOOK_DELIVERIES).values(row)
+            new = sql.insert(self._dialect, WEBHOOK_DELIVERIES).values(row)
             await self._rows(new.on_conflict_do_nothing(index_elements=[WEBHOOK_DELIVERIES.c.id]))
         await self._count(update(WEBHOOK_CURSORS).where(own).values(number=events[-1].number))
         return len(events)

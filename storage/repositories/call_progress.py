@@ -15,13 +15,12 @@ from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import Insert
 
 from nekro_agent.errors import FencedError
-from storage.clock import now, seconds_from_now
 from storage.repositories.base import Repository, found, is_one_of
 from storage.repositories.calls import Call, CallRequest
 from storage.repositories.jobs import JobRepository
+from storage.sql import insert, now, seconds_from_now
 from storage.states import CallState, CrashPolicy, JobState
 from storage.tables import CALLS, JOBS
-from storage.upsert import insert
 
 __all__ = ["CallProgress", "CallProgressRepository", "DetachedCallRepository"]
 

@@ -24,13 +24,12 @@ from sqlalchemy import ColumnElement, Executable, Select, and_, bindparam, or_, 
 
 from nekro_agent.errors import FencedError
 from nekro_agent.methods import SandboxMethodType
-from storage.clock import now, seconds_from_now, seconds_parameter
 from storage.driver.statements import FixedStatement
 from storage.repositories.base import Repository, chosen_once, found, is_one_of
 from storage.repositories.leases import LeaseTable, is_free
+from storage.sql import insert, now, seconds_from_now, seconds_parameter
 from storage.states import CallState
 from storage.tables import CALLS
-from storage.upsert import insert
 
 __all__ = ["CALL_CLAIMS", "Call", "CallRepository", "CallRequest", "Claim", "ClaimVerdict"]
 

@@ -9,7 +9,6 @@ from sqlalchemy import Executable, Integer, bindparam, delete, func, select, upd
 from nekro_agent.errors import FencedError, NotFoundError
 from nekro_agent.layout import channel_of
 from nekro_agent.ports import ChatInfo
-from storage.clock import now
 from storage.driver.statements import FixedStatement
 from storage.repositories.base import Repository, found, new_id
 from storage.repositories.leases import (
@@ -19,8 +18,8 @@ from storage.repositories.leases import (
     release_values,
     take_values,
 )
+from storage.sql import insert, now
 from storage.tables import CHAT_SUMMARIES, CHATS, MESSAGES, ROUNDS
-from storage.upsert import insert
 
 __all__ = ["CHAT_LEASES", "ChatRepository"]
 

@@ -21,14 +21,13 @@ from typing import Any, Final
 from sqlalchemy import Executable, Integer, bindparam, delete, select, text, update
 
 from nekro_agent.shared_clock import shared_time
-from storage.clock import now
 from storage.driver.connection import Connection
 from storage.driver.statements import FixedStatement
-from storage.escaped_text import escaped
+from storage.driver.values import escaped
 from storage.repositories.base import Repository
+from storage.sql import KeyText, now
 from storage.states import EventType
 from storage.tables import CHAT_EVENTS, CHATS
-from storage.types import KeyText
 
 __all__ = ["TOOLS_NOT_KEPT", "ChatEvent", "EventRepository", "NewEvent"]
 

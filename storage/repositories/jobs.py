@@ -22,13 +22,12 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, and_, case, func, literal, not_, or_, select, tuple_, update
 
 from nekro_agent.errors import FencedError
-from storage.clock import now, seconds_from_now
 from storage.repositories.base import Repository, chosen_once, found, is_one_of, new_id
 from storage.repositories.job_log import JobLogRepository, NewJobLogEntry
 from storage.repositories.leases import Held, LeaseTable, is_free
+from storage.sql import insert, now, seconds_from_now
 from storage.states import FINAL_JOB_STATES, CrashPolicy, JobLogKind, JobState
 from storage.tables import JOBS
-from storage.upsert import insert
 
 __all__ = ["JOB_CLAIMS", "MAX_DEATHS", "Job", "JobRepository", "NewJob"]
 

@@ -13,12 +13,11 @@ from typing import Any, Final
 from sqlalchemy import Executable, Integer, bindparam, func, select, update
 
 from nekro_agent.ports import MessageKind
-from storage.clock import now
 from storage.driver.statements import FixedStatement
 from storage.repositories.base import Repository, found, new_id
 from storage.repositories.chats import ChatRepository
+from storage.sql import insert, now
 from storage.tables import CHATS, MESSAGES
-from storage.upsert import insert
 
 __all__ = ["COPY_PREFIX", "Message", "MessageRepository", "NewMessage"]
 

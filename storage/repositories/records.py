@@ -11,12 +11,11 @@ from sqlalchemy import Delete, Executable, Update, bindparam, delete, select, up
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.ports import ChatInfo
 from nekro_agent.records import PRESET_FIELDS, PluginValue, PresetInfo, StoredMessage, UserInfo
-from storage.clock import now
 from storage.driver.statements import FixedStatement
 from storage.repositories.base import Repository, found
 from storage.repositories.chats import ChatRepository
+from storage.sql import insert, now
 from storage.tables import CHAT_SUMMARIES, CHATS, MESSAGES, PLUGIN_VALUES, PRESETS, USERS
-from storage.upsert import insert
 
 __all__ = ["RecordRepository"]
 

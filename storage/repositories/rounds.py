@@ -36,15 +36,14 @@ from sqlalchemy import (
 )
 
 from nekro_agent.errors import FencedError
-from storage.clock import now, seconds_from_now, seconds_parameter
 from storage.driver.statements import FixedStatement
 from storage.repositories.base import Repository, found, is_one_of
 from storage.repositories.chats import ChatRepository
 from storage.repositories.leases import is_free, is_held_by
 from storage.repositories.round_values import ClaimedRound, Round, RoundReport, RoundRequest, Standing
+from storage.sql import insert, now, seconds_from_now, seconds_parameter
 from storage.states import FINAL_ROUND_STATES, RoundState, TriggerKind
 from storage.tables import CHATS, ROUNDS
-from storage.upsert import insert
 
 __all__ = ["ClaimedRound", "Round", "RoundReport", "RoundRepository", "RoundRequest", "Standing"]
 

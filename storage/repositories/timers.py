@@ -15,12 +15,11 @@ from sqlalchemy import Select, delete, func, select, union_all, update
 
 from nekro_agent.errors import NotFoundError
 from nekro_agent.ports import CallbackTimer, CronJob, TimerInfo
-from storage.clock import now
 from storage.repositories.base import Repository, chosen_once, found, new_id
 from storage.repositories.leases import is_free
+from storage.sql import insert, now
 from storage.states import OPEN_TIMER_STATES, TimerState
 from storage.tables import CRON_JOBS, TIMERS, WORKER_TIMERS, WORKERS
-from storage.upsert import insert
 
 __all__ = ["CronJobRepository", "RecordedTimer", "TimerRepository", "WorkerTimer"]
 

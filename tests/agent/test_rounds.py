@@ -23,7 +23,7 @@ from nekro.wire.values import decode_arguments, encode_value
 from nekro_agent.errors import FencedError, LLMError, SandboxUnavailableError
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import MessageKind
-from storage.files.areas import DataAreas
+from storage.files import DataAreas
 
 CHAT = ChatBrief(chat_key="c:1", container_key="box1")
 SANDBOX = SandboxSettings(warm_seconds=10)

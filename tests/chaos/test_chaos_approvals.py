@@ -13,7 +13,7 @@ from waiting import eventually
 from worker_fleet import Fleet
 
 from nekro.app.composition import Services
-from storage.access.approvals import Approval
+from storage.accounts.approvals import Approval
 from storage.states import ApprovalState
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

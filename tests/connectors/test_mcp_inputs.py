@@ -42,7 +42,7 @@ from nekro_agent.errors import BudgetExceededError, InvalidValueError, LLMError,
 from nekro_agent.execution.payer import Payer, paying
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.testing import InMemoryRuntime
-from storage.access.spendings import ScopeKey
+from storage.accounts.spendings import ScopeKey
 from storage.engine import Database
 from storage.states import BudgetScope
 

@@ -25,8 +25,8 @@ from nekro.gateway.streams.turn_states import TurnEnd
 from nekro_agent.errors import StorageUnavailableError
 from nekro_client import AsyncClient, ConflictError, ForbiddenError, InvalidRequestError
 from nekro_client.models import EventType, TurnState
-from storage.access.approvals import ApprovalRepository
-from storage.access.audit import AuditRepository
+from storage.accounts.approvals import ApprovalRepository
+from storage.accounts.keys import AuditRepository
 from storage.states import ApprovalState
 
 if TYPE_CHECKING:

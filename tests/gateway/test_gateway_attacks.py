@@ -31,8 +31,8 @@ from nekro.gateway.web import bodies, requests
 from nekro.gateway.web.server import GatewayServer
 from nekro.wire.values import encode_arguments
 from nekro_agent.shared_clock import shared_time
-from storage.access.approvals import NewApproval
-from storage.access.openai_responses import OpenAIResponse
+from storage.accounts.approvals import NewApproval
+from storage.accounts.openai_responses import OpenAIResponse
 from storage.engine import Database
 from storage.repositories.jobs import NewJob
 from storage.repositories.rounds import RoundRequest

@@ -19,7 +19,7 @@ from nekro.gateway.access.keys import create_key, new_key
 from nekro.gateway.app import create_app
 from nekro.gateway.identity import Scope
 from nekro_client.models import Costs
-from storage.access.spendings import ModelUse, NewSpending
+from storage.accounts.spendings import ModelUse, NewSpending
 from storage.engine import Database
 
 

@@ -22,8 +22,8 @@ from nekro.gateway.app import create_app
 from nekro.gateway.identity import Scope
 from nekro_agent.errors import UsageError
 from nekro_agent.shared_clock import shared_time
-from storage.access.keys import KeyRepository
-from storage.access.spendings import ModelUse, NewSpending
+from storage.accounts.keys import KeyRepository
+from storage.accounts.spendings import ModelUse, NewSpending
 from storage.engine import Database
 from storage.repositories.base import new_id
 from storage.repositories.rounds import RoundRequest

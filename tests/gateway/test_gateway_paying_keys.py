@@ -22,7 +22,7 @@ from nekro.app.budgets import day_of
 from nekro.app.timers import TimerFirings
 from nekro.gateway.app import create_app
 from nekro.gateway.identity import Scope
-from storage.access.spendings import ScopeKey
+from storage.accounts.spendings import ScopeKey
 from storage.engine import Database
 from storage.states import BudgetScope
 from workers.ops.sweeps import TimerSweep

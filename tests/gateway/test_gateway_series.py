@@ -14,7 +14,7 @@ from nekro.gateway.app import create_app
 from nekro.gateway.identity import Scope
 from nekro_client import AsyncClient as Nekro
 from nekro_client.models import Series
-from storage.access.spendings import ModelUse, NewSpending
+from storage.accounts.spendings import ModelUse, NewSpending
 from storage.engine import Database
 from storage.repositories.rounds import RoundReport, RoundRequest
 from storage.states import RoundState, TriggerKind

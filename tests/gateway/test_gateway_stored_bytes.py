@@ -17,7 +17,7 @@ from nekro.gateway.identity import Scope
 from nekro_agent.errors import StorageQuotaError
 from nekro_agent.execution.payer import on_account
 from nekro_agent.ports import OutgoingMessage
-from storage.access.keys import account_of_key
+from storage.accounts.keys import account_of_key
 from workers.sdk_runtime import SqlMessages
 
 LIMIT = 200_000

@@ -17,7 +17,7 @@ from nekro.gateway.access.keys import create_key, new_key
 from nekro.gateway.app import create_app
 from nekro.gateway.identity import Scope
 from nekro.plugins.entries import PluginEntry, WebhookEntry, digest_of
-from storage.publications import NewWorker, Snapshot
+from storage.catalogue import NewWorker, Snapshot
 
 KEY = "Ada.far"
 

@@ -8,7 +8,7 @@ from typing import get_args
 
 from nekro.gateway.identity import Scope
 from nekro_client.models import CostGroup, KeyScope
-from storage.access import spending_reports
+from storage.listings import series
 
 PAGES = Path(__file__).parents[2] / "nekro" / "gateway" / "console" / "static" / "pages"
 
@@ -28,5 +28,5 @@ def test_scopes_of_keys() -> None:
 
 
 def test_groups_of_costs() -> None:
-    assert list(spending_reports._COLUMNS) == list(get_args(CostGroup))
+    assert list(series._COLUMNS) == list(get_args(CostGroup))
     assert sorted(shown("costs.js", "KINDS")) == sorted(get_args(CostGroup))

@@ -33,7 +33,7 @@ from nekro_agent.errors import (
 from nekro_agent.ports import IncomingMessage
 from nekro_agent.shared_clock import shared_time
 from nekro_client.models import TurnState
-from storage.access.approvals import Approval
+from storage.accounts.approvals import Approval
 from storage.listings.overview import OverviewRepository
 from storage.repositories.calls import Call
 from storage.states import ApprovalScope, ApprovalState, CallState, EventType, TriggerKind

@@ -21,10 +21,10 @@ from nekro.gateway.streams.turn_lists import read_turns
 from nekro.gateway.streams.turn_tree import read_rounds, read_turn
 from nekro_agent.errors import BudgetExceededError, LLMError, StorageUnavailableError
 from nekro_agent.ports import MessageKind
-from storage.access.keys import NewKey
-from storage.access.spendings import ScopeKey, Total
-from storage.access.stored_bytes import ROW_BYTES
-from storage.listings.turn_search import TurnFilter
+from storage.accounts.keys import NewKey
+from storage.accounts.spendings import ScopeKey, Total
+from storage.accounts.stored_bytes import ROW_BYTES
+from storage.listings.turns import TurnFilter
 from storage.states import BudgetScope, EventType
 
 OpenBench = Callable[..., Awaitable[Bench]]

@@ -14,7 +14,7 @@ from waiting import WAIT_SECONDS, eventually
 from nekro.agent.llm import LLMRequest
 from nekro.sandbox.models import StopType
 from nekro_agent import runtime
-from storage.clock import seconds_from_now
+from storage.sql import seconds_from_now
 from storage.states import RoundState, TriggerKind
 from storage.tables import ROUNDS
 from workers.ops.sweeper import Sweep, Sweeper

@@ -14,7 +14,7 @@ from nekro.cli.views.turn_text import turn_lines
 from nekro.gateway.streams.turn_tree import read_turn
 from nekro_agent.errors import LLMError
 from nekro_client.models import Round
-from storage.access.keys import NewKey
+from storage.accounts.keys import NewKey
 from storage.states import StoredKind
 
 CHAT = "c"

@@ -15,7 +15,7 @@ from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet, build_fleet
 
 from nekro.app.composition import Services
-from storage.memory.summaries import Summary
+from storage.repositories.memory import Summary
 from storage.repositories.rounds import Round
 from storage.states import FINAL_ROUND_STATES, RoundState
 

@@ -20,7 +20,7 @@ from nekro.app.budgets import day_of
 from nekro.base.metrics import start_metrics
 from nekro_agent.errors import BudgetExceededError, LLMError
 from nekro_agent.ports import MessageKind
-from storage.access.spendings import ScopeKey, Total
+from storage.accounts.spendings import ScopeKey, Total
 from storage.states import BudgetScope, EventType
 
 if TYPE_CHECKING:

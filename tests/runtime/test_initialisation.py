@@ -22,7 +22,7 @@ from nekro_agent.errors import FencedError, StorageUnavailableError
 from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.plugin import NekroPlugin
 from storage.engine import Database
-from storage.repositories.lane_overrides import PluginStateRepository
+from storage.repositories.plugin_states import PluginStateRepository
 from storage.tables import LEASES
 from workers.plugins import initialisation
 from workers.plugins.initialisation import PluginStates, start_plugins

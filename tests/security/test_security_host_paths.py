@@ -21,8 +21,7 @@ from nekro.sandbox.manager import SandboxManager
 from nekro.sandbox.models import RunRequest, StopType, StubCall, StubResult
 from nekro_agent.errors import SandboxUnavailableError
 from storage.engine import Database
-from storage.files.areas import DataAreas
-from storage.files.upload_areas import UploadAreas
+from storage.files import DataAreas, UploadAreas
 from storage.migrate import upgrade
 
 CHAT = "onebot_v11-group_4711"

@@ -44,7 +44,7 @@ from nekro_agent.errors import (
 )
 from nekro_agent.methods import Lane, SandboxMethodType
 from nekro_agent.ports import JobInfo, JobRequest, SystemMessageHooks
-from storage.access.spendings import ModelUse, NewSpending, ScopeKey
+from storage.accounts.spendings import ModelUse, NewSpending, ScopeKey
 from storage.driver.postgresql import PostgresConnection
 from storage.engine import Database
 from storage.repositories.calls import Call, CallRequest, ClaimVerdict

@@ -13,8 +13,8 @@ from nekro.cli.services.ownership import Ownership, WorkerEntry, read_running
 from nekro.sandbox.packages.layers import LayerStore
 from nekro.sandbox.packages.requirement import parse_requirement
 from nekro_agent.ports import DownloadReport
-from storage.access.activations import Activation
 from storage.engine import Database
+from storage.repositories.plugin_states import Activation
 from storage.tables import PLUGIN_VALUES
 from workers.jobs.downloads import SqlDownloads
 

@@ -20,8 +20,8 @@ from storage.caller_reads import (
     read_snapshots,
     read_workers,
 )
+from storage.catalogue import NewWorker
 from storage.engine import Database
-from storage.publications import NewWorker
 from storage.repositories.timers import WorkerTimer
 
 

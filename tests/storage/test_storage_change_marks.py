@@ -8,7 +8,7 @@ from sqlalchemy import update
 
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.shared_clock import shared_time
-from storage.access.approvals import Decision, NewApproval
+from storage.accounts.approvals import Decision, NewApproval
 from storage.engine import Database
 from storage.repositories.calls import CallRequest
 from storage.states import ApprovalScope, ApprovalState

@@ -6,7 +6,7 @@ import pytest
 
 from nekro_agent.errors import ConflictError
 from storage.engine import Database
-from storage.repositories.job_signals import WaitState
+from storage.repositories.job_log import WaitState
 from storage.repositories.jobs import NewJob
 
 

@@ -23,7 +23,7 @@ import storage
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import StorageUnavailableError
 from storage.engine import Database
-from storage.listings.turn_search import TurnFilter
+from storage.listings.turns import TurnFilter
 from storage.migrate import check, configuration, locked, require_migrated, upgrade
 from storage.schema import known_revisions, require_schema
 from storage.states import StoredKind

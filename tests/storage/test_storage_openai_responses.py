@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from storage.access.openai_responses import OpenAIResponse
+from storage.accounts.openai_responses import OpenAIResponse
 from storage.engine import Database
 
 KEPT = OpenAIResponse(

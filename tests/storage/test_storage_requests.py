@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from storage.access.requests import REQUEST_CLAIMS
 from storage.engine import Database
+from storage.repositories.leases import REQUEST_CLAIMS
 
 DIGEST = bytes(32)
 

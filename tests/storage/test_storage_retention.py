@@ -8,8 +8,8 @@ from broker_config.settings import RetentionSettings
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import MessageKind
 from nekro_agent.shared_clock import shared_time
-from storage.access.approvals import Decision, NewApproval
-from storage.access.spendings import NewSpending
+from storage.accounts.approvals import Decision, NewApproval
+from storage.accounts.spendings import NewSpending
 from storage.engine import Database
 from storage.repositories.calls import CallRequest
 from storage.repositories.events import NewEvent

@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 
 from storage.engine import Database
 from storage.listings.series import SeriesRange
+from storage.sql import insert
 from storage.states import RoundState, TriggerKind
 from storage.tables import KEY_TURNS, ROUNDS, SPENDINGS
 from storage.transaction import Transaction
-from storage.upsert import insert
 
 BEGIN = datetime(2026, 5, 4, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -22,7 +22,7 @@ from waiting import WAIT_SECONDS
 
 from broker_config.settings import DatabaseSettings, StoreSettings
 from nekro_agent.errors import ConflictError, InvalidValueError, StorageUnavailableError
-from storage.driver.fifo_semaphore import FifoSemaphore
+from storage.driver.pool import FifoSemaphore
 from storage.driver.statements import SingleStatement
 from storage.engine import Database
 from storage.kv import SqlKeyValueStore
@@ -236,7 +236,7 @@ async def test_missing_schema_is_an_error_that_names_the_fix(
 async def test_value_refused_by_a_column_reaches_no_connection(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.access.value_digest.MAX_KEY_CHARS", 2048)
+    monkeypatch.setattr("storage.repositories.plugin_states.MAX_KEY_CHARS", 2048)
     store = SqlKeyValueStore(database, StoreSettings())
     with pytest.raises(InvalidValueError, match="1250"):
         await store.set("p" * 1251, chat_key="", user_key="", store_key="k", value="v")

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from storage.access.spendings import ModelUse, NewSpending, ScopeKey, Total, user_scope
+from storage.accounts.spendings import ModelUse, NewSpending, ScopeKey, Total, user_scope
 from storage.engine import Database
 from storage.states import BudgetScope
 

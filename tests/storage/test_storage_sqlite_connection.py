@@ -13,7 +13,7 @@ import pytest
 from waiting import WAIT_SECONDS
 
 from nekro_agent.errors import ConflictError, StorageUnavailableError
-from storage.driver.sqlite_connection import SqliteConnection
+from storage.driver.sqlite import SqliteConnection
 
 LONG = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
 

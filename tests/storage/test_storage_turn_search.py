@@ -11,7 +11,7 @@ from sqlalchemy import text as sql
 
 from nekro_agent.shared_clock import shared_time
 from storage.engine import Database
-from storage.listings.turn_search import TurnFilter, TurnPosition
+from storage.listings.turns import TurnFilter, TurnPosition
 from storage.repositories.rounds import Round, RoundReport, RoundRequest
 from storage.states import RoundState, TriggerKind
 from storage.transaction import Transaction

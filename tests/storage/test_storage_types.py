@@ -14,10 +14,18 @@ from sqlalchemy.dialects.sqlite import dialect as SQLiteDialect
 from sqlalchemy.schema import CreateTable
 
 from nekro_agent.errors import InvalidValueError
-from storage.clock import now, seconds_from_now
 from storage.engine import Database
+from storage.sql import (
+    MAX_KEY_BYTES,
+    FaithfulText,
+    JsonText,
+    KeyText,
+    StateText,
+    UtcDateTime,
+    now,
+    seconds_from_now,
+)
 from storage.states import JobState
-from storage.types import MAX_KEY_BYTES, FaithfulText, JsonText, KeyText, StateText, UtcDateTime
 
 SCRATCH = Table(
     "scratch",

@@ -10,8 +10,8 @@ from sqlalchemy import func, select, update
 
 from broker_config.settings import RetentionSettings
 from nekro_agent.errors import StorageQuotaError
-from storage.access.keys import NewKey, account_of_key
-from storage.access.stored_bytes import item_of_file
+from storage.accounts.keys import NewKey, account_of_key
+from storage.accounts.stored_bytes import item_of_file
 from storage.engine import Database
 from storage.retention import delete_expired
 from storage.states import StoredKind

@@ -24,7 +24,7 @@ from nekro_agent.errors import BudgetExceededError, LLMError
 from nekro_agent.execution.payer import Payer, current_payer, paying
 from nekro_agent.services.agent.openai import gen_openai_chat_response, gen_openai_embeddings
 from nekro_agent.testing import InMemoryRuntime
-from storage.access.spendings import ScopeKey, Total
+from storage.accounts.spendings import ScopeKey, Total
 from storage.states import BudgetScope
 
 VECTOR = {

@@ -18,7 +18,7 @@ from nekro.app.approvals.shown import MOST_ARGUMENT_BYTES, call_line, difference
 from nekro_agent.tools.visible_text import all_visible
 
 if TYPE_CHECKING:
-    from storage.access.approvals import Approval
+    from storage.accounts.approvals import Approval
 
 
 def edited(before: object, after: object) -> Approval:

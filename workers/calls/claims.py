@@ -36,7 +36,7 @@ from nekro_agent.errors import (
 from nekro_agent.execution.hooks import HOOK_SECONDS
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import MessageKind, SystemMessageHooks
-from storage.access.stored_bytes import ROW_BYTES, size_of
+from storage.accounts.stored_bytes import ROW_BYTES, size_of
 from storage.repositories.calls import Call, CallRequest, Claim, ClaimVerdict
 from storage.repositories.messages import NewMessage
 from storage.repositories.rounds import RoundRequest

@@ -20,9 +20,9 @@ from nekro_agent.durations import GRACE_SECONDS, REFRESH_SECONDS, STALE_SECONDS
 from nekro_agent.errors import FencedError, StorageError
 from nekro_agent.ports import DownloadReport, DownloadStatus
 from nekro_agent.shared_clock import elapsed_seconds
-from storage.driver.outages import outlasting
+from storage.driver.errors import outlasting
 from storage.engine import Database
-from storage.outbound.downloads import DownloadRecord
+from storage.repositories.downloads import DownloadRecord
 from storage.transaction import Transaction
 
 __all__ = ["DownloadSweep", "SqlDownloads"]

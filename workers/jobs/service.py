@@ -31,10 +31,10 @@ from nekro_agent.execution.current_call import current_call
 from nekro_agent.execution.effects import effect_id
 from nekro_agent.execution.payer import current_account
 from nekro_agent.ports import JobInfo, JobRequest
-from storage.access.stored_bytes import ROW_BYTES, size_of
-from storage.driver.outages import outlasting
+from storage.accounts.stored_bytes import ROW_BYTES, size_of
+from storage.driver.errors import outlasting
 from storage.engine import Database
-from storage.repositories.job_signals import WaitState
+from storage.repositories.job_log import WaitState
 from storage.repositories.jobs import Job, NewJob
 from storage.states import CrashPolicy, EventType, JobState, StoredKind
 from storage.transaction import Transaction

@@ -33,7 +33,7 @@ from nekro_agent.errors import FencedError
 from nekro_agent.execution import callback_timers
 from nekro_agent.execution.hooks import HookFailure, PluginHost, state_hooks
 from nekro_agent.plugin import NekroPlugin
-from storage.repositories.lane_overrides import PluginState
+from storage.repositories.plugin_states import PluginState
 
 __all__ = [
     "PluginStates",

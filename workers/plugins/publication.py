@@ -23,8 +23,8 @@ from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.ports import CallbackTimer
 from nekro_agent.shared_clock import elapsed_seconds
 from storage.caller_reads import Snapshot
+from storage.catalogue import NewWorker
 from storage.engine import Database
-from storage.publications import NewWorker
 
 __all__ = ["CataloguePublisher"]
 

@@ -14,7 +14,7 @@ from nekro.app.calls.dispatch import CallRecord
 from nekro.app.rounds.chat_history import ChatHistory
 from nekro.app.rounds.summaries import summary_before
 from nekro_agent.ports import ChatInfo
-from storage.access.spendings import PayingKey
+from storage.accounts.spendings import PayingKey
 from storage.engine import Database
 from storage.repositories.rounds import ClaimedRound, Round
 from storage.transaction import Transaction

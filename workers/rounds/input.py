@@ -31,9 +31,9 @@ from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.files import safe_files
 from nekro_agent.ports import ChatInfo
 from nekro_agent.schemas.agent_ctx import AgentCtx
-from storage.access.spendings import PayingKey
+from storage.accounts.spendings import PayingKey
 from storage.engine import Database
-from storage.files.areas import DataAreas
+from storage.files import DataAreas
 from storage.repositories.rounds import ClaimedRound
 from workers.rounds.chat_view import ChatView
 

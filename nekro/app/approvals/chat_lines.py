@@ -16,7 +16,7 @@ from broker_config.settings import ApprovalSettings
 from nekro.app.approvals.decisions import ApprovalDecisions
 from nekro.app.approvals.shown import call_line, difference, shown_call
 from nekro_agent.errors import NekroError, NotFoundError, StorageUnavailableError, UsageError
-from storage.access.approvals import Approval
+from storage.accounts.approvals import Approval
 from storage.engine import Database
 from storage.states import ApprovalScope, ApprovalState
 

@@ -29,7 +29,7 @@ from nekro_agent.errors import (
     MessageRefusedError,
 )
 from nekro_agent.shared_clock import shared_time
-from storage.access.approvals import Approval, Decision
+from storage.accounts.approvals import Approval, Decision
 from storage.engine import Database
 from storage.repositories.calls import Call
 from storage.states import ApprovalScope, ApprovalState

@@ -25,7 +25,7 @@ from nekro.wire.seals import APPROVAL, Seal
 from nekro_agent.errors import CallCancelledError, NotApprovedError
 from nekro_agent.ports import MessageKind
 from nekro_agent.shared_clock import shared_time
-from storage.access.approvals import Approval, Decision, NewApproval
+from storage.accounts.approvals import Approval, Decision, NewApproval
 from storage.engine import Database
 from storage.repositories.calls import CallRequest
 from storage.repositories.events import NewEvent
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from pydantic import SecretStr
 
-    from storage.access.approvals import Approval, NewApproval
+    from storage.accounts.approvals import Approval, NewApproval
 
 __all__ = [
     "ApprovalCheck",

@@ -20,7 +20,7 @@ from nekro_agent.errors import ArgumentError
 from nekro_agent.tools.visible_text import all_visible
 
 if TYPE_CHECKING:
-    from storage.access.approvals import Approval
+    from storage.accounts.approvals import Approval
 
 __all__ = [
     "MOST_ARGUMENT_BYTES",

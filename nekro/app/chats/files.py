@@ -27,7 +27,7 @@ from nekro_agent.files.uploads import UploadArea
 from nekro_agent.policies import UploadPolicy
 from nekro_agent.ports import ChatInfo
 from nekro_agent.tools.path_convertor import PathLocation, locate
-from storage.files.areas import DataAreas
+from storage.files import DataAreas
 
 __all__ = ["ChatFile", "ChatFiles"]
 

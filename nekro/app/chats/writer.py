@@ -17,7 +17,7 @@ from nekro_agent.execution.payer import current_account
 from nekro_agent.layout import channel_of
 from nekro_agent.ports import ChatInfo, MessageKind
 from nekro_agent.schemas.agent_ctx import AgentCtx
-from storage.access.stored_bytes import ROW_BYTES, size_of
+from storage.accounts.stored_bytes import ROW_BYTES, size_of
 from storage.repositories.messages import Message, NewMessage
 from storage.repositories.rounds import Round, RoundRequest
 from storage.states import StoredKind

@@ -32,7 +32,7 @@ from nekro_agent.durations import POLL_SECONDS, REFRESH_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import FencedError, StorageError
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.shared_clock import shared_time
-from storage.access.stored_bytes import ROW_BYTES, size_of
+from storage.accounts.stored_bytes import ROW_BYTES, size_of
 from storage.engine import Database
 from storage.repositories.events import TOOLS_NOT_KEPT, NewEvent
 from storage.repositories.rounds import Round

@@ -27,7 +27,7 @@ from nekro_agent.schemas.chat_message import (
 )
 from nekro_agent.schemas.signal import MsgSignal
 from nekro_agent.shared_clock import shared_now, shared_time
-from storage.access.keys import account_of_key
+from storage.accounts.keys import account_of_key
 from storage.engine import Database
 from storage.repositories.messages import Message, NewMessage
 from storage.repositories.rounds import RoundRequest

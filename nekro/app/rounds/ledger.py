@@ -29,7 +29,7 @@ from nekro.sandbox.models import STOPS, StopType
 from nekro_agent.errors import LLMError, NekroError, StorageUnavailableError
 from nekro_agent.ports import JobState, MessageKind
 from storage.engine import Database
-from storage.memory.variables import TurnVariables
+from storage.repositories.memory import TurnVariables
 from storage.repositories.messages import NewMessage
 from storage.repositories.rounds import ClaimedRound, Round, RoundReport, RoundRequest
 from storage.states import RoundState, TriggerKind

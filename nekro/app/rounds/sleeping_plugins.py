@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Final, Protocol
 
-from storage.access.activations import Activation
+from storage.repositories.plugin_states import Activation
 from storage.transaction import Transaction
 
 __all__ = ["MOST_TURNS", "Sleeper", "awake_plugins", "brief_of", "may_sleep", "sleep", "wake"]

@@ -18,7 +18,7 @@ from nekro_agent.errors import UsageError
 
 if TYPE_CHECKING:
     from nekro.wire.values import Arguments
-    from storage.access.approvals import Approval
+    from storage.accounts.approvals import Approval
     from storage.transaction import Transaction
 
 __all__ = [

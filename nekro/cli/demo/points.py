@@ -127,7 +127,7 @@ async def gather(stage: Stage, chat_key: str) -> Evidence:
 
 
 async def _shared_dir(stage: Stage, chat_key: str) -> list[Path]:
-    from storage.files.areas import DataAreas
+    from storage.files import DataAreas
     from storage.repositories.chats import ChatRepository
 
     async with stage.services.database.read() as transaction:

@@ -68,8 +68,7 @@ def open_chat_files(settings: Settings, chat: ChatInfo) -> Iterator[ChatFiles]:
     """Open the areas of a chat; ``settings`` as the workers have them."""
     from broker_config.embedded import resolve_signing_key
     from nekro.app.chats.files import ChatFiles
-    from storage.files.areas import DataAreas
-    from storage.files.upload_areas import UploadAreas
+    from storage.files import DataAreas, UploadAreas
 
     key = resolve_signing_key(settings).get_secret_value()
     uploads = UploadAreas(settings.database, settings.data_dir, key=key)

@@ -17,7 +17,7 @@ from nekro.gateway.web.bodies import KeyedRoute
 from nekro_agent.errors import NotFoundError
 from nekro_client.models import McpServer as Answer
 from nekro_client.models import McpServerBody, McpTrial, Page
-from storage.access.stored_bytes import ROW_BYTES, size_of
+from storage.accounts.stored_bytes import ROW_BYTES, size_of
 from storage.states import StoredKind
 
 __all__ = ["router"]

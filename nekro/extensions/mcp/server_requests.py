@@ -29,7 +29,7 @@ from nekro_agent.policies import ModelConfigGroup
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.services.agent.openai import OpenAIResponse, gen_openai_chat_response
 from storage.engine import Database
-from storage.repositories.job_signals import WaitState
+from storage.repositories.job_log import WaitState
 
 __all__ = ["WorkerClientRequests"]
 

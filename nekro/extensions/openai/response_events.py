@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from nekro.extensions.openai.answers import AnswerEnd, AnswerReader, Part, Piece, Program, Usage, Words
 from nekro_agent.errors import BudgetExceededError
-from storage.access.openai_responses import OpenAIResponse
+from storage.accounts.openai_responses import OpenAIResponse
 
 __all__ = [
     "GrowingItem",

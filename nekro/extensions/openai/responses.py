@@ -38,8 +38,8 @@ from nekro.gateway.streams.hub import SlowReaderError
 from nekro.gateway.web.responses import EventStream, JsonAnswer
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import NekroError
-from storage.access.openai_responses import OpenAIResponse
-from storage.access.stored_bytes import ROW_BYTES, size_of
+from storage.accounts.openai_responses import OpenAIResponse
+from storage.accounts.stored_bytes import ROW_BYTES, size_of
 from storage.states import StoredKind
 
 __all__ = ["router"]

@@ -21,8 +21,8 @@ from nekro.gateway.identity import Identity, Scope
 from nekro.gateway.problems import ProblemError
 from nekro.plugins.entries import PluginEntry
 from nekro_agent.durations import FRESH_SECONDS
+from storage.catalogue import Site
 from storage.engine import Database
-from storage.publications import Site
 
 __all__ = [
     "Sites",

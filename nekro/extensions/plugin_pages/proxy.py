@@ -37,7 +37,7 @@ from nekro.gateway.web.bodies import OWN_LIMITS
 from nekro.wire.seals import CALLER_HEADER, PROOF_HEADER, SIGNATURE_HEADER, HttpSigner
 from nekro_agent.execution.web_caller import WebCaller
 from nekro_agent.services.user.role import Role
-from storage.publications import Site
+from storage.catalogue import Site
 
 __all__ = ["PluginProxy", "install"]
 

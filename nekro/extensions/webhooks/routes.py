@@ -22,7 +22,7 @@ from nekro.gateway.web.bodies import KeyedRoute
 from nekro_agent.downloads.redirects import checked_url
 from nekro_agent.errors import DownloadError, NotFoundError
 from nekro_client import models
-from storage.access.stored_bytes import ROW_BYTES, size_of
+from storage.accounts.stored_bytes import ROW_BYTES, size_of
 from storage.outbound.webhooks import Delivery, Webhook
 from storage.states import DeliveryState, StoredKind
 from storage.transaction import Transaction

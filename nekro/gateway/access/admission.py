@@ -24,8 +24,8 @@ from nekro.gateway.dependencies import identity_of
 from nekro.gateway.identity import Identity
 from nekro.gateway.problems import ProblemError
 from nekro_agent.shared_clock import shared_time
-from storage.access.spendings import PayingKey
-from storage.access.stored_bytes import ROW_BYTES, item_of_file, size_of
+from storage.accounts.spendings import PayingKey
+from storage.accounts.stored_bytes import ROW_BYTES, item_of_file, size_of
 from storage.states import StoredKind
 
 __all__ = [

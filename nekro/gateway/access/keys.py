@@ -35,7 +35,7 @@ from nekro.gateway.identity import LOCAL, Identity, Scope
 from nekro.gateway.problems import ProblemError
 from nekro_agent.errors import SettingsError, UsageError
 from nekro_agent.shared_clock import shared_time
-from storage.access.keys import Key, NewKey
+from storage.accounts.keys import Key, NewKey
 from storage.engine import Database
 
 __all__ = [

@@ -16,7 +16,7 @@ from nekro.gateway.web.bodies import KeyedRoute
 from nekro.gateway.web.paging import Cursor, Limit, cursor_of, number_of
 from nekro_agent.errors import InvalidValueError, NotFoundError
 from nekro_client.models import Approval, DecisionBody, Page
-from storage.access.approvals import Approval as ApprovalRow
+from storage.accounts.approvals import Approval as ApprovalRow
 from storage.states import ApprovalScope, ApprovalState
 
 __all__ = ["router"]

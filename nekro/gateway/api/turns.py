@@ -29,7 +29,7 @@ from nekro.gateway.web.paging import (
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import NotFoundError
 from nekro_client.models import Call, Page, ReplayedTurn, ReplayTurnBody, Round, Turn, TurnState, TurnSummary
-from storage.listings.turn_search import TurnFilter, TurnPosition
+from storage.listings.turns import TurnFilter, TurnPosition
 from storage.repositories.rounds import Round as RoundRow
 
 __all__ = [

@@ -6,8 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 
 from nekro_agent.layout import channel_of
-from storage.clock import now
-from storage.types import FaithfulText, UtcDateTime
+from storage.sql import FaithfulText, UtcDateTime, now
 
 revision = "0005"
 down_revision = "0004"

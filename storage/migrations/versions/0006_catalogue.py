@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from storage.types import FaithfulText, KeyText, UtcDateTime
+from storage.sql import FaithfulText, KeyText, UtcDateTime
 
 revision = "0006"
 down_revision = "0005"

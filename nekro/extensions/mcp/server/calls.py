@@ -29,7 +29,7 @@ from nekro_client.models import Run
 
 if TYPE_CHECKING:
     from nekro.app.rounds.runs import CodeReport
-    from storage.access.approvals import Approval
+    from storage.accounts.approvals import Approval
 
 __all__ = [
     "CodeRun",

@@ -37,7 +37,7 @@ from nekro_agent.errors import InvalidValueError, NotFoundError, UsageError
 from nekro_agent.files.media_types import HEAD_BYTES, content_type
 from nekro_agent.ports import ChatInfo
 from nekro_client.models import Job
-from storage.access.approvals import Approval
+from storage.accounts.approvals import Approval
 from storage.repositories.jobs import Job as JobRow
 from storage.states import ApprovalState
 

@@ -1,21 +1,35 @@
-"""Summaries of the older messages of chats: one row per version, built one upon the other."""
+"""What the agent keeps of its chats: summaries, variables of open turns, and prompts of rounds.
+
+There is one row per version of a summary, built one upon the other. Variables of programs are kept between
+the runs of one turn as tagged text, which only a sandbox reads. Prompts are kept where the operator wants
+that."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import delete, select
 
-from storage.clock import now
 from storage.repositories.base import Repository
 from storage.repositories.chats import ChatRepository
-from storage.tables import CHAT_SUMMARIES
-from storage.upsert import insert
+from storage.sql import insert, now
+from storage.tables import CHAT_SUMMARIES, ROUND_PROMPTS, TURN_VARIABLES
 
-__all__ = ["KEPT_VERSIONS", "NewSummary", "Summary", "SummaryRepository"]
+__all__ = [
+    "KEPT_VERSIONS",
+    "NewSummary",
+    "PromptRepository",
+    "Summary",
+    "SummaryRepository",
+    "TurnVariables",
+    "VariableRepository",
+]
+
 
 #: Versions of a chat that are kept; an open turn shows the one that was the newest when it began.
 KEPT_VERSIONS: Final = 10
@@ -104,3 +118,65 @@ class SummaryRepository(Repository):
             )
         )
         return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnVariables:
+    """The variables of an open turn."""
+
+    turn_id: str
+    chat_key: str
+    #: The round whose program left them.
+    round_id: str
+    #: Tagged text of each variable by its name, as the host has checked it.
+    kept: dict[str, str]
+    #: Names of variables that were not kept.
+    not_kept: list[str]
+
+
+class VariableRepository(Repository):
+    """Rows of variables: one per open turn."""
+
+    async def find(self, turn_id: str) -> TurnVariables | None:
+        """Return the variables of a turn, or None."""
+        statement = select(TURN_VARIABLES).where(TURN_VARIABLES.c.turn_id == turn_id)
+        return await self._one_or_none(TurnVariables, statement)
+
+    async def replace(self, variables: TurnVariables) -> None:
+        """Store the variables of a turn; the caller holds the lease of the chat."""
+        values: dict[str, Any] = {**vars(variables), "updated_at": now()}
+        new = insert(self._dialect, TURN_VARIABLES).values(**values)
+        changed = {name: new.excluded[name] for name in values if name != "turn_id"}
+        await self._count(new.on_conflict_do_update(index_elements=[TURN_VARIABLES.c.turn_id], set_=changed))
+
+    async def drop(self, *turn_ids: str) -> None:
+        """Delete the variables of turns."""
+        if turn_ids:
+            await self._count(delete(TURN_VARIABLES).where(TURN_VARIABLES.c.turn_id.in_(turn_ids)))
+
+
+class PromptRepository(Repository):
+    """Rows of prompts: the newest one of each round."""
+
+    async def keep(self, round_id: str, prompt: str) -> None:
+        """Store what is sent in a round, in place of what an earlier request of it sent.
+
+        Args:
+            prompt: messages as JSON.
+        """
+        values = {"round_id": round_id, "prompt": prompt, "sent_at": now()}
+        new = insert(self._dialect, ROUND_PROMPTS).values(values)
+        changed = {name: new.excluded[name] for name in ("prompt", "sent_at")}
+        await self._count(new.on_conflict_do_update(index_elements=[ROUND_PROMPTS.c.round_id], set_=changed))
+
+    async def kept(self, round_ids: Collection[str]) -> set[str]:
+        """Return those of the rounds whose prompts are kept."""
+        statement = select(ROUND_PROMPTS.c.round_id).where(ROUND_PROMPTS.c.round_id.in_(round_ids))
+        return set((await self._rows(statement)).scalars())
+
+    async def of_rounds(self, round_ids: Collection[str]) -> dict[str, list[dict[str, Any]]]:
+        """Return the messages of prompts by the ids of their rounds; what is not kept is left out."""
+        statement = select(ROUND_PROMPTS.c.round_id, ROUND_PROMPTS.c.prompt).where(
+            ROUND_PROMPTS.c.round_id.in_(round_ids)
+        )
+        return {row[0]: json.loads(row[1]) for row in await self._rows(statement)}

@@ -14,11 +14,10 @@ from typing import Any, Final
 from sqlalchemy import delete, select, update
 
 from nekro_agent.errors import FencedError
-from storage.clock import now, seconds_from_now
 from storage.repositories.base import Repository
 from storage.repositories.leases import LeaseTable, is_free, is_held_by, take_values
+from storage.sql import insert, now, seconds_from_now
 from storage.tables import DOWNLOADS
-from storage.upsert import insert
 
 __all__ = ["DOWNLOAD_CLAIMS", "DownloadRecord", "DownloadRepository"]
 

@@ -1,19 +1,19 @@
-"""Maps chats to their upload directories, which have opaque names.
+"""Directories of chats, sandboxes and plugins below the data directory.
 
 A path below the data directory is visible inside sandboxes (``/proc/self/mountinfo``), in logs and in
-tracebacks, so it must not reveal the platform, the group or the person. The directory's name is therefore
-an id that cannot be computed without the fleet's key, and the table ``upload_areas`` maps chats to ids.
-``/app/shared`` needs no table: a container key is a random id, and ``chats`` maps it.
+tracebacks, so it must not reveal the platform, the group or the person. The name of an upload directory is
+therefore an id that cannot be computed without the fleet's key, and the table ``upload_areas`` maps chats to
+ids. ``/app/shared`` needs no table: a container key is a random id, and ``chats`` maps it.
 
 The plugin API requests these paths with synchronous functions, on the thread of an event loop. There a
 blocking write could wait for a transaction of the same loop, which cannot proceed meanwhile. Therefore the
 id is derived instead of random: every process computes the same id before the row exists, and a write
-that would have to wait is left to a later request.
-"""
+that would have to wait is left to a later request."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from threading import Lock
 from typing import Final
@@ -22,14 +22,18 @@ from sqlalchemy import Connection, Engine, Select, select
 
 from broker_config.settings import DatabaseSettings
 from nekro_agent import layout
-from nekro_agent.errors import StorageError, StorageUnavailableError
-from storage.clock import now
+from nekro_agent.errors import InvalidValueError, StorageError, StorageUnavailableError
+from nekro_agent.files.private_files import make_directory
 from storage.driver.blocking import blocking_engine
 from storage.driver.urls import database_url
+from storage.sql import insert, now
 from storage.tables import UPLOAD_AREAS
-from storage.upsert import insert
 
-__all__ = ["UploadAreas"]
+__all__ = [
+    "DataAreas",
+    "UploadAreas",
+]
+
 
 #: How long the write of a new chat's row may wait before it is left to a later request.
 _CLAIM_MILLISECONDS: Final = 50
@@ -121,3 +125,52 @@ class UploadAreas:
 
 def _query(chat_name: str) -> Select[str]:
     return select(UPLOAD_AREAS.c.directory).where(UPLOAD_AREAS.c.chat_name == chat_name)
+
+
+#: Matches the keys of `ChatRepository.ensure` and `layout.default_container_key`, and similar plain names.
+_CONTAINER_KEY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.%~-]{0,255}")
+
+
+class DataAreas:
+    """Implements ``nekro_agent.ports.FileAreas``; every directory exists when it is returned."""
+
+    def __init__(self, data_dir: Path, *, uploads: UploadAreas | None = None) -> None:
+        """
+        Args:
+            uploads: maps chats to their upload directories; None (without a database) names the
+                directories after the encoded chat key.
+        """
+        self._root = data_dir.absolute()
+        self._uploads = uploads
+
+    def uploads_dir(self, chat_key: str) -> Path:
+        """Return the directory that is mounted read-only as ``/app/uploads`` in the chat's sandboxes."""
+        directory = layout.uploads_dir(self._root, chat_key)
+        if self._uploads is not None:
+            directory = directory.with_name(self._uploads.name(chat_key))
+        return _made(directory, passable=True)
+
+    def shared_dir(self, container_key: str) -> Path:
+        """Return the directory that is mounted as ``/app/shared`` in the sandbox.
+
+        Raises:
+            InvalidValueError: the key is not a plain name. Only the host creates container keys, so
+                any other key is a mistake or an attack.
+        """
+        if not _CONTAINER_KEY.fullmatch(container_key):
+            raise InvalidValueError(
+                f"container key {container_key[:80]!r} is not a name of up to 256 letters, digits "
+                "and the characters _ . % ~ -, beginning with a letter or digit"
+            )
+        return _made(layout.shared_dir(self._root, container_key), passable=True)
+
+    def plugin_dir(self, plugin_key: str) -> Path:
+        """Return the plugin's own directory."""
+        return _made(layout.plugin_dir(self._root, plugin_key))
+
+
+def _made(directory: Path, *, passable: bool = False) -> Path:
+    try:
+        return make_directory(directory, passable=passable)
+    except OSError as exc:
+        raise StorageError(f"cannot create {directory}: {exc.strerror}; check NEKRO_DATA_DIR") from exc

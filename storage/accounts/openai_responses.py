@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import delete, select
 
 from storage.repositories.base import Repository
+from storage.sql import insert
 from storage.tables import OPENAI_RESPONSES
-from storage.upsert import insert
 
 __all__ = ["OpenAIResponse", "OpenAIResponseRepository"]
 

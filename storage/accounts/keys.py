@@ -1,8 +1,7 @@
-"""Keys of the HTTP API, and the accounts for which they pay.
+"""Keys of the HTTP API, the accounts for which they pay, and the record of administrative acts.
 
 An account is the id of a turn, run, call, timer or job that a key caused, which a row records, or names a key
-itself (``account_of_key``).
-"""
+itself (``account_of_key``)."""
 
 from __future__ import annotations
 
@@ -10,25 +9,27 @@ import dataclasses
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Executable, bindparam, delete, exists, select, update
 
-from storage.clock import now
 from storage.driver.statements import FixedStatement
 from storage.repositories.base import Repository, found
-from storage.tables import API_KEYS, KEY_TURNS
-from storage.upsert import insert
+from storage.sql import insert, now
+from storage.tables import API_KEYS, AUDIT, KEY_TURNS
 
 __all__ = [
     "RECURRING",
+    "AuditRepository",
     "Key",
     "KeyRepository",
     "NewKey",
+    "RecordedAct",
     "account_of_key",
     "account_of_recurring",
     "key_of_account",
 ]
+
 
 #: Begins an account that is a key. Other accounts are ids that we made, or begin with another word.
 _KEY: Final = "key:"
@@ -171,3 +172,55 @@ def _is_valid() -> ColumnElement[bool]:
 @FixedStatement
 def _valid_statement(_dialect: str) -> Executable:
     return select(API_KEYS).where(API_KEYS.c.id == bindparam("of_key"), _is_valid())
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedAct:
+    """An administrative act."""
+
+    sequence: int
+    at: datetime
+    key_id: str | None
+    action: str
+    subject: str
+    data: dict[str, Any] | None
+    request_id: str | None
+
+
+class AuditRepository(Repository):
+    """Rows of acts, which are never changed."""
+
+    async def add(
+        self,
+        action: str,
+        subject: str,
+        *,
+        key_id: str | None,
+        request_id: str | None = None,
+        data: dict[str, Any] | None = None,
+    ) -> None:
+        """Record an act, in the transaction of the act if it has one, else before it."""
+        await self._rows(
+            insert(self._dialect, AUDIT).values(
+                at=now(), key_id=key_id, action=action, subject=subject, data=data, request_id=request_id
+            )
+        )
+
+    async def newest(
+        self, *, limit: int, before: int | None = None, action: str | None = None, subject: str | None = None
+    ) -> list[RecordedAct]:
+        """List acts, the newest first.
+
+        Args:
+            before: only acts with a smaller sequence; None does not limit.
+            action: only acts whose action begins with it, such as ``dead_letter.``; None means all.
+            subject: only acts on this; None means all.
+        """
+        statement = select(AUDIT).order_by(AUDIT.c.sequence.desc()).limit(limit)
+        if before is not None:
+            statement = statement.where(AUDIT.c.sequence < before)
+        if action is not None:
+            statement = statement.where(AUDIT.c.action.startswith(action, autoescape=True))
+        if subject is not None:
+            statement = statement.where(AUDIT.c.subject == subject)
+        return await self._all(RecordedAct, statement)

@@ -11,12 +11,11 @@ from typing import Any, Final
 
 from sqlalchemy import ColumnElement, and_, func, or_, select, update
 
-from storage.clock import now
 from storage.repositories.base import Repository, chosen_once, found, is_one_of
 from storage.repositories.calls import Call, CallRequest
+from storage.sql import insert, now
 from storage.states import ApprovalScope, ApprovalState, CallState, TriggerKind
 from storage.tables import APPROVALS, CALLS, ROUNDS
-from storage.upsert import insert
 
 __all__ = ["Approval", "ApprovalRepository", "AwaitingCallRepository", "Decision", "NewApproval"]
 

@@ -1,4 +1,7 @@
-"""Column types that behave the same on SQLite and PostgreSQL."""
+"""What both databases share in SQL: column types, the database's clock, and ``INSERT … ON CONFLICT``.
+
+All workers of a fleet share the database's clock. Leases and due times are compared with it, so a worker on a
+host with a wrong clock neither takes over live leases nor keeps expired ones."""
 
 from __future__ import annotations
 
@@ -6,15 +9,31 @@ import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from sqlalchemy import DateTime, Dialect, Text
+from sqlalchemy import BindParameter, ColumnElement, DateTime, Dialect, Float, Table, Text, bindparam, literal
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator
 
 from nekro_agent.errors import InvalidValueError
-from storage.escaped_text import escaped, unescaped
+from storage.driver.values import escaped, unescaped
 
-__all__ = ["MAX_KEY_BYTES", "FaithfulText", "JsonText", "KeyText", "StateText", "UtcDateTime"]
+__all__ = [
+    "MAX_KEY_BYTES",
+    "FaithfulText",
+    "JsonText",
+    "KeyText",
+    "StateText",
+    "UtcDateTime",
+    "insert",
+    "now",
+    "seconds_from_now",
+    "seconds_parameter",
+]
+
 
 #: Maximum length of a text in an indexed column. PostgreSQL limits an index entry, which has up to two of
 #: them, to 2,700 bytes.
@@ -128,3 +147,72 @@ class StateText(TypeDecorator[StrEnum]):
     def process_result_value(self, value: str | None, dialect: Dialect) -> StrEnum | None:
         """Return the member."""
         return None if value is None else self.states(value)
+
+
+class now(FunctionElement[datetime]):
+    """The time at which the statement began."""
+
+    type = UtcDateTime()
+    inherit_cache = True
+
+
+class _later(FunctionElement[datetime]):
+    type = UtcDateTime()
+    inherit_cache = True
+
+
+def seconds_from_now(seconds: float | BindParameter[float]) -> ColumnElement[datetime]:
+    """The statement's time plus ``seconds``; negative means before."""
+    if isinstance(seconds, BindParameter):
+        return _later(seconds)
+    return _later(literal(seconds, _Seconds()))
+
+
+def seconds_parameter(name: str) -> BindParameter[float]:
+    """A parameter for ``seconds_from_now`` in a prepared statement."""
+    return bindparam(name, type_=_Seconds())
+
+
+class _Seconds(TypeDecorator[float]):
+    """Seconds rounded to milliseconds: SQLite has no finer resolution and parses no exponents."""
+
+    impl = Float
+    cache_ok = True
+
+    def process_bind_param(self, value: float | None, dialect: Dialect) -> float | None:
+        """Round to milliseconds."""
+        return None if value is None else round(float(value), 3)
+
+
+@compiles(now, "postgresql")
+def _now_postgresql(_element: now, _compiler: SQLCompiler, **_options: Any) -> str:
+    return "statement_timestamp()"
+
+
+@compiles(now, "sqlite")
+def _now_sqlite(_element: now, _compiler: SQLCompiler, **_options: Any) -> str:
+    # The format that SQLAlchemy writes, so that comparing the strings compares the times.
+    return "(strftime('%Y-%m-%d %H:%M:%f', 'now') || '000')"
+
+
+@compiles(_later, "postgresql")
+def _later_postgresql(element: _later, compiler: SQLCompiler, **options: Any) -> str:
+    return f"(statement_timestamp() + make_interval(secs => {compiler.process(element.clauses, **options)}))"
+
+
+@compiles(_later, "sqlite")
+def _later_sqlite(element: _later, compiler: SQLCompiler, **options: Any) -> str:
+    seconds = compiler.process(element.clauses, **options)
+    return f"(strftime('%Y-%m-%d %H:%M:%f', 'now', {seconds} || ' seconds') || '000')"
+
+
+def insert(dialect: str, table: Table) -> postgresql.Insert:
+    """Return the dialect's INSERT, which has ``on_conflict_do_update`` and ``on_conflict_do_nothing``.
+
+    Args:
+        dialect: ``sqlite`` or ``postgresql``.
+    """
+    if dialect == "sqlite":
+        # The two classes have the same methods but no common base class that declares them.
+        return cast(postgresql.Insert, sqlite.insert(table))
+    return postgresql.insert(table)

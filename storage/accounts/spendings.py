@@ -18,13 +18,12 @@ from typing import Any, Final
 
 from sqlalchemy import Executable, bindparam, func, or_, select, tuple_, update
 
-from storage.access.keys import key_of_account
-from storage.clock import now
+from storage.accounts.keys import key_of_account
 from storage.driver.statements import FixedStatement
 from storage.repositories.base import Repository
+from storage.sql import insert, now
 from storage.states import BudgetScope
 from storage.tables import API_KEYS, CALLS, KEY_TURNS, SPENDING_TOTALS, SPENDINGS
-from storage.upsert import insert
 
 __all__ = [
     "Amounts",

@@ -1,1 +1,0 @@
-"""Rows of the HTTP API: keys, repeated requests, administrative acts."""

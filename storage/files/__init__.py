@@ -1,1 +1,0 @@
-"""Directories of chats, sandboxes and plugins below the data directory."""
