@@ -11,8 +11,14 @@ from nekro_agent.commands.registration import Command, CommandGroup, kept
 from nekro_agent.commands.schemas import CommandPermission
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError
-from nekro_agent.execution.signatures import describe
-from nekro_agent.methods import Lane, PromptInjectMethod, SandboxMethod, SandboxMethodType, WebhookMethod
+from nekro_agent.methods import (
+    Lane,
+    PromptInjectMethod,
+    SandboxMethod,
+    SandboxMethodType,
+    WebhookMethod,
+    describe_signature,
+)
 
 if TYPE_CHECKING:
     from nekro_agent.schemas.agent_ctx import AgentCtx
@@ -147,7 +153,9 @@ class PluginMounts:
         chosen = await collect(ctx) if collect is not None else self.sandbox_methods
         functions = [item.func if isinstance(item, SandboxMethod) else item for item in chosen]
         return "\n".join(
-            f"* {func.__name__}{describe(func)}\n{func.__doc__.strip()}" for func in functions if func.__doc__
+            f"* {func.__name__}{describe_signature(func)}\n{func.__doc__.strip()}"
+            for func in functions
+            if func.__doc__
         )
 
     # -- commands and background jobs ---------------------------------------------------------

@@ -286,7 +286,7 @@ PRESETS: Final = Table(
     Column("remote_id", FaithfulText()),
     Column("on_shared", Boolean(), nullable=False, default=False),
     Column("ext_data", JsonText()),
-    # Identifies the effect of a call (``nekro_agent.execution.effects``), which may be repeated.
+    # Identifies the effect of a call (``nekro_agent.execution.current``), which may be repeated.
     Column("once_key", KeyText()),
     Column("created_at", UtcDateTime(), nullable=False),
     Column("updated_at", UtcDateTime(), nullable=False),

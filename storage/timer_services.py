@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from nekro_agent.execution.effects import effect_id
-from nekro_agent.execution.payer import current_account
+from nekro_agent.execution.current import current_account, effect_id
 from nekro_agent.ports import CronJob, TimerInfo
 from storage.accounts.keys import account_of_recurring
 from storage.accounts.stored_bytes import ROW_BYTES, size_of

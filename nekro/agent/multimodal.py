@@ -17,7 +17,7 @@ from nekro.agent.model import ImagePart, Part, TextPart
 from nekro.agent.text import cut_middle, neutralise
 from nekro_agent.errors import ResultError
 from nekro_agent.execution.invoke import segments_of
-from nekro_agent.files.media_types import picture_type
+from nekro_agent.files.names import picture_type
 
 __all__ = ["image_data", "picture_part", "render_segments"]
 

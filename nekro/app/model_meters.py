@@ -23,7 +23,7 @@ from nekro.base.tasks import complete
 from nekro.sandbox.models import RunResult
 from nekro.wire.invocation import new_id
 from nekro_agent.errors import BudgetExceededError
-from nekro_agent.execution.payer import Payer, current_account, current_payer
+from nekro_agent.execution.current import Payer, current_account, current_payer
 from nekro_agent.ports import ChatInfo, ModelRequest
 from nekro_agent.shared_clock import shared_time
 from storage.accounts.keys import account_of_key

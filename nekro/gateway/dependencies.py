@@ -14,7 +14,7 @@ from nekro.gateway.access.limits import OpenStreams, Rates
 from nekro.gateway.identity import Identity
 from nekro.gateway.streams.hub import EventHub
 from nekro.gateway.web.requests import restored
-from nekro_agent.execution.payer import begin_account
+from nekro_agent.execution.current import begin_account
 
 __all__ = [
     "ChatKey",

@@ -24,9 +24,9 @@ from nekro.gateway.access.admission import KeyFiles, require_room
 from nekro.gateway.problems import ProblemError
 from nekro.gateway.web.bodies import require_few_values
 from nekro_agent import layout
+from nekro_agent.files.names import stated_name
 from nekro_agent.files.private_files import make_directory
 from nekro_agent.files.safe_files import sha256_of
-from nekro_agent.files.stated_names import stated_name
 from nekro_client.models import MessageBody, NewPart, NewTextPart
 
 __all__ = [

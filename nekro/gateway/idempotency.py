@@ -40,7 +40,7 @@ from nekro_agent.errors import (
     StorageError,
     StorageQuotaError,
 )
-from nekro_agent.execution.payer import current_account
+from nekro_agent.execution.current import current_account
 from nekro_agent.shared_clock import elapsed_seconds
 from storage.accounts.stored_bytes import ROW_BYTES, size_of
 from storage.engine import Database

@@ -70,7 +70,8 @@ class Identity:
 
     @property
     def account_id(self) -> str | None:
-        """The account of what the key causes (``nekro_agent.execution.payer``); None: nobody pays for it."""
+        """The account of what the key causes (``nekro_agent.execution.current``); None: nobody pays for
+        it."""
         return None if self.key_id is None else account_of_key(self.key_id)
 
     @property

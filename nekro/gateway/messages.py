@@ -22,7 +22,7 @@ from nekro.gateway.access.admission import KeyFiles, require_budget
 from nekro.gateway.identity import Identity, Scope
 from nekro.gateway.problems import ProblemError
 from nekro_agent.errors import NotFoundError, UsageError
-from nekro_agent.files.media_types import HEAD_BYTES, suffix_of
+from nekro_agent.files.names import HEAD_BYTES, suffix_of
 from nekro_agent.ports import IncomingMessage
 from nekro_client import models
 from nekro_client.models import (

@@ -12,8 +12,7 @@ from typing import Final
 
 import httpcore
 
-from nekro_agent.downloads.addresses import AddressPolicy, CheckedBackend
-from nekro_agent.downloads.redirects import checked_url
+from nekro_agent.downloads.addresses import AddressPolicy, CheckedBackend, checked_url
 from nekro_agent.errors import DownloadError
 
 __all__ = ["OutgoingHttp", "RequestFailedError", "trusted_certificates"]

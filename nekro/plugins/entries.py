@@ -74,7 +74,7 @@ class MethodEntry:
     #: In order; None when the function cannot be inspected, and then any arguments are sent.
     parameters: tuple[Parameter, ...] | None = None
     #: Names of the first two parameters of a function declared as ``(argument, ctx)``; see
-    #: ``nekro_agent.execution.signatures``.
+    #: ``nekro_agent.methods``.
     swapped: tuple[str, str] | None = None
     #: Whether a person must approve each call before it runs.
     requires_approval: bool = False

@@ -13,8 +13,7 @@ from nekro.plugins.entry_registry import Registry
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError, MethodDisabledError, MethodNotFoundError
 from nekro_agent.execution.invoke import run_callable
-from nekro_agent.execution.signatures import describe, takes_context_second
-from nekro_agent.methods import Lane, SandboxMethod, WebhookMethod
+from nekro_agent.methods import Lane, SandboxMethod, WebhookMethod, describe_signature, takes_context_second
 from nekro_agent.mounts import LANE_ATTRIBUTE, REPEATABLE_ATTRIBUTE
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.schemas.agent_ctx import AgentCtx
@@ -187,7 +186,7 @@ class LoadedRegistry(Registry):
             plugin_key=plugin.key,
             label=method.name,
             type=method.method_type,
-            signature=describe(function),
+            signature=describe_signature(function),
             doc=doc,
             lane=Lane(lane),
             repeatable=bool(getattr(function, REPEATABLE_ATTRIBUTE, False)),

@@ -10,11 +10,11 @@ from typing import Final
 
 from nekro_agent import layout, runtime
 from nekro_agent.errors import InvalidValueError
-from nekro_agent.execution.effects import effect_id
+from nekro_agent.execution.current import effect_id
 from nekro_agent.files import safe_files
-from nekro_agent.files.area_access import safe_basename
+from nekro_agent.files.areas import safe_basename
 from nekro_agent.files.file_system import FileSystem
-from nekro_agent.files.media_types import HEAD_BYTES, content_type
+from nekro_agent.files.names import HEAD_BYTES, content_type
 from nekro_agent.models.db_chat_channel import DBChatChannel
 from nekro_agent.ports import OutgoingMessage
 from nekro_agent.schemas.call_context import CallContext

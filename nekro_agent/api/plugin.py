@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from nekro_agent.commands.arguments import Arg
-from nekro_agent.commands.ctl import CmdCtl
-from nekro_agent.commands.registration import CommandGroup
+from nekro_agent.commands.registration import CmdCtl, CommandGroup
 from nekro_agent.commands.schemas import (
+    Arg,
     CommandExecutionContext,
     CommandOutputSegment,
     CommandOutputSegmentType,

@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from nekro_agent import cron, runtime
 from nekro_agent.errors import ConflictError, InvalidValueError
-from nekro_agent.execution.effects import effect_id
+from nekro_agent.execution.current import effect_id
 from nekro_agent.models.db_recurring_timer_job import DBRecurringTimerJob
 from nekro_agent.ports import CronJob
 from nekro_agent.shared_clock import shared_time

@@ -18,10 +18,8 @@ from types import FunctionType, SimpleNamespace
 from typing import Annotated, Any, Final, NoReturn
 
 from nekro_agent import placeholders
-from nekro_agent.commands.arguments import ArgSpec
-from nekro_agent.commands.ctl import CmdCtl
-from nekro_agent.commands.registration import Command, keep
-from nekro_agent.commands.schemas import CommandExecutionContext, CommandPermission, CommandResponse
+from nekro_agent.commands.registration import CmdCtl, Command, keep
+from nekro_agent.commands.schemas import ArgSpec, CommandExecutionContext, CommandPermission, CommandResponse
 from nekro_agent.execution.invoke import run_callable
 from nekro_agent.models.base import stable_id
 from nekro_agent.placeholders import Placeholder

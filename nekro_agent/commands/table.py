@@ -6,16 +6,20 @@ import inspect
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 
-from nekro_agent.commands.arguments import Parameter, parameters_of, parse
-from nekro_agent.commands.ctl import CmdCtl
 from nekro_agent.commands.names import CommandNames, Named
-from nekro_agent.commands.registration import Command
-from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
+from nekro_agent.commands.registration import CmdCtl, Command
+from nekro_agent.commands.schemas import (
+    CommandExecutionContext,
+    CommandResponse,
+    Parameter,
+    parameters_of,
+    parse,
+)
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError
+from nekro_agent.execution.current import Payer, paying
 from nekro_agent.execution.failures import log_failure
 from nekro_agent.execution.invoke import run_callable
-from nekro_agent.execution.payer import Payer, paying
 from nekro_agent.execution.uses import using
 from nekro_agent.plugin import NekroPlugin
 

@@ -19,8 +19,7 @@ from pydantic import BaseModel, Field
 
 from nekro_agent import layout, runtime
 from nekro_agent.core.config import config
-from nekro_agent.core.former_qdrant import restore_names
-from nekro_agent.core.qdrant_arguments import with_models
+from nekro_agent.core.qdrant import restore_names, with_models
 from nekro_agent.errors import PackageInstallError, SettingsError
 
 __all__ = ["EmbeddedQdrant", "QdrantConfig", "get_qdrant_client", "get_qdrant_config"]

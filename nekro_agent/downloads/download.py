@@ -13,18 +13,16 @@ from pathlib import Path
 from typing import Final
 
 from nekro_agent import runtime
-from nekro_agent.downloads.addresses import AddressPolicy
+from nekro_agent.downloads.addresses import AddressPolicy, checked_url, login_of
 from nekro_agent.downloads.claims import LocalDownloads
-from nekro_agent.downloads.http import Source
+from nekro_agent.downloads.http import Interrupted, Source
 from nekro_agent.downloads.part import PartFile, PartState, remove_stale
-from nekro_agent.downloads.patience import Interrupted
-from nekro_agent.downloads.redirects import checked_url, login_of
 from nekro_agent.downloads.transfer import Content, Transfer
 from nekro_agent.durations import REFRESH_SECONDS, STALE_SECONDS
 from nekro_agent.errors import DownloadError, DownloadRefusedError, FencedError, InvalidValueError
 from nekro_agent.files import safe_files, staging, uploads
-from nekro_agent.files.area_access import shared_place
-from nekro_agent.files.stated_names import plain_name, stated_name
+from nekro_agent.files.areas import shared_place
+from nekro_agent.files.names import plain_name, stated_name
 from nekro_agent.policies import DownloadPolicy
 from nekro_agent.ports import DownloadClaim, DownloadReport, Downloads, DownloadStatus
 from nekro_agent.tools.task_groups import in_thread

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from nekro_agent.downloads.http import Answer, Source
+from nekro_agent.downloads.http import Answer, Interrupted, RetryLimit, Source
 from nekro_agent.downloads.part import PartFile, PartState
-from nekro_agent.downloads.patience import Interrupted, RetryLimit
 from nekro_agent.downloads.socket import BLOCK_BYTES
 from nekro_agent.errors import DownloadError, DownloadRefusedError
 from nekro_agent.policies import DownloadPolicy

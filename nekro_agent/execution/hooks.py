@@ -12,10 +12,10 @@ from nekro_agent import runtime
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.execution import callback_timers
+from nekro_agent.execution.current import payer_of, paying
 from nekro_agent.execution.failures import log_failure
 from nekro_agent.execution.invoke import run_callable
 from nekro_agent.execution.left_tasks import watched_tasks
-from nekro_agent.execution.payer import payer_of, paying
 from nekro_agent.execution.uses import using
 from nekro_agent.files import staging
 from nekro_agent.plugin import NekroPlugin

@@ -17,9 +17,8 @@ from pydantic import BaseModel
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import ArgumentError, ResultError
 from nekro_agent.execution.greenlets import Bridged
-from nekro_agent.execution.signatures import describe, takes_context_second
 from nekro_agent.files import staging
-from nekro_agent.methods import SandboxMethod, SandboxMethodType
+from nekro_agent.methods import SandboxMethod, SandboxMethodType, describe_signature, takes_context_second
 from nekro_agent.schemas.agent_ctx import AgentCtx
 
 __all__ = ["Outcome", "call_method", "run_callable", "segments_of"]
@@ -100,7 +99,7 @@ def _fitted(
         try:
             callee.signature.bind(ctx, *args, **named)
         except TypeError as exc:
-            raise ArgumentError(f"{callee.func.__name__}{describe(callee.func)}: {exc}") from None
+            raise ArgumentError(f"{callee.func.__name__}{describe_signature(callee.func)}: {exc}") from None
         if len(callee.fitting) < _MAX_SHAPES:
             callee.fitting.add(shape)
     return (ctx, *args), named

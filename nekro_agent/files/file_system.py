@@ -18,9 +18,17 @@ from nekro_agent import layout, runtime
 from nekro_agent.downloads.download import Download, fetch
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.files import staging
-from nekro_agent.files.area_access import copy_in, copy_out, exists, refuse_links, safe_basename
-from nekro_agent.files.media_types import HEAD_BYTES, suffix_of
-from nekro_agent.files.own_files import OwnFile, find_file, shown
+from nekro_agent.files.areas import (
+    OwnFile,
+    copy_in,
+    copy_out,
+    exists,
+    find_file,
+    refuse_links,
+    safe_basename,
+    shown,
+)
+from nekro_agent.files.names import HEAD_BYTES, suffix_of
 from nekro_agent.files.uploads import UploadArea
 from nekro_agent.tools.path_convertor import PathLocation, convert_to_host_path, is_url_path, locate
 from nekro_agent.tools.task_groups import in_thread

@@ -23,8 +23,17 @@ from typing import BinaryIO, Final
 
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.files.private_files import modes_within
-from nekro_agent.files.safe_open import DIRECTORY, directory, open_beneath, refused, split_path
-from nekro_agent.files.safe_trees import Node, empty_directory, remove_hidden, walk
+from nekro_agent.files.safe_paths import (
+    DIRECTORY,
+    Node,
+    directory,
+    empty_directory,
+    open_beneath,
+    refused,
+    remove_hidden,
+    split_path,
+    walk,
+)
 
 __all__ = [
     "Entry",

@@ -30,7 +30,7 @@ from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.durations import STALE_SECONDS
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.files import safe_files
-from nekro_agent.files.area_access import copy_in, copy_out, shared_place
+from nekro_agent.files.areas import copy_in, copy_out, shared_place
 from nekro_agent.files.private_files import make_directory
 
 __all__ = [

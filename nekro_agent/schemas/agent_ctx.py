@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.execution import greenlets as bridge
-from nekro_agent.execution.payer import current_payer
+from nekro_agent.execution.current import current_payer
 from nekro_agent.schemas.call_context import CallContext, WebhookRequest
 
 if TYPE_CHECKING:

@@ -14,12 +14,8 @@ from __future__ import annotations
 
 from nekro_agent import placeholders
 from nekro_agent.execution.invoke import Outcome
-from nekro_agent.testing.areas import LocalAreas
-from nekro_agent.testing.jobs import InMemoryJobs
-from nekro_agent.testing.messages import InMemoryMessages
-from nekro_agent.testing.records import InMemoryRecords
-from nekro_agent.testing.store import InMemoryStore
-from nekro_agent.testing.timers import InMemoryCronJobs, InMemoryTimers
+from nekro_agent.testing.background import InMemoryCronJobs, InMemoryJobs, InMemoryTimers
+from nekro_agent.testing.memory import InMemoryMessages, InMemoryRecords, InMemoryStore, LocalAreas
 from nekro_agent.testing.world import InMemoryRuntime
 
 __all__ = [

@@ -14,7 +14,7 @@ from nekro_agent import layout, runtime
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
 from nekro_agent.commands.table import CommandTable
 from nekro_agent.errors import MethodNotFoundError
-from nekro_agent.execution.effects import effects_of
+from nekro_agent.execution.current import effects_of
 from nekro_agent.execution.hooks import HookFailure, PluginHost
 from nekro_agent.execution.invoke import Outcome, call_method
 from nekro_agent.execution.uses import using
@@ -22,12 +22,8 @@ from nekro_agent.plugin import NekroPlugin
 from nekro_agent.policies import CoreConfig, DownloadPolicy, PackagePolicy, StorePolicy, UploadPolicy
 from nekro_agent.runtime import Runtime
 from nekro_agent.schemas.agent_ctx import AgentCtx
-from nekro_agent.testing.areas import LocalAreas
-from nekro_agent.testing.jobs import InMemoryJobs
-from nekro_agent.testing.messages import InMemoryMessages
-from nekro_agent.testing.records import InMemoryRecords
-from nekro_agent.testing.store import InMemoryStore
-from nekro_agent.testing.timers import InMemoryCronJobs, InMemoryTimers
+from nekro_agent.testing.background import InMemoryCronJobs, InMemoryJobs, InMemoryTimers
+from nekro_agent.testing.memory import InMemoryMessages, InMemoryRecords, InMemoryStore, LocalAreas
 
 __all__ = ["InMemoryRuntime"]
 

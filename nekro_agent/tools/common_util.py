@@ -14,7 +14,7 @@ from nekro_agent import runtime
 from nekro_agent.downloads.download import fetch
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.files import staging
-from nekro_agent.files.area_access import copy_in, safe_basename, shared_place
+from nekro_agent.files.areas import copy_in, safe_basename, shared_place
 from nekro_agent.files.file_system import decode_data_url, is_data_url
 from nekro_agent.files.private_files import make_directory, open_private
 from nekro_agent.files.uploads import UploadArea, area_of

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from nekro_agent import layout, runtime
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.files import staging
-from nekro_agent.files.area_access import refuse_links
+from nekro_agent.files.areas import refuse_links
 
 __all__ = [
     "PathLocation",

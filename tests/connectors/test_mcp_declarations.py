@@ -21,7 +21,7 @@ from nekro.extensions.mcp.declarations import module_names, parse, resolve
 from nekro.extensions.mcp.servers import MASK, Source, literal_secrets, merged, read_file, redactor_of, shown
 from nekro.plugins.registry import LoadedRegistry
 from nekro_agent.errors import InvalidValueError
-from nekro_agent.execution.signatures import describe
+from nekro_agent.methods import describe_signature
 
 OAUTH = ("issuer", "client_id", "client_secret")
 
@@ -272,7 +272,7 @@ def signature(schema: dict[str, Any]) -> str:
     def function() -> None: ...
 
     function.__signature__ = made  # type: ignore[attr-defined]
-    return describe(function)
+    return describe_signature(function)
 
 
 def properties(**named: Any) -> dict[str, Any]:

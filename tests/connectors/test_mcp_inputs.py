@@ -39,7 +39,7 @@ from nekro.extensions.mcp.server_requests import WorkerClientRequests
 from nekro.plugins.configuration import core_config
 from nekro_agent import runtime
 from nekro_agent.errors import BudgetExceededError, InvalidValueError, LLMError, MethodFailedError
-from nekro_agent.execution.payer import Payer, paying
+from nekro_agent.execution.current import Payer, paying
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.testing import InMemoryRuntime
 from storage.accounts.spendings import ScopeKey

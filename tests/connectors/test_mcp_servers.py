@@ -24,7 +24,7 @@ from waiting import wait_until
 
 from broker_config.settings import Settings
 from nekro_agent.errors import MethodFailedError
-from nekro_agent.execution.signatures import describe
+from nekro_agent.methods import describe_signature
 from nekro_agent.testing.world import InMemoryRuntime
 
 pytestmark = pytest.mark.extended
@@ -49,7 +49,7 @@ def node_server(name: str, *args: str, **own: Any) -> dict[str, Any]:
 
 
 def signatures(world: Any) -> dict[str, str]:
-    return {m.func.__name__: describe(m.func) for m in world.plugin.sandbox_methods}
+    return {m.func.__name__: describe_signature(m.func) for m in world.plugin.sandbox_methods}
 
 
 async def test_mcp_server_time(settings: Settings) -> None:

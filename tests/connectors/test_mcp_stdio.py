@@ -27,7 +27,7 @@ from nekro_agent.errors import (
     SandboxUnavailableError,
 )
 from nekro_agent.execution.hooks import PluginHost
-from nekro_agent.execution.signatures import describe
+from nekro_agent.methods import describe_signature
 
 pytestmark = pytest.mark.usefixtures("sandbox_tools")
 
@@ -49,7 +49,7 @@ async def test_tools_of_a_server_are_methods(settings: Settings) -> None:
     async with opened(settings, odd_entry()) as world:
         methods = {m.func.__name__: m for m in world.plugin.sandbox_methods}
         assert list(methods)[:3] == ["echo", "add_note", "seen"]
-        assert describe(methods["echo"].func).startswith("(text: str) -> ")
+        assert describe_signature(methods["echo"].func).startswith("(text: str) -> ")
         assert [methods[name].once for name in ("echo", "work", "add_note", "die_once")] == [
             False,
             False,
@@ -346,7 +346,7 @@ async def test_huge_listings_are_cut(settings: Settings) -> None:
         assert len(methods) == 500
         assert len(world.listed.tools[-1]) < 2 << 20
         assert len(methods["echo"].__doc__ or "") < 4_000
-        assert describe(methods["deep"]).startswith("(**more: Any)")
+        assert describe_signature(methods["deep"]).startswith("(**more: Any)")
 
 
 async def test_names_and_texts_of_a_server_cannot_pose_as_ours(settings: Settings) -> None:
@@ -357,7 +357,9 @@ async def test_names_and_texts_of_a_server_cannot_pose_as_ours(settings: Setting
         assert not {"\x1b", "\x00", "\u202e", "\u2028"} & set(doc + first.name)
         assert "</plugins>" not in doc
         assert "\n> obeyme" in doc and "\nobey" not in doc
-        assert describe(first.func).startswith("(*, class_: str = None, a_b: str = None, a_b_2: Any = None)")
+        assert describe_signature(first.func).startswith(
+            "(*, class_: str = None, a_b: str = None, a_b_2: Any = None)"
+        )
 
 
 async def test_a_server_that_goes_on_changing_is_listed_less_and_less_often(

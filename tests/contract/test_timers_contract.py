@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from nekro_agent.ports import CronJob, CronJobs, Timers, WorkdayMode
-from nekro_agent.testing.messages import InMemoryMessages
-from nekro_agent.testing.timers import InMemoryCronJobs, InMemoryTimers
+from nekro_agent.testing.background import InMemoryCronJobs, InMemoryTimers
+from nekro_agent.testing.memory import InMemoryMessages
 from storage.engine import Database
 from storage.timer_services import Firing, SqlCronJobs, SqlTimers
 from storage.transaction import Transaction

@@ -15,7 +15,7 @@ from worker_fleet import Fleet
 from nekro.app.composition import Services
 from nekro.gateway.identity import Scope
 from nekro_agent.errors import StorageQuotaError
-from nekro_agent.execution.payer import on_account
+from nekro_agent.execution.current import on_account
 from nekro_agent.ports import OutgoingMessage
 from storage.accounts.keys import account_of_key
 from workers.sdk_runtime import SqlMessages

@@ -12,7 +12,7 @@ import pytest
 from runtime_bench import RecordingPublisher, emptied
 
 from broker_config.settings import StoreSettings
-from nekro_agent.execution.effects import effects_of
+from nekro_agent.execution.current import effects_of
 from nekro_agent.ports import KeyValueStore, MessageKind, Messages, OutgoingMessage
 from nekro_agent.records import Records
 from nekro_agent.testing import InMemoryRuntime

@@ -18,7 +18,7 @@ from nekro_agent import runtime
 from nekro_agent.api import recurring_timer, timer
 from nekro_agent.api.plugin import NekroPlugin, task
 from nekro_agent.api.schemas import AgentCtx
-from nekro_agent.execution.effects import effects_of
+from nekro_agent.execution.current import effects_of
 from nekro_agent.jobs import AsyncTaskHandle
 from nekro_agent.ports import JobState, MessageKind
 from nekro_agent.runtime import Runtime
@@ -249,7 +249,7 @@ async def test_a_repeated_call_that_replaces_a_job_has_a_job(calls: Calls, plugi
 
 
 def test_an_id_of_a_call_has_the_form_of_other_ids() -> None:
-    from nekro_agent.execution.effects import effect_id
+    from nekro_agent.execution.current import effect_id
 
     def ids() -> list[Any]:
         with effects_of("call"):

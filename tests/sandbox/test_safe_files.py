@@ -16,7 +16,7 @@ import pytest
 from sandbox_lab import PREAMBLE, Lab
 
 from nekro_agent.errors import InvalidValueError
-from nekro_agent.files import safe_files, safe_open
+from nekro_agent.files import safe_files, safe_paths
 
 MOST = 1 << 20
 
@@ -24,9 +24,9 @@ MOST = 1 << 20
 @pytest.fixture(params=["openat2", "walk"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways to open a path; the second is for kernels and containers without the system call."""
-    if request.param == "openat2" and not safe_open.has_openat2():
+    if request.param == "openat2" and not safe_paths.has_openat2():
         pytest.skip("openat2 is missing or denied here")
-    monkeypatch.setattr(safe_open, "has_openat2", lambda: request.param == "openat2")
+    monkeypatch.setattr(safe_paths, "has_openat2", lambda: request.param == "openat2")
     return str(request.param)
 
 

@@ -9,7 +9,7 @@ import pytest
 from loaded_plugins import unload_plugins
 
 from nekro.plugins.loader import LoadedPlugins, load_plugins
-from nekro_agent.commands.instances import CommandRegistry
+from nekro_agent.commands.registration import CommandRegistry
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandPermission
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.testing import InMemoryRuntime

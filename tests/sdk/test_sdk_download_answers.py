@@ -18,7 +18,7 @@ from file_server import FileServer
 from loguru import logger
 
 from nekro_agent.downloads.download import fetch
-from nekro_agent.downloads.patience import stated_pause
+from nekro_agent.downloads.http import stated_pause
 from nekro_agent.errors import DownloadError, DownloadRefusedError
 from nekro_agent.files.file_system import FileSystem
 from nekro_agent.plugin import NekroPlugin

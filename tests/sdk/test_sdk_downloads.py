@@ -14,9 +14,8 @@ import pytest
 from file_server import FileServer
 from waiting import WAIT_SECONDS
 
-from nekro_agent.downloads.addresses import AddressPolicy
+from nekro_agent.downloads.addresses import AddressPolicy, is_same_server
 from nekro_agent.downloads.download import fetch
-from nekro_agent.downloads.redirects import is_same_server
 from nekro_agent.errors import DownloadError, DownloadRefusedError, InvalidValueError, SettingsError
 from nekro_agent.testing import InMemoryRuntime
 

@@ -160,7 +160,7 @@ def test_plugins_named_like_our_packages_replace_none_of_them(load: Load, tmp_pa
     ]
     assert sys.modules["workers"] is workers
     assert importlib.import_module("nekro.cli.running").__file__ == str(
-        Path(workers.__file__).parents[1] / "nekro" / "cli" / "exit_codes.py"
+        Path(workers.__file__).parents[1] / "nekro" / "cli" / "running.py"
     )
 
 

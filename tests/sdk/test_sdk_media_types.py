@@ -13,7 +13,7 @@ import pytest
 
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.files.file_system import FileSystem
-from nekro_agent.files.media_types import HEAD_BYTES, IMAGE_TYPES, content_type, picture_type, suffix_of
+from nekro_agent.files.names import HEAD_BYTES, IMAGE_TYPES, content_type, picture_type, suffix_of
 from nekro_agent.services.agent.creator import ContentSegment
 from nekro_agent.testing import InMemoryRuntime
 

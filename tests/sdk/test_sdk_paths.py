@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nekro_agent import layout
 from nekro_agent.errors import InvalidValueError
-from nekro_agent.files.area_access import safe_basename
+from nekro_agent.files.areas import safe_basename
 from nekro_agent.testing import InMemoryRuntime
 from nekro_agent.tools import path_convertor as paths
 

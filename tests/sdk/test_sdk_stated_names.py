@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nekro_agent.files.stated_names import plain_name, stated_name
+from nekro_agent.files.names import plain_name, stated_name
 
 
 @pytest.mark.parametrize(

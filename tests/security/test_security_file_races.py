@@ -17,9 +17,8 @@ from nekro_agent import runtime
 from nekro_agent.downloads.download import fetch
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.files import file_system as files
-from nekro_agent.files.area_access import copy_in
+from nekro_agent.files.areas import OwnFile, copy_in
 from nekro_agent.files.file_system import FileSystem
-from nekro_agent.files.own_files import OwnFile
 from nekro_agent.files.uploads import UploadArea
 from nekro_agent.services.agent.creator import ContentSegment
 from nekro_agent.testing import InMemoryRuntime

@@ -39,8 +39,8 @@ FROM_THE_BEGINNING = {
     "nekro.agent.answers.extraction.HEADED",
     "nekro.agent.answers.extraction.NAKED_HARMONY",
     "nekro.cli.plugin_files._KEY",
-    "nekro_agent.downloads.redirects._COOKIE",
-    "nekro_agent.files.stated_names._EXTENDED",
+    "nekro_agent.downloads.addresses._COOKIE",
+    "nekro_agent.files.names._EXTENDED",
     "nekro.sandbox.limits.proc_files._MAPPING",
 }
 #: Of the slowest texts of one expression: milliseconds if the time grows with the length, else 1.8 s or more.

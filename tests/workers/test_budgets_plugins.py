@@ -21,7 +21,7 @@ from nekro_agent.api.plugin import NekroPlugin
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponseStatus
 from nekro_agent.commands.table import CommandTable
 from nekro_agent.errors import BudgetExceededError, LLMError
-from nekro_agent.execution.payer import Payer, current_payer, paying
+from nekro_agent.execution.current import Payer, current_payer, paying
 from nekro_agent.services.agent.openai import gen_openai_chat_response, gen_openai_embeddings
 from nekro_agent.testing import InMemoryRuntime
 from storage.accounts.spendings import ScopeKey, Total

@@ -10,7 +10,7 @@ from redis_process import RedisServer
 
 from broker_config.settings import DatabaseSettings, Settings
 from nekro.app.composition import CALLER, Services
-from nekro_agent.commands.ctl import CmdCtl
+from nekro_agent.commands.registration import CmdCtl
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
 from nekro_agent.errors import BrokerUnavailableError, InvalidValueError
 

@@ -30,9 +30,8 @@ from nekro.wire.values import Arguments, encode_value
 from nekro_agent.durations import RETRY_SECONDS
 from nekro_agent.errors import CallTimeoutError, MethodFailedError, NekroError, ResultError
 from nekro_agent.execution.author_frames import AuthorFrame, attach, author_frames, source_folder
-from nekro_agent.execution.effects import effects_of
+from nekro_agent.execution.current import effects_of, on_account
 from nekro_agent.execution.invoke import Outcome
-from nekro_agent.execution.payer import on_account
 from nekro_agent.methods import Lane, SandboxMethodType
 from nekro_agent.placeholders import OWN_PACKAGES
 from nekro_agent.shared_clock import shared_time

@@ -34,9 +34,9 @@ from nekro_agent.errors import (
     UploadQuotaError,
 )
 from nekro_agent.execution.author_frames import AuthorFrame
+from nekro_agent.execution.current import Payer, paying
 from nekro_agent.execution.current_call import CurrentCall, serving
 from nekro_agent.execution.invoke import Outcome, call_method
-from nekro_agent.execution.payer import Payer, paying
 from nekro_agent.execution.uses import using
 from nekro_agent.files import staging
 from nekro_agent.files.file_system import FileSystem

@@ -21,8 +21,8 @@ from nekro.wire.invocation import Invocation
 from nekro.wire.values import Arguments
 from nekro_agent.errors import NekroError
 from nekro_agent.execution.author_frames import AuthorFrame
+from nekro_agent.execution.current import Payer, current_account, paying
 from nekro_agent.execution.invoke import Outcome, run_callable
-from nekro_agent.execution.payer import Payer, current_account, paying
 from nekro_agent.execution.uses import using
 from nekro_agent.files import staging
 from nekro_agent.ports import ChatInfo

@@ -33,8 +33,8 @@ from nekro_agent.errors import (
     NekroError,
     StorageUnavailableError,
 )
+from nekro_agent.execution.current import Payer, paying
 from nekro_agent.execution.current_call import working_for
-from nekro_agent.execution.payer import Payer, paying
 from nekro_agent.execution.uses import using
 from nekro_agent.jobs import AsyncTaskHandle, TaskCtl, TaskSignal, drive
 from nekro_agent.plugin import NekroPlugin

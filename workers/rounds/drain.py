@@ -31,7 +31,7 @@ from nekro.base.tasks import end_tasks, log_errors
 from nekro.broker.tracing import span
 from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import FencedError, NekroError, StorageUnavailableError
-from nekro_agent.execution.payer import on_account
+from nekro_agent.execution.current import on_account
 from storage.engine import Database
 from storage.repositories.rounds import ClaimedRound
 from workers.rounds.chat_view import ChatView

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from nekro.agent.text import attribute
 from nekro_agent.errors import SandboxUnavailableError
-from nekro_agent.files.media_types import picture_type
+from nekro_agent.files.names import picture_type
 
 __all__ = ["DecodeLimits", "PictureDecoder", "ShownPicture", "UnshownPicture"]
 

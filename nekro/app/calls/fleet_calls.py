@@ -26,7 +26,7 @@ from nekro.plugins.entry_registry import Registry
 from nekro.plugins.lanes import LaneChooser
 from nekro.wire.invocation import new_id
 from nekro.wire.values import decode_value, encode_arguments
-from nekro_agent.commands.ctl import CmdCtl
+from nekro_agent.commands.registration import CmdCtl
 from nekro_agent.commands.schemas import (
     CommandExecutionContext,
     CommandResponse,
@@ -42,8 +42,8 @@ from nekro_agent.errors import (
     ResultError,
     StorageUnavailableError,
 )
+from nekro_agent.execution.current import current_account
 from nekro_agent.execution.hooks import HOOK_SECONDS, signal_of
-from nekro_agent.execution.payer import current_account
 from nekro_agent.ports import ChatInfo, KeyValueStore
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.schemas.chat_message import ChatMessage

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from nekro_agent import layout
 from nekro_agent.errors import NotFoundError
-from nekro_agent.files.media_types import IMAGE_TYPES, media_type_of
+from nekro_agent.files.names import IMAGE_TYPES, media_type_of
 from nekro_agent.schemas.chat_message import ChatMessageSegmentType
 from nekro_agent.shared_clock import shared_now
 

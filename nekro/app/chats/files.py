@@ -21,8 +21,8 @@ from nekro_agent.errors import (
     UsageError,
 )
 from nekro_agent.files import safe_files
-from nekro_agent.files.area_access import safe_basename
-from nekro_agent.files.media_types import HEAD_BYTES, IMAGE_TYPES, content_type
+from nekro_agent.files.areas import safe_basename
+from nekro_agent.files.names import HEAD_BYTES, IMAGE_TYPES, content_type
 from nekro_agent.files.uploads import UploadArea
 from nekro_agent.policies import UploadPolicy
 from nekro_agent.ports import ChatInfo

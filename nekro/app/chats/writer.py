@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from nekro.app.chats.events import message_event, record, record_caused, turn_started
 from nekro.app.chats.publisher import EventPublisher
 from nekro.broker.tracing import TurnTrace, begin_turn, is_tracing
-from nekro_agent.execution.payer import current_account
+from nekro_agent.execution.current import current_account
 from nekro_agent.layout import channel_of
 from nekro_agent.ports import ChatInfo, MessageKind
 from nekro_agent.schemas.agent_ctx import AgentCtx
@@ -183,8 +183,8 @@ async def request_round(
     a chat where the agent starts none (``ChatInfo.starts_turns``); follow-up rounds are not affected.
 
     Args:
-        account_id: what caused the round, if no turn did (``nekro_agent.execution.payer``): the key that pays
-            for it pays for the turn that the round begins.
+        account_id: what caused the round, if no turn did (``nekro_agent.execution.current``): the key that
+            pays for it pays for the turn that the round begins.
         message: the message that the round is for, appended in the same transaction; it is recorded as part
             of the round's turn.
         later: announce in the background; the caller does not wait for it.

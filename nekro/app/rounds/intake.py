@@ -16,8 +16,7 @@ from nekro.app.chats.writer import append_message, context_of, ensure_chat, requ
 from nekro.app.rounds.stop import RoundStopper, StoppedRounds
 from nekro.wire.invocation import new_id
 from nekro_agent.durations import CLOSE_STEP_SECONDS
-from nekro_agent.execution.effects import effect_id
-from nekro_agent.execution.payer import current_account
+from nekro_agent.execution.current import current_account, effect_id
 from nekro_agent.ports import ChatInfo, IncomingMessage, MessageKind, require_lengths
 from nekro_agent.schemas.chat_message import (
     ChatMessage,

@@ -35,8 +35,8 @@ from nekro.plugins.loader import LoadedPlugins
 from nekro_agent.durations import FRESH_SECONDS, POLL_SECONDS
 from nekro_agent.errors import InvalidValueError, MethodNotFoundError, NekroError, SandboxUnavailableError
 from nekro_agent.execution.hooks import PluginHost
-from nekro_agent.execution.signatures import describe
 from nekro_agent.execution.uses import is_in_use
+from nekro_agent.methods import describe_signature
 from nekro_agent.plugin import NekroPlugin
 from storage.engine import Database
 
@@ -347,7 +347,7 @@ async def try_server(servers: McpServers, plugin_key: str) -> dict[str, Any]:
         {
             "name": tool.name,
             "method": f"{plugin.key}.{method.func.__name__}",
-            "signature": describe(method.func),
+            "signature": describe_signature(method.func),
             "requires_approval": needs_approval(listed, tool),
             "runs_once": method.once,
         }

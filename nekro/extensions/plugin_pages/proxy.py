@@ -35,7 +35,7 @@ from nekro.gateway.outgoing import trusted_certificates
 from nekro.gateway.problems import ProblemError
 from nekro.gateway.web.bodies import OWN_LIMITS
 from nekro.wire.seals import CALLER_HEADER, PROOF_HEADER, SIGNATURE_HEADER, HttpSigner
-from nekro_agent.execution.web_caller import WebCaller
+from nekro_agent.execution.current import WebCaller
 from nekro_agent.services.user.role import Role
 from storage.catalogue import Site
 

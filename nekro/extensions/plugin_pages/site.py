@@ -21,9 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from nekro.app.http_server import has_ambiguous_length
 from nekro.wire.seals import CALLER_HEADER, PROOF_HEADER, SIGNATURE_HEADER, HttpVerifier
 from nekro_agent.errors import InvalidValueError, MessageRefusedError
-from nekro_agent.execution.payer import Payer, paying
+from nekro_agent.execution.current import Payer, WebCaller, calling, paying
 from nekro_agent.execution.uses import using
-from nekro_agent.execution.web_caller import WebCaller, calling
 from nekro_agent.plugin import NekroPlugin
 from nekro_client.models import Problem
 

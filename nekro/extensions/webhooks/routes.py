@@ -19,7 +19,7 @@ from nekro.gateway.idempotency import OnceDep, with_content
 from nekro.gateway.identity import Identity, Scope, record_act
 from nekro.gateway.problems import ProblemError
 from nekro.gateway.web.bodies import KeyedRoute
-from nekro_agent.downloads.redirects import checked_url
+from nekro_agent.downloads.addresses import checked_url
 from nekro_agent.errors import DownloadError, NotFoundError
 from nekro_client import models
 from storage.accounts.stored_bytes import ROW_BYTES, size_of

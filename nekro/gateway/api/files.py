@@ -33,8 +33,8 @@ from nekro.gateway.problems import ProblemError
 from nekro.gateway.web.bodies import KeyedRoute
 from nekro.gateway.web.responses import etag_of, file_response
 from nekro_agent.errors import NotFoundError, UsageError
-from nekro_agent.files.area_access import safe_basename
-from nekro_agent.files.media_types import HEAD_BYTES, content_type
+from nekro_agent.files.areas import safe_basename
+from nekro_agent.files.names import HEAD_BYTES, content_type
 from nekro_agent.ports import ChatInfo
 from nekro_agent.tools.path_convertor import PathLocation
 from nekro_client.models import FileInfo, Page

@@ -24,7 +24,7 @@ from sse_starlette import EventSourceResponse
 from sse_starlette.sse import SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
-from nekro_agent.files.media_types import IMAGE_TYPES
+from nekro_agent.files.names import IMAGE_TYPES
 
 __all__ = [
     "EVENT_STREAM",

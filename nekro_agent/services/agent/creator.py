@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.files import staging
-from nekro_agent.files.media_types import HEAD_BYTES, content_type
+from nekro_agent.files.names import HEAD_BYTES, content_type
 
 __all__ = ["ContentSegment", "OpenAIChatMessage"]
 

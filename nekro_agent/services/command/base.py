@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from nekro_agent.commands.instances import BaseCommand, CommandMetadata
-from nekro_agent.commands.registration import CommandGroup
+from nekro_agent.commands.registration import BaseCommand, CommandGroup, CommandMetadata
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandPermission, CommandResponse
 
 __all__ = [

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from nekro_agent.commands.ctl import CmdCtl
+from nekro_agent.commands.registration import CmdCtl
 
 __all__ = ["CmdCtl"]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from nekro_agent.commands.instances import CommandRegistry, command_registry
+from nekro_agent.commands.registration import CommandRegistry, command_registry
 
 __all__ = ["CommandRegistry", "command_registry"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nekro_agent.commands.arguments import Arg
 from nekro_agent.commands.schemas import (
+    Arg,
     CommandExecutionContext,
     CommandOutputSegment,
     CommandOutputSegmentType,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from inspect import Signature
 from typing import Any, NoReturn
 
-from nekro_agent.execution.web_caller import current_caller
+from nekro_agent.execution.current import current_caller
 from nekro_agent.models.db_user import DBUser
 from nekro_agent.services.user.role import Role
 

@@ -44,8 +44,8 @@ from nekro.extensions.mcp.declarations import Sampling
 from nekro.extensions.mcp.questions import ClientRequests, Prompt, Question
 from nekro.extensions.mcp.servers import McpServer
 from nekro_agent.errors import InvalidValueError, MethodFailedError, NekroError
-from nekro_agent.execution.payer import current_payer, payer_of, paying
-from nekro_agent.files.media_types import HEAD_BYTES, suffix_of
+from nekro_agent.execution.current import current_payer, payer_of, paying
+from nekro_agent.files.names import HEAD_BYTES, suffix_of
 from nekro_agent.schemas.agent_ctx import AgentCtx
 
 __all__ = [

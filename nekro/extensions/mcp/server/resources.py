@@ -34,7 +34,7 @@ from nekro.gateway.web.paging import cursor_of
 from nekro.gateway.web.paging import text_of as position_of
 from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import InvalidValueError, NotFoundError, UsageError
-from nekro_agent.files.media_types import HEAD_BYTES, content_type
+from nekro_agent.files.names import HEAD_BYTES, content_type
 from nekro_agent.ports import ChatInfo
 from nekro_client.models import Job
 from storage.accounts.approvals import Approval

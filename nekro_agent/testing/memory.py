@@ -1,20 +1,181 @@
-"""Rows of the query models, on the other in-memory services."""
+"""Files, stored values, messages and rows of the query models in memory."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from nekro_agent import layout
-from nekro_agent.execution.effects import effect_id
-from nekro_agent.ports import ChatInfo, MessageKind
+from nekro_agent.execution.current import effect_id
+from nekro_agent.files.private_files import make_directory
+from nekro_agent.ports import ChatInfo, IncomingMessage, MessageKind, OutgoingMessage, require_lengths
 from nekro_agent.records import PluginValue, PresetInfo, StoredMessage, UserInfo
-from nekro_agent.testing.messages import InMemoryMessages
-from nekro_agent.testing.store import InMemoryStore
 
-__all__ = ["InMemoryRecords"]
+__all__ = [
+    "InMemoryMessages",
+    "InMemoryRecords",
+    "InMemoryStore",
+    "LocalAreas",
+]
+
+
+class LocalAreas:
+    """Implements ``FileAreas``."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def uploads_dir(self, chat_key: str) -> Path:
+        """Host directory of ``/app/uploads``."""
+        return make_directory(layout.uploads_dir(self._root, chat_key), passable=True)
+
+    def shared_dir(self, container_key: str) -> Path:
+        """Host directory of ``/app/shared``."""
+        return make_directory(layout.shared_dir(self._root, container_key), passable=True)
+
+    def plugin_dir(self, plugin_key: str) -> Path:
+        """Directory of a plugin."""
+        return make_directory(layout.plugin_dir(self._root, plugin_key))
+
+
+class InMemoryStore:
+    """Implements ``KeyValueStore``."""
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[str, str, str, str], str] = {}
+
+    async def get(self, plugin_key: str, *, chat_key: str, user_key: str, store_key: str) -> str | None:
+        """Return the value, or None."""
+        return self._values.get((plugin_key, chat_key, user_key, store_key))
+
+    async def set(self, plugin_key: str, *, chat_key: str, user_key: str, store_key: str, value: str) -> bool:
+        """Store a value; True if the key is new."""
+        key = (plugin_key, chat_key, user_key, store_key)
+        new = key not in self._values
+        self._values[key] = value
+        return new
+
+    async def delete(self, plugin_key: str, *, chat_key: str, user_key: str, store_key: str) -> bool:
+        """Delete a value; True if there was one."""
+        return self._values.pop((plugin_key, chat_key, user_key, store_key), None) is not None
+
+    async def purge(self, plugin_key: str) -> int:
+        """Delete all values of a plugin; returns their number."""
+        keys = [key for key in self._values if key[0] == plugin_key]
+        for key in keys:
+            del self._values[key]
+        return len(keys)
+
+    def entries(self) -> list[PluginValue]:
+        """Return every value, oldest key first."""
+        return [
+            PluginValue(plugin_key=plugin, chat_key=chat, user_key=user, store_key=key, value=value)
+            for (plugin, chat, user, key), value in self._values.items()
+        ]
+
+
+@dataclass(kw_only=True)
+class InMemoryMessages:
+    """Implements ``Messages`` and ``Intake``."""
+
+    #: Messages that plugins sent, in order.
+    sent: list[OutgoingMessage] = field(default_factory=list)
+    #: Every recorded message of every chat, in order.
+    history: list[StoredMessage] = field(default_factory=list)
+    #: Chats whose agent was triggered, in order.
+    triggered: list[str] = field(default_factory=list)
+    #: Messages recorded so far, deleted ones included.
+    count: int = 0
+    #: Ids that messages of plugins were given.
+    _ids: set[str] = field(default_factory=set)
+
+    async def send(self, message: OutgoingMessage) -> str:
+        """Record a message of the agent."""
+        require_lengths(message.text)
+        if message.id is not None and not self._is_new(message.id):
+            return message.id
+        self.sent.append(message)
+        if not message.record:
+            return f"unrecorded-{len(self.sent)}"
+        text = message.text or f"[{message.file_name}]"
+        return self.add(message.chat_key, MessageKind.ASSISTANT, text, message_id=message.id)
+
+    async def push_system(
+        self,
+        chat_key: str,
+        text: str,
+        *,
+        trigger_agent: bool,
+        call_id: str | None,
+        message_id: str | None = None,
+    ) -> str:
+        """Record a system message."""
+        require_lengths(text)
+        if message_id is not None and not self._is_new(message_id):
+            return message_id
+        if trigger_agent:
+            self.triggered.append(chat_key)
+        return self.add(chat_key, MessageKind.SYSTEM, text, message_id=message_id)
+
+    async def wake(self, chat_key: str) -> None:
+        """Record that the chat's agent was triggered."""
+        self.triggered.append(chat_key)
+
+    async def receive(self, message: IncomingMessage) -> str | None:
+        """Record a message of a person, without hooks; implements ``Intake``."""
+        require_lengths(message.text)
+        if message.is_tome:
+            self.triggered.append(message.chat_key)
+        return self.add(
+            message.chat_key,
+            MessageKind.USER,
+            message.text,
+            sender_id=message.user_id,
+            sender_name=message.user_name,
+            data={"is_tome": int(message.is_tome), "content_data": list(message.content_data)},
+        )
+
+    def add(
+        self,
+        chat_key: str,
+        kind: MessageKind,
+        text: str,
+        *,
+        sender_id: str | None = None,
+        sender_name: str | None = None,
+        message_id: str | None = None,
+        data: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Record a message, for example one of a person; returns its id."""
+        require_lengths(text, sender_id=sender_id, sender_name=sender_name, data=data)
+        self.count += 1
+        message = StoredMessage(
+            sequence=self.count,
+            id=message_id or f"m{self.count}",
+            chat_key=chat_key,
+            kind=kind,
+            sender_id=sender_id,
+            sender_name=sender_name,
+            text=text,
+            created_at=datetime.now(UTC),
+            data=data,
+        )
+        self.history.append(message)
+        return message.id
+
+    def _is_new(self, message_id: str) -> bool:
+        if message_id in self._ids:
+            return False
+        self._ids.add(message_id)
+        return True
+
+    def texts(self, chat_key: str, kind: MessageKind) -> list[str]:
+        """Return the texts of a chat's messages of one kind."""
+        return [m.text for m in self.history if m.chat_key == chat_key and m.kind is kind]
 
 
 class InMemoryRecords:

@@ -1,0 +1,223 @@
+"""What the running code belongs to: its call, the account that pays for it, and the caller of its route.
+
+The call of a TOOL method runs again from its beginning if its worker dies. The rows of the first attempt
+exist already, so a row with the same id is not written again. An effect is identified by its call, by the
+lines of the plugin that cause it, and by how often they have caused it: a loop that sends a text three times
+sends it three times, and a repetition sends what is missing. Its text does not count, since it may contain
+a time, or what a model wrote.
+
+An account is the id of a turn, of a run, call, timer or job outside of turns, or of a key of the API
+(``storage.access.keys``). What the code writes for later, such as a timer, is on the same account.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import astuple, dataclass
+from hashlib import sha256
+from types import FrameType
+from typing import Final, Self
+from uuid import uuid4
+
+from nekro_agent.schemas.call_context import CallContext
+
+__all__ = [
+    "Payer",
+    "WebCaller",
+    "begin_account",
+    "calling",
+    "current_account",
+    "current_caller",
+    "current_payer",
+    "effect_id",
+    "effects_of",
+    "on_account",
+    "payer_of",
+    "paying",
+]
+
+#: Packages whose frames are no part of a plugin: ours, and those that run its tasks and threads.
+_RUNNERS: Final = frozenset(
+    {"asyncio", "concurrent", "contextvars", "functools", "nekro_agent", "storage", "threading", "workers"}
+)
+
+
+class _Effects:
+    """The effects of one attempt of a call; plugins may cause them on several threads."""
+
+    def __init__(self, call_id: str) -> None:
+        self._call_id = call_id
+        self._lock = threading.Lock()
+        self._counts: Counter[bytes] = Counter()
+
+    def next_id(self, kind: str, identity: tuple[str, ...]) -> str:
+        effect = json.dumps([self._call_id, kind, identity, _lines_of_plugin()]).encode()
+        digest = sha256(effect).digest()
+        with self._lock:
+            self._counts[digest] += 1
+            number = self._counts[digest]
+        return sha256(digest + b"%d" % number).hexdigest()[:32]
+
+
+_effects: Final[ContextVar[_Effects | None]] = ContextVar("nekro_effects", default=None)
+
+
+@contextmanager
+def effects_of(call_id: str) -> Iterator[None]:
+    """Let the code of the block, and the tasks that it starts, be one attempt of a call."""
+    token = _effects.set(_Effects(call_id))
+    try:
+        yield
+    finally:
+        _effects.reset(token)
+
+
+def effect_id(kind: str, *identity: str) -> str:
+    """Return the id of a row that plugin code causes: 32 hexadecimal digits; random outside of calls.
+
+    Call it before the first ``await``, so that concurrent effects count in the order of the plugin's code.
+
+    Args:
+        kind: what is written.
+        identity: what distinguishes effects of the same line, such as the chat; not what may differ
+            when the call is repeated.
+    """
+    effects = _effects.get()
+    return uuid4().hex if effects is None else effects.next_id(kind, identity)
+
+
+def _lines_of_plugin() -> list[tuple[str, str, int]]:
+    """Return the plugin's part of the stack, the innermost frame first: module, function and line."""
+    lines: list[tuple[str, str, int]] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__"))
+        if module.partition(".")[0] not in _RUNNERS:
+            lines.append((module, frame.f_code.co_qualname, frame.f_lineno))
+        elif lines:
+            break
+        frame = frame.f_back
+    return lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class Payer:
+    """The plugin whose code runs, and for whom; None where there is no such thing."""
+
+    plugin_key: str
+    chat_key: str | None = None
+    #: Platform id.
+    user_id: str | None = None
+    adapter_key: str | None = None
+    turn_id: str | None = None
+    #: The account besides the turn.
+    account_id: str | None = None
+    #: Most tokens that the plugin may use in a day (UTC); None: no limit of its own.
+    tokens_per_day: int | None = None
+
+
+_payer: Final[ContextVar[Payer | None]] = ContextVar("nekro_payer", default=None)
+
+_account: Final[ContextVar[str | None]] = ContextVar("nekro_account", default=None)
+
+
+@contextmanager
+def paying(payer: Payer) -> Iterator[None]:
+    """Let the block, and the tasks that it starts, work on an account.
+
+    Code that runs for a chat stays on the account of its cause if the payer names none. Other code, such as
+    an init hook, leaves it, because its tasks outlive the cause.
+    """
+    token = _payer.set(payer)
+    inherited = current_account() if payer.chat_key else None
+    try:
+        with on_account(payer.turn_id or payer.account_id or inherited):
+            yield
+    finally:
+        _payer.reset(token)
+
+
+@contextmanager
+def on_account(account_id: str | None) -> Iterator[None]:
+    """Let the block, and the tasks that it starts, work on an account; None: on none."""
+    token = _account.set(account_id)
+    try:
+        yield
+    finally:
+        _account.reset(token)
+
+
+def begin_account(account_id: str | None) -> None:
+    """Let the rest of this task work on an account: for a request, which is a task of its own."""
+    _account.set(account_id)
+
+
+def current_account() -> str | None:
+    """Return the account of the running code; None if nothing that has one caused it."""
+    return _account.get()
+
+
+def current_payer() -> Payer | None:
+    """Return the account of the running code; None outside of code of plugins."""
+    return _payer.get()
+
+
+def payer_of(plugin_key: str, *arguments: object) -> Payer:
+    """Return the account of code that runs for the first context among its arguments."""
+    ctx = next((argument for argument in arguments if isinstance(argument, CallContext)), None)
+    if ctx is None:
+        return Payer(plugin_key=plugin_key)
+    return Payer(
+        plugin_key=plugin_key,
+        chat_key=ctx.from_chat_key,
+        user_id=ctx.from_platform_userid,
+        adapter_key=ctx.adapter_key,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebCaller:
+    """The holder of a gateway's key."""
+
+    name: str
+    #: The person in whose name the key acts; None: the key has none.
+    user_id: str | None
+    #: A ``nekro_agent.services.user.role.Role``.
+    level: int
+    #: On whose account the route works; None: on none.
+    account_id: str | None = None
+
+    def to_text(self) -> str:
+        """Return it as a header's value."""
+        return json.dumps(astuple(self))
+
+    @classmethod
+    def of_text(cls, text: str) -> Self:
+        """Return what ``to_text`` has written."""
+        # A gateway of an older release names no account.
+        name, user_id, level, account_id = (*json.loads(text), None)[:4]
+        return cls(name=name, user_id=user_id, level=level, account_id=account_id)
+
+
+_web_caller: Final[ContextVar[WebCaller | None]] = ContextVar("nekro_web_caller", default=None)
+
+
+@contextmanager
+def calling(caller: WebCaller | None) -> Iterator[None]:
+    """Let the block serve a request of a caller; None: the caller is unknown."""
+    token = _web_caller.set(caller)
+    try:
+        yield
+    finally:
+        _web_caller.reset(token)
+
+
+def current_caller() -> WebCaller | None:
+    """Return whose request is served; None without a valid key."""
+    return _web_caller.get()
