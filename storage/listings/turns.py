@@ -41,6 +41,7 @@ __all__ = [
     "TurnListing",
     "TurnPosition",
     "TurnSearch",
+    "terms_of",
 ]
 
 
@@ -211,12 +212,13 @@ class TurnSearch(Repository):
         statement = statement.where(*_conditions(wanted, order[0]), *others)
         return await self._all(ListedRound, statement.limit(limit))
 
-    async def add_round(self, ended: Round) -> None:
-        """Record the terms of a round that has ended; idempotent."""
-        called = {call["method"].rpartition(".")[0] for call in ended.calls or ()}
-        terms = sorted(_term("plugin", key) for key in called if key)
-        if ended.model is not None:
-            terms.append(_term("model", ended.model))
+    async def add_round(self, ended: Round, *, known: Collection[str] = ()) -> None:
+        """Record the terms of a round that has ended; idempotent.
+
+        Args:
+            known: terms that are recorded for its turn.
+        """
+        terms = [term for term in terms_of(ended) if term not in known]
         for at in range(0, len(terms), _AT_ONCE):
             some = terms[at : at + _AT_ONCE]
             values = {f"term_{number}": term for number, term in enumerate(some)}
@@ -225,6 +227,13 @@ class TurnSearch(Repository):
     async def end_turn(self, turn_id: str, state: str) -> None:
         """Record the state and the cost of a turn that has ended."""
         await self._rows(_end_statement, {"of_turn": turn_id, "state": state})
+
+
+def terms_of(ended: Round) -> list[str]:
+    """Return the terms of a round that has ended."""
+    called = {call["method"].rpartition(".")[0] for call in ended.calls or ()}
+    terms = sorted(_term("plugin", key) for key in called if key)
+    return terms if ended.model is None else [*terms, _term("model", ended.model)]
 
 
 def _is_in(state: str | None) -> ColumnElement[bool]:

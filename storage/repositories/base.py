@@ -53,8 +53,11 @@ class Repository:
     async def _all(
         self, value: type[_Value], statement: AnyStatement, values: Mapping[str, Any] | None = None
     ) -> list[_Value]:
-        found = await self._rows(statement, values)
-        return list(map(_reader(value, found.columns), found))
+        return self._values(value, await self._rows(statement, values))
+
+    @staticmethod
+    def _values(value: type[_Value], rows: Rows) -> list[_Value]:
+        return list(map(_reader(value, rows.columns), rows))
 
     async def _scalar(self, statement: AnyStatement, values: Mapping[str, Any] | None = None) -> Any:
         """Return the first column of the first row; None without a row."""

@@ -149,16 +149,21 @@ class ChatRepository(Repository):
             .values(preset_id=preset_id, model_group=model_group)
         )
 
-    async def lock(self, chat_key: str, *, create: bool = False) -> None:
+    async def lock(self, chat_key: str, *, create: bool = False, exists: bool = False) -> None:
         """Lock the chat's row against other writers until this transaction ends.
 
         Args:
             create: whether to create the row of a new chat.
+            exists: whether the chat certainly has a row; then nothing is asked on SQLite, whose write
+                transactions exclude each other.
 
         Raises:
             NotFoundError: there is no such chat.
         """
         if chat_key in self._connection.locked_chats:
+            return
+        if exists and self._dialect == "sqlite":
+            self._connection.locked_chats[chat_key] = None
             return
         if await self._scalar(_lock_statement, {"of_chat": chat_key}) is None:
             if not create:

@@ -20,8 +20,9 @@ from typing import Any, Final
 
 from sqlalchemy import Executable, Integer, bindparam, delete, select, text, update
 
+from nekro_agent.ports import ChatInfo
 from nekro_agent.shared_clock import shared_time
-from storage.driver.connection import Connection
+from storage.driver.connection import Connection, Rows
 from storage.driver.statements import FixedStatement
 from storage.driver.values import escaped
 from storage.repositories.base import Repository
@@ -128,6 +129,7 @@ class EventRepository(Repository):
         self.numbers: dict[str, int] = {}
         #: The types of the events that ``flush`` appended to each chat.
         self.types: dict[str, frozenset[str]] = {}
+        self._chats: dict[str, Rows] = {}
 
     def add(self, chat_key: str, *events: NewEvent) -> None:
         """Append events at the end of the transaction, all with one statement for the numbers."""
@@ -155,11 +157,18 @@ class EventRepository(Repository):
                 events = _merged(events, await self._release(chat_key))
             await self.append(chat_key, events)
 
+    def chat(self, chat_key: str) -> ChatInfo | None:
+        """Return a chat as it was when events were appended to it; None if none were."""
+        rows = self._chats.get(chat_key)
+        return None if rows is None else next(iter(self._values(ChatInfo, rows)), None)
+
     async def append(self, chat_key: str, events: Sequence[NewEvent]) -> int | None:
         """Append events to a chat; returns the number of the last one, None if the chat has no row."""
-        last = await self._scalar(_count_statement, {"of_chat": chat_key, "added": len(events)})
+        chats = await self._rows(_count_statement, {"of_chat": chat_key, "added": len(events)})
+        last = chats.scalar()
         if last is None:
             return None
+        self._chats[chat_key] = chats
         rows = json.dumps([_row(event) for event in events])
         values = {"of_chat": chat_key, "before": last - len(events), "rows": rows}
         await self._connection.execute(_insert_statement, values)
@@ -269,7 +278,7 @@ def _count_statement(_dialect: str) -> Executable:
         update(CHATS)
         .where(CHATS.c.chat_key == bindparam("of_chat"))
         .values(last_event=CHATS.c.last_event + bindparam("added", type_=Integer), active_at=now())
-        .returning(CHATS.c.last_event)
+        .returning(CHATS.c.last_event, *(CHATS.c[one.name] for one in dataclasses.fields(ChatInfo)))
     )
 
 

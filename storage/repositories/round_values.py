@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from nekro_agent.ports import ChatInfo
 from storage.repositories.base import new_id
 from storage.states import RoundState, TriggerKind
 
@@ -103,6 +104,8 @@ class ClaimedRound:
 
     round: Round
     merged: tuple[Round, ...]
+    #: Its chat when it was started; None: not known.
+    chat: ChatInfo | None = None
 
     @property
     def triggers(self) -> tuple[Round, ...]:

@@ -29,6 +29,7 @@ from sqlalchemy import (
     case,
     exists,
     func,
+    literal,
     or_,
     select,
     union_all,
@@ -48,6 +49,8 @@ from storage.tables import CHATS, ROUNDS
 __all__ = ["ClaimedRound", "Round", "RoundReport", "RoundRepository", "RoundRequest", "Standing"]
 
 _OPEN: Final = (RoundState.REQUESTED, RoundState.RUNNING)
+#: A trigger requests one round.
+_TRIGGER: Final = (ROUNDS.c.trigger_kind, ROUNDS.c.trigger_id)
 
 
 class RoundRepository(Repository):
@@ -60,27 +63,49 @@ class RoundRepository(Repository):
             NotFoundError: the chat has no row.
         """
         await ChatRepository(self._connection).lock(request.chat_key)
-        values = {item.name: getattr(request, item.name) for item in dataclasses.fields(request)}
-        values["turn_id"] = request.turn_id or request.id
-        values["cause_turn_id"] = request.turn_id or request.cause_turn_id
-        new = await self._one_or_none(Round, _request_statement, values)
+        new = await self._one_or_none(Round, _request_statement, _values(request))
         if new is not None:
             return new, True
         return found(
             await self.find_by_trigger(request.trigger_kind, request.trigger_id), "round", request.id
         ), False
 
-    async def claim_next(self, chat_key: str, *, fence: int, worker: str) -> ClaimedRound | None:
+    async def request_during(self, request: RoundRequest, round_id: str) -> Round | None:
+        """Request a round of a turn while a round of it runs, with one statement.
+
+        Returns:
+            None, and nothing was written, if that round does not run or was asked to stop, or if the trigger
+            has a round.
+
+        Raises:
+            NotFoundError: the chat has no row.
+        """
+        await ChatRepository(self._connection).lock(request.chat_key)
+        values = {"of_round": round_id, **_values(request)}
+        return await self._one_or_none(Round, _request_during_statement, values)
+
+    async def claim_next(
+        self, chat_key: str, *, fence: int, worker: str, expected: str | None = None
+    ) -> ClaimedRound | None:
         """Start the chat's oldest requested round and merge the later requested ones into it.
 
         As soon as one of them is due, all are merged, including those that are due later, because the
         prompt already shows their content. None when no round is due.
+
+        Args:
+            expected: the round that is probably the only requested one; if it is, one statement starts it.
 
         Raises:
             FencedError: the caller does not hold the chat's lease.
             ConflictError: a round of the chat is running (``take_over`` was not called).
         """
         await ChatRepository(self._connection).hold(chat_key, fence=fence)
+        if expected is not None:
+            values = {"of_chat": chat_key, "of_round": expected, "new_fence": fence, "new_worker": worker}
+            only = await self._one_or_none(Round, _start_only_statement, values)
+            if only is not None:
+                merged = await self.merged_into(expected) if only.attempt > 1 else []
+                return ClaimedRound(round=only, merged=tuple(merged))
         waiting = sorted(await self._rows(_waiting_statement, {"of_chat": chat_key}))
         if not any(due for _, _, due in waiting):
             return None
@@ -365,11 +390,10 @@ def _waiting_statement(_dialect: str) -> Executable:
     )
 
 
-@FixedStatement
-def _start_statement(_dialect: str) -> Executable:
+def _start(*conditions: ColumnElement[bool]) -> Executable:
     return (
         update(ROUNDS)
-        .where(ROUNDS.c.id == bindparam("of_round"))
+        .where(ROUNDS.c.id == bindparam("of_round"), *conditions)
         .values(
             state=RoundState.RUNNING,
             attempt=ROUNDS.c.attempt + 1,
@@ -378,6 +402,29 @@ def _start_statement(_dialect: str) -> Executable:
             started_at=now(),
         )
         .returning(ROUNDS)
+    )
+
+
+@FixedStatement
+def _start_statement(_dialect: str) -> Executable:
+    return _start()
+
+
+@FixedStatement
+def _start_only_statement(_dialect: str) -> Executable:
+    """Start a requested round if it is due and its chat has no other requested one."""
+    other = ROUNDS.alias()
+    others = select(other.c.id).where(
+        other.c.chat_key == bindparam("of_chat"),
+        is_one_of(other.c.state, *_OPEN),  # as the partial index has it
+        is_one_of(other.c.state, RoundState.REQUESTED),
+        other.c.id != bindparam("of_round"),
+    )
+    return _start(
+        ROUNDS.c.chat_key == bindparam("of_chat"),
+        ROUNDS.c.state == RoundState.REQUESTED,
+        ROUNDS.c.not_before <= now(),
+        ~others.exists(),
     )
 
 
@@ -452,28 +499,50 @@ def _turns_statement() -> Executable:
     )
 
 
-@FixedStatement
-def _request_statement(dialect: str) -> Executable:
-    given: dict[str, Any] = {item.name: bindparam(item.name) for item in dataclasses.fields(RoundRequest)}
-    del given["delay_seconds"], given["cause_turn_id"]
+def _values(request: RoundRequest) -> dict[str, Any]:
+    values = {item.name: getattr(request, item.name) for item in dataclasses.fields(request)}
+    values["turn_id"] = request.turn_id or request.id
+    values["cause_turn_id"] = request.turn_id or request.cause_turn_id
+    return values
+
+
+def _requested() -> dict[str, Any]:
+    """Return the values of a requested round."""
+    columns = ROUNDS.c
+    given: dict[str, Any] = {
+        item.name: bindparam(item.name, type_=columns[item.name].type)
+        for item in dataclasses.fields(RoundRequest)
+        if item.name in columns
+    }
     cause = bindparam("cause_turn_id", type_=ROUNDS.c.turn_id.type)
     first = ROUNDS.alias()
     root = select(first.c.root_turn_id).where(first.c.id == cause).scalar_subquery()
-    times = {"requested_at": now(), "not_before": seconds_from_now(seconds_parameter("delay_seconds"))}
-    return (
-        insert(dialect, ROUNDS)
-        .values(
-            {
-                **given,
-                **times,
-                "state": RoundState.REQUESTED,
-                # The turn itself if its first round has none, or has expired.
-                "root_turn_id": func.coalesce(root, cause),
-            }
-        )
-        .on_conflict_do_nothing(index_elements=[ROUNDS.c.trigger_kind, ROUNDS.c.trigger_id])
-        .returning(ROUNDS)
+    return {
+        **given,
+        "requested_at": now(),
+        "not_before": seconds_from_now(seconds_parameter("delay_seconds")),
+        "state": literal(RoundState.REQUESTED, ROUNDS.c.state.type),
+        # The turn itself if its first round has none, or has expired.
+        "root_turn_id": func.coalesce(root, cause),
+    }
+
+
+@FixedStatement
+def _request_statement(dialect: str) -> Executable:
+    new = insert(dialect, ROUNDS).values(_requested())
+    return new.on_conflict_do_nothing(index_elements=_TRIGGER).returning(ROUNDS)
+
+
+@FixedStatement
+def _request_during_statement(dialect: str) -> Executable:
+    caller, values = ROUNDS.alias(), _requested()
+    chosen = select(*values.values()).where(
+        caller.c.id == bindparam("of_round"),
+        caller.c.state == RoundState.RUNNING,
+        caller.c.cancel_requested_at.is_(None),
     )
+    new = insert(dialect, ROUNDS).from_select(list(values), chosen)
+    return new.on_conflict_do_nothing(index_elements=_TRIGGER).returning(ROUNDS)
 
 
 def _known(report: RoundReport) -> dict[str, Any]:

@@ -288,6 +288,58 @@ async def test_cancel_ends_waiting_rounds_and_requests_running_ones_to_stop(
     assert await _claim(database, fence) is None
 
 
+async def test_a_round_is_requested_during_another_only_while_that_runs_unstopped(
+    database: Database, fence: int
+) -> None:
+    async def during(trigger_id: str, round_id: str) -> Round | None:
+        async with database.begin() as tx:
+            request = _request(
+                trigger_id, turn_id=round_id, number=2, observation="seen", segments=[{"n": 1}]
+            )
+            return await tx.rounds.request_during(request, round_id)
+
+    (asked,) = await _ask(database, _request("1"))
+    assert await during("call", asked.id) is None
+    running = await _claim(database, fence)
+    assert running is not None
+    new = await during("call", asked.id)
+    assert new is not None
+    assert (new.state, new.turn_id, new.number, new.attempt) == (RoundState.REQUESTED, asked.id, 2, 0)
+    assert (new.observation, new.segments, new.root_turn_id) == ("seen", [{"n": 1}], asked.id)
+    assert await during("call", asked.id) is None
+    async with database.begin() as tx:
+        await tx.rounds.cancel("chat", reason="enough")
+    assert await during("call2", asked.id) is None
+    async with database.begin() as tx:
+        assert [item.id for item in await tx.rounds.newest("chat", limit=9)] == [asked.id, new.id]
+
+
+async def test_the_expected_round_starts_unless_others_wait_or_it_is_not_due(
+    database: Database, fence: int
+) -> None:
+    async def claim(expected: str) -> ClaimedRound | None:
+        async with database.begin() as tx:
+            return await tx.rounds.claim_next("chat", fence=fence, worker="w1", expected=expected)
+
+    later, foreign = await _ask(
+        database, _request("later", delay_seconds=60), _request("x", chat_key="other")
+    )
+    assert await claim(later.id) is None
+    assert await claim(foreign.id) is None
+    (due,) = await _ask(database, _request("due"))
+    both = await claim(due.id)
+    assert both is not None
+    assert [item.id for item in both.triggers] == [later.id, due.id]
+    await _finish(database, later.id, fence)
+    (alone,) = await _ask(database, _request("alone"))
+    only = await claim(alone.id)
+    assert only is not None
+    assert (only.round.id, only.round.state, only.round.worker) == (alone.id, RoundState.RUNNING, "w1")
+    assert only.merged == ()
+    await _finish(database, alone.id, fence)
+    assert await claim(alone.id) is None
+
+
 async def test_round_cannot_finish_as_open_or_merged(database: Database, fence: int) -> None:
     for state in (RoundState.RUNNING, RoundState.MERGED):
         with pytest.raises(ValueError, match=state.value):

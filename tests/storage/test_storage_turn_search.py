@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +12,7 @@ from sqlalchemy import text as sql
 
 from nekro_agent.shared_clock import shared_time
 from storage.engine import Database
-from storage.listings.turns import TurnFilter, TurnPosition
+from storage.listings.turns import TurnFilter, TurnPosition, terms_of
 from storage.repositories.rounds import Round, RoundReport, RoundRequest
 from storage.states import RoundState, TriggerKind
 from storage.transaction import Transaction
@@ -115,6 +116,16 @@ async def test_names_of_any_length_and_characters_are_found(database: Database) 
     async with database.begin() as tx:
         turn = await _turn(tx, model=name, called=[f"{name}.f", "no_plugin"])
         assert await _ids(tx, model=name) == await _ids(tx, plugin=name) == [turn.id]
+
+
+async def test_known_terms_are_not_written_again(database: Database) -> None:
+    async with database.begin() as tx:
+        turn = await _turn(tx, called=["a.b.f"])
+        assert terms_of(turn) == ["plugin:a.b", "model:m1"]
+        more = replace(turn, calls=[{"method": "a.b.f"}, {"method": "c.d.f"}], model="m")
+        await tx.turn_search.add_round(more, known=terms_of(turn))
+        found = await tx.connection.execute(sql("SELECT term FROM turn_terms ORDER BY term"))
+        assert found.scalars() == ["model:m", "model:m1", "plugin:a.b", "plugin:c.d"]
 
 
 async def test_terms_go_with_their_round(database: Database) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from loguru import logger
@@ -263,6 +263,8 @@ class CallClaims:
         self, claim: HeldClaim, invocation: Invocation, envelope: Envelope, text: str | None, value: Any
     ) -> Envelope:
         async with self._database.begin() as transaction:
+            if invocation.round_id is not None and (text is not None or envelope.type.wakes_agent):
+                await transaction.chats.lock(invocation.chat_key, exists=True)
             if text is not None:
                 await self._record_text(transaction, claim, invocation, text)
             round_id = await self._follow_up(transaction, invocation, envelope)
@@ -361,26 +363,35 @@ class CallClaims:
         await transaction.chats.lock(invocation.chat_key, create=True)
         # A request to stop takes the chat's lock too: either it sees the follow-up round and
         # cancels it, or it came first and no round is requested.
-        standing = await transaction.rounds.standing(invocation.round_id)
-        if standing.is_asked_to_stop:
-            return None
-        # A call that outlived its run begins a new turn: the old one may have ended, or its time is over.
-        is_open = invocation.waited_seconds_left() > 0 and (
-            standing.is_running
-            or invocation.turn_id in await transaction.rounds.open_turns(invocation.chat_key)
-        )
+        later = _answer_goes_first(envelope.type, invocation)
         request = RoundRequest(
             chat_key=invocation.chat_key,
             trigger_kind=TriggerKind.CALL,
             trigger_id=invocation.call_id,
-            turn_id=invocation.turn_id if is_open else None,
+            turn_id=invocation.turn_id,
             cause_turn_id=invocation.turn_id or invocation.account_id,
             number=invocation.round_number + 1,
             user_id=invocation.user_id,
             observation=envelope.text,
             segments=envelope.segments,
         )
-        later = _answer_goes_first(envelope.type, invocation)
+        in_time = invocation.waited_seconds_left() > 0
+        if in_time and invocation.round_id is not None:
+            requested = await request_round(
+                transaction, self._publisher, request, during=invocation.round_id, later=later
+            )
+            if requested is not None:
+                return requested.id
+        standing = await transaction.rounds.standing(invocation.round_id)
+        if standing.is_asked_to_stop:
+            return None
+        # A call that outlived its run begins a new turn: the old one may have ended, or its time is over.
+        is_open = in_time and (
+            standing.is_running
+            or invocation.turn_id in await transaction.rounds.open_turns(invocation.chat_key)
+        )
+        if not is_open:
+            request = replace(request, turn_id=None)
         requested = await request_round(transaction, self._publisher, request, later=later)
         return requested.id if requested else None
 

@@ -54,7 +54,14 @@ class ChatView:
         self._history = ChatHistory(chat_key, most=most_messages)
         self._shows_summary = shows_summary
         self._turn: Turn | None = None
+        #: Whether a key pays for the turn; a turn that goes on gets no other one.
+        self._has_key = False
         self._last: tuple[Round, Sequence[CallRecord]] | None = None
+
+    @property
+    def earlier(self) -> Sequence[Round]:
+        """The finished rounds before the round that was read last."""
+        return self._turn.earlier if self._turn else ()
 
     def round_ended(self, ended: Round, calls: Sequence[CallRecord]) -> None:
         """Record how the round that was read last has ended."""
@@ -66,16 +73,18 @@ class ChatView:
         calls = self._last[1] if self._last else ()
         waking = next((call.method for call in calls if call.call_id == claimed.round.trigger_id), None)
         async with database.read() as transaction:
-            chat = await transaction.chats.get(self._chat_key)
+            chat = claimed.chat or await transaction.chats.get(self._chat_key)
             messages = await self._history.read(transaction, revision=chat.history_revision)
-            turn = turn or await Turn.read(transaction, claimed)
             persona = await _persona(transaction, chat)
-            turn_ids = list(dict.fromkeys(trigger.turn_id for trigger in claimed.triggers))
-            key = await transaction.spendings.paying_key(turn_ids)
+            key = None
+            if turn is None or self._has_key:
+                turn_ids = list(dict.fromkeys(trigger.turn_id for trigger in claimed.triggers))
+                key = await transaction.spendings.paying_key(turn_ids)
+            turn = turn or await Turn.read(transaction, claimed)
             summary = None
             if self._shows_summary:
                 summary = await summary_before(transaction, self._chat_key, turn.started_at)
-        self._turn, self._last = turn, None
+        self._turn, self._last, self._has_key = turn, None, key is not None
         return RoundPast(
             chat=chat,
             persona=persona,

@@ -266,6 +266,7 @@ class RoundDrain:
                 fence=fence,
                 next_worker=worker,
                 meter=attempt.meter,
+                earlier=attempt.view.earlier,
             )
             attempt.view.round_ended(ended, calls)
             return following

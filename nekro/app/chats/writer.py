@@ -175,6 +175,7 @@ async def request_round(
     *,
     account_id: str | None = None,
     message: Message | None = None,
+    during: str | None = None,
     later: bool = False,
 ) -> Round | None:
     """Request a round, once per trigger, and announce that the chat has one.
@@ -187,12 +188,20 @@ async def request_round(
             pays for it pays for the turn that the round begins.
         message: the message that the round is for, appended in the same transaction; it is recorded as part
             of the round's turn.
+        during: request it only while this round runs and is not asked to stop, and the trigger has none; with
+            one statement.
         later: announce in the background; the caller does not wait for it.
     """
     await transaction.chats.lock(request.chat_key, create=True)
     if request.number == 1 and not (await transaction.chats.get(request.chat_key)).starts_turns:
         return None
-    round_, is_new = await transaction.rounds.request(request)
+    if during is not None:
+        new = await transaction.rounds.request_during(request, during)
+        if new is None:
+            return None
+        round_, is_new = new, True
+    else:
+        round_, is_new = await transaction.rounds.request(request)
     if is_new:
         if message is not None and message.turn_id is None:
             await transaction.messages.name_turn(message.id, round_.turn_id)

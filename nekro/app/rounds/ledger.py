@@ -6,7 +6,8 @@ chat, cancelled calls), under the chat's lock and the fencing token of its lease
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from loguru import logger
@@ -29,6 +30,8 @@ from nekro.sandbox.models import STOPS, StopType
 from nekro_agent.errors import LLMError, NekroError, StorageUnavailableError
 from nekro_agent.ports import JobState, MessageKind
 from storage.engine import Database
+from storage.listings.turns import terms_of
+from storage.repositories.events import EventRepository
 from storage.repositories.memory import TurnVariables
 from storage.repositories.messages import NewMessage
 from storage.repositories.rounds import ClaimedRound, Round, RoundReport, RoundRequest
@@ -86,7 +89,7 @@ class RoundLedger:
             claimed = await transaction.rounds.claim_next(chat_key, fence=fence, worker=worker)
             if claimed is not None:
                 record(transaction, self._publisher, chat_key, round_started(claimed))
-            return claimed
+        return None if claimed is None else replace(claimed, chat=transaction.events.chat(chat_key))
 
     async def settle_orphans(self, chat_key: str, *, fence: int) -> None:
         """End rounds of a dead worker without starting any.
@@ -154,6 +157,7 @@ class RoundLedger:
         fence: int,
         next_worker: str | None = None,
         meter: RoundMeter | None = None,
+        earlier: Sequence[Round] = (),
     ) -> tuple[Round, ClaimedRound | None]:
         """Record the end of a round with its consequences; returns it, and the next round if started.
 
@@ -164,15 +168,17 @@ class RoundLedger:
             next_worker: worker that runs the chat's next round, if one is due: it is started in the
                 same transaction. None: the next holder of the chat starts it.
             meter: settles what the round used; None: nothing is counted.
+            earlier: rounds whose ends are recorded, such as those of its turn.
 
         Raises:
             FencedError: the lease was lost.
         """
         following: ClaimedRound | None = None
+        events_of_end: EventRepository | None = None
 
         async def write(transaction: Transaction) -> Round:
-            nonlocal following
-            following = None
+            nonlocal following, events_of_end
+            following, events_of_end = None, transaction.events
             later = next_worker is not None
             ended = await self._end(
                 transaction,
@@ -191,22 +197,35 @@ class RoundLedger:
                     run=outcome.run,
                     turn_goes_on=outcome.needs_follow_up and ended.state is not RoundState.CANCELLED,
                 )
+            expected = next((call.round_id for call in calls if call.round_id is not None), None)
             if ended.state is not RoundState.CANCELLED:
-                await self._request_consequences(transaction, ended, claimed, outcome)
+                requested = await self._request_consequences(transaction, ended, claimed, outcome)
+                expected = expected if requested is None else requested.id
                 await _keep_variables(transaction, ended, outcome)
             fault = None
             if outcome.notice is not None:
                 fault = Fault(code=outcome.notice_code or verdict.TURN_LIMIT, text=outcome.notice)
             if ended.state is not RoundState.CANCELLED and next_worker is not None:
                 following = await transaction.rounds.claim_next(
-                    ended.chat_key, fence=fence, worker=next_worker
+                    ended.chat_key, fence=fence, worker=next_worker, expected=expected
                 )
-            await self._end_turns(transaction, ended, merged=claimed.merged, following=following, fault=fault)
+            await self._end_turns(
+                transaction,
+                ended,
+                merged=claimed.merged,
+                following=following,
+                fault=fault,
+                known_terms={
+                    term for one in earlier if one.turn_id == ended.turn_id for term in terms_of(one)
+                },
+            )
             if following is not None:
                 record(transaction, self._publisher, ended.chat_key, round_started(following), later=True)
             return ended
 
         ended = await self._write_with_retries(write, events)
+        if following is not None and events_of_end is not None:
+            following = replace(following, chat=events_of_end.chat(ended.chat_key))
         stop = None if outcome.stop_type is None else outcome.stop_type.name
         logger.bind(
             chat_key=ended.chat_key,
@@ -219,12 +238,14 @@ class RoundLedger:
 
     async def _request_consequences(
         self, transaction: Transaction, ended: Round, claimed: ClaimedRound, outcome: RoundOutcome
-    ) -> None:
+    ) -> Round | None:
+        """Record what follows from a round; returns the follow-up round if it is requested here."""
         if outcome.notice is not None:
             await self._append_notice(transaction, ended, outcome.notice, kind=MessageKind.ASSISTANT)
         # The follow-up round of a result was requested by the worker that ran the method.
         if outcome.needs_follow_up and outcome.stop_type not in STOPS.values():
-            await self._request_follow_up(transaction, ended, user_id=claimed.user_id)
+            return await self._request_follow_up(transaction, ended, user_id=claimed.user_id)
+        return None
 
     async def fail(
         self,
@@ -362,16 +383,19 @@ class RoundLedger:
         merged: Sequence[Round] | None = None,
         following: ClaimedRound | None = None,
         fault: Fault | None = None,
+        known_terms: Collection[str] = (),
     ) -> None:
         """Record the turns that the ends of these rounds end.
 
         Args:
             merged: the rounds that were merged into them; None reads them.
-            following: as of ``turn_ends``.
+            following, known_terms: as of ``turn_ends``.
         """
         if merged is None:
             merged = [item for one in ended for item in await transaction.rounds.merged_into(one.id)]
-        ends = await turn_ends(transaction, ended, merged=merged, following=following, fault=fault)
+        ends = await turn_ends(
+            transaction, ended, merged=merged, following=following, fault=fault, known_terms=known_terms
+        )
         if ends:
             record(transaction, self._publisher, ended[0].chat_key, *ends)
             if self._keeps_variables:
@@ -461,8 +485,8 @@ class RoundLedger:
 
     async def _request_follow_up(
         self, transaction: Transaction, ended: Round, *, user_id: str | None
-    ) -> None:
-        await transaction.rounds.request(
+    ) -> Round:
+        requested, _ = await transaction.rounds.request(
             RoundRequest(
                 chat_key=ended.chat_key,
                 trigger_kind=TriggerKind.ROUND,
@@ -472,6 +496,7 @@ class RoundLedger:
                 user_id=user_id,
             )
         )
+        return requested
 
     async def _send_words(self, transaction: Transaction, ended: Round, words: str, *, later: bool) -> None:
         """Send an answer in words, as a message of the turn like those that methods send."""

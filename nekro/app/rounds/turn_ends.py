@@ -11,7 +11,7 @@ records its span, under the id that its rounds have named as their parent."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -56,6 +56,7 @@ async def turn_ends(
     merged: Iterable[Round],
     following: ClaimedRound | None = None,
     fault: Fault | None = None,
+    known_terms: Collection[str] = (),
 ) -> list[NewEvent]:
     """Return the events of the turns that the end of some rounds of one chat ends, and record it for lists.
 
@@ -67,6 +68,7 @@ async def turn_ends(
         following: the chat's next round, if the transaction has started it. Everything that was requested is
             part of it, so no other turn is open.
         fault: why they failed, or why they ended their turn before its work was done; None if they did not.
+        known_terms: terms that are recorded for the turn of each ended round.
     """
     if not ended:
         return []
@@ -83,7 +85,7 @@ async def turn_ends(
         if item.turn_id not in open_turns:
             last_rounds.setdefault(item.turn_id, by_id[item.merged_into or ""])
     for item in ended:
-        await transaction.turn_search.add_round(item)
+        await transaction.turn_search.add_round(item, known=known_terms)
     ends = []
     for turn_id, last in last_rounds.items():
         ends.append(_event(turn_id, last, fault, await _pending(transaction, last)))
