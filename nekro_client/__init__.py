@@ -4,28 +4,34 @@
 >>> client = Client("http://127.0.0.1:8600", key="")
 >>> client.chat("web-1").key
 'web-1'
+
+Names are imported when they are first used: whoever needs only ``nekro_client.models`` loads no httpx.
 """
 
-from nekro_client.async_chats import AsyncChat, AsyncEventStream
-from nekro_client.chats import Chat, EventStream
-from nekro_client.client import AsyncClient, Client
-from nekro_client.errors import (
-    ApiError,
-    AuthenticationError,
-    ClientError,
-    ConflictError,
-    ForbiddenError,
-    InvalidAnswerError,
-    InvalidRequestError,
-    MethodFailedError,
-    NotFoundError,
-    RateLimitedError,
-    UnavailableError,
-    UnreachableError,
-    WaitTimeoutError,
-)
-from nekro_client.runs import AsyncRunStream, RunStream
-from nekro_client.streams import AsyncChangeStream, ChangeStream
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from nekro_client.async_chats import AsyncChat, AsyncEventStream
+    from nekro_client.chats import Chat, EventStream
+    from nekro_client.client import AsyncClient, Client
+    from nekro_client.errors import (
+        ApiError,
+        AuthenticationError,
+        ClientError,
+        ConflictError,
+        ForbiddenError,
+        InvalidAnswerError,
+        InvalidRequestError,
+        MethodFailedError,
+        NotFoundError,
+        RateLimitedError,
+        UnavailableError,
+        UnreachableError,
+        WaitTimeoutError,
+    )
+    from nekro_client.runs import AsyncRunStream, RunStream
+    from nekro_client.streams import AsyncChangeStream, ChangeStream
 
 __all__ = [
     "ApiError",
@@ -52,3 +58,33 @@ __all__ = [
     "UnreachableError",
     "WaitTimeoutError",
 ]
+
+#: Modules of the names above that are not errors.
+_MODULES: Final = {
+    "AsyncChat": "async_chats",
+    "AsyncEventStream": "async_chats",
+    "Chat": "chats",
+    "EventStream": "chats",
+    "AsyncClient": "client",
+    "Client": "client",
+    "AsyncRunStream": "runs",
+    "RunStream": "runs",
+    "AsyncChangeStream": "streams",
+    "ChangeStream": "streams",
+}
+#: Modules that can be used after ``import nekro_client`` alone.
+_SUBMODULES: Final = frozenset({"answer_limits", "errors", "models", "sse", *_MODULES.values()})
+
+
+def __getattr__(name: str) -> object:
+    if name in _SUBMODULES:
+        return import_module(f"nekro_client.{name}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"nekro_client.{_MODULES.get(name, 'errors')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_SUBMODULES})

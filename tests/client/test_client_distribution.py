@@ -73,3 +73,23 @@ def test_the_distribution_states_what_the_project_states() -> None:
     for name in ("license", "requires-python", "authors"):
         assert own[name] == project[name]
     assert set(own["dependencies"]) <= set(project["dependencies"])
+
+
+def test_models_load_no_httpx() -> None:
+    source = (
+        "import sys\n"
+        "import nekro_client.models, nekro_client.errors, nekro_client.sse\n"
+        "print('httpx' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, check=True)
+    assert done.stdout == b"False\n"
+
+
+def test_public_names_are_found_when_they_are_used() -> None:
+    import nekro_client
+
+    assert all(getattr(nekro_client, name).__name__ == name for name in nekro_client.__all__)
+    assert nekro_client.models.__name__ == "nekro_client.models"
+    assert set(nekro_client.__all__) <= set(dir(nekro_client))
+    with pytest.raises(AttributeError, match="no attribute 'Clients'"):
+        _ = nekro_client.Clients
