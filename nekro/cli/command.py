@@ -7,7 +7,7 @@ import os
 import pwd
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, cast
 
@@ -19,15 +19,15 @@ __all__ = [
     "DEFAULT_CHAT_KEY",
     "CommandModule",
     "Deps",
-    "add_chat_key",
-    "add_json",
-    "add_supervisor_fd",
-    "add_user_id",
+    "arg",
     "args_from",
     "chat_key",
+    "chat_key_option",
     "chosen_id",
     "confirm",
     "count",
+    "declare",
+    "json_flag",
     "not_blank",
     "operator",
     "port_number",
@@ -35,6 +35,8 @@ __all__ = [
     "positive_int",
     "positive_number",
     "read_text",
+    "supervisor_fd_option",
+    "user_id_option",
     "warn_of_root",
     "whole_number",
 ]
@@ -62,16 +64,34 @@ class Deps:
 class CommandModule(Protocol):
     """The interface of each module in ``nekro.cli.commands``."""
 
-    #: Frozen dataclass; its fields are the destinations that ``register`` declares.
+    #: Frozen dataclass; each field is declared with ``arg``.
     Args: type
-
-    def register(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the command's arguments, description and examples."""
-        ...
+    #: Examples and explanations below the help; may be "".
+    EPILOG: str
 
     def run(self, args: Any, deps: Deps) -> int:
         """Run the command; returns the exit code, raises errors of ``nekro_agent.errors``."""
         ...
+
+
+def arg(*flags: str, **options: Any) -> Any:
+    """Declare a field of ``Args`` as an argument of the command line.
+
+    Args:
+        flags: names of an option; without, the argument is positional and has the field's name.
+        options: as of ``ArgumentParser.add_argument``.
+    """
+    return field(metadata={"flags": flags, "options": options})
+
+
+def declare(kind: type, parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of a command, in the order of the fields of its ``Args``."""
+    for declared in fields(kind):
+        flags, options = declared.metadata["flags"], declared.metadata["options"]
+        if flags:
+            parser.add_argument(*flags, dest=declared.name, **options)
+        else:
+            parser.add_argument(declared.name, **options)
 
 
 def args_from(kind: type[A], namespace: argparse.Namespace) -> A:
@@ -80,14 +100,14 @@ def args_from(kind: type[A], namespace: argparse.Namespace) -> A:
     return kind(**{field.name: getattr(namespace, field.name) for field in declared})
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
+def json_flag() -> Any:
     """Declare ``--json``."""
-    parser.add_argument("--json", action="store_true", help="print one JSON document to stdout")
+    return arg("--json", action="store_true", help="print one JSON document to stdout")
 
 
-def add_chat_key(parser: argparse.ArgumentParser) -> None:
+def chat_key_option() -> Any:
     """Declare ``--chat-key``."""
-    parser.add_argument(
+    return arg(
         "--chat-key",
         metavar="K",
         default=DEFAULT_CHAT_KEY,
@@ -96,19 +116,18 @@ def add_chat_key(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_user_id(parser: argparse.ArgumentParser) -> None:
+def user_id_option() -> Any:
     """Declare ``--user-id``."""
-    parser.add_argument(
+    return arg(
         "--user-id",
         metavar="U",
-        default=None,
         help="platform id of the user on whose behalf methods run (default: no user)",
     )
 
 
-def add_supervisor_fd(parser: argparse.ArgumentParser) -> None:
+def supervisor_fd_option() -> Any:
     """Declare ``--supervisor-fd``, which only parent commands pass to the processes that they start."""
-    parser.add_argument("--supervisor-fd", type=int, default=None, help=argparse.SUPPRESS)
+    return arg("--supervisor-fd", type=int, help=argparse.SUPPRESS)
 
 
 def warn_of_root(output: Output) -> None:

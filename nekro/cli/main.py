@@ -147,7 +147,11 @@ class LazyParser(argparse.ArgumentParser):
         """Make the command's module add its arguments, once."""
         if self.command is not None and not self._registered:
             self._registered = True
-            self.command.module.register(self)
+            from nekro.cli.command import declare
+
+            module = self.command.module
+            self.epilog = module.EPILOG
+            declare(module.Args, self)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Declare the command's arguments, then parse."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from nekro.cli import main
+from nekro.cli.command import declare
 from nekro.cli.output import PartialError
 from nekro.cli.running import EXEC_CODES, ExitCode, TerminatedError
 from nekro_agent.errors import MethodFailedError, ServiceError
@@ -51,7 +52,7 @@ def commands_with_json() -> list[str]:
     names = []
     for command in main.COMMANDS:
         parser = main.LazyParser()
-        command.module.register(parser)
+        declare(command.module.Args, parser)
         if any("--json" in action.option_strings for action in parser._actions):
             names.append(command.name)
     return names

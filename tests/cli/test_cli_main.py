@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from nekro.cli import command, main
+from nekro.cli.command import declare
 from nekro.cli.commands import bench, call, plugins, worker
 from nekro.cli.running import EXEC_CODES, ExitCode, exit_code_of
 from nekro.sandbox.models import StopType
@@ -242,7 +243,7 @@ def test_a_new_plugin_loads_and_is_listed(
 
 def test_worker_accepts_every_lane() -> None:
     parser = main.LazyParser()
-    worker.register(parser)
+    declare(worker.Args, parser)
     for lane in ("methods", "long", "rounds"):
         assert parser.parse_args(["--lane", lane]).lane == lane
 

@@ -30,7 +30,7 @@ from raw_peer import ACT, ECHO, Behaviour, RawPeer, Reply, raw_peer, reply, said
 from waiting import WAIT_SECONDS, eventually
 
 from broker_config.settings import McpSettings, Settings
-from nekro.cli.command import Deps
+from nekro.cli.command import Deps, declare
 from nekro.cli.commands import mcp
 from nekro.cli.output import Output
 from nekro.extensions.mcp.client.faults import ServerFault
@@ -527,7 +527,7 @@ async def test_faulty_tools_are_named_by_the_api_and_the_command(settings: Setti
     words = io.StringIO()
     output = Output(stdout=io.StringIO(), stderr=words)
     parser = argparse.ArgumentParser()
-    mcp.register(parser)
+    declare(mcp.Args, parser)
     args = mcp.Args(**vars(parser.parse_args(["test", "odd"])))
     deps = Deps(output=output, data_dir=None, load_settings=lambda: settings)
     assert mcp.show_test(trial, args, deps) == 0

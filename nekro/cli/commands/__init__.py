@@ -1,1 +1,1 @@
-"""One module per command, each with `Args`, `register` and `run`."""
+"""One module per command, each with `Args`, `EPILOG` and `run`."""

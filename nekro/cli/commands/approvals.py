@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
-from nekro.cli.command import Deps, add_json, chat_key, chosen_id, confirm, not_blank, operator, positive_int
+from nekro.cli.command import (
+    Deps,
+    arg,
+    chat_key,
+    chosen_id,
+    confirm,
+    json_flag,
+    not_blank,
+    operator,
+    positive_int,
+)
 from nekro.cli.commands.call import parse_arguments
 from nekro.cli.output import one_line
 from nekro.cli.running import run_async
@@ -22,18 +31,18 @@ if TYPE_CHECKING:
     from storage.transaction import Transaction
 
 __all__ = [
+    "EPILOG",
     "Args",
     "check",
     "chosen",
     "edited_arguments",
-    "register",
     "run",
     "show_decided",
     "show_list",
     "show_one",
 ]
 
-_EPILOG = """\
+EPILOG: Final = """\
 examples:
   nekro approvals
   nekro approvals list --all --chat-key group_1 --json
@@ -61,57 +70,34 @@ _MOST_NEAR: Final = 3
 class Args:
     """Arguments of `nekro approvals`."""
 
-    action: str
-    approval_id: str | None
-    chat_key: str | None
-    all: bool
-    limit: int
-    scope: str
-    args: str | None
-    reason: str | None
-    yes: bool
-    json: bool
-
-
-def register(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.epilog = _EPILOG
-    parser.add_argument(
-        "action",
+    action: str = arg(
         nargs="?",
         default="list",
         choices=_ACTIONS,
         metavar="ACTION",
         help="list, show, approve, deny or revoke (default: list)",
     )
-    parser.add_argument(
-        "approval_id",
+    approval_id: str | None = arg(
         nargs="?",
         metavar="ID",
         type=not_blank,
         help="number of the approval, its id, or the beginning of that; for all but list",
     )
-    parser.add_argument(
-        "--chat-key", metavar="K", type=chat_key, default=None, help="list: only of this chat"
-    )
-    parser.add_argument("--all", action="store_true", help="list: also those that were decided")
-    parser.add_argument(
+    chat_key: str | None = arg("--chat-key", metavar="K", type=chat_key, help="list: only of this chat")
+    all: bool = arg("--all", action="store_true", help="list: also those that were decided")
+    limit: int = arg(
         "--limit", metavar="N", type=positive_int, default=100, help="list: most lines (default: %(default)s)"
     )
-    parser.add_argument(
+    scope: str = arg(
         "--scope",
         choices=("once", "turn", "chat"),
         default="once",
         help="approve: what else it permits (default: %(default)s, nothing)",
     )
-    parser.add_argument(
-        "--args", metavar="JSON", default=None, help="approve: arguments in place of those asked for"
-    )
-    parser.add_argument(
-        "--reason", metavar="TEXT", default=None, help="approve, deny: kept with the decision"
-    )
-    parser.add_argument("--yes", action="store_true", help="approve: do not ask")
-    add_json(parser)
+    args: str | None = arg("--args", metavar="JSON", help="approve: arguments in place of those asked for")
+    reason: str | None = arg("--reason", metavar="TEXT", help="approve, deny: kept with the decision")
+    yes: bool = arg("--yes", action="store_true", help="approve: do not ask")
+    json: bool = json_flag()
 
 
 def run(args: Args, deps: Deps) -> int:

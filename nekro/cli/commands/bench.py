@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from nekro.cli.command import Deps
+from nekro.cli.command import Deps, arg
 from nekro_agent.errors import UsageError
 
-__all__ = ["Args", "register", "run"]
+__all__ = ["EPILOG", "Args", "run"]
 
-_EPILOG = """\
+EPILOG: Final = """\
 examples:
   nekro bench
   nekro bench rpc -- --help
@@ -27,21 +27,10 @@ source tree, after `make bench` has installed the `bench` extra once.
 class Args:
     """Arguments of `nekro bench`."""
 
-    name: str
-    rest: list[str]
-
-
-def register(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.epilog = _EPILOG
-    parser.add_argument(
-        "name",
-        nargs="?",
-        metavar="NAME",
-        default="rpc",
-        help="module of `benchmarks/` (default: %(default)s)",
+    name: str = arg(
+        nargs="?", metavar="NAME", default="rpc", help="module of `benchmarks/` (default: %(default)s)"
     )
-    parser.add_argument("rest", nargs="*", metavar="ARGUMENT", help="arguments of the benchmark, after --")
+    rest: list[str] = arg(nargs="*", metavar="ARGUMENT", help="arguments of the benchmark, after --")
 
 
 def run(args: Args, deps: Deps) -> int:

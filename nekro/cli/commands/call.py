@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from nekro.base.plain import to_plain
-from nekro.cli.command import Deps, add_chat_key, add_json, add_user_id, positive_number, read_text
+from nekro.cli.command import (
+    Deps,
+    arg,
+    chat_key_option,
+    json_flag,
+    positive_number,
+    read_text,
+    user_id_option,
+)
 from nekro.cli.running import run_async
 from nekro.cli.services.presence import awaited_with_workers
 from nekro.cli.services.system import CALL_LANES, open_services
@@ -19,9 +26,9 @@ from nekro_agent.errors import UsageError
 if TYPE_CHECKING:
     from nekro.plugins.entries import MethodEntry
 
-__all__ = ["Args", "parse_arguments", "register", "run", "show"]
+__all__ = ["EPILOG", "Args", "parse_arguments", "run", "show"]
 
-_EPILOG = """\
+EPILOG: Final = """\
 examples:
   nekro call list_notes --user-id ada
   nekro call save_note --args '["shop", "Shopping", "milk"]' --chat-key group_1 --user-id ada
@@ -40,38 +47,25 @@ The value of an AGENT method is its text, of a MULTIMODAL_AGENT method its parts
 class Args:
     """Arguments of `nekro call`."""
 
-    method: str
-    args: str
-    chat_key: str
-    user_id: str | None
-    timeout: float | None
-    yes: bool
-    json: bool
-
-
-def register(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.epilog = _EPILOG
-    parser.add_argument("method", metavar="METHOD", help="function name, or author.module.function")
-    parser.add_argument(
+    method: str = arg(metavar="METHOD", help="function name, or author.module.function")
+    args: str = arg(
         "--args",
         metavar="JSON",
         default="[]",
         help="a list (positional) or an object (by name); @FILE reads it, - is stdin (default: none)",
     )
-    add_chat_key(parser)
-    add_user_id(parser)
-    parser.add_argument(
+    chat_key: str = chat_key_option()
+    user_id: str | None = user_id_option()
+    timeout: float | None = arg(
         "--timeout",
         metavar="SECONDS",
         type=positive_number,
-        default=None,
         help="longest wait (default: the limit of the method's lane)",
     )
-    parser.add_argument(
+    yes: bool = arg(
         "--yes", action="store_true", help="approve the call, if its method requires that, without a question"
     )
-    add_json(parser)
+    json: bool = json_flag()
 
 
 def run(args: Args, deps: Deps) -> int:

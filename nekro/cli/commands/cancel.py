@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
-from nekro.cli.command import Deps, add_json, chat_key, positive_number
+from nekro.cli.command import Deps, arg, chat_key, json_flag, positive_number
 from nekro.cli.output import PartialError
 from nekro.cli.running import run_async
 from nekro.cli.services.database import open_writers
@@ -17,9 +16,9 @@ from nekro_agent.errors import ServiceError
 if TYPE_CHECKING:
     from nekro.app.rounds.stop import StoppedRounds
 
-__all__ = ["Args", "register", "run", "show"]
+__all__ = ["EPILOG", "Args", "run", "show"]
 
-_EPILOG = """\
+EPILOG: Final = """\
 examples:
   nekro cancel group_1
   nekro cancel group_1 --seconds 60 --json
@@ -36,23 +35,15 @@ still runs.
 class Args:
     """Arguments of `nekro cancel`."""
 
-    chat_key: str
-    seconds: float
-    json: bool
-
-
-def register(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.epilog = _EPILOG
-    parser.add_argument("chat_key", metavar="K", type=chat_key, help="chat")
-    parser.add_argument(
+    chat_key: str = arg(metavar="K", type=chat_key, help="chat")
+    seconds: float = arg(
         "--seconds",
         metavar="S",
         type=positive_number,
         default=10.0,
         help="how long to wait until the running round has stopped (default: %(default)g)",
     )
-    add_json(parser)
+    json: bool = json_flag()
 
 
 def run(args: Args, deps: Deps) -> int:

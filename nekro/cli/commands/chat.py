@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from nekro.base.tasks import end_tasks
-from nekro.cli.command import Deps, add_chat_key
+from nekro.cli.command import Deps, arg, chat_key_option
 from nekro.cli.commands.files import save
 from nekro.cli.commands.send import DEFAULT_USER
 from nekro.cli.commands.tail import chat_events
@@ -29,9 +28,9 @@ if TYPE_CHECKING:
     from nekro.app.composition import Services
     from storage.repositories.messages import Message
 
-__all__ = ["Args", "register", "run"]
+__all__ = ["EPILOG", "Args", "run"]
 
-_EPILOG = """\
+EPILOG: Final = """\
 examples:
   NEKRO_LLM__BASE_URL=http://127.0.0.1:8000/v1 NEKRO_LLM__MODEL=qwen nekro chat
   nekro chat --chat-key group_1 --user-id ada
@@ -53,20 +52,12 @@ goes to stderr; if it was the last one, the exit code is 12.
 class Args:
     """Arguments of `nekro chat`."""
 
-    chat_key: str
-    user_id: str
-    save: Path | None
-
-
-def register(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.epilog = _EPILOG
-    add_chat_key(parser)
-    parser.add_argument(
+    chat_key: str = chat_key_option()
+    user_id: str = arg(
         "--user-id", metavar="U", default=DEFAULT_USER, help="id of the sender (default: %(default)s)"
     )
-    parser.add_argument(
-        "--save", metavar="DIR", type=Path, default=None, help="copy the files that the agent sends to DIR"
+    save: Path | None = arg(
+        "--save", metavar="DIR", type=Path, help="copy the files that the agent sends to DIR"
     )
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from nekro.cli.command import Deps, add_json, add_user_id, chat_key, positive_number
+from nekro.cli.command import Deps, arg, chat_key, json_flag, positive_number, user_id_option
 from nekro.cli.output import PartialError, one_line
 from nekro.cli.running import ExitCode, run_async
 from nekro.cli.services.presence import awaited_with_workers
@@ -19,9 +18,9 @@ from nekro_agent.methods import Lane
 if TYPE_CHECKING:
     from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
 
-__all__ = ["Args", "register", "run", "show_list", "show_responses"]
+__all__ = ["EPILOG", "Args", "run", "show_list", "show_responses"]
 
-_EPILOG = """\
+EPILOG: Final = """\
 examples:
   nekro command
   nekro command group_1 '/weather Tokyo days:3'
@@ -43,35 +42,22 @@ _LEVELS = ("public", "user", "advanced", "super_user")
 class Args:
     """Arguments of `nekro command`."""
 
-    chat_key: str | None
-    line: str | None
-    user_id: str | None
-    level: str
-    timeout: float | None
-    json: bool
-
-
-def register(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.epilog = _EPILOG
-    parser.add_argument("chat_key", nargs="?", metavar="K", type=chat_key, help="chat")
-    parser.add_argument("line", nargs="?", metavar="LINE", help="`/name arguments`, or an answer")
-    add_user_id(parser)
-    parser.add_argument(
+    chat_key: str | None = arg(nargs="?", metavar="K", type=chat_key, help="chat")
+    line: str | None = arg(nargs="?", metavar="LINE", help="`/name arguments`, or an answer")
+    user_id: str | None = user_id_option()
+    level: str = arg(
         "--as",
-        dest="level",
         choices=_LEVELS,
         default="super_user",
         help="permission level of the user (default: %(default)s)",
     )
-    parser.add_argument(
+    timeout: float | None = arg(
         "--timeout",
         metavar="SECONDS",
         type=positive_number,
-        default=None,
         help="longest wait (default: the limit of calls)",
     )
-    add_json(parser)
+    json: bool = json_flag()
 
 
 def run(args: Args, deps: Deps) -> int:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from nekro.cli.command import Deps
+from nekro.cli.command import Deps, arg
 
-__all__ = ["Args", "register", "run"]
+__all__ = ["EPILOG", "Args", "run"]
 
-_EPILOG = """\
+EPILOG: Final = """\
 examples:
   nekro completion bash > ~/.local/share/bash-completion/completions/nekro
   nekro completion zsh > ~/.zsh/functions/_nekro
@@ -28,13 +28,7 @@ _SHELLS: Final = ("bash", "zsh", "fish")
 class Args:
     """Arguments of `nekro completion`."""
 
-    shell: str
-
-
-def register(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.epilog = _EPILOG
-    parser.add_argument("shell", choices=_SHELLS, metavar="SHELL", help="bash, zsh or fish")
+    shell: str = arg(choices=_SHELLS, metavar="SHELL", help="bash, zsh or fish")
 
 
 def run(args: Args, deps: Deps) -> int:

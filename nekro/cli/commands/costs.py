@@ -9,15 +9,15 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final, get_args
 
 from broker_config.settings import Settings
-from nekro.cli.command import Deps, add_json
+from nekro.cli.command import Deps, arg, json_flag
 from nekro.cli.output import one_line
 from nekro.cli.running import run_async
 from nekro.cli.services.database import open_database
 from nekro_client.models import CostGroup
 
-__all__ = ["PAGE", "Args", "register", "run", "show"]
+__all__ = ["EPILOG", "PAGE", "Args", "run", "show"]
 
-_EPILOG = """\
+EPILOG: Final = """\
 examples:
   nekro costs
   nekro costs --by chat --since 7d
@@ -39,39 +39,6 @@ PAGE: Final = 200
 _TEXT_COLUMNS: Final = 60
 
 
-@dataclass(frozen=True, kw_only=True)
-class Args:
-    """Arguments of `nekro costs`."""
-
-    by: CostGroup
-    since: date | None
-    until: date | None
-    json: bool
-
-
-def register(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.epilog = _EPILOG
-    parser.add_argument(
-        "--by",
-        choices=_GROUPS,
-        default="day",
-        metavar="GROUP",
-        help=f"{', '.join(_GROUPS[:-1])} or {_GROUPS[-1]} (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--since",
-        metavar="DAY",
-        type=day,
-        default=None,
-        help="first day, as 2026-05-31, or as 7d: that many days with today (default: all that is kept)",
-    )
-    parser.add_argument(
-        "--until", metavar="DAY", type=day, default=None, help="last day, in the same form (default: today)"
-    )
-    add_json(parser)
-
-
 def day(text: str) -> date:
     """Parse an ISO date, or a number of days that end with today, as ``7d``."""
     if text.endswith("d") and text[:-1].isascii() and text[:-1].isdigit():
@@ -83,6 +50,29 @@ def day(text: str) -> date:
         return date.fromisoformat(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a day such as 2026-05-31 nor 7d") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Arguments of `nekro costs`."""
+
+    by: CostGroup = arg(
+        "--by",
+        choices=_GROUPS,
+        default="day",
+        metavar="GROUP",
+        help=f"{', '.join(_GROUPS[:-1])} or {_GROUPS[-1]} (default: %(default)s)",
+    )
+    since: date | None = arg(
+        "--since",
+        metavar="DAY",
+        type=day,
+        help="first day, as 2026-05-31, or as 7d: that many days with today (default: all that is kept)",
+    )
+    until: date | None = arg(
+        "--until", metavar="DAY", type=day, help="last day, in the same form (default: today)"
+    )
+    json: bool = json_flag()
 
 
 def run(args: Args, deps: Deps) -> int:

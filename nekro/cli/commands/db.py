@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
+from typing import Final
 
-from nekro.cli.command import Deps
+from nekro.cli.command import Deps, arg
 from nekro.cli.running import run_async
 from nekro_agent.errors import UsageError
 
-__all__ = ["Args", "register", "run"]
+__all__ = ["EPILOG", "Args", "run"]
+
+EPILOG: Final = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
     """Arguments of `nekro db`."""
 
-    action: str
-
-
-def register(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.add_argument(
-        "action",
+    action: str = arg(
         choices=["upgrade"],
         help="`upgrade` brings the schema of NEKRO_DATABASE__URL to this version; idempotent",
     )

@@ -5,14 +5,13 @@ A message becomes a dead letter when it ends its workers repeatedly, cannot be r
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
-from nekro.cli.command import Deps, add_json, chosen_id, not_blank, positive_int, positive_number
+from nekro.cli.command import Deps, arg, chosen_id, json_flag, not_blank, positive_int, positive_number
 from nekro.cli.output import one_line
 from nekro.cli.services.ownership import require_running
 from nekro_agent.errors import UsageError
@@ -20,9 +19,9 @@ from nekro_agent.errors import UsageError
 if TYPE_CHECKING:
     from nekro.broker.dead_letters import DeadLetters, DeadMessage, VerifiedMessage
 
-__all__ = ["Args", "check", "chosen", "register", "run", "show_list", "show_one"]
+__all__ = ["EPILOG", "Args", "check", "chosen", "run", "show_list", "show_one"]
 
-_EPILOG = """\
+EPILOG: Final = """\
 examples:
   nekro dead
   nekro dead show 5f0c…
@@ -42,34 +41,24 @@ _ACTIONS: Final = ("list", "show", "retry", "drop")
 class Args:
     """Arguments of `nekro dead`."""
 
-    action: str
-    id: str | None
-    limit: int
-    timeout: float | None
-    json: bool
-
-
-def register(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.epilog = _EPILOG
-    parser.add_argument("action", nargs="?", default="list", choices=_ACTIONS, help="default: list")
-    parser.add_argument(
-        "id", metavar="ID", nargs="?", type=not_blank, help="id of a call, or its beginning; `drop all`"
+    action: str = arg(nargs="?", default="list", choices=_ACTIONS, help="default: list")
+    id: str | None = arg(
+        metavar="ID", nargs="?", type=not_blank, help="id of a call, or its beginning; `drop all`"
     )
-    parser.add_argument(
+    limit: int = arg(
         "--limit",
         metavar="N",
         type=positive_int,
         default=1000,
         help="newest dead letters that are read (default: %(default)s)",
     )
-    parser.add_argument(
+    timeout: float | None = arg(
         "--timeout",
         metavar="SECONDS",
         type=positive_number,
         help="with `retry`: give the call this long, from now; without it the call keeps its deadline",
     )
-    add_json(parser)
+    json: bool = json_flag()
 
 
 def run(args: Args, deps: Deps) -> int:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from broker_config.settings import Settings
-from nekro.cli.command import Deps, add_json
+from nekro.cli.command import Deps, json_flag
 from nekro.cli.running import ExitCode, run_async
 from nekro.cli.services.ownership import Ownership
 from nekro_agent.errors import ServiceError
@@ -19,9 +18,9 @@ from nekro_agent.errors import ServiceError
 if TYPE_CHECKING:
     from nekro.cli.demo.points import Evidence, Point
 
-__all__ = ["Args", "register", "run"]
+__all__ = ["EPILOG", "Args", "run"]
 
-_EPILOG = """\
+EPILOG: Final = """\
 examples:
   nekro demo
   nekro --data-dir /tmp/tour demo
@@ -37,13 +36,7 @@ point that needs packages which the sandbox lacks is left out and marked with a 
 class Args:
     """Arguments of `nekro demo`."""
 
-    json: bool
-
-
-def register(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.epilog = _EPILOG
-    add_json(parser)
+    json: bool = json_flag()
 
 
 def run(args: Args, deps: Deps) -> int:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 from pydantic import SecretStr
 
 from broker_config.settings import Settings, known_variables
-from nekro.cli.command import Deps, add_json
+from nekro.cli.command import Deps, arg, json_flag
 from nekro.cli.doctor.checks import run_checks
 from nekro.cli.doctor.service_checks import Check, Verdict
 from nekro.cli.environment import setting_text, setting_value
@@ -18,9 +17,9 @@ from nekro.cli.output import one_line
 from nekro.cli.running import ExitCode, run_async
 from nekro_agent.errors import SettingsError
 
-__all__ = ["Args", "list_settings", "register", "run", "show_checks"]
+__all__ = ["EPILOG", "Args", "list_settings", "run", "show_checks"]
 
-_EPILOG = """\
+EPILOG: Final = """\
 examples:
   nekro doctor
   nekro doctor --settings
@@ -37,17 +36,10 @@ _MARKS = {Verdict.OK: "✓", Verdict.WARNING: "!", Verdict.FAILED: "✗"}
 class Args:
     """Arguments of `nekro doctor`."""
 
-    settings: bool
-    json: bool
-
-
-def register(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.epilog = _EPILOG
-    parser.add_argument(
+    settings: bool = arg(
         "--settings", action="store_true", help="list every setting with its value; secrets are masked"
     )
-    add_json(parser)
+    json: bool = json_flag()
 
 
 def run(args: Args, deps: Deps) -> int:

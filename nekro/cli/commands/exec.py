@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from nekro.cli.command import Deps, add_chat_key, add_json, add_user_id, read_text
+from nekro.cli.command import Deps, arg, chat_key_option, json_flag, read_text, user_id_option
 from nekro.cli.running import run_async
 from nekro.cli.services.system import CALL_LANES, ROUND_LANES, open_services
 from nekro.cli.views.round_text import describe_run
@@ -18,9 +17,9 @@ if TYPE_CHECKING:
     from nekro.app.composition import Services
     from nekro.app.rounds.runs import CodeReport
 
-__all__ = ["Args", "register", "run", "show", "show_end"]
+__all__ = ["EPILOG", "Args", "run", "show", "show_end"]
 
-_EPILOG = """\
+EPILOG: Final = """\
 examples:
   nekro exec shopping.py --user-id ada
   nekro exec --chat-key group_1 --user-id ada --json shopping.py
@@ -41,25 +40,15 @@ the run.
 class Args:
     """Arguments of `nekro exec`."""
 
-    file: Path
-    chat_key: str
-    user_id: str | None
-    no_follow_up: bool
-    json: bool
-
-
-def register(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.epilog = _EPILOG
-    parser.add_argument("file", metavar="FILE", type=Path, help="Python file; - is stdin")
-    add_chat_key(parser)
-    add_user_id(parser)
-    parser.add_argument(
+    file: Path = arg(metavar="FILE", type=Path, help="Python file; - is stdin")
+    chat_key: str = chat_key_option()
+    user_id: str | None = user_id_option()
+    no_follow_up: bool = arg(
         "--no-follow-up",
         action="store_true",
         help="let AGENT results end the code without scheduling a round",
     )
-    add_json(parser)
+    json: bool = json_flag()
 
 
 def run(args: Args, deps: Deps) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 from collections.abc import Iterable
@@ -12,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
 from broker_config.settings import Settings
-from nekro.cli.command import Deps, add_json, chat_key
+from nekro.cli.command import Deps, arg, chat_key, json_flag
 from nekro.cli.running import run_async
 from nekro.cli.services.database import open_database
 from nekro_agent import layout
@@ -22,9 +21,9 @@ if TYPE_CHECKING:
     from nekro.app.chats.files import ChatFiles
     from nekro_agent.ports import ChatInfo
 
-__all__ = ["Args", "check", "register", "run", "save", "show_got", "show_list", "show_put"]
+__all__ = ["EPILOG", "Args", "check", "run", "save", "show_got", "show_list", "show_put"]
 
-_EPILOG = """\
+EPILOG: Final = """\
 examples:
   nekro files list group_1
   nekro files list group_1 /app/shared --json
@@ -49,28 +48,17 @@ _ACTIONS: Final = ("list", "get", "put")
 class Args:
     """Arguments of `nekro files`."""
 
-    action: str
-    chat_key: str
-    source: str | None
-    target: str | None
-    json: bool
-
-
-def register(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.epilog = _EPILOG
-    parser.add_argument("action", choices=_ACTIONS, metavar="ACTION", help="list, get or put")
-    parser.add_argument("chat_key", metavar="K", type=chat_key, help="chat")
-    parser.add_argument(
-        "source",
+    action: str = arg(choices=_ACTIONS, metavar="ACTION", help="list, get or put")
+    chat_key: str = arg(metavar="K", type=chat_key, help="chat")
+    source: str | None = arg(
         nargs="?",
         metavar="SOURCE",
         help="list: only files below this path; get: path in the sandbox; put: file of this host",
     )
-    parser.add_argument(
-        "target", nargs="?", metavar="TARGET", help="get: file of this host, or -; put: path in the sandbox"
+    target: str | None = arg(
+        nargs="?", metavar="TARGET", help="get: file of this host, or -; put: path in the sandbox"
     )
-    add_json(parser)
+    json: bool = json_flag()
 
 
 def run(args: Args, deps: Deps) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import importlib.util
 import os
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nekro.cli.command import Deps, add_supervisor_fd, port_number
+from nekro.cli.command import Deps, arg, port_number, supervisor_fd_option
 from nekro.cli.running import ExitCode
 from nekro_agent.durations import CLOSE_STEP_SECONDS, PROGRAM_SECONDS
 from nekro_agent.errors import ServiceError, UsageError
@@ -21,14 +20,14 @@ if TYPE_CHECKING:
     from broker_config.app import NekroApp
     from broker_config.settings import Settings
 
-__all__ = ["Args", "flower_arguments", "follow_methods", "register", "run"]
+__all__ = ["EPILOG", "Args", "flower_arguments", "follow_methods", "run"]
 
 #: How often Flower looks for methods that workers have published since.
 _METHODS_SECONDS: Final = 1.0
 #: The user of the password that Flower gets where the environment states none.
 _USER: Final = "nekro"
 
-_EPILOG = """\
+EPILOG: Final = """\
 examples:
   nekro flower
   FLOWER_BASIC_AUTH=ada:secret nekro flower --address 0.0.0.0 --port 5555
@@ -44,25 +43,14 @@ user is nekro and the password is in secrets/monitoring.key of the data director
 class Args:
     """Arguments of `nekro flower`."""
 
-    address: str
-    port: int
-    check: bool
-    supervisor_fd: int | None
-
-
-def register(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.epilog = _EPILOG
-    parser.add_argument("--address", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument(
-        "--port", type=port_number, default=5555, help="port to listen on (default: %(default)s)"
-    )
-    parser.add_argument(
+    address: str = arg("--address", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    port: int = arg("--port", type=port_number, default=5555, help="port to listen on (default: %(default)s)")
+    check: bool = arg(
         "--check",
         action="store_true",
         help="start nothing; ask whether Flower answers on --port of this host",
     )
-    add_supervisor_fd(parser)
+    supervisor_fd: int | None = supervisor_fd_option()
 
 
 def flower_arguments(*, address: str, port: int) -> list[str]:

@@ -8,10 +8,10 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from broker_config.settings import GatewaySettings, Settings
-from nekro.cli.command import Deps, add_json, add_supervisor_fd, port_or_any
+from nekro.cli.command import Deps, arg, json_flag, port_or_any, supervisor_fd_option
 from nekro.cli.running import ExitCode, run_async
 from nekro.cli.services.presence import Probe
 from nekro.cli.services.process import addresses
@@ -21,9 +21,9 @@ from nekro_agent.errors import ServiceError
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["Args", "register", "run"]
+__all__ = ["EPILOG", "Args", "run"]
 
-_EPILOG = """\
+EPILOG: Final = """\
 examples:
   nekro gateway
   nekro gateway --port 8700 --json
@@ -42,47 +42,30 @@ SIGTERM or Ctrl-C stops gracefully: streams end, running requests end first. A s
 class Args:
     """Arguments of `nekro gateway`."""
 
-    host: str | None
-    port: int | None
-    socket: Path | None
-    check: Probe | None
-    json: bool
-    supervisor_fd: int | None
-    listen_fd: int | None
-
-
-def register(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.epilog = _EPILOG
-    parser.add_argument(
-        "--host", default=None, help="address to listen on (default: NEKRO_GATEWAY__HOST, 127.0.0.1)"
-    )
-    parser.add_argument(
+    host: str | None = arg("--host", help="address to listen on (default: NEKRO_GATEWAY__HOST, 127.0.0.1)")
+    port: int | None = arg(
         "--port",
         type=port_or_any,
-        default=None,
         help="port to listen on; 0 chooses a free one (default: NEKRO_GATEWAY__PORT, 8600)",
     )
-    parser.add_argument(
+    socket: Path | None = arg(
         "--socket",
         metavar="PATH",
         type=Path,
-        default=None,
         help="Unix socket to listen on instead of a port (default: NEKRO_GATEWAY__SOCKET)",
     )
-    parser.add_argument(
+    check: Probe | None = arg(
         "--check",
         nargs="?",
         type=Probe,
         choices=list(Probe),
         const=Probe.READY,
-        default=None,
         help="start nothing; ask the gateway of that address whether it is ready (or only live), and exit "
         "with 0, 1 (it is not) or 13 (there is none)",
     )
-    add_json(parser)
-    add_supervisor_fd(parser)
-    parser.add_argument("--listen-fd", type=int, default=None, help=argparse.SUPPRESS)  # by `nekro up`
+    json: bool = json_flag()
+    supervisor_fd: int | None = supervisor_fd_option()
+    listen_fd: int | None = arg("--listen-fd", type=int, help=argparse.SUPPRESS)
 
 
 def run(args: Args, deps: Deps) -> int:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
-from nekro.cli.command import Deps, add_json, chat_key, positive_int
+from nekro.cli.command import Deps, arg, chat_key, json_flag, positive_int
 from nekro.cli.output import one_line
 from nekro.cli.running import run_async
 from nekro.cli.services.database import open_database
@@ -23,9 +22,9 @@ if TYPE_CHECKING:
     from storage.repositories.memory import Summary
     from storage.repositories.messages import Message
 
-__all__ = ["Args", "describe_message", "describe_summary", "register", "run", "show"]
+__all__ = ["EPILOG", "Args", "describe_message", "describe_summary", "run", "show"]
 
-_EPILOG = """\
+EPILOG: Final = """\
 examples:
   nekro history cli
   nekro history cli --trace
@@ -46,33 +45,22 @@ tokens_estimated, cost, created_at}. `nekro models summarise` writes it again.
 class Args:
     """Arguments of `nekro history`."""
 
-    chat_key: str
-    trace: bool
-    limit: int
-    all: bool
-    summary: bool
-    json: bool
-
-
-def register(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.epilog = _EPILOG
-    parser.add_argument("chat_key", metavar="K", type=chat_key, help="chat")
-    parser.add_argument(
+    chat_key: str = arg(metavar="K", type=chat_key, help="chat")
+    trace: bool = arg(
         "--trace", action="store_true", help="also the rounds: prompt, model, cost, code, calls, stop type"
     )
-    parser.add_argument(
+    limit: int = arg(
         "--limit",
         metavar="N",
         type=positive_int,
         default=50,
         help="newest messages shown (default: %(default)s)",
     )
-    parser.add_argument("--all", action="store_true", help="also messages from before the last reset")
-    parser.add_argument(
+    all: bool = arg("--all", action="store_true", help="also messages from before the last reset")
+    summary: bool = arg(
         "--summary", action="store_true", help="instead: the summary of older messages, if there is one"
     )
-    add_json(parser)
+    json: bool = json_flag()
 
 
 def run(args: Args, deps: Deps) -> int:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
-from nekro.cli.command import Deps, add_json, chat_key, not_blank, positive_int
+from nekro.cli.command import Deps, arg, chat_key, json_flag, not_blank, positive_int
 from nekro.cli.output import PartialError, one_line
 from nekro.cli.running import run_async
 from nekro.cli.services.database import open_database, open_writers
@@ -22,9 +21,9 @@ if TYPE_CHECKING:
     from storage.repositories.jobs import Job
 
 __all__ = [
+    "EPILOG",
     "Args",
     "check",
-    "register",
     "run",
     "show_cancelled",
     "show_list",
@@ -34,7 +33,7 @@ __all__ = [
     "watch",
 ]
 
-_EPILOG = """\
+EPILOG: Final = """\
 examples:
   nekro jobs
   nekro jobs list --open --chat-key group_1 --json
@@ -62,43 +61,20 @@ _LOG_COLUMNS: Final = 200
 class Args:
     """Arguments of `nekro jobs`."""
 
-    action: str
-    job_id: str | None
-    chat_key: str | None
-    open: bool
-    limit: int
-    json: bool
-
-
-def register(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.epilog = _EPILOG
-    parser.add_argument(
-        "action",
+    action: str = arg(
         nargs="?",
         default="list",
         choices=_ACTIONS,
         metavar="ACTION",
         help="list, show, watch, log, cancel or retry (default: list)",
     )
-    parser.add_argument(
-        "job_id",
-        nargs="?",
-        default=None,
-        metavar="ID",
-        type=not_blank,
-        help="job, for all actions but list",
+    job_id: str | None = arg(nargs="?", metavar="ID", type=not_blank, help="job, for all actions but list")
+    chat_key: str | None = arg("--chat-key", metavar="K", type=chat_key, help="only jobs of this chat")
+    open: bool = arg("--open", action="store_true", help="only jobs that have not ended")
+    limit: int = arg(
+        "--limit", metavar="N", type=positive_int, default=50, help="newest jobs shown (default: %(default)s)"
     )
-    parser.add_argument("--chat-key", metavar="K", type=chat_key, default=None, help="only jobs of this chat")
-    parser.add_argument("--open", action="store_true", help="only jobs that have not ended")
-    parser.add_argument(
-        "--limit",
-        metavar="N",
-        type=positive_int,
-        default=50,
-        help="newest jobs shown (default: %(default)s)",
-    )
-    add_json(parser)
+    json: bool = json_flag()
 
 
 def run(args: Args, deps: Deps) -> int:

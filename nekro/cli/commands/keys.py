@@ -6,18 +6,18 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from broker_config.settings import Settings
-from nekro.cli.command import Deps, add_json, count, not_blank, positive_number
+from nekro.cli.command import Deps, arg, count, json_flag, not_blank, positive_number
 from nekro.cli.running import run_async
 from nekro.cli.services.database import open_database
 from nekro_agent.errors import UsageError
 from nekro_client.models import KeyScope
 
-__all__ = ["Args", "check", "register", "run", "show_created", "show_list", "show_revoked"]
+__all__ = ["EPILOG", "Args", "check", "run", "show_created", "show_list", "show_revoked"]
 
-_EPILOG = """\
+EPILOG: Final = """\
 examples:
   nekro keys create site --scope read --scope post --chats 'site-*'
   nekro keys create ada --scope read --scope post --user-id ada --rate 60 --cost-per-day 0.5 --days 90
@@ -36,85 +36,6 @@ revoked_at}, else one such object, with `key` for `create`.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Args:
-    """Arguments of `nekro keys`."""
-
-    action: str
-    name: str | None
-    scope: list[KeyScope]
-    chats: str
-    user_id: str | None
-    rate: int | None
-    cost_per_day: float | None
-    tokens_per_day: int | None
-    stored_bytes_limit: int | None
-    days: float | None
-    json: bool
-
-
-def register(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.epilog = _EPILOG
-    parser.add_argument(
-        "action", nargs="?", default="list", choices=("list", "create", "revoke"), help="default: list"
-    )
-    parser.add_argument(
-        "name",
-        nargs="?",
-        metavar="NAME",
-        type=not_blank,
-        help="create: a name for lists; revoke: the key's id",
-    )
-    parser.add_argument("--scope", action="append", choices=get_args(KeyScope), default=[], help="repeatable")
-    parser.add_argument(
-        "--chats",
-        metavar="PATTERN",
-        type=not_blank,
-        default="*",
-        help="chats that it may use (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--user-id", metavar="U", default=None, help="the only user for whom it acts (default: any)"
-    )
-    parser.add_argument(
-        "--rate",
-        metavar="N",
-        type=count,
-        default=None,
-        help="requests per minute; 0 does not limit them (default: NEKRO_GATEWAY__REQUESTS_PER_MINUTE)",
-    )
-    parser.add_argument(
-        "--cost-per-day",
-        metavar="COST",
-        type=positive_number,
-        default=None,
-        help="largest cost of the turns that it starts in a day, UTC (default: no limit)",
-    )
-    parser.add_argument(
-        "--tokens-per-day",
-        metavar="N",
-        type=count,
-        default=None,
-        help="the same in tokens (default: no limit)",
-    )
-    parser.add_argument(
-        "--stored-bytes-limit",
-        metavar="BYTES",
-        type=count,
-        default=None,
-        help="most that it may keep stored; 0 does not limit it (default: NEKRO_DATABASE__KEY_BYTES)",
-    )
-    parser.add_argument(
-        "--days",
-        metavar="D",
-        type=_days,
-        default=None,
-        help="days until it expires (default: never)",
-    )
-    add_json(parser)
-
-
 def _days(text: str) -> float:
     value = positive_number(text)
     try:
@@ -122,6 +43,50 @@ def _days(text: str) -> float:
     except OverflowError:
         raise argparse.ArgumentTypeError(f"{text} days from now is after the year 9999") from None
     return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Arguments of `nekro keys`."""
+
+    action: str = arg(nargs="?", default="list", choices=("list", "create", "revoke"), help="default: list")
+    name: str | None = arg(
+        nargs="?", metavar="NAME", type=not_blank, help="create: a name for lists; revoke: the key's id"
+    )
+    scope: list[KeyScope] = arg(
+        "--scope", action="append", choices=get_args(KeyScope), default=[], help="repeatable"
+    )
+    chats: str = arg(
+        "--chats",
+        metavar="PATTERN",
+        type=not_blank,
+        default="*",
+        help="chats that it may use (default: %(default)s)",
+    )
+    user_id: str | None = arg("--user-id", metavar="U", help="the only user for whom it acts (default: any)")
+    rate: int | None = arg(
+        "--rate",
+        metavar="N",
+        type=count,
+        help="requests per minute; 0 does not limit them (default: NEKRO_GATEWAY__REQUESTS_PER_MINUTE)",
+    )
+    cost_per_day: float | None = arg(
+        "--cost-per-day",
+        metavar="COST",
+        type=positive_number,
+        help="largest cost of the turns that it starts in a day, UTC (default: no limit)",
+    )
+    tokens_per_day: int | None = arg(
+        "--tokens-per-day", metavar="N", type=count, help="the same in tokens (default: no limit)"
+    )
+    stored_bytes_limit: int | None = arg(
+        "--stored-bytes-limit",
+        metavar="BYTES",
+        type=count,
+        help="most that it may keep stored; 0 does not limit it (default: NEKRO_DATABASE__KEY_BYTES)",
+    )
+    days: float | None = arg("--days", metavar="D", type=_days, help="days until it expires (default: never)")
+    json: bool = json_flag()
 
 
 def run(args: Args, deps: Deps) -> int:

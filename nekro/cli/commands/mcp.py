@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from broker_config.secret_files import secret_paths
 from broker_config.settings import Settings
-from nekro.cli.command import Deps, add_json, add_user_id, chat_key, positive_number, read_text
+from nekro.cli.command import Deps, arg, chat_key, json_flag, positive_number, read_text, user_id_option
 from nekro.cli.running import ExitCode, run_async
 from nekro.cli.services.database import open_database
 from nekro.extensions.mcp.answers import answer_question, content_of
@@ -26,9 +26,9 @@ from nekro.extensions.mcp.servers import (
 )
 from nekro_agent.errors import UsageError
 
-__all__ = ["ANSWERS", "Args", "check", "declared", "register", "reply", "run", "show_list", "show_test"]
+__all__ = ["ANSWERS", "EPILOG", "Args", "check", "declared", "reply", "run", "show_list", "show_test"]
 
-_EPILOG = """\
+EPILOG: Final = """\
 examples:
   nekro mcp add time --command uvx mcp-server-time
   nekro mcp add files --file /srv/docs:rw --command npx -y @modelcontextprotocol/server-filesystem /srv/docs
@@ -68,69 +68,44 @@ _APPROVALS: Final = {"all": True, "none": False}
 class Args:
     """Arguments of `nekro mcp`."""
 
-    action: str
-    name: str | None
-    values: list[str]
-    command: list[str]
-    env: list[str]
-    url: str | None
-    header: list[str]
-    network: bool
-    file: list[str]
-    timeout: float | None
-    approval: list[str]
-    sampling: str | None
-    elicitation: float | None
-    declaration: str | None
-    disabled: bool
-    json: bool
-    chat_key: str | None
-    user_id: str | None
-
-
-def register(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.epilog = _EPILOG
-    parser.add_argument(
-        "action",
+    action: str = arg(
         nargs="?",
         choices=("list", "add", "test", "remove", "answer", "decline", "serve"),
         default="list",
         help="`list` (default); `add` declares a server or replaces its declaration; `test`; `remove`; "
         "`answer` or `decline` a question of a server; `serve`: be an MCP server on stdin and stdout",
     )
-    parser.add_argument(
-        "name", nargs="?", metavar="NAME", help="name of the server; answer, decline: id of the question"
+    name: str | None = arg(
+        nargs="?", metavar="NAME", help="name of the server; answer, decline: id of the question"
     )
-    parser.add_argument(
-        "values",
+    values: list[str] = arg(
         nargs="*",
         metavar="FIELD=VALUE",
         default=[],
         help="answer: fields of the answer, or the value of the only one",
     )
-    parser.add_argument(
+    command: list[str] = arg(
         "--command",
         nargs=argparse.REMAINDER,
         metavar="COMMAND",
         default=[],
         help="add: program that is the server, with its arguments; the last option",
     )
-    parser.add_argument(
+    env: list[str] = arg(
         "--env", action="append", default=[], metavar="K=V", help="add: variable of the command"
     )
-    parser.add_argument("--url", metavar="URL", help="add: address of a server with streamable HTTP")
-    parser.add_argument(
+    url: str | None = arg("--url", metavar="URL", help="add: address of a server with streamable HTTP")
+    header: list[str] = arg(
         "--header", action="append", default=[], metavar="K: V", help="add: header of requests to the URL"
     )
-    parser.add_argument("--network", action="store_true", help="add: give the command the host's network")
-    parser.add_argument(
+    network: bool = arg("--network", action="store_true", help="add: give the command the host's network")
+    file: list[str] = arg(
         "--file", action="append", default=[], metavar="PATH[:rw]", help="add: path that the command sees"
     )
-    parser.add_argument(
+    timeout: float | None = arg(
         "--timeout", type=positive_number, metavar="SECONDS", help="add: longest call of a tool"
     )
-    parser.add_argument(
+    approval: list[str] = arg(
         "--approval",
         action="append",
         default=[],
@@ -138,31 +113,30 @@ def register(parser: argparse.ArgumentParser) -> None:
         help="add: tools whose calls a person must approve: `all`, `none`, or a pattern of names; the "
         "default is those that do not declare that they only read",
     )
-    parser.add_argument(
+    sampling: str | None = arg(
         "--sampling",
         metavar="GROUP",
         help="add: let the server ask the models of this group (`default`: the agent's), at most 100,000 "
         "tokens per day",
     )
-    parser.add_argument(
+    elicitation: float | None = arg(
         "--elicitation",
         type=positive_number,
         metavar="SECONDS",
         help="add: let the server ask the people of the chat during a call, and wait so long for an answer",
     )
-    parser.add_argument(
+    declaration: str | None = arg(
         "--declaration", metavar="JSON", help="add: the whole entry of mcp.json; @FILE reads it, - is stdin"
     )
-    parser.add_argument("--disabled", action="store_true", help="add: declare it without using it")
-    parser.add_argument(
+    disabled: bool = arg("--disabled", action="store_true", help="add: declare it without using it")
+    chat_key: str | None = arg(
         "--chat-key",
         metavar="K",
-        default=None,
         type=chat_key,
         help="serve: chat in which calls and code run (default: `mcp-local`, or that of the key)",
     )
-    add_user_id(parser)
-    add_json(parser)
+    user_id: str | None = user_id_option()
+    json: bool = json_flag()
 
 
 def run(args: Args, deps: Deps) -> int:

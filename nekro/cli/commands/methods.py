@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
-from nekro.cli.command import Deps, add_json
+from nekro.cli.command import Deps, arg, json_flag
 from nekro.cli.output import one_line
 from nekro.cli.running import run_async
 from nekro.cli.services.database import open_database
@@ -22,13 +21,13 @@ if TYPE_CHECKING:
     from nekro.plugins.entry_registry import Registry
     from storage.caller_reads import LaneOverride
 
-__all__ = ["Args", "register", "run", "show_list"]
+__all__ = ["EPILOG", "Args", "run", "show_list"]
 
 _DOC_COLUMNS = 60
 #: Lanes that a method can be sent to.
 _LANES: Final = (Lane.METHODS, Lane.LONG)
 
-_EPILOG = """\
+EPILOG: Final = """\
 examples:
   nekro methods
   nekro methods nekro.notes
@@ -51,21 +50,13 @@ overridden.
 class Args:
     """Arguments of `nekro methods`."""
 
-    words: list[str]
-    json: bool
-
-
-def register(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.epilog = _EPILOG
-    parser.add_argument(
-        "words",
+    words: list[str] = arg(
         nargs="*",
         metavar="TEXT",
         help="only methods whose full name contains it; or `pin METHOD methods|long`, `pin PLUGIN pinned`, "
         "`unpin NAME`",
     )
-    add_json(parser)
+    json: bool = json_flag()
 
 
 def run(args: Args, deps: Deps) -> int:

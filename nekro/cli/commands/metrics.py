@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import queue
 import signal
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from nekro.cli.command import Deps, port_number
+from nekro.cli.command import Deps, arg, port_number
 
 if TYPE_CHECKING:
     from nekro.app.fleet_metrics import FleetFigures
 
-__all__ = ["Args", "register", "run"]
+__all__ = ["EPILOG", "Args", "run"]
 
-_EPILOG = """\
+EPILOG: Final = """\
 examples:
   nekro metrics
   nekro metrics --port 9463
@@ -33,19 +32,9 @@ enough for a fleet. Each worker serves its own metrics when NEKRO_METRICS__PORT 
 class Args:
     """Arguments of `nekro metrics`."""
 
-    address: str
-    port: int | None
-
-
-def register(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.epilog = _EPILOG
-    parser.add_argument("--address", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument(
-        "--port",
-        type=port_number,
-        default=None,
-        help="serve /metrics and /livez there until Ctrl-C (default: print once)",
+    address: str = arg("--address", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    port: int | None = arg(
+        "--port", type=port_number, help="serve /metrics and /livez there until Ctrl-C (default: print once)"
     )
 
 

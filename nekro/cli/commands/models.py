@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from broker_config.model_groups import DEFAULT_GROUP, ModelGroup, chat_groups, model_group, model_groups
 from broker_config.settings import Settings
-from nekro.cli.command import Deps, add_json
+from nekro.cli.command import Deps, arg, json_flag
 from nekro.cli.running import ExitCode, run_async
 from nekro.cli.services.database import open_database, open_writers
 from nekro_agent.errors import ModelGroupError, UsageError
 
-__all__ = ["Args", "register", "run"]
+__all__ = ["EPILOG", "Args", "run"]
 
-_EPILOG = """\
+EPILOG: Final = """\
 examples:
   nekro models
   nekro models test
@@ -35,25 +34,13 @@ again, from the messages, with the group of NEKRO_AGENT__SUMMARY_GROUP; `nekro h
 class Args:
     """Arguments of `nekro models`."""
 
-    action: str
-    names: list[str]
-    json: bool
-
-
-def register(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.epilog = _EPILOG
-    parser.add_argument(
-        "action",
-        nargs="?",
-        default="list",
-        choices=("list", "test", "use", "summarise"),
-        help="default: list",
+    action: str = arg(
+        nargs="?", default="list", choices=("list", "test", "use", "summarise"), help="default: list"
     )
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="test: a group; use: a chat and a group; summarise: a chat"
+    names: list[str] = arg(
+        nargs="*", metavar="NAME", help="test: a group; use: a chat and a group; summarise: a chat"
     )
-    add_json(parser)
+    json: bool = json_flag()
 
 
 def run(args: Args, deps: Deps) -> int:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
-from nekro.cli.command import Deps, add_json, whole_number
+from nekro.cli.command import Deps, arg, json_flag, whole_number
 from nekro.cli.plugin_files import find_data, purge, write_plugin
 from nekro.cli.running import ExitCode, run_async
 from nekro.cli.services.database import open_database
@@ -21,9 +20,9 @@ from storage.driver.urls import exists
 if TYPE_CHECKING:
     from nekro.plugins.entries import PluginEntry
 
-__all__ = ["Args", "register", "run", "show_list"]
+__all__ = ["EPILOG", "Args", "run", "show_list"]
 
-_EPILOG = """\
+EPILOG: Final = """\
 examples:
   nekro plugins
   nekro plugins list --json
@@ -60,47 +59,33 @@ starting (its import or init takes long), failed or disabled. With --chat it pri
 class Args:
     """Arguments of `nekro plugins`."""
 
-    action: str
-    name: str | None
-    dir: Path
-    yes: bool
-    load: bool
-    chat: str | None
-    turns: int | None
-    json: bool
-
-
-def register(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.epilog = _EPILOG
-    parser.add_argument(
-        "action",
+    action: str = arg(
         nargs="?",
         choices=("list", "enable", "disable", "wake", "sleep", "new", "purge"),
         default="list",
         help="`list` (default); `enable` and `disable` a plugin on all workers; `wake` a plugin in a chat, "
         "or let it `sleep`; `new` writes a plugin to start from; `purge` deletes a plugin's data",
     )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="new: module name; others: plugin key")
-    parser.add_argument(
+    name: str | None = arg(nargs="?", metavar="NAME", help="new: module name; others: plugin key")
+    dir: Path = arg(
         "--dir", type=Path, default=Path(), metavar="DIR", help="new: folder to write to (default: .)"
     )
-    parser.add_argument(
+    chat: str | None = arg(
         "--chat", metavar="KEY", help="wake, sleep: the chat; list: the plugins that may sleep in it"
     )
-    parser.add_argument(
+    turns: int | None = arg(
         "--turns",
         type=whole_number,
         metavar="N",
         help="wake: for the next N turns, at most 20 (default: until `sleep`)",
     )
-    parser.add_argument("--yes", action="store_true", help="purge: delete without asking")
-    parser.add_argument(
+    yes: bool = arg("--yes", action="store_true", help="purge: delete without asking")
+    load: bool = arg(
         "--load",
         action="store_true",
         help="list: import the plugins that the settings of this host name, whatever the workers run",
     )
-    add_json(parser)
+    json: bool = json_flag()
 
 
 def run(args: Args, deps: Deps) -> int:

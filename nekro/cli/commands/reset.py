@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
+from typing import Final
 
-from nekro.cli.command import Deps, chat_key
+from nekro.cli.command import Deps, arg, chat_key
 from nekro.cli.running import run_async
 from nekro.cli.services.system import CALL_LANES, open_services
 
-__all__ = ["Args", "register", "run"]
+__all__ = ["EPILOG", "Args", "run"]
 
-_EPILOG = """\
+EPILOG: Final = """\
 examples:
   nekro reset group_1
 
@@ -25,13 +25,7 @@ the chat or a turn end.
 class Args:
     """Arguments of `nekro reset`."""
 
-    chat_key: str
-
-
-def register(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.epilog = _EPILOG
-    parser.add_argument("chat_key", metavar="K", type=chat_key, help="chat")
+    chat_key: str = arg(metavar="K", type=chat_key, help="chat")
 
 
 def run(args: Args, deps: Deps) -> int:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from typing import Final
 
-from nekro.cli.command import Deps, add_json
+from nekro.cli.command import Deps, arg, json_flag
 from nekro_agent.errors import UsageError
 
-__all__ = ["Args", "register", "run"]
+__all__ = ["EPILOG", "Args", "run"]
 
-_EPILOG = """\
+EPILOG: Final = """\
 examples:
   nekro sandbox packages
   nekro sandbox packages list --json
@@ -33,34 +32,23 @@ _CHANGES: Final = ("build", "add", "remove")
 class Args:
     """Arguments of `nekro sandbox`."""
 
-    subject: str
-    action: str
-    names: list[str]
-    pip_arguments: str
-    json: bool
-
-
-def register(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.epilog = _EPILOG
-    parser.add_argument("subject", choices=("packages",), help="what to show or to change")
-    parser.add_argument(
-        "action",
+    subject: str = arg(choices=("packages",), help="what to show or to change")
+    action: str = arg(
         nargs="?",
         choices=("list", *_CHANGES),
         default="list",
         help="`list` (default); `build` the default set unless it is there; `add`; `remove`",
     )
-    parser.add_argument(
-        "names", nargs="*", metavar="PACKAGE", default=[], help="add: name with versions; remove: name"
+    names: list[str] = arg(
+        nargs="*", metavar="PACKAGE", default=[], help="add: name with versions; remove: name"
     )
-    parser.add_argument(
+    pip_arguments: str = arg(
         "--pip-arguments",
         metavar="TEXT",
         default="",
         help="build, add, remove: more arguments for pip, such as '--no-index --find-links DIR'",
     )
-    add_json(parser)
+    json: bool = json_flag()
 
 
 def run(args: Args, deps: Deps) -> int:

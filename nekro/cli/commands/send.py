@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from nekro.cli.command import Deps, add_json, chat_key
+from nekro.cli.command import Deps, arg, chat_key, json_flag
 from nekro.cli.commands.history import describe_message
 from nekro.cli.output import PartialError, one_line
 from nekro.cli.running import run_async
@@ -29,9 +28,9 @@ if TYPE_CHECKING:
     from nekro.app.composition import Services
     from storage.engine import Database
 
-__all__ = ["DEFAULT_USER", "Args", "register", "run", "show_answers"]
+__all__ = ["DEFAULT_USER", "EPILOG", "Args", "run", "show_answers"]
 
-_EPILOG = """\
+EPILOG: Final = """\
 examples:
   nekro send group_1 'What is on today?'
   nekro send group_1 'What is on today?' --user-id ada --wait
@@ -55,56 +54,42 @@ DEFAULT_USER = "cli-user"
 class Args:
     """Arguments of `nekro send`."""
 
-    chat_key: str
-    text: str
-    files: list[Path]
-    user_id: str
-    user_name: str | None
-    wait: bool
-    overheard: bool
-    adapter: str | None
-    channel_id: str | None
-    channel_type: str | None
-    channel_name: str | None
-    json: bool
-
-
-def register(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.epilog = _EPILOG
-    parser.add_argument("chat_key", metavar="K", type=chat_key, help="chat")
-    parser.add_argument(
-        "text", metavar="TEXT", nargs="?", default="", help="the message; it may be left out with --file"
-    )
-    parser.add_argument(
+    chat_key: str = arg(metavar="K", type=chat_key, help="chat")
+    text: str = arg(metavar="TEXT", nargs="?", default="", help="the message; it may be left out with --file")
+    files: list[Path] = arg(
         "--file",
-        dest="files",
         metavar="PATH",
         type=Path,
         action="append",
         default=[],
         help="picture or file of this host to send along; may be repeated",
     )
-    parser.add_argument(
+    user_id: str = arg(
         "--user-id", metavar="U", default=DEFAULT_USER, help="id of the sender (default: %(default)s)"
     )
-    parser.add_argument("--user-name", metavar="NAME", help="name of the sender (default: the user id)")
-    parser.add_argument("--wait", action="store_true", help="wait for the end of the turn")
-    parser.add_argument(
+    user_name: str | None = arg(
+        "--user-name", metavar="NAME", help="name of the sender (default: the user id)"
+    )
+    wait: bool = arg("--wait", action="store_true", help="wait for the end of the turn")
+    overheard: bool = arg(
         "--overheard",
         action="store_true",
         help="the message is not addressed to the agent (is_tome is 0); it starts a turn only if a plugin's "
         "hook returns FORCE_TRIGGER",
     )
-    parser.add_argument("--adapter", metavar="KEY", help="adapter of the chat (default: from the chat key)")
-    parser.add_argument(
+    adapter: str | None = arg(
+        "--adapter", metavar="KEY", help="adapter of the chat (default: from the chat key)"
+    )
+    channel_id: str | None = arg(
         "--channel-id", metavar="ID", help="channel within the adapter (default: from the chat key)"
     )
-    parser.add_argument(
+    channel_type: str | None = arg(
         "--channel-type", choices=("group", "private"), help="kind of channel (default: from the chat key)"
     )
-    parser.add_argument("--channel-name", metavar="NAME", help="name of the channel, as prompts show it")
-    add_json(parser)
+    channel_name: str | None = arg(
+        "--channel-name", metavar="NAME", help="name of the channel, as prompts show it"
+    )
+    json: bool = json_flag()
 
 
 def run(args: Args, deps: Deps) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
 from broker_config.topology import LIVE_EVENT
-from nekro.cli.command import Deps, chat_key, positive_int, positive_number
+from nekro.cli.command import Deps, arg, chat_key, positive_int, positive_number
 from nekro.cli.output import one_line
 from nekro.cli.running import run_async
 from nekro.cli.services.ownership import require_running
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
     from storage.engine import Database
     from storage.repositories.events import ChatEvent
 
-__all__ = ["Args", "chat_events", "register", "run", "show", "show_output"]
+__all__ = ["EPILOG", "Args", "chat_events", "run", "show", "show_output"]
 
-_EPILOG = """\
+EPILOG: Final = """\
 examples:
   nekro tail group_1
   nekro tail group_1 --json --count 3
@@ -55,19 +54,10 @@ _SHOWN: Final = ("method", "type", "state", "stop_type", "percent", "message", "
 class Args:
     """Arguments of `nekro tail`."""
 
-    chat_key: str
-    count: int | None
-    seconds: float | None
-    json: bool
-
-
-def register(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.epilog = _EPILOG
-    parser.add_argument("chat_key", metavar="K", type=chat_key, help="chat")
-    parser.add_argument("--count", metavar="N", type=positive_int, help="end after N events")
-    parser.add_argument("--seconds", metavar="S", type=positive_number, help="end after S seconds")
-    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
+    chat_key: str = arg(metavar="K", type=chat_key, help="chat")
+    count: int | None = arg("--count", metavar="N", type=positive_int, help="end after N events")
+    seconds: float | None = arg("--seconds", metavar="S", type=positive_number, help="end after S seconds")
+    json: bool = arg("--json", action="store_true", help="print one JSON object per line")
 
 
 def run(args: Args, deps: Deps) -> int:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
-from nekro.cli.command import Deps, add_json, chat_key, chosen_id, not_blank, positive_int
+from nekro.cli.command import Deps, arg, chat_key, chosen_id, json_flag, not_blank, positive_int
 from nekro.cli.output import one_line
 from nekro.cli.running import run_async
 from nekro.cli.services.database import open_database
@@ -17,9 +16,9 @@ from nekro_agent.errors import UsageError
 if TYPE_CHECKING:
     from nekro.app.timers import Timer
 
-__all__ = ["Args", "check", "chosen", "register", "run", "show_changed", "show_list"]
+__all__ = ["EPILOG", "Args", "check", "chosen", "run", "show_changed", "show_list"]
 
-_EPILOG = """\
+EPILOG: Final = """\
 examples:
   nekro timers
   nekro timers list --chat-key group_1 --json
@@ -43,42 +42,25 @@ _TEXT_COLUMNS: Final = 60
 class Args:
     """Arguments of `nekro timers`."""
 
-    action: str
-    timer_id: str | None
-    chat_key: str | None
-    limit: int
-    json: bool
-
-
-def register(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.epilog = _EPILOG
-    parser.add_argument(
-        "action",
+    action: str = arg(
         nargs="?",
         default="list",
         choices=_ACTIONS,
         metavar="ACTION",
         help="list, pause, resume or delete (default: list)",
     )
-    parser.add_argument(
-        "timer_id",
-        nargs="?",
-        metavar="ID",
-        type=not_blank,
-        help="timer, or the beginning of its id; for all but list",
+    timer_id: str | None = arg(
+        nargs="?", metavar="ID", type=not_blank, help="timer, or the beginning of its id; for all but list"
     )
-    parser.add_argument(
-        "--chat-key", metavar="K", type=chat_key, default=None, help="only timers of this chat"
-    )
-    parser.add_argument(
+    chat_key: str | None = arg("--chat-key", metavar="K", type=chat_key, help="only timers of this chat")
+    limit: int = arg(
         "--limit",
         metavar="N",
         type=positive_int,
         default=1000,
         help="most timers that are read (default: %(default)s)",
     )
-    add_json(parser)
+    json: bool = json_flag()
 
 
 def run(args: Args, deps: Deps) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import time
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
-from nekro.cli.command import Deps, chosen_id, not_blank
+from nekro.cli.command import Deps, arg, chosen_id, not_blank
 from nekro.cli.commands.tail import chat_events
 from nekro.cli.running import run_async
 from nekro.cli.services.database import open_database
@@ -24,11 +23,11 @@ if TYPE_CHECKING:
     from nekro_client.models import Turn
     from storage.engine import Database
 
-__all__ = ["Args", "TurnPrinter", "is_ended", "register", "run"]
+__all__ = ["EPILOG", "Args", "TurnPrinter", "is_ended", "run"]
 
 OUTPUT_CHUNK: Final = "output.chunk"
 
-_EPILOG = """\
+EPILOG: Final = """\
 examples:
   nekro trace 4f1c2a
   nekro trace 4f1c2a --follow
@@ -49,25 +48,14 @@ failed.
 class Args:
     """Arguments of `nekro trace`."""
 
-    turn_id: str
-    follow: bool
-    prompts: bool
-    json: bool
-
-
-def register(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.epilog = _EPILOG
-    parser.add_argument("turn_id", metavar="TURN", type=not_blank, help="id of the turn")
-    parser.add_argument(
-        "--follow", action="store_true", help="go on until the turn has ended; Ctrl-C ends it"
-    )
-    parser.add_argument(
+    turn_id: str = arg(metavar="TURN", type=not_blank, help="id of the turn")
+    follow: bool = arg("--follow", action="store_true", help="go on until the turn has ended; Ctrl-C ends it")
+    prompts: bool = arg(
         "--prompts",
         action="store_true",
         help="also what each round sent to the model, if NEKRO_AGENT__KEEP_PROMPTS keeps it",
     )
-    parser.add_argument("--json", action="store_true", help="print the turn as JSON")
+    json: bool = arg("--json", action="store_true", help="print the turn as JSON")
 
 
 def run(args: Args, deps: Deps) -> int:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from broker_config.settings import Settings
-from nekro.cli.command import Deps, count, port_number, port_or_any, warn_of_root
+from nekro.cli.command import Deps, arg, count, port_number, port_or_any, warn_of_root
 from nekro.cli.running import run_async
 from nekro.cli.services.ownership import Ownership
 from nekro.cli.services.presence import require_broker
@@ -17,9 +16,9 @@ from nekro.cli.services.process import START_SECONDS, ChildSpec, flower_spec, ga
 from nekro_agent.errors import LLMError, SandboxError, ServiceError, UsageError
 from nekro_agent.methods import Lane
 
-__all__ = ["Args", "register", "run"]
+__all__ = ["EPILOG", "Args", "run"]
 
-_EPILOG = """\
+EPILOG: Final = """\
 examples:
   nekro up
   nekro up --reload
@@ -43,41 +42,34 @@ _DEFAULT_WORDS: Final = {
 }
 
 
+def _worker_count(lane: Lane) -> Any:
+    return arg(
+        f"--{lane.value}",
+        metavar="N",
+        type=count,
+        default=_DEFAULTS[lane],
+        help=f"worker processes of lane `{lane.value}` (default: {_DEFAULT_WORDS.get(lane, 1)})",
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Args:
     """Arguments of `nekro up`."""
 
-    methods: int
-    long: int
-    rounds: int | None
-    pinned: int
-    gateway_port: int | None
-    flower_port: int | None
-    reload: bool
-
-
-def register(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.epilog = _EPILOG
-    for lane in Lane:
-        parser.add_argument(
-            f"--{lane.value}",
-            metavar="N",
-            type=count,
-            default=_DEFAULTS[lane],
-            help=f"worker processes of lane `{lane.value}` (default: {_DEFAULT_WORDS.get(lane, 1)})",
-        )
-    parser.add_argument(
+    methods: int = _worker_count(Lane.METHODS)
+    long: int = _worker_count(Lane.LONG)
+    rounds: int | None = _worker_count(Lane.ROUNDS)
+    pinned: int = _worker_count(Lane.PINNED)
+    gateway_port: int | None = arg(
         "--gateway-port",
         metavar="P",
         type=port_or_any,
-        default=None,
         help="port of the HTTP API; 0 serves none (default: NEKRO_GATEWAY__PORT, or the next free one)",
     )
-    parser.add_argument(
-        "--flower-port", metavar="P", type=port_number, default=None, help="also serve Flower on 127.0.0.1:P"
+    flower_port: int | None = arg(
+        "--flower-port", metavar="P", type=port_number, help="also serve Flower on 127.0.0.1:P"
     )
-    parser.add_argument(
+    reload: bool = arg(
         "--reload",
         action="store_true",
         help="for development: import a plugin again when its files change (NEKRO_PLUGINS__RELOAD)",

@@ -8,12 +8,21 @@ import socket
 import sys
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
 from broker_config.urls import without_password
 from nekro.base.forks import show_command_line
-from nekro.cli.command import Deps, add_json, add_supervisor_fd, args_from, positive_int, warn_of_root
+from nekro.cli.command import (
+    Deps,
+    arg,
+    args_from,
+    declare,
+    json_flag,
+    positive_int,
+    supervisor_fd_option,
+    warn_of_root,
+)
 from nekro.cli.output import one_line
 from nekro.cli.running import ExitCode
 from nekro.cli.services.presence import Probe, ask_workers, wanted_of
@@ -24,9 +33,9 @@ if TYPE_CHECKING:
     from nekro.cli.services.process import Supervised
     from nekro.plugins.loader import PreparedPlugins
 
-__all__ = ["Args", "register", "run"]
+__all__ = ["EPILOG", "Args", "run"]
 
-_EPILOG = """\
+EPILOG: Final = """\
 examples:
   nekro worker --lane methods
   NEKRO_BROKER__URL=redis://queue:6379/0 nekro worker --lane long --concurrency 2
@@ -45,51 +54,38 @@ class Args:
     """Arguments of `nekro worker`."""
 
     #: None only with ``check``: every lane.
-    lane: str | None
-    check: Probe | None
-    json: bool
-    concurrency: int | None
-    name: str | None
-    without_model: bool
-    supervisor_fd: int | None
-    #: Only in the template of workers.
-    template_fd: int | None
-
-
-def register(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.epilog = _EPILOG
-    parser.add_argument("--lane", choices=[lane.value for lane in Lane], help="queue that the worker serves")
-    parser.add_argument(
+    lane: str | None = arg(
+        "--lane", choices=[lane.value for lane in Lane], help="queue that the worker serves"
+    )
+    concurrency: int | None = arg(
         "--concurrency",
         metavar="N",
         type=positive_int,
-        default=None,
         help="calls or rounds at the same time (default: NEKRO_WORKERS__<LANE>_CONCURRENCY)",
     )
-    parser.add_argument(
+    name: str | None = arg(
         "--name",
         metavar="NAME",
         help="name of the worker (default: lane and process id); with --check: only this one",
     )
-    parser.add_argument(
+    without_model: bool = arg(
         "--without-model",
         action="store_true",
         help="with --lane rounds: start without a language model; code of the HTTP API runs, rounds fail",
     )
-    parser.add_argument(
+    check: Probe | None = arg(
         "--check",
         nargs="?",
         type=Probe,
         choices=list(Probe),
         const=Probe.READY,
-        default=None,
         help="start nothing; ask the workers of this host, of --lane and --name or all, whether they are "
         "ready to take calls (or only live), and exit with 0, 1 (one is not) or 13 (there is none)",
     )
-    add_json(parser)
-    add_supervisor_fd(parser)
-    parser.add_argument("--template-fd", type=int, default=None, help=argparse.SUPPRESS)
+    json: bool = json_flag()
+    supervisor_fd: int | None = supervisor_fd_option()
+    #: Only in the template of workers.
+    template_fd: int | None = arg("--template-fd", type=int, help=argparse.SUPPRESS)
 
 
 def run(args: Args, deps: Deps) -> int:
@@ -183,7 +179,7 @@ def _forked(supervisor_fd: int, template_fd: int, settings: Settings) -> tuple[A
     show_command_line([*sys.orig_argv[: -len(sys.argv[1:])], *order.arguments])
     sys.argv[1:] = order.arguments
     parser = argparse.ArgumentParser()
-    register(parser)
+    declare(Args, parser)
     args = args_from(Args, parser.parse_args(order.arguments[1:]))
     return dataclasses.replace(args, supervisor_fd=order.supervisor_fd), order.plugins
 
