@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, text
 
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import StorageError, StorageUnavailableError
 from storage.driver.blocking import blocking_engine
 from storage.driver.urls import PoolMode, database_url, pool_mode
-from storage.schema import is_newer, known_revisions, revision_of
+from storage.schema import is_newer, known_revisions, revision_of, too_old
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -24,6 +24,13 @@ __all__ = ["DatabaseStatus", "check", "require_migrated", "upgrade"]
 
 #: Key of PostgreSQL's advisory lock: the bytes of "nekro".
 _LOCK_KEY: Final = int.from_bytes(b"nekro", "big")
+#: As Alembic creates it, which also leaves it there, empty, when it removes all revisions.
+_VERSION_TABLE: Final = """
+CREATE TABLE IF NOT EXISTS alembic_version (
+    version_num VARCHAR(32) NOT NULL, CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
+)
+"""
+_INSERT_REVISION: Final = "INSERT INTO alembic_version (version_num) VALUES (:revision)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +65,11 @@ class DatabaseStatus:
         """Whether a later version migrated the database."""
         return is_newer(self.revision)
 
+    @property
+    def too_old(self) -> str:
+        """Why this version cannot migrate the database; "" if it can."""
+        return too_old(self.revision)
+
 
 async def upgrade(settings: DatabaseSettings, data_dir: Path) -> None:
     """Create or migrate the schema; does nothing when it is up to date.
@@ -65,7 +77,8 @@ async def upgrade(settings: DatabaseSettings, data_dir: Path) -> None:
     Several processes may call this concurrently: one migrates, the others wait for it.
 
     Raises:
-        StorageUnavailableError: the database does not answer, or was migrated by a newer version.
+        StorageUnavailableError: the database does not answer, or was migrated by a newer version, or is of a
+            release before 0.2.0.
     """
     try:
         await asyncio.to_thread(_upgrade, settings, data_dir)
@@ -92,7 +105,9 @@ async def require_migrated(settings: DatabaseSettings, data_dir: Path) -> None:
         raise _unreachable(status)
     if not status.migrated:
         raise StorageUnavailableError(
-            f"database {status.url} has schema {status.revision or 'none'}, not {status.head}; "
+            f"database {status.url}: {status.too_old}"
+            if status.too_old
+            else f"database {status.url} has schema {status.revision or 'none'}, not {status.head}; "
             "run `nekro db upgrade`"
         )
 
@@ -138,11 +153,23 @@ def _upgrade(settings: DatabaseSettings, data_dir: Path) -> None:
                 f"the database has schema {current}, which is unknown to this version: "
                 "a newer version migrated it; upgrade this installation"
             )
-        if current == known_revisions()[-1]:
-            return
-        from alembic import command  # a slow import that only a migration needs
+        if reason := too_old(current):
+            raise StorageUnavailableError(f"the database cannot be migrated: {reason}")
+        if current is None:
+            _create(connection)
+        elif current != known_revisions()[-1]:
+            from alembic import command  # a slow import that only a migration needs
 
-        command.upgrade(configuration(connection), "head")
+            command.upgrade(configuration(connection), "head")
+
+
+def _create(connection: Connection) -> None:
+    """Create the newest schema. A table that exists is an error: it is not known what it contains."""
+    from storage.tables import metadata
+
+    metadata.create_all(connection, checkfirst=False)
+    connection.exec_driver_sql(_VERSION_TABLE)
+    connection.execute(text(_INSERT_REVISION), {"revision": known_revisions()[-1]})
 
 
 def _check(settings: DatabaseSettings, data_dir: Path) -> DatabaseStatus:

@@ -1,5 +1,6 @@
 """Checks whether a database has the schema that this version needs.
 
+Revisions are numbers with leading zeros, so their texts are in the order of the releases.
 It does not import Alembic, because every process makes this check. A newer schema is accepted: a release
 only adds to the schema of the previous release, and unused parts are removed in a later one
 (docs/operations.md). Therefore workers of two versions run side by side, before and after the migration.
@@ -19,7 +20,7 @@ from storage.driver.urls import PoolMode
 from storage.engine import Database
 from storage.transaction import Transaction
 
-__all__ = ["is_newer", "known_revisions", "require_schema", "revision_of"]
+__all__ = ["is_newer", "known_revisions", "require_schema", "revision_of", "too_old"]
 
 _VERSIONS: Final = Path(__file__).parent / "migrations" / "versions"
 _REVISION: Final = "SELECT version_num FROM alembic_version"
@@ -38,7 +39,14 @@ def known_revisions() -> tuple[str, ...]:
 
 def is_newer(revision: str | None) -> bool:
     """Whether a later version migrated the database."""
-    return revision is not None and revision not in known_revisions()
+    return revision is not None and revision > known_revisions()[-1]
+
+
+def too_old(revision: str | None) -> str:
+    """Return why a database cannot be migrated by this version; "" if it can."""
+    if revision is None or revision >= known_revisions()[0]:
+        return ""
+    return f"schema {revision} is of a release before 0.2.0: upgrade to 0.2.0 first"
 
 
 async def require_schema(database: Database) -> None:
@@ -53,9 +61,11 @@ async def require_schema(database: Database) -> None:
     if is_newer(revision):
         logger.bind(schema=revision, known=needed).info("database_of_a_newer_version")
     elif revision != needed:
+        name = database.url.render_as_string(hide_password=True)
+        if reason := too_old(revision):
+            raise StorageUnavailableError(f"database {name}: {reason}")
         raise StorageUnavailableError(
-            f"database {database.url.render_as_string(hide_password=True)} has schema {revision or 'none'}, "
-            f"not {needed}; run `nekro db upgrade`"
+            f"database {name} has schema {revision or 'none'}, not {needed}; run `nekro db upgrade`"
         )
 
 

@@ -189,7 +189,6 @@ MAX_MODULES = 16
 LARGE_FOLDERS = {
     "nekro/cli/commands": "one module per command",
     "nekro/cli/remote": "one module per command",
-    "storage/migrations/versions": "one module per migration",
 }
 
 

@@ -213,7 +213,7 @@ async def _database(settings: Settings) -> Check:
         name="database",
         verdict=Verdict.FAILED,
         detail=f"{where}, has schema {status.revision or 'none'} and needs {status.head}",
-        fix="run `nekro db upgrade`",
+        fix="run `nekro db upgrade`" + (" of release 0.2.0 first" if status.too_old else ""),
         code=ExitCode.STORAGE,
     )
 
