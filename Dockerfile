@@ -20,6 +20,7 @@ COPY workers workers
 COPY plugin_pkgs plugin_pkgs
 COPY nekro_client nekro_client
 COPY nekro nekro
+COPY examples/demo examples/demo
 RUN /opt/nekro/bin/pip install --no-cache-dir --disable-pip-version-check \
     --no-index --no-deps --no-build-isolation .
 # The packages that sandboxed code can import; a volume at NEKRO_SANDBOX__PACKAGES_DIR replaces them.

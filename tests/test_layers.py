@@ -112,9 +112,8 @@ PARTS = {
     "nekro/cli": {
         "services": ("*",),
         "views": ("*",),
-        "demo": ("*", "services", "views"),
         "doctor": ("*", "services", "views"),
-        "commands": ("*", "demo", "doctor", "services", "views"),
+        "commands": ("*", "doctor", "services", "views"),
         "remote": ("*", "commands", "doctor", "services", "views"),
     },
     "nekro_agent": {

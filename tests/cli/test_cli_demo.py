@@ -14,12 +14,11 @@ from nekro_inside import run_inside
 from waiting import WAIT_SECONDS
 
 from broker_config.settings import Settings
-from nekro.cli.demo import points, timeline
-from nekro.cli.demo.points import Evidence
-from nekro.cli.demo.stage import ModelServer
+from nekro.cli.commands.demo import load_demo
 from nekro.cli.running import ExitCode
 
-NOTHING = Evidence(
+points, timeline = load_demo("points"), load_demo("timeline")
+NOTHING = points.Evidence(
     messages=(),
     rounds=(),
     requests=(),
@@ -70,7 +69,7 @@ def test_a_chart_is_left_out_by_name_where_the_sandbox_has_no_packages() -> None
 
 
 def test_the_model_server_serves_whole_files_and_ranges() -> None:
-    with ModelServer(size_bytes=1000) as server:
+    with load_demo("stage").ModelServer(size_bytes=1000) as server:
         with urllib.request.urlopen(server.url, timeout=WAIT_SECONDS) as answer:
             whole = answer.read()
         request = urllib.request.Request(server.url, headers={"Range": "bytes=990-"})

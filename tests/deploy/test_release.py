@@ -16,14 +16,17 @@ import yaml
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "helm" / "nekro-workers"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-PACKAGES = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+WHEEL = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
+#: Folders of the source tree, and where the wheel has them.
+SHIPPED = {package: package for package in WHEEL["packages"]} | WHEEL["force-include"]
 
 
-def product_files() -> set[str]:
+def product_files() -> dict[str, str]:
+    """Where the wheel has each file of the source tree that it ships."""
     return {
-        path.relative_to(ROOT).as_posix()
-        for package in PACKAGES
-        for path in (ROOT / package).rglob("*")
+        path.relative_to(ROOT).as_posix(): f"{inside}/{path.relative_to(ROOT / folder).as_posix()}"
+        for folder, inside in SHIPPED.items()
+        for path in (ROOT / folder).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
 
@@ -52,4 +55,4 @@ def test_the_wheel_holds_the_product_and_nothing_else(tmp_path: Path) -> None:
     (wheel,) = tmp_path.iterdir()
     with ZipFile(wheel) as archive:
         inside = {name for name in archive.namelist() if ".dist-info/" not in name}
-    assert inside == product_files()
+    assert inside == set(product_files().values())

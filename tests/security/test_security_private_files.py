@@ -15,7 +15,7 @@ from forked_process import run_forked
 
 from broker_config.embedded import make_data_dir
 from broker_config.settings import Settings
-from nekro.cli.demo import scenes
+from nekro.cli.commands.demo import load_demo
 from nekro_agent.files import private_files, safe_files
 
 pytestmark = pytest.mark.extended
@@ -80,7 +80,8 @@ def test_the_tour_passes_every_point(tour: tuple[Path, dict[str, Any]]) -> None:
     left = [point for point in printed["points"] if not point["ok"] and not point["is_left_out"]]
     assert left == [] and len(printed["points"]) == 12
     assert len({entry["process"] for entry in printed["timeline"] if entry["process"]}) >= 5
-    assert any(scenes.GREETING in entry["what"] for entry in printed["timeline"])
+    greeting = load_demo("scenes").GREETING
+    assert any(greeting in entry["what"] for entry in printed["timeline"])
 
 
 def test_the_tour_with_umask_0_leaves_nothing_readable_for_others(tour: tuple[Path, dict[str, Any]]) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from types import ModuleType
+from typing import Final
 
 from broker_config.settings import Settings
 from nekro.cli.command import Deps, json_flag
@@ -15,10 +18,7 @@ from nekro.cli.running import ExitCode, run_async
 from nekro.cli.services.ownership import Ownership
 from nekro_agent.errors import ServiceError
 
-if TYPE_CHECKING:
-    from nekro.cli.demo.points import Evidence, Point
-
-__all__ = ["EPILOG", "Args", "run"]
+__all__ = ["EPILOG", "Args", "load_demo", "run"]
 
 EPILOG: Final = """\
 examples:
@@ -31,6 +31,9 @@ Exit code 0 when rows, requests, task events and files prove every point, else 1
 point that needs packages which the sandbox lacks is left out and marked with a dash.
 """
 
+#: Name of the package of the tour, wherever its folder is.
+_PACKAGE: Final = "nekro_demo"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
@@ -41,12 +44,10 @@ class Args:
 
 def run(args: Args, deps: Deps) -> int:
     """Run the tour, check every point, print the timeline and the checks."""
-    from nekro.cli.demo.stage import demo_settings
-
     settings = deps.load_settings()
     own_dir = deps.data_dir is None
     data_dir = Path(tempfile.mkdtemp(prefix="nekro-demo-")) if deps.data_dir is None else deps.data_dir
-    settings = demo_settings(settings, data_dir.absolute())
+    settings = load_demo("stage").demo_settings(settings, data_dir.absolute())
     code: int = ExitCode.FAILED
     try:
         code = run_async(_play(settings, args, deps))
@@ -59,40 +60,33 @@ def run(args: Args, deps: Deps) -> int:
 
 
 async def _play(settings: Settings, args: Args, deps: Deps) -> int:
-    from nekro.cli.demo import points, tour
-    from nekro.cli.demo.stage import open_stage
-
+    points, stages, timeline, tour = (load_demo(name) for name in ("points", "stage", "timeline", "tour"))
     ownership = Ownership(settings.data_dir)
     if not ownership.claim():
         raise ServiceError(f"another command uses {settings.data_dir}; choose another --data-dir")
     try:
         deps.output.words("starting Redis, two rounds workers, a methods worker and a long worker …")
-        async with open_stage(settings) as stage:
+        async with stages.open_stage(settings) as stage:
             evidence = await tour.play(stage, say=deps.output.words)
     finally:
         ownership.release()
     checked = points.check(evidence)
-    _print(evidence, checked, args, deps)
+    timeline.show(evidence, checked, deps.output, as_json=args.json)
     return ExitCode.OK if all(point.ok or point.is_left_out for point in checked) else ExitCode.FAILED
 
 
-def _print(evidence: Evidence, checked: Sequence[Point], args: Args, deps: Deps) -> None:
-    from nekro.cli.demo import timeline
-
-    entries = timeline.build(evidence)
-    if args.json:
-        deps.output.json(
-            {"timeline": [asdict(entry) for entry in entries], "points": [asdict(point) for point in checked]}
+def load_demo(name: str) -> ModuleType:
+    """Import a module of the tour: an example in the source tree, which the wheel has too."""
+    if _PACKAGE not in sys.modules:
+        nekro = Path(__file__).resolve().parents[2]
+        installed = nekro / "_demo"
+        folder = installed if installed.is_dir() else nekro.parent / "examples" / "demo"
+        spec = spec_from_file_location(
+            _PACKAGE, folder / "__init__.py", submodule_search_locations=[str(folder)]
         )
-        return
-    start = entries[0].at if entries else None
-    rows = [
-        (f"+{(entry.at - start).total_seconds():.3f}s", entry.where, entry.process or "", entry.what)
-        for entry in entries
-        if start is not None
-    ]
-    deps.output.table(("TIME", "WHERE", "PROCESS", "WHAT"), rows)
-    deps.output.report("")
-    for point in checked:
-        mark = "✓" if point.ok else "–" if point.is_left_out else "✗"
-        deps.output.report(f"{mark} {point.name}: {point.detail}")
+        if spec is None or spec.loader is None:
+            raise ServiceError(f"the tour is not installed in {folder}")
+        package = module_from_spec(spec)
+        spec.loader.exec_module(package)
+        sys.modules[_PACKAGE] = package
+    return import_module(f"{_PACKAGE}.{name}")

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from nekro.cli.demo import scenes
-from nekro.cli.demo.stage import TaskRecord
 from nekro.cli.views.turns import newest_messages, newest_rounds
 from nekro.sandbox.models import StopType
 from nekro.sandbox.packages.base import named_packages
@@ -19,8 +17,11 @@ from nekro_agent.ports import MessageKind
 from storage.repositories.messages import Message
 from storage.repositories.rounds import Round
 
+from . import scenes
+from .stage import TaskRecord
+
 if TYPE_CHECKING:
-    from nekro.cli.demo.stage import Stage
+    from .stage import Stage
 
 __all__ = [
     "NO_PACKAGES",

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Final
 
-from nekro.cli.demo.points import Evidence, file_of
-from nekro.cli.output import one_line
+from nekro.cli.output import Output, one_line
 from nekro.sandbox.models import StopType
 from nekro_agent.ports import MessageKind
 
-__all__ = ["TimelineEntry", "build"]
+from .points import Evidence, Point, file_of
+
+__all__ = ["TimelineEntry", "build", "show"]
 
 _TEXT_COLUMNS: Final = 84
 _SPEAKERS: Final = {
@@ -82,3 +83,24 @@ def _tasks(evidence: Evidence) -> Iterator[TimelineEntry]:
             process=task.pid,
             what=f"{task.name}{' failed' if task.failed else ''}{lasted}",
         )
+
+
+def show(evidence: Evidence, checked: Sequence[Point], output: Output, *, as_json: bool) -> None:
+    """Print the timeline and the points; as one JSON document, or as a table and lines."""
+    entries = build(evidence)
+    if as_json:
+        output.json(
+            {"timeline": [asdict(entry) for entry in entries], "points": [asdict(point) for point in checked]}
+        )
+        return
+    start = entries[0].at if entries else None
+    rows = [
+        (f"+{(entry.at - start).total_seconds():.3f}s", entry.where, entry.process or "", entry.what)
+        for entry in entries
+        if start is not None
+    ]
+    output.table(("TIME", "WHERE", "PROCESS", "WHAT"), rows)
+    output.report("")
+    for point in checked:
+        mark = "✓" if point.ok else "–" if point.is_left_out else "✗"
+        output.report(f"{mark} {point.name}: {point.detail}")

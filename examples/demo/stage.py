@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any, Final
 from celery import Celery
 
 from broker_config.settings import AnswerMode, Settings
-from nekro.cli.demo.scenes import write_script
 from nekro.cli.services.process import ChildProcess, ChildSpec, worker_spec
 from nekro.cli.services.system import embedded_services, start_workers, stop_workers
 from nekro_agent.durations import POLL_SECONDS, PROGRAM_SECONDS
 from nekro_agent.methods import Lane
+
+from .scenes import write_script
 
 if TYPE_CHECKING:
     from nekro.app.composition import Services

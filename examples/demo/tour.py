@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
-from nekro.cli.demo import scenes
-from nekro.cli.demo.points import NO_PACKAGES, Evidence, gather
-from nekro.cli.demo.stage import Stage
 from nekro.cli.services.process import START_SECONDS
 from nekro.cli.views.turns import newest_rounds, wait_for_jobs, wait_for_quiet
 from nekro.sandbox.packages.base import named_packages
+
+from . import scenes
+from .points import NO_PACKAGES, Evidence, gather
+from .stage import Stage
 
 if TYPE_CHECKING:
     from nekro.app.chats.attachments import Attachment
