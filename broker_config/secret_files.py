@@ -1,4 +1,4 @@
-"""Secrets of an installation, and where a host keeps them.
+"""Secrets of an installation, where a host keeps them, and paths that would show them to a program.
 
 They are files of the data directory that only its user can read: ``secrets/signing.key`` signs messages;
 ``secrets/api.key`` is the key of the HTTP API for this user; ``secrets/monitoring.key`` is the password of
@@ -12,17 +12,18 @@ import re
 import secrets
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from broker_config.setting_sources import FILE_SUFFIX
 from broker_config.settings import ENV_PREFIX, TEST_PREFIX, Settings
-from nekro_agent.errors import SettingsError
+from nekro_agent.errors import InvalidValueError, SettingsError
 from nekro_agent.files.private_files import make_directory, restrict
 
 __all__ = [
     "monitoring_key",
+    "refuse_secret_path",
     "secret_path",
     "secret_paths",
     "secret_text",
@@ -159,3 +160,38 @@ def _named_by_settings(settings: Settings) -> Iterator[tuple[str, Path]]:
 def _beside(file: Path) -> Path:
     """Return the directory of a file; the file itself if that is the root."""
     return file if file.parent == Path("/") else file.parent
+
+
+def refuse_secret_path(path: Path, secrets: Mapping[Path, str], *, target: Path | None = None) -> None:
+    """Return unless a path is one of the secrets, contains one or lies in one, by its name or over links.
+
+    Args:
+        path: absolute.
+        secrets: files and directories, with what each of them is.
+        target: where the path leads; None: what its links say now.
+
+    Raises:
+        InvalidValueError: it is, does or lies so; the message names the path and what the secret is.
+    """
+    shown = {path, _resolved(path) if target is None else target}
+    for secret, what in secrets.items():
+        for place in {secret, _resolved(secret)}:
+            for one in shown:
+                if how := next(_relations(one, place), None):
+                    raise InvalidValueError(f"the path {path} is refused: it {how} {what}")
+
+
+def _relations(path: Path, secret: Path) -> Iterator[str]:
+    if path == secret:
+        yield "is"
+    if path in secret.parents:
+        yield "contains"
+    if secret in path.parents:
+        yield "lies in"
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):  # a loop of links
+        return path

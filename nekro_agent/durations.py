@@ -13,6 +13,7 @@ __all__ = [
     "DEFER_SECONDS",
     "FRESH_SECONDS",
     "GRACE_SECONDS",
+    "HOOK_SECONDS",
     "POLL_SECONDS",
     "PROGRAM_SECONDS",
     "PROGRESS_SECONDS",
@@ -43,6 +44,9 @@ CLOSE_STEP_SECONDS: Final = 4.0
 #: How long after a call's time limit its end may take: the hard limit is one grace later, the claim of a call
 #: lasts three, the lease of its delivery is renewed for six, so that each outlives what it protects.
 GRACE_SECONDS: Final = 5.0
+#: How long plugins may delay a prompt or a message with one kind of hook; a hook in another process has half
+#: of it, so that its failure is seen here.
+HOOK_SECONDS: Final = 10.0
 #: How long a program or service of the host may take to start or to answer: an interpreter, bubblewrap, a
 #: container engine, redis-server, a package index. Far above what a loaded host needs; then it is an error.
 PROGRAM_SECONDS: Final = 30.0

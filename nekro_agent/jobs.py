@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 from pydantic import BaseModel, ConfigDict, Field
 
 from nekro_agent import runtime
-from nekro_agent.core.logger import get_sub_logger
+from nekro_agent.core.logger import get_sub_logger, log_failure
 from nekro_agent.errors import ConflictError, InvalidValueError
-from nekro_agent.execution.failures import log_failure
 from nekro_agent.files import staging
 from nekro_agent.mounts import task_owner_keys, task_owners
 from nekro_agent.ports import JobInfo, JobRequest, JobState

@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from pydantic import BaseModel
+
+from nekro_agent.errors import ResultError
+
 __all__ = [
     "BUILT_IN_METHODS",
     "BUILT_IN_PLUGIN",
@@ -21,6 +25,7 @@ __all__ = [
     "SandboxMethodType",
     "WebhookMethod",
     "describe_signature",
+    "segments_of",
     "takes_context_second",
 ]
 
@@ -264,3 +269,38 @@ def _default(value: Any) -> str:
     )
     text = repr(value)
     return text if plain and len(text) <= 80 else "..."
+
+
+def segments_of(result: Any, *, name: str) -> list[dict[str, Any]]:
+    """Return the result of a MULTIMODAL_AGENT method as a list of OpenAI content parts.
+
+    Accepted: a list of parts and texts, one part, a text, or a message with ``role`` and ``content``.
+
+    Raises:
+        ResultError: it has another form; the message names the method and the type.
+    """
+    if isinstance(result, BaseModel):
+        result = result.model_dump(mode="json")
+    if isinstance(result, dict) and "content" in result and "type" not in result:
+        return segments_of(result["content"], name=name)
+    if isinstance(result, str):
+        return [{"type": "text", "text": result}]
+    if isinstance(result, dict):
+        result = [result]
+    if not isinstance(result, list | tuple) or not result:
+        got = f"{type(result).__name__}" if result else f"an empty {type(result).__name__}"
+        raise ResultError(
+            f"{name} must return content parts: a list of {{'type': …}} parts, one part, a text, "
+            f"or a message with role and content; it returned {got}"
+        )
+    return [_segment(part, name=name) for part in result]
+
+
+def _segment(part: Any, *, name: str) -> dict[str, Any]:
+    if isinstance(part, BaseModel):
+        part = part.model_dump(mode="json")
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if isinstance(part, dict) and isinstance(part.get("type"), str):
+        return part
+    raise ResultError(f"{name} returned a content part without a type: {type(part).__name__}")

@@ -1,12 +1,19 @@
-"""``NekroPlugin``: a plugin's identity, services and registrations."""
+"""``NekroPlugin``: a plugin's identity, services and registrations; and which plugin's code runs.
+
+An old version of a plugin is cleaned up only after its last run.
+"""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar, overload
+from weakref import WeakKeyDictionary
 
 from nekro_agent import layout, runtime
 from nekro_agent.config import ConfigBase, ConfigFile
@@ -19,14 +26,24 @@ from nekro_agent.store import PluginStore
 if TYPE_CHECKING:
     from loguru import Logger
 
-__all__ = ["NekroPlugin", "long_running", "repeatable"]
+__all__ = [
+    "NekroPlugin",
+    "is_in_use",
+    "long_running",
+    "plugin_in_use",
+    "repeatable",
+    "using",
+]
+
 
 C = TypeVar("C", bound=ConfigBase)
+
 Config = TypeVar("Config", bound=type[ConfigBase])
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: Packages that hold each plugin as a package or module of its own.
 _CONTAINERS: Final = ("nekro_plugins.", "plugin_pkgs.")
+
 _log = get_sub_logger("plugin")
 
 
@@ -260,3 +277,35 @@ def _checked_identifier(field: str, value: object) -> str:
 def _caller_module() -> str:
     """Name of the module that constructs the plugin, for its documentation."""
     return str(sys._getframe(2).f_globals.get("__name__", ""))
+
+
+_lock: Final = threading.Lock()
+
+_plugin: Final[ContextVar[NekroPlugin | None]] = ContextVar("nekro_plugin_in_use", default=None)
+
+_runs: Final[WeakKeyDictionary[NekroPlugin, int]] = WeakKeyDictionary()
+
+
+@contextmanager
+def using(plugin: NekroPlugin) -> Iterator[None]:
+    """Count the block as a run of the plugin's code; on any thread."""
+    with _lock:
+        _runs[plugin] = _runs.get(plugin, 0) + 1
+    token = _plugin.set(plugin)
+    try:
+        yield
+    finally:
+        _plugin.reset(token)
+        with _lock:
+            _runs[plugin] -= 1
+
+
+def plugin_in_use() -> NekroPlugin | None:
+    """Return the plugin whose code runs, also in tasks and threads that it has started; None for others."""
+    return _plugin.get()
+
+
+def is_in_use(plugin: NekroPlugin) -> bool:
+    """Whether code of the plugin runs: a method, a command, a hook or a job."""
+    with _lock:
+        return _runs.get(plugin, 0) > 0

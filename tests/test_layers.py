@@ -28,6 +28,7 @@ ORDER = (
     "nekro/sandbox",
     "nekro/agent",
     "nekro/plugins",
+    "nekro_agent/testing",
     "nekro/app",
     "workers",
     "nekro/gateway",
@@ -125,12 +126,11 @@ PARTS = {
         "models": ("*", "core", "schemas"),
         # `AgentCtx.db_user` is synchronous and reads a row, so it waits as `execution.greenlets` allows.
         "schemas": ("*", "api", "core", "execution", "files", "models", "tools"),
-        "execution": ("*", "core", "files", "schemas"),
+        "execution": ("schemas",),
         "packages": ("*", "core", "execution", "files"),
-        "commands": ("*", "core", "execution", "models", "schemas"),
+        "commands": ("*", "schemas"),
         "api": ("*", "commands", "core", "execution", "files", "models", "packages", "schemas"),
         "services": ("*", "api", "commands", "core", "execution", "files", "models", "schemas"),
-        "testing": ("*", "commands", "execution", "files", "schemas"),
     },
 }
 #: Modules that import packages above theirs, and what they import there.
@@ -268,7 +268,9 @@ def part_of(package: str, module: str) -> str | None:
 @functools.cache
 def imports_of(package: str) -> list[tuple[Path, str]]:
     found = []
-    for path in sorted((ROOT / package).rglob("*.py")):
+    for module, path in sorted(modules_of(ROOT, [package]).items()):
+        if package_of(module) != package:
+            continue
         for node in import_statements(path):
             if isinstance(node, ast.Import):
                 found += [(path, alias.name) for alias in node.names]

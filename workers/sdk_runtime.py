@@ -15,8 +15,7 @@ from nekro.app.parts import Parts
 from nekro.plugins.configuration import core_config, package_policy
 from nekro.wire.invocation import new_id
 from nekro_agent import runtime
-from nekro_agent.execution.current import current_account, effect_id
-from nekro_agent.execution.current_call import cause_turn_id, current_call
+from nekro_agent.execution.current import cause_turn_id, current_account, current_call, effect_id
 from nekro_agent.policies import DownloadPolicy, StorePolicy, UploadPolicy
 from nekro_agent.ports import ChatInfo, MessageKind, OutgoingMessage, require_lengths
 from nekro_agent.records import PluginValue, PresetInfo, StoredMessage, UserInfo

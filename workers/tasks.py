@@ -18,9 +18,9 @@ from nekro.app.catalogue import BUILT_IN_TASKS
 from nekro.base.greenlet_bridge import at_loop_close
 from nekro.broker.celery.worker import is_revoked
 from nekro.broker.tracing import trace_headers
+from nekro.wire.author_frames import attached
 from nekro_agent.durations import GRACE_SECONDS
 from nekro_agent.errors import NekroError
-from nekro_agent.execution.author_frames import attached
 from nekro_agent.methods import Lane
 from workers.calls.claims import DuplicateDelivery
 from workers.calls.handler import FindTarget, MisplacedCall

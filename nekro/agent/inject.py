@@ -9,8 +9,8 @@ from typing import Final
 from loguru import logger
 
 from nekro.agent.model import InjectedPrompt, PluginBrief
-from nekro_agent.execution.failures import log_failure, missing_name
-from nekro_agent.execution.hooks import HOOK_SECONDS
+from nekro_agent.core.logger import log_failure, missing_name
+from nekro_agent.durations import HOOK_SECONDS
 
 __all__ = ["HOOK_SECONDS", "collect_injected"]
 

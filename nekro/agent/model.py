@@ -185,7 +185,7 @@ class Observation:
     """The result of an AGENT or MULTIMODAL_AGENT call.
 
     ``text`` is the result of an AGENT method; ``segments`` is that of a MULTIMODAL_AGENT method, as
-    ``Envelope.segments`` or in any other form that ``nekro_agent.execution.invoke.segments_of`` accepts.
+    ``Envelope.segments`` or in any other form that ``nekro_agent.methods.segments_of`` accepts.
     ``method`` may be empty if it is no longer known.
     """
 

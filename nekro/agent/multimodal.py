@@ -16,8 +16,8 @@ from urllib.parse import unquote_to_bytes
 from nekro.agent.model import ImagePart, Part, TextPart
 from nekro.agent.text import cut_middle, neutralise
 from nekro_agent.errors import ResultError
-from nekro_agent.execution.invoke import segments_of
 from nekro_agent.files.names import picture_type
+from nekro_agent.methods import segments_of
 
 __all__ = ["image_data", "picture_part", "render_segments"]
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Final
 from loguru import logger
 
 from nekro.plugins.entries import CommandEntry, MethodEntry, PluginEntry, PluginStatus, RoutedEntry
-from nekro.plugins.entry_registry import Registry
-from nekro_agent.commands.names import CommandNames, Named
+from nekro.plugins.entry_registry import CommandNames, Named, Registry
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.errors import StorageError
 from nekro_agent.methods import BUILT_IN_METHODS, BUILT_IN_PLUGIN, Lane, SandboxMethodType

@@ -47,14 +47,14 @@ if TYPE_CHECKING:
     from nekro.broker.calls import MethodCaller
     from nekro.extensions.mcp.follower import McpServers
     from nekro.extensions.plugin_pages.hosts import PluginHosts
+    from nekro.plugins.commands import CommandTable
     from nekro.plugins.entries import MethodEntry
+    from nekro.plugins.hooks import HookFailure, PluginHost
     from nekro.plugins.lanes import LaneChooser
     from nekro.plugins.loader import LoadedPlugins
     from nekro.plugins.registry import LoadedRegistry
     from nekro.sandbox.manager import SandboxManager
     from nekro.wire.invocation import Signer
-    from nekro_agent.commands.table import CommandTable
-    from nekro_agent.execution.hooks import HookFailure, PluginHost
     from storage.engine import Database
     from storage.files import DataAreas, UploadAreas
     from workers.calls.built_in_targets import BuiltInTargets
@@ -152,7 +152,7 @@ class Parts(ABC):
     @shared_property
     def publisher_of_catalogue(self) -> CataloguePublisher:
         """Publishes what this worker serves."""
-        from nekro_agent.execution import callback_timers
+        from nekro_agent.services.timer.timer_service import callback_timers
         from workers.plugins.publication import CataloguePublisher
 
         return CataloguePublisher(
@@ -165,7 +165,7 @@ class Parts(ABC):
             lane=self.role,
             lease_seconds=self.settings.agent.lease_seconds,
             sites=lambda: self.plugin_hosts.addresses,
-            timers=callback_timers.listed,
+            timers=callback_timers,
         )
 
     @shared_property
@@ -217,7 +217,7 @@ class Parts(ABC):
     @shared_property
     def host(self) -> PluginHost:
         """The plugins' lifecycle and hooks."""
-        from nekro_agent.execution.hooks import PluginHost
+        from nekro.plugins.hooks import PluginHost
 
         return PluginHost(
             self.loaded.plugins,
@@ -565,7 +565,7 @@ class Parts(ABC):
     @shared_property
     def commands(self) -> CommandTable:
         """The plugins' commands."""
-        from nekro_agent.commands.table import CommandTable
+        from nekro.plugins.commands import CommandTable
 
         return CommandTable(self.loaded.plugins)
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from nekro.broker.celery.names import ERROR_MODULES
+from nekro.wire.author_frames import attach, frames_from
 from nekro_agent import errors
 from nekro_agent.errors import (
     CallCancelledError,
@@ -21,7 +22,6 @@ from nekro_agent.errors import (
     NekroError,
     OutcomeUnknownError,
 )
-from nekro_agent.execution.author_frames import attach, frames_from
 
 __all__ = ["error_named", "failure_from_record", "name_of"]
 

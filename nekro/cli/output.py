@@ -16,8 +16,8 @@ from typing import Any, TextIO
 
 from nekro.base.plain import to_plain
 from nekro.cli.running import TerminatedError
+from nekro.wire.author_frames import AuthorFrame, attached
 from nekro_agent.errors import MethodFailedError, NekroError
-from nekro_agent.execution.author_frames import AuthorFrame, attached
 from nekro_agent.tools.visible_text import has_colours, visible, visible_json, visible_lines, visible_text
 
 __all__ = ["Output", "PartialError", "cell_width", "describe_error", "one_line"]

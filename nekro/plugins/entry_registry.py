@@ -1,7 +1,8 @@
-"""The registry of sandbox methods: every method of every plugin, by name; and a check of a call's arguments.
+"""The registry of sandbox methods and the names of commands; and a check of a call's arguments.
 
 Before a call is sent, number and names of its arguments are compared with the method's parameters. Types are
-not: a worker does not refuse a type either, because published plugins rely on that."""
+not: a worker does not refuse a type either, because published plugins rely on that.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +11,15 @@ import inspect
 import json
 import keyword
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Generic, TypeAlias, TypeVar
 
 from loguru import logger
 
 from nekro.plugins.entries import MethodEntry, PluginEntry
-from nekro_agent.errors import ArgumentError, MethodDisabledError, MethodNotFoundError
-from nekro_agent.execution.failures import log_failure
+from nekro_agent.core.logger import log_failure
+from nekro_agent.errors import ArgumentError, InvalidValueError, MethodDisabledError, MethodNotFoundError
 from nekro_agent.methods import BUILT_IN_METHODS, OWN_NAMES
 
 if TYPE_CHECKING:
@@ -25,11 +27,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Collect",
+    "CommandNames",
+    "Named",
     "Registry",
     "refuse_unfit",
     "refuse_unfit_text",
 ]
-
 
 #: Longest part of an unknown name for which similar ones are looked for.
 _MOST_COMPARED_CHARS: Final = 200
@@ -216,7 +219,7 @@ def refuse_unfit_text(entry: MethodEntry, text: str) -> None:
 def _misfit(entry: MethodEntry, count: int, names: tuple[str, ...]) -> str | None:
     given = dict.fromkeys(names)
     if entry.swapped is not None and entry.swapped[0] in given:
-        # As in ``nekro_agent.execution.invoke``: the first parameter receives the context.
+        # As in ``nekro.plugins.invoke``: the first parameter receives the context.
         given[entry.swapped[1]] = given.pop(entry.swapped[0])
     try:
         # One more: the context.
@@ -238,3 +241,61 @@ def _signature(entry: MethodEntry) -> inspect.Signature:
             for one in entry.parameters or ()
         ]
     )
+
+
+E = TypeVar("E")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named(Generic[E]):
+    """A command with its names."""
+
+    entry: E
+    plugin_key: str
+    name: str
+    aliases: tuple[str, ...]
+
+    @property
+    def full_name(self) -> str:
+        """``<plugin key>:<name>``, which is unique."""
+        return f"{self.plugin_key}:{self.name}"
+
+
+class CommandNames(Generic[E]):
+    """Commands by name; a name goes to the plugin that was loaded first."""
+
+    def __init__(self, commands: Iterable[Named[E]], *, is_enabled: Callable[[str], bool]) -> None:
+        """Index commands.
+
+        Args:
+            is_enabled: whether the plugin of a key is enabled; asked at each search.
+        """
+        self._by_name: dict[str, Named[E]] = {}
+        self._is_enabled = is_enabled
+        #: Names that two commands have; ``nekro plugins`` shows them.
+        self.warnings: list[str] = []
+        for command in commands:
+            for name in (command.full_name, command.name, *command.aliases):
+                self._claim(name, command)
+
+    def find(self, name: str) -> E:
+        """Return a command of an enabled plugin; ``name`` may begin with a slash.
+
+        Raises:
+            InvalidValueError: there is none; the message suggests similar names.
+        """
+        found = self._by_name.get(name.removeprefix("/"))
+        if found is None or not self._is_enabled(found.plugin_key):
+            known = [name for name, one in self._by_name.items() if self._is_enabled(one.plugin_key)]
+            near = difflib.get_close_matches(name.removeprefix("/"), known, n=3)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise InvalidValueError(f"there is no command {name!r}{hint}")
+        return found.entry
+
+    def _claim(self, name: str, command: Named[E]) -> None:
+        owner = self._by_name.setdefault(name, command)
+        if owner is not command:
+            self.warnings.append(
+                f"command {name} of {command.plugin_key} is shadowed by {owner.plugin_key}'s; "
+                f"call it as {command.full_name}"
+            )

@@ -24,15 +24,15 @@ from typing import Final, TextIO
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from nekro.plugins import onebot
 from nekro.plugins.discovery import Source, SourceKind
+from nekro.plugins.distributions import distribution_of
 from nekro_agent import placeholders, runtime
-from nekro_agent.commands import onebot
 from nekro_agent.commands.registration import kept
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import PluginLoadError
 from nekro_agent.packages import contexts
 from nekro_agent.packages.contexts import NAMESPACE, PluginImports
-from nekro_agent.packages.distributions import distribution_of
 from nekro_agent.plugin import NekroPlugin
 
 __all__ = ["SHIPPED", "Imported", "import_entry_point", "import_plugin"]

@@ -12,7 +12,7 @@ from nekro.plugins.entries import CommandEntry, MethodEntry, Parameter, PluginEn
 from nekro.plugins.entry_registry import Registry
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError, MethodDisabledError, MethodNotFoundError
-from nekro_agent.execution.invoke import run_callable
+from nekro_agent.execution.greenlets import run_callable
 from nekro_agent.methods import Lane, SandboxMethod, WebhookMethod, describe_signature, takes_context_second
 from nekro_agent.mounts import LANE_ATTRIBUTE, REPEATABLE_ATTRIBUTE
 from nekro_agent.plugin import NekroPlugin

@@ -25,6 +25,7 @@ from typing import Final
 
 from loguru import logger
 
+from broker_config.secret_files import refuse_secret_path
 from broker_config.settings import SandboxSettings
 from nekro.base.tasks import clean_up_timeout
 from nekro.sandbox.drivers.bwrap import StartSockets, become, memory_file, verify_isolation
@@ -47,7 +48,6 @@ from nekro_agent.durations import PROGRAM_SECONDS
 from nekro_agent.errors import SandboxUnavailableError
 from nekro_agent.execution.tied_process import tied_to_this_process
 from nekro_agent.files import safe_files
-from nekro_agent.files.secret_paths import refuse_secret_path
 
 __all__ = ["Confinement", "Program", "ProgramSpec", "ProgramStarter"]
 

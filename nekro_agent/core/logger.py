@@ -6,7 +6,7 @@ Records quote text of unknown origin: messages of plugins, errors, arguments. Th
 sink and not by loguru's templates, so a record is one line whatever it contains and however it was logged,
 including with ``raw`` and ``colors``. In text form the lines of a traceback follow it, each after four
 spaces and a bar; every other line is a record. Messages and values that could be mistaken for fields are
-quoted.
+quoted. The use of a name that does not exist here is logged once.
 """
 
 from __future__ import annotations
@@ -24,20 +24,34 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from loguru import logger
 
+from nekro_agent.errors import PlaceholderUsedError
 from nekro_agent.tools.visible_text import has_colours, shortened, visible, visible_json
 
 if TYPE_CHECKING:
     from loguru import Logger, Message, Record
 
-__all__ = ["StandardLogs", "begin_fields", "configure", "end_fields", "get_sub_logger", "logger"]
+__all__ = [
+    "StandardLogs",
+    "begin_fields",
+    "configure",
+    "end_fields",
+    "get_sub_logger",
+    "log_failure",
+    "logger",
+    "missing_name",
+]
 
 #: Most characters of a message, of a field, of a line of a traceback; most lines of a traceback.
 MAX_MESSAGE_CHARS: Final = 4000
+
 MAX_FIELD_CHARS: Final = 1000
+
 MAX_TRACE_LINES: Final = 200
 #: Deepest nesting, most items of a collection and largest int in JSON; beyond that the value becomes text.
 MAX_DEPTH: Final = 5
+
 MAX_ITEMS: Final = 100
+
 MAX_INT_BITS: Final = 1024
 #: Prefix of the lines after the first line of a record.
 _CONTINUED: Final = "    | "
@@ -55,6 +69,7 @@ _LEVEL_COLOURS: Final = {
     "ERROR": "1;31",
     "CRITICAL": "1;41",
 }
+
 _fields_here: ContextVar[Mapping[str, str]] = ContextVar("nekro_log_fields", default={})  # noqa: B039 - read only
 
 
@@ -269,3 +284,40 @@ def _traceback(record: Record, redact: Callable[[str], str]) -> list[str]:
     if len(lines) > MAX_TRACE_LINES:
         lines[half:-half] = [f"… ({len(lines) - 2 * half} lines left out)"]
     return lines
+
+
+#: Most links of a chain of exceptions that are searched.
+_MAX_LINKS: Final = 20
+#: Events that were logged, with plugin and error.
+_logged: Final[set[tuple[str, str, str]]] = set()
+
+
+def missing_name(exc: BaseException | None) -> PlaceholderUsedError | None:
+    """Return the use of a placeholder that an exception is, or that a plugin has translated into it."""
+    for _ in range(_MAX_LINKS):
+        if exc is None or isinstance(exc, PlaceholderUsedError):
+            return exc
+        exc = exc.__cause__ or exc.__context__
+    return None
+
+
+def log_failure(
+    log: Logger, event: str, exc: BaseException, *, plugin_key: str, level: str = "ERROR"
+) -> None:
+    """Log an exception of a plugin's code with its traceback.
+
+    A name that does not exist here is known from ``nekro plugins`` and does not appear by waiting: its use is
+    one warning for each plugin and event in a process, without a traceback.
+
+    Args:
+        log: bound to the fields of the event.
+        level: of another exception.
+    """
+    missing = missing_name(exc)
+    if missing is None:
+        log.opt(exception=exc).log(level, event)
+        return
+    key = (event, plugin_key, str(missing))
+    if key not in _logged:
+        _logged.add(key)
+        log.bind(error=str(missing)).warning(event)

@@ -1,5 +1,7 @@
 """What the running code belongs to: its call, the account that pays for it, and the caller of its route.
 
+What the code sends or starts is recorded as part of the call's turn.
+
 The call of a TOOL method runs again from its beginning if its worker dies. The rows of the first attempt
 exist already, so a row with the same id is not written again. An effect is identified by its call, by the
 lines of the plugin that cause it, and by how often they have caused it: a loop that sends a text three times
@@ -28,11 +30,14 @@ from uuid import uuid4
 from nekro_agent.schemas.call_context import CallContext
 
 __all__ = [
+    "CurrentCall",
     "Payer",
     "WebCaller",
     "begin_account",
     "calling",
+    "cause_turn_id",
     "current_account",
+    "current_call",
     "current_caller",
     "current_payer",
     "effect_id",
@@ -40,12 +45,26 @@ __all__ = [
     "on_account",
     "payer_of",
     "paying",
+    "serving",
+    "working_for",
 ]
 
 #: Packages whose frames are no part of a plugin: ours, and those that run its tasks and threads.
 _RUNNERS: Final = frozenset(
-    {"asyncio", "concurrent", "contextvars", "functools", "nekro_agent", "storage", "threading", "workers"}
+    {
+        "asyncio",
+        "concurrent",
+        "contextvars",
+        "functools",
+        "nekro",
+        "nekro_agent",
+        "storage",
+        "threading",
+        "workers",
+    }
 )
+#: A package of ours whose frames are a plugin's: the plugin of MCP tools is in it.
+_PLUGINS: Final = "nekro.extensions."
 
 
 class _Effects:
@@ -98,7 +117,7 @@ def _lines_of_plugin() -> list[tuple[str, str, int]]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         module = str(frame.f_globals.get("__name__"))
-        if module.partition(".")[0] not in _RUNNERS:
+        if module.startswith(_PLUGINS) or module.partition(".")[0] not in _RUNNERS:
             lines.append((module, frame.f_code.co_qualname, frame.f_lineno))
         elif lines:
             break
@@ -221,3 +240,54 @@ def calling(caller: WebCaller | None) -> Iterator[None]:
 def current_caller() -> WebCaller | None:
     """Return whose request is served; None without a valid key."""
     return _web_caller.get()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurrentCall:
+    """The ids of a call."""
+
+    call_id: str
+    chat_key: str
+    #: None outside rounds.
+    round_id: str | None
+    turn_id: str | None
+
+
+#: The chat and the turn that started the job whose code runs.
+_cause: Final[ContextVar[tuple[str, str] | None]] = ContextVar("nekro_cause_turn", default=None)
+
+_call: Final[ContextVar[CurrentCall | None]] = ContextVar("nekro_current_call", default=None)
+
+
+@contextmanager
+def serving(call: CurrentCall) -> Iterator[None]:
+    """Let the code of the block, and the tasks that it starts, belong to a call."""
+    token = _call.set(call)
+    try:
+        yield
+    finally:
+        _call.reset(token)
+
+
+@contextmanager
+def working_for(chat_key: str, turn_id: str | None) -> Iterator[None]:
+    """Let turns that the code of the block begins in a chat be caused by an earlier turn; None: by none."""
+    token = _cause.set(None if turn_id is None else (chat_key, turn_id))
+    try:
+        yield
+    finally:
+        _cause.reset(token)
+
+
+def cause_turn_id(chat_key: str) -> str | None:
+    """Return the turn on whose behalf the running code works; None if there is none, or of another chat."""
+    call, cause = current_call(chat_key), _cause.get()
+    if call is not None:
+        return call.turn_id
+    return cause[1] if cause is not None and cause[0] == chat_key else None
+
+
+def current_call(chat_key: str) -> CurrentCall | None:
+    """Return the call that the running code serves; None outside of calls, and for another chat."""
+    call = _call.get()
+    return call if call is not None and call.chat_key == chat_key else None

@@ -1,4 +1,4 @@
-"""Lets synchronous functions wait inside a coroutine without blocking its event loop.
+"""Runs functions of plugins; synchronous ones may wait inside a coroutine without blocking its event loop.
 
 Some functions of the plugin API are synchronous although their work takes long
 (``dynamic_import_pkg``) or is asynchronous (``task.is_running``), and plugins call them inside
@@ -14,18 +14,25 @@ Source: the technique of SQLAlchemy's ``greenlet_spawn``, applied around a corou
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
+import functools
+import inspect
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
-__all__ = ["Bridged", "can_wait", "wait"]
+__all__ = ["Bridged", "can_wait", "run_callable", "run_function", "wait"]
 
 T = TypeVar("T")
 
 #: Most idle greenlets per thread; creating a greenlet costs more than everything else here.
 _MAX_IDLE: Final = 256
+#: Most synchronous functions that run concurrently in one process.
+_MAX_THREADS: Final = 64
 
 
 class _Step(NamedTuple):
@@ -152,3 +159,30 @@ def _hand_out(step: _Step | _End) -> Any:
     if parent is None:
         raise RuntimeError("the greenlet of a plugin's coroutine has lost its event loop")
     return parent.switch(step)
+
+
+def run_callable(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Awaitable[Any]:
+    """Call plugin code: a coroutine function on this loop, any other function in a thread."""
+    return run_function(func, inspect.iscoroutinefunction(func), args, kwargs)
+
+
+def run_function(
+    func: Callable[..., Any], is_coroutine_function: bool, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Awaitable[Any]:
+    """Do as ``run_callable`` for a function whose kind is known."""
+    return Bridged(func(*args, **kwargs)) if is_coroutine_function else _run_in_thread(func, args, kwargs)
+
+
+async def _run_in_thread(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    run = functools.partial(contextvars.copy_context().run, func, *args, **kwargs)
+    result = await asyncio.get_running_loop().run_in_executor(_threads(), run)
+    # A decorator may have wrapped a coroutine function in a synchronous one.
+    if inspect.iscoroutine(result):
+        return await Bridged(result)
+    return await result if isinstance(result, Awaitable) else result
+
+
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+    # Not the loop's own executor: blocking methods would delay name resolution and file writes.
+    return ThreadPoolExecutor(max_workers=_MAX_THREADS, thread_name_prefix="nekro-method")

@@ -12,8 +12,8 @@ exist here. The same contract tests run on these services and on the real ones.
 
 from __future__ import annotations
 
+from nekro.plugins.invoke import Outcome
 from nekro_agent import placeholders
-from nekro_agent.execution.invoke import Outcome
 from nekro_agent.testing.background import InMemoryCronJobs, InMemoryJobs, InMemoryTimers
 from nekro_agent.testing.memory import InMemoryMessages, InMemoryRecords, InMemoryStore, LocalAreas
 from nekro_agent.testing.world import InMemoryRuntime

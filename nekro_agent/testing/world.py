@@ -10,15 +10,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from nekro.plugins.commands import CommandTable
+from nekro.plugins.hooks import HookFailure, PluginHost
+from nekro.plugins.invoke import Outcome, call_method
 from nekro_agent import layout, runtime
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
-from nekro_agent.commands.table import CommandTable
 from nekro_agent.errors import MethodNotFoundError
 from nekro_agent.execution.current import effects_of
-from nekro_agent.execution.hooks import HookFailure, PluginHost
-from nekro_agent.execution.invoke import Outcome, call_method
-from nekro_agent.execution.uses import using
-from nekro_agent.plugin import NekroPlugin
+from nekro_agent.plugin import NekroPlugin, using
 from nekro_agent.policies import CoreConfig, DownloadPolicy, PackagePolicy, StorePolicy, UploadPolicy
 from nekro_agent.runtime import Runtime
 from nekro_agent.schemas.agent_ctx import AgentCtx

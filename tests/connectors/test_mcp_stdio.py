@@ -17,6 +17,7 @@ from waiting import WAIT_SECONDS, eventually
 from broker_config.settings import McpSettings, Settings
 from nekro.extensions.mcp.client.faults import ServerFault
 from nekro.extensions.mcp.client.stdio import LineSplitter, TooLong
+from nekro.plugins.hooks import PluginHost
 from nekro.sandbox import programs
 from nekro.sandbox.drivers.bwrap_tools import find_tools
 from nekro.sandbox.leftovers import own_id
@@ -26,7 +27,6 @@ from nekro_agent.errors import (
     OutcomeUnknownError,
     SandboxUnavailableError,
 )
-from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.methods import describe_signature
 
 pytestmark = pytest.mark.usefixtures("sandbox_tools")

@@ -17,9 +17,9 @@ from worker_fleet import imported, plugin_of
 from nekro.app.calls.dispatch import CallScope, invocation_of
 from nekro.app.chats.writer import context_of
 from nekro.app.composition import Services
+from nekro.plugins.hooks import PluginHost
 from nekro.wire.invocation import Envelope, new_id
 from nekro.wire.values import encode_arguments
-from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.methods import Lane
 from workers.calls import remote_hooks
 
@@ -150,10 +150,9 @@ async def test_hooks_of_a_pinned_plugin_run_in_its_owner(fleet: Any, services: S
     assert await send("break"), "a hook that raises blocks nothing"
 
     ctx = context_of(await services.chat(chat), user_id="u1")
-    (prompt,) = await host_of(services).injected_prompts(ctx)
-    assert prompt.text == f"{chat} for u1: ['Ada: hello', 'Ada: some spam'] in {owner}"
     hooked = plugin_of(services, "tests.hooked")
-    assert await host_of(services).inject(hooked, ctx) == prompt.text, "as a round asks for it"
+    prompt = await host_of(services).inject(hooked, ctx)
+    assert prompt == f"{chat} for u1: ['Ada: hello', 'Ada: some spam'] in {owner}"
 
     # System messages come from every process, including the owner.
     speakers = set()
@@ -168,8 +167,7 @@ async def test_hooks_of_a_pinned_plugin_run_in_its_owner(fleet: Any, services: S
     assert {message.text for message in messages} == {"hello", "break", "news of x"}
 
     await services.reset_chat(chat)
-    (prompt,) = await host_of(services).injected_prompts(ctx)
-    assert f"['reset of {chat}']" in prompt.text
+    assert f"['reset of {chat}']" in await host_of(services).inject(hooked, ctx)
 
 
 async def test_a_hook_whose_owner_does_not_answer_is_skipped(
@@ -181,10 +179,8 @@ async def test_a_hook_whose_owner_does_not_answer_is_skipped(
     try:
         chat = f"h-{new_id()}"
         assert await services.receive_message(chat, "some spam", user_id="u1", user_name="Ada")
-        assert (
-            await host_of(services).injected_prompts(context_of(await services.chat(chat), user_id=None))
-            == []
-        )
+        ctx = context_of(await services.chat(chat), user_id=None)
+        assert await host_of(services).inject(plugin_of(services, "tests.hooked"), ctx) == ""
     finally:
         await services.close()
 

@@ -16,11 +16,11 @@ import spec_blocks
 from file_server import FileServer
 from loaded_plugins import unload_plugins
 
+from nekro.plugins.invoke import Outcome
 from nekro.plugins.loader import LoadedPlugins, load_plugins
 from nekro.plugins.registry import LoadedRegistry
 from nekro_agent import layout, runtime
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
-from nekro_agent.execution.invoke import Outcome
 from nekro_agent.policies import DownloadPolicy, PackagePolicy
 from nekro_agent.ports import MessageKind
 from nekro_agent.schemas.agent_ctx import AgentCtx

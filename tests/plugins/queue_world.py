@@ -18,10 +18,10 @@ from worker_fleet import Worker, call_in, imported
 from broker_config.settings import DatabaseSettings, Settings
 from nekro.app.calls.dispatch import CallScope
 from nekro.app.composition import Services
+from nekro.plugins.invoke import Outcome
 from nekro.wire.values import decode_value, encode_arguments
 from nekro_agent import runtime
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
-from nekro_agent.execution.invoke import Outcome
 from nekro_agent.ports import MessageKind
 
 #: State that calls leave in the database and below the data directory.

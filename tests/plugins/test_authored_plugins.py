@@ -17,9 +17,9 @@ from plugin_world import CHAT, USER, FileServer, MemoryWorld, World, uploads_dir
 from queue_world import QueueSystem
 
 from nekro.cli.environment import environment_of
+from nekro.plugins.commands import CommandTable
 from nekro.plugins.loader import PluginStatus
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
-from nekro_agent.commands.table import CommandTable
 from nekro_agent.errors import InvalidValueError, PlaceholderUsedError, ResultError
 from nekro_agent.ports import MessageKind
 from nekro_agent.schemas.agent_ctx import AgentCtx, WebhookRequest
@@ -174,8 +174,8 @@ async def test_message_hooks_decide_and_prompts_are_injected(authored: MemoryWor
     assert await say("hello") is MsgSignal.CONTINUE
     assert await say("wake up") is MsgSignal.FORCE_TRIGGER
     assert await say("spam, wake up") is MsgSignal.BLOCK_ALL
-    prompts = await host.injected_prompts(ctx)
-    assert [p.text for p in prompts] == [f"The last message was {USER}: spam, wake up."]
+    prompts = [await host.inject(plugin, ctx) for plugin in host.plugins if plugin.serves(ctx.adapter_key)]
+    assert [text for text in prompts if text] == [f"The last message was {USER}: spam, wake up."]
     await authored.call("push", "noise here")
     await authored.call("push", "signal", wake=True)
     assert await authored.texts(CHAT, MessageKind.SYSTEM) == ["signal"]

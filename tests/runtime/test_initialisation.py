@@ -16,10 +16,10 @@ from broker_config.settings import DatabaseSettings
 from nekro.app.background import BackgroundLoop
 from nekro.app.catalogue import LaneOverrides
 from nekro.app.leases import LeaseKeeper
+from nekro.plugins.hooks import PluginHost
 from nekro.plugins.lanes import LaneChooser
 from nekro.plugins.loader import LoadedPlugins
 from nekro_agent.errors import FencedError, StorageUnavailableError
-from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.plugin import NekroPlugin
 from storage.engine import Database
 from storage.repositories.plugin_states import PluginStateRepository

@@ -10,7 +10,7 @@ from waiting import eventually
 
 from nekro_agent.api.plugin import NekroPlugin, TaskCtl
 from nekro_agent.errors import MethodFailedError
-from nekro_agent.execution.current_call import CurrentCall, serving
+from nekro_agent.execution.current import CurrentCall, serving
 from nekro_agent.jobs import AsyncTaskHandle
 from nekro_agent.ports import JobRequest
 from storage.engine import Database

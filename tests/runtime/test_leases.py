@@ -21,9 +21,9 @@ from broker_config.settings import AgentSettings, DatabaseSettings
 from nekro.app import leases as keeper_module
 from nekro.app.background import BackgroundLoop
 from nekro.app.leases import PINNED, SWEEP, HeldLease, LeaseKeeper, LeaseKind
+from nekro.plugins.hooks import HookFailure, PluginHost
 from nekro.plugins.lanes import LaneChooser
 from nekro_agent.errors import FencedError, StorageUnavailableError
-from nekro_agent.execution.hooks import HookFailure, PluginHost
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.shared_clock import elapsed_seconds

@@ -18,7 +18,7 @@ from nekro_agent import runtime
 from nekro_agent.api import recurring_timer, timer
 from nekro_agent.api.plugin import NekroPlugin, task
 from nekro_agent.api.schemas import AgentCtx
-from nekro_agent.execution.current import effects_of
+from nekro_agent.execution.current import effect_id, effects_of
 from nekro_agent.jobs import AsyncTaskHandle
 from nekro_agent.ports import JobState, MessageKind
 from nekro_agent.runtime import Runtime
@@ -249,8 +249,6 @@ async def test_a_repeated_call_that_replaces_a_job_has_a_job(calls: Calls, plugi
 
 
 def test_an_id_of_a_call_has_the_form_of_other_ids() -> None:
-    from nekro_agent.execution.current import effect_id
-
     def ids() -> list[Any]:
         with effects_of("call"):
             return [effect_id("kind", "a\udc80") for _ in range(2)]
@@ -258,3 +256,33 @@ def test_an_id_of_a_call_has_the_form_of_other_ids() -> None:
     first = ids()
     assert len({*first, effect_id("kind")}) == 3
     assert all(len(each) == 32 and int(each, 16) >= 0 for each in first)
+
+
+def functions_in(module: str) -> list[Callable[[], str]]:
+    """Return two functions of a module, each of which causes an effect."""
+    namespace: dict[str, Any] = {"__name__": module, "effect_id": effect_id}
+    exec("def one(): return effect_id('kind')\ndef other(): return effect_id('kind')", namespace)
+    return [namespace["one"], namespace["other"]]
+
+
+def test_a_repetition_that_skips_a_line_gives_the_next_one_its_former_id() -> None:
+    cause, _ = functions_in("nekro.app.sample")  # its frames are no lines of the plugin
+
+    def attempt(*, both: bool) -> list[str]:
+        with effects_of("call"):
+            skipped = [cause()] if both else []
+            return [*skipped, cause()]
+
+    (first, second), repeated = [attempt(both=both) for both in (True, False)]
+    assert first != second
+    assert repeated == [second]
+
+
+def test_the_lines_of_the_plugin_of_mcp_tools_count() -> None:
+    one, other = functions_in("nekro.extensions.mcp.sample")
+
+    def attempt(*functions: Callable[[], str]) -> list[str]:
+        with effects_of("call"):
+            return [function() for function in functions]
+
+    assert attempt(other) == attempt(one, other)[1:]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nekro_agent.execution.hooks import PluginHost
+from nekro.plugins.hooks import PluginHost
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.runtime import bound
 from nekro_agent.schemas.agent_ctx import AgentCtx
@@ -80,14 +80,14 @@ async def test_a_failing_hook_stops_neither_the_others_nor_the_worker(
 async def test_a_hook_that_does_not_end_is_abandoned_and_does_not_block_shutdown() -> None:
     (plugin,) = plugins(1)
 
-    @plugin.mount_prompt_inject_method("x")
-    async def inject(ctx: AgentCtx) -> str:
+    @plugin.mount_on_channel_reset()
+    async def reset(ctx: AgentCtx) -> None:
         await asyncio.Event().wait()
-        return "never"
 
     ctx = AgentCtx.for_call(chat_key="c")
-    assert await PluginHost([plugin], hook_seconds=0.01).injected_prompts(ctx) == []
-    task = asyncio.create_task(PluginHost([plugin]).injected_prompts(ctx))
+    (failure,) = await PluginHost([plugin], hook_seconds=0.01).channel_reset(ctx)
+    assert failure.error == "did not end within 0.01 s"
+    task = asyncio.create_task(PluginHost([plugin]).channel_reset(ctx))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -119,21 +119,13 @@ async def test_cleanups_share_a_time_limit_and_a_hanging_one_does_not_block_shut
     assert await host.stop() == []
 
 
-async def test_prompts_are_injected_for_the_adapters_that_a_plugin_supports() -> None:
+def test_prompts_are_injected_for_the_adapters_that_a_plugin_supports() -> None:
     everywhere, only_discord = plugins(2)
     only_discord.support_adapter = ["discord"]
-    for plugin in (everywhere, only_discord):
-
-        @plugin.mount_prompt_inject_method("x")
-        async def inject(ctx: AgentCtx) -> str:
-            return f"from {ctx.plugin_key}"
-
-    host = PluginHost([everywhere, only_discord])
-    both = ["from Ada.p0", "from Ada.p1"]
+    both = [everywhere, only_discord]
     # An unknown adapter has every plugin, in hooks as in prompts.
-    for adapter, texts in [("discord", both), ("onebot_v11", ["from Ada.p0"]), (None, both)]:
-        ctx = AgentCtx.for_call(chat_key="c", adapter_key=adapter)
-        assert [prompt.text for prompt in await host.injected_prompts(ctx)] == texts
+    for adapter, expected in [("discord", both), ("onebot_v11", [everywhere]), (None, both)]:
+        assert [plugin for plugin in both if plugin.serves(adapter)] == expected
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nekro_agent.execution.invoke import call_method
+from nekro.plugins.invoke import call_method
 from nekro_agent.methods import SandboxMethod, SandboxMethodType
 from nekro_agent.schemas.agent_ctx import AgentCtx
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from nekro_agent.execution.hooks import PluginHost
-from nekro_agent.execution.left_tasks import watched_tasks
+from nekro.plugins.hooks import PluginHost, watched_tasks
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.runtime import bound
 from nekro_agent.testing import InMemoryRuntime

@@ -13,13 +13,13 @@ from waiting import WAIT_SECONDS, cpu_limit
 from nekro_agent import cron
 from nekro_agent.api import recurring_timer, timer
 from nekro_agent.errors import InvalidValueError
-from nekro_agent.execution import callback_timers
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.models.db_recurring_timer_job import DBRecurringTimerJob
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.ports import WorkdayMode
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.services.timer import timer_service
+from nekro_agent.services.timer.timer_service import callback_timers
 from nekro_agent.testing import InMemoryRuntime
 
 CHAT = "chat"
@@ -267,7 +267,7 @@ async def test_the_timers_of_a_plugin_end_when_it_stops(world: InMemoryRuntime, 
 
     await world.call("wait", chat_key=CHAT)
     await timer_service.set_timer(CHAT, int(time.time()) + 3600, "other", callback=never)
-    assert [one.plugin_key for one in callback_timers.listed()] == [plugin.key, ""]
+    assert [one.plugin_key for one in callback_timers()] == [plugin.key, ""]
     await world.host.stop_plugin(plugin)
     assert [one.event_desc for one in await timer_service.get_timers(CHAT)] == ["other"]
     await timer_service.set_timer(CHAT, -1, "")

@@ -16,10 +16,10 @@ from broker_config.settings import DatabaseSettings, Settings
 from nekro.app.budgets import day_of
 from nekro.app.composition import CALLER, Services
 from nekro.app.model_meters import PluginModels
+from nekro.plugins.commands import CommandTable
 from nekro_agent import runtime
 from nekro_agent.api.plugin import NekroPlugin
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponseStatus
-from nekro_agent.commands.table import CommandTable
 from nekro_agent.errors import BudgetExceededError, LLMError
 from nekro_agent.execution.current import Payer, current_payer, paying
 from nekro_agent.services.agent.openai import gen_openai_chat_response, gen_openai_embeddings

@@ -16,12 +16,12 @@ from broker_config.keys import Keys
 from nekro.broker.delivery.messages import TaskMessage
 from nekro.plugins.entries import PluginEntry, PluginStatus, digest_of
 from nekro.plugins.entry_registry import refuse_unfit, refuse_unfit_text
+from nekro.plugins.invoke import call_method
 from nekro.plugins.registry import LoadedRegistry
 from nekro.wire.values import encode_arguments
 from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
 from nekro_agent.api.schemas import AgentCtx
 from nekro_agent.errors import ArgumentError
-from nekro_agent.execution.invoke import call_method
 
 
 async def plain(_ctx: AgentCtx, city: str, days: int = 3) -> str:

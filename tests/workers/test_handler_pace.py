@@ -14,6 +14,7 @@ from broker_config.settings import Settings
 from broker_config.topology import COMMAND_TASK, HOOK_TASK
 from nekro.app.composition import Services
 from nekro.broker.fairness import ChatPace
+from nekro.plugins.hooks import PluginHost
 from nekro.plugins.registry import LoadedRegistry
 from nekro.wire.invocation import Invocation, Signer, new_id
 from nekro.wire.values import decode_value, encode_arguments
@@ -21,7 +22,6 @@ from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
 from nekro_agent.api.schemas import AgentCtx
 from nekro_agent.commands.schemas import CommandExecutionContext
 from nekro_agent.errors import MessageRefusedError
-from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.schemas.chat_message import ChatMessage, ChatType
 from storage.migrate import upgrade
 from workers.calls.handler import FindTarget

@@ -16,12 +16,12 @@ from nekro.app.rounds.method_help import ChatPlugin, help_text, plugin_text, plu
 from nekro.app.rounds.sleeping_plugins import MOST_TURNS, may_sleep, wake
 from nekro.plugins.entries import MethodEntry
 from nekro.plugins.entry_registry import Registry
+from nekro.plugins.hooks import PluginHost
+from nekro.plugins.invoke import Outcome
 from nekro.sandbox.models import StopType
 from nekro.wire.invocation import Invocation
 from nekro.wire.values import Arguments
 from nekro_agent.errors import ArgumentError, MethodNotFoundError
-from nekro_agent.execution.hooks import PluginHost
-from nekro_agent.execution.invoke import Outcome
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from storage.engine import Database

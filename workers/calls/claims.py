@@ -24,7 +24,7 @@ from nekro.app.leases import CALL, HeldLease, LeaseKeeper
 from nekro.base.tasks import clean_up_timeout
 from nekro.broker.failures import name_of
 from nekro.wire.invocation import Envelope, Invocation
-from nekro_agent.durations import GRACE_SECONDS, RETRY_SECONDS
+from nekro_agent.durations import GRACE_SECONDS, HOOK_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import (
     CallCancelledError,
     CallTimeoutError,
@@ -33,7 +33,6 @@ from nekro_agent.errors import (
     StorageError,
     StorageUnavailableError,
 )
-from nekro_agent.execution.hooks import HOOK_SECONDS
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import MessageKind, SystemMessageHooks
 from storage.accounts.stored_bytes import ROW_BYTES, size_of

@@ -24,14 +24,14 @@ from broker_config.settings import SandboxSettings
 from nekro.app.calls.detached import CallEnds, CallSubject
 from nekro.base.redaction import Redactor
 from nekro.broker.fairness import ChatPace
+from nekro.plugins.invoke import Outcome
+from nekro.wire.author_frames import AuthorFrame, attach, author_frames, source_folder
 from nekro.wire.decode_pool import DecodePool
 from nekro.wire.invocation import Envelope, Invocation, Signer, is_long_body, tool_answer
 from nekro.wire.values import Arguments, encode_value
 from nekro_agent.durations import RETRY_SECONDS
 from nekro_agent.errors import CallTimeoutError, MethodFailedError, NekroError, ResultError
-from nekro_agent.execution.author_frames import AuthorFrame, attach, author_frames, source_folder
 from nekro_agent.execution.current import effects_of, on_account
-from nekro_agent.execution.invoke import Outcome
 from nekro_agent.methods import Lane, SandboxMethodType
 from nekro_agent.placeholders import OWN_PACKAGES
 from nekro_agent.shared_clock import shared_time

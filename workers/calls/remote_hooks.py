@@ -18,12 +18,13 @@ from nekro.app.calls.fleet_calls import CONFIG_HOOK, MCP_HOOK, WITH_CHANGES, Plu
 from nekro.app.chats.writer import context_of
 from nekro.broker.calls import MethodCaller
 from nekro.plugins.configuration import change_config, describe_config
+from nekro.plugins.hooks import PluginHost
+from nekro.plugins.invoke import Outcome
 from nekro.plugins.registry import LoadedRegistry
 from nekro.wire.invocation import Invocation
 from nekro.wire.values import Arguments
+from nekro_agent.durations import HOOK_SECONDS
 from nekro_agent.errors import MethodNotFoundError, NekroError
-from nekro_agent.execution.hooks import HOOK_SECONDS, PluginHost
-from nekro_agent.execution.invoke import Outcome
 from nekro_agent.methods import Lane
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.schemas.agent_ctx import AgentCtx
@@ -34,7 +35,7 @@ __all__ = ["ForwardedHooks", "HookForwarder"]
 
 
 class HookForwarder:
-    """Implements ``nekro_agent.execution.hooks.RemoteHooks``; one instance per process."""
+    """Implements ``nekro.plugins.hooks.RemoteHooks``; one instance per process."""
 
     def __init__(
         self,

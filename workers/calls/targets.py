@@ -16,7 +16,10 @@ from nekro.app.chats.publisher import EventPublisher
 from nekro.app.chats.writer import chat_of, context_of
 from nekro.app.rounds.runs import CodeRuns
 from nekro.base.redaction import Redactor
+from nekro.plugins.commands import CommandTable
+from nekro.plugins.invoke import Outcome, call_method
 from nekro.plugins.registry import LoadedMethod, LoadedRegistry
+from nekro.wire.author_frames import AuthorFrame
 from nekro.wire.invocation import Invocation
 from nekro.wire.values import Arguments, encode_value, pickled_for
 from nekro_agent.commands.schemas import (
@@ -25,7 +28,6 @@ from nekro_agent.commands.schemas import (
     CommandResponse,
     CommandResponseStatus,
 )
-from nekro_agent.commands.table import CommandTable
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import (
     DownloadError,
@@ -33,14 +35,11 @@ from nekro_agent.errors import (
     ResultError,
     UploadQuotaError,
 )
-from nekro_agent.execution.author_frames import AuthorFrame
-from nekro_agent.execution.current import Payer, paying
-from nekro_agent.execution.current_call import CurrentCall, serving
-from nekro_agent.execution.invoke import Outcome, call_method
-from nekro_agent.execution.uses import using
+from nekro_agent.execution.current import CurrentCall, Payer, paying, serving
 from nekro_agent.files import staging
 from nekro_agent.files.file_system import FileSystem
 from nekro_agent.methods import Lane
+from nekro_agent.plugin import using
 from storage.states import EventType
 from workers.calls.handler import CallTarget, OnStep, TaskSubject, explained, places_in_plugin
 from workers.calls.progress import CallReports

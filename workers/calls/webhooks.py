@@ -16,15 +16,16 @@ from nekro.app.calls.fleet_calls import PluginTasks
 from nekro.base.redaction import Redactor
 from nekro.broker.calls import MethodCaller
 from nekro.plugins.entries import WebhookEntry
+from nekro.plugins.invoke import Outcome
 from nekro.plugins.registry import LoadedRegistry, LoadedWebhook
+from nekro.wire.author_frames import AuthorFrame
 from nekro.wire.invocation import Invocation
 from nekro.wire.values import Arguments
 from nekro_agent.errors import NekroError
-from nekro_agent.execution.author_frames import AuthorFrame
 from nekro_agent.execution.current import Payer, current_account, paying
-from nekro_agent.execution.invoke import Outcome, run_callable
-from nekro_agent.execution.uses import using
+from nekro_agent.execution.greenlets import run_callable
 from nekro_agent.files import staging
+from nekro_agent.plugin import using
 from nekro_agent.ports import ChatInfo
 from nekro_agent.schemas.agent_ctx import AgentCtx, WebhookRequest
 from workers.calls.handler import CallTarget, OnStep, TaskSubject, places_in_plugin

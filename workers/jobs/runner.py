@@ -33,11 +33,9 @@ from nekro_agent.errors import (
     NekroError,
     StorageUnavailableError,
 )
-from nekro_agent.execution.current import Payer, paying
-from nekro_agent.execution.current_call import working_for
-from nekro_agent.execution.uses import using
+from nekro_agent.execution.current import Payer, paying, working_for
 from nekro_agent.jobs import AsyncTaskHandle, TaskCtl, TaskSignal, drive
-from nekro_agent.plugin import NekroPlugin
+from nekro_agent.plugin import NekroPlugin, using
 from nekro_agent.ports import JobState
 from storage.repositories.jobs import Job
 from storage.states import EventType

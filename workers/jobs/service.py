@@ -27,8 +27,7 @@ from nekro.wire.invocation import new_id
 from nekro_agent.durations import POLL_SECONDS, REFRESH_SECONDS
 from nekro_agent.errors import ConflictError, StorageUnavailableError
 from nekro_agent.execution import greenlets as bridge
-from nekro_agent.execution.current import current_account, effect_id
-from nekro_agent.execution.current_call import current_call
+from nekro_agent.execution.current import current_account, current_call, effect_id
 from nekro_agent.ports import JobInfo, JobRequest
 from storage.accounts.stored_bytes import ROW_BYTES, size_of
 from storage.driver.errors import outlasting

@@ -25,14 +25,14 @@ from loguru import logger
 from nekro.app.catalogue import LaneOverrides
 from nekro.app.leases import INIT, HeldLease, LeaseKeeper, on_this_loop
 from nekro.base.tasks import end_tasks, repeat
+from nekro.plugins.hooks import HookFailure, PluginHost, state_hooks
 from nekro.plugins.importing import Imported
 from nekro.plugins.lanes import LaneChooser
 from nekro.plugins.loader import LoadedPlugins
 from nekro_agent.durations import FRESH_SECONDS, POLL_SECONDS
 from nekro_agent.errors import FencedError
-from nekro_agent.execution import callback_timers
-from nekro_agent.execution.hooks import HookFailure, PluginHost, state_hooks
 from nekro_agent.plugin import NekroPlugin
+from nekro_agent.services.timer.timer_service import count_timers_of
 from storage.repositories.plugin_states import PluginState
 
 __all__ = [
@@ -308,7 +308,7 @@ def _pinned(host: PluginHost, lanes: LaneChooser) -> set[str]:
 
 async def _pin_if_tasks_are_left(plugin: NekroPlugin, host: PluginHost, overrides: LaneOverrides) -> None:
     count = sum(not task.done() for task in host.left_tasks.get(plugin.key, ()))
-    count = max(count, callback_timers.count_of(plugin))
+    count = max(count, count_timers_of(plugin))
     if not count:
         return
     reason = (

@@ -21,9 +21,9 @@ from loguru import logger
 from broker_config.topology import lane_queue
 from nekro.app.leases import PINNED, HeldLease, LeaseKeeper
 from nekro.base.tasks import end_tasks, log_errors
+from nekro.plugins.hooks import HookFailure, PluginHost
 from nekro.plugins.lanes import LaneChooser
 from nekro_agent.durations import CLOSE_STEP_SECONDS
-from nekro_agent.execution.hooks import HookFailure, PluginHost
 from nekro_agent.methods import Lane
 from nekro_agent.plugin import NekroPlugin
 

@@ -23,13 +23,12 @@ from loguru import logger
 from nekro.app.leases import LeaseKeeper
 from nekro.base.tasks import OwnedTasks, log_errors
 from nekro.plugins.discovery import SourceKind
+from nekro.plugins.hooks import PluginHost
 from nekro.plugins.importing import Imported, import_plugin
 from nekro.plugins.lanes import LaneChooser
 from nekro.plugins.loader import LoadedPlugins, forget
 from nekro_agent.durations import POLL_SECONDS, REFRESH_SECONDS
-from nekro_agent.execution.hooks import PluginHost
-from nekro_agent.execution.uses import is_in_use
-from nekro_agent.plugin import NekroPlugin
+from nekro_agent.plugin import NekroPlugin, is_in_use
 from workers.plugins.initialisation import init_lock
 
 __all__ = [

@@ -25,9 +25,9 @@ from nekro.app.rounds.method_help import method_brief, names_of
 from nekro.app.rounds.sleeping_plugins import awake_plugins, brief_of, may_sleep
 from nekro.plugins.entries import MethodEntry
 from nekro.plugins.entry_registry import Registry
+from nekro.plugins.hooks import PluginHost
 from nekro.sandbox.models import KeptVariables
 from nekro_agent.errors import InvalidValueError
-from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.files import safe_files
 from nekro_agent.ports import ChatInfo
 from nekro_agent.schemas.agent_ctx import AgentCtx

@@ -23,6 +23,7 @@ from nekro.app.chats.writer import chat_of
 from nekro.broker.calls import MethodCaller
 from nekro.plugins.entries import CommandEntry, MethodEntry, PluginEntry
 from nekro.plugins.entry_registry import Registry
+from nekro.plugins.hooks import signal_of
 from nekro.plugins.lanes import LaneChooser
 from nekro.wire.invocation import new_id
 from nekro.wire.values import decode_value, encode_arguments
@@ -32,7 +33,7 @@ from nekro_agent.commands.schemas import (
     CommandResponse,
     CommandResponseStatus,
 )
-from nekro_agent.durations import GRACE_SECONDS, REFRESH_SECONDS
+from nekro_agent.durations import GRACE_SECONDS, HOOK_SECONDS, REFRESH_SECONDS
 from nekro_agent.errors import (
     BrokerUnavailableError,
     InvalidValueError,
@@ -43,7 +44,6 @@ from nekro_agent.errors import (
     StorageUnavailableError,
 )
 from nekro_agent.execution.current import current_account
-from nekro_agent.execution.hooks import HOOK_SECONDS, signal_of
 from nekro_agent.ports import ChatInfo, KeyValueStore
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.schemas.chat_message import ChatMessage

@@ -25,8 +25,8 @@ from pydantic import (
     model_validator,
 )
 
+from broker_config.secret_files import refuse_secret_path
 from nekro_agent.errors import InvalidValueError
-from nekro_agent.files.secret_paths import refuse_secret_path
 
 __all__ = [
     "Access",

@@ -30,14 +30,13 @@ from nekro.extensions.mcp.servers import (
     redactor_of,
     unused_reason,
 )
+from nekro.plugins.hooks import PluginHost
 from nekro.plugins.importing import Imported
 from nekro.plugins.loader import LoadedPlugins
 from nekro_agent.durations import FRESH_SECONDS, POLL_SECONDS
 from nekro_agent.errors import InvalidValueError, MethodNotFoundError, NekroError, SandboxUnavailableError
-from nekro_agent.execution.hooks import PluginHost
-from nekro_agent.execution.uses import is_in_use
 from nekro_agent.methods import describe_signature
-from nekro_agent.plugin import NekroPlugin
+from nekro_agent.plugin import NekroPlugin, is_in_use
 from storage.engine import Database
 
 __all__ = [

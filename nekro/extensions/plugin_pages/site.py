@@ -22,8 +22,7 @@ from nekro.app.http_server import has_ambiguous_length
 from nekro.wire.seals import CALLER_HEADER, PROOF_HEADER, SIGNATURE_HEADER, HttpVerifier
 from nekro_agent.errors import InvalidValueError, MessageRefusedError
 from nekro_agent.execution.current import Payer, WebCaller, calling, paying
-from nekro_agent.execution.uses import using
-from nekro_agent.plugin import NekroPlugin
+from nekro_agent.plugin import NekroPlugin, using
 from nekro_client.models import Problem
 
 __all__ = ["PluginSite", "application_of", "pages_of"]

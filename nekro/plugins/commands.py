@@ -6,7 +6,7 @@ import inspect
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 
-from nekro_agent.commands.names import CommandNames, Named
+from nekro.plugins.entry_registry import CommandNames, Named
 from nekro_agent.commands.registration import CmdCtl, Command
 from nekro_agent.commands.schemas import (
     CommandExecutionContext,
@@ -15,13 +15,11 @@ from nekro_agent.commands.schemas import (
     parameters_of,
     parse,
 )
-from nekro_agent.core.logger import get_sub_logger
+from nekro_agent.core.logger import get_sub_logger, log_failure
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.execution.current import Payer, paying
-from nekro_agent.execution.failures import log_failure
-from nekro_agent.execution.invoke import run_callable
-from nekro_agent.execution.uses import using
-from nekro_agent.plugin import NekroPlugin
+from nekro_agent.execution.greenlets import run_callable
+from nekro_agent.plugin import NekroPlugin, using
 
 __all__ = ["CommandEntry", "CommandTable"]
 

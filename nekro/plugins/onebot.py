@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final, NoReturn
 from nekro_agent import placeholders
 from nekro_agent.commands.registration import CmdCtl, Command, keep
 from nekro_agent.commands.schemas import ArgSpec, CommandExecutionContext, CommandPermission, CommandResponse
-from nekro_agent.execution.invoke import run_callable
+from nekro_agent.execution.greenlets import run_callable
 from nekro_agent.models.base import stable_id
 from nekro_agent.placeholders import Placeholder
 from nekro_agent.schemas.chat_message import ChatType

@@ -1,34 +1,118 @@
-"""Runs the plugins' hooks one after another; a failing hook stops neither the others nor the worker."""
+"""Runs the plugins' hooks one after another; a failing hook stops neither the others nor the worker.
+
+Tasks that plugin code starts on the event loop and leaves running are noted, and end with the plugin.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Generator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
+from weakref import WeakKeyDictionary
 
 from nekro_agent import runtime
-from nekro_agent.core.logger import get_sub_logger
+from nekro_agent.core.logger import get_sub_logger, log_failure
+from nekro_agent.durations import POLL_SECONDS
 from nekro_agent.errors import InvalidValueError
-from nekro_agent.execution import callback_timers
 from nekro_agent.execution.current import payer_of, paying
-from nekro_agent.execution.failures import log_failure
-from nekro_agent.execution.invoke import run_callable
-from nekro_agent.execution.left_tasks import watched_tasks
-from nekro_agent.execution.uses import using
+from nekro_agent.execution.greenlets import run_callable
 from nekro_agent.files import staging
-from nekro_agent.plugin import NekroPlugin
+from nekro_agent.plugin import NekroPlugin, using
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.schemas.chat_message import ChatMessage, locate_files
 from nekro_agent.schemas.signal import MsgSignal, merge_signals
+from nekro_agent.services.timer.timer_service import drop_timers_of, run_callbacks_here
 
-__all__ = ["HookFailure", "InjectedPrompt", "PluginHost", "RemoteHooks", "signal_of", "state_hooks"]
+__all__ = [
+    "HookFailure",
+    "PluginHost",
+    "RemoteHooks",
+    "signal_of",
+    "state_hooks",
+    "watched_tasks",
+]
+
+_watched: ContextVar[list[asyncio.Task[Any]] | None] = ContextVar("nekro_watched_tasks", default=None)
+
+
+class _NotingFactory:
+    """The task factory of a loop while one or more blocks are watched; tells tasks by their context."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._before = loop.get_task_factory()
+        self._blocks = 0
+
+    def __call__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        work: Coroutine[Any, Any, Any] | Generator[Any, None, Any],
+        **options: Any,
+    ) -> asyncio.Future[Any]:
+        before = self._before
+        made = before(loop, work, **options) if before else asyncio.Task(work, loop=loop, **options)
+        mine = _watched.get()
+        # A factory of other code may lie between two of these, which then see the same task.
+        if mine is not None and isinstance(made, asyncio.Task) and made not in mine[-1:]:
+            mine.append(made)
+        return made
+
+    def begin(self) -> None:
+        """Count a block."""
+        self._blocks += 1
+
+    def end(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Count the end of a block; after the last one the loop has its former factory again.
+
+        A factory that other code has set meanwhile stays, since it may call this one.
+        """
+        self._blocks -= 1
+        if self._blocks == 0:
+            if _factories.get(loop) is self:
+                del _factories[loop]
+            if loop.get_task_factory() is self:
+                loop.set_task_factory(self._before)
+
+
+#: Blocks overlap if several plugins are initialised at the same time, and any of them may end first.
+_factories: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, _NotingFactory]] = WeakKeyDictionary()
+
+
+@asynccontextmanager
+async def watched_tasks() -> AsyncIterator[list[asyncio.Task[Any]]]:
+    """Collect the tasks that the block starts, directly or through others.
+
+    A context variable distinguishes them from tasks of other code that runs on the loop meanwhile.
+    """
+    loop = asyncio.get_running_loop()
+    factory = _factory_of(loop)
+    factory.begin()
+    created: list[asyncio.Task[Any]] = []
+    token = _watched.set(created)
+    try:
+        yield created
+    finally:
+        _watched.reset(token)
+        factory.end(loop)
+    if any(not task.done() for task in created):
+        await asyncio.sleep(POLL_SECONDS)
+
+
+def _factory_of(loop: asyncio.AbstractEventLoop) -> _NotingFactory:
+    known = _factories.get(loop)
+    is_set = loop.get_task_factory() is known
+    if known is not None and is_set:
+        return known
+    made = _NotingFactory(loop)
+    _factories[loop] = made
+    loop.set_task_factory(made)
+    return made
+
 
 _log = get_sub_logger("hooks")
-#: How long plugins may delay a prompt or a message with one kind of hook; a hook in another process has half
-#: of it, so that its failure is seen here.
-HOOK_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,16 +127,6 @@ class HookFailure:
     def text(self) -> str:
         """``init hook: ValueError: no key``."""
         return f"{self.hook} hook: {self.error}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class InjectedPrompt:
-    """The text that a plugin adds to the prompt of one round."""
-
-    plugin_key: str
-    module_name: str
-    name: str
-    text: str
 
 
 class RemoteHooks(Protocol):
@@ -111,7 +185,7 @@ class PluginHost:
             skip: keys of plugins that do not run in this process.
         """
         staging.sweep(runtime.data_root())
-        callback_timers.run_here()
+        run_callbacks_here()
         failures: list[HookFailure] = []
         for plugin in self.plugins:
             await _complete_config(plugin)
@@ -159,7 +233,7 @@ class PluginHost:
 
     def cancel_tasks(self, plugin: NekroPlugin) -> None:
         """Cancel the tasks that a plugin's init and ``on_enabled`` hooks left running, and its timers."""
-        callback_timers.drop_of(plugin)
+        drop_timers_of(plugin)
         for task in self._tasks.pop(plugin, ()):
             task.cancel()
 
@@ -194,24 +268,6 @@ class PluginHost:
             return False
         ctx = await AgentCtx.create_by_chat_key(chat_key)
         return await self.system_message(ctx, text) is MsgSignal.BLOCK_ALL
-
-    async def injected_prompts(self, ctx: AgentCtx) -> list[InjectedPrompt]:
-        """Return what plugins add to a round's prompt, without those that fail or return nothing."""
-        prompts: list[InjectedPrompt] = []
-        for plugin in self._enabled():
-            if not plugin.serves(ctx.adapter_key):
-                continue
-            text, _ = await self._show(plugin, "prompt_inject", ctx)
-            if text:
-                prompts.append(
-                    InjectedPrompt(
-                        plugin_key=plugin.key,
-                        module_name=plugin.module_name,
-                        name=plugin.name,
-                        text=str(text),
-                    )
-                )
-        return prompts
 
     async def inject(self, plugin: NekroPlugin, ctx: AgentCtx) -> str:
         """Return what one plugin adds to a round's prompt; an exception of its hook propagates."""
