@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import cached_property
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from loguru import logger
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from storage.catalogue import CatalogueRepository, WorkerListing
     from storage.listings.changes import ChangeListing
     from storage.listings.chats import ChatListing
+    from storage.listings.overview import OverviewRepository
     from storage.listings.series import SeriesRepository, SpendingReportRepository
     from storage.listings.turns import TurnListing, TurnSearch
     from storage.outbound.adapters import AdapterRepository
@@ -43,308 +45,140 @@ if TYPE_CHECKING:
     from storage.repositories.rounds import RoundRepository
     from storage.repositories.timers import CronJobRepository, TimerRepository
 
-__all__ = ["Repositories", "Transaction"]
+__all__ = ["Transaction"]
+
+_Repository = TypeVar("_Repository")
 
 
-class Repositories:
-    """All repositories on one connection; each is imported at its first use, with SQLAlchemy."""
+class _Lazy(Generic[_Repository]):
+    """A repository that is imported, with SQLAlchemy, and constructed when a transaction first uses it."""
+
+    def __init__(self, path: str) -> None:
+        self._module, _, self._class = path.partition(":")
+
+    def __set_name__(self, _owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, transaction: Any, _owner: type) -> _Repository:
+        repository: _Repository = getattr(import_module(self._module), self._class)(transaction.connection)
+        # Further uses find it there, and not this descriptor.
+        transaction.__dict__[self._name] = repository
+        return repository
+
+
+class Transaction:
+    """Yielded by ``Database.begin()``, ``autocommit()`` and ``read()``; do not construct it directly."""
+
+    #: Plugins of chats that were woken.
+    activations: _Lazy[ActivationRepository] = _Lazy(
+        "storage.repositories.plugin_states:ActivationRepository"
+    )
+    #: Clients of adapters, and what they are sent.
+    adapters: _Lazy[AdapterRepository] = _Lazy("storage.outbound.adapters:AdapterRepository")
+    #: Requests for approval of calls.
+    approvals: _Lazy[ApprovalRepository] = _Lazy("storage.accounts.approvals:ApprovalRepository")
+    #: Administrative acts.
+    audit: _Lazy[AuditRepository] = _Lazy("storage.accounts.keys:AuditRepository")
+    #: Calls that await approval.
+    awaiting_calls: _Lazy[AwaitingCallRepository] = _Lazy("storage.accounts.approvals:AwaitingCallRepository")
+    #: Progress of calls, stored as jobs.
+    call_progress: _Lazy[CallProgressRepository] = _Lazy(
+        "storage.repositories.call_progress:CallProgressRepository"
+    )
+    #: Calls of plugin methods.
+    calls: _Lazy[CallRepository] = _Lazy("storage.repositories.calls:CallRepository")
+    #: Workers and the plugins that they serve.
+    catalogue: _Lazy[CatalogueRepository] = _Lazy("storage.catalogue:CatalogueRepository")
+    #: Fingerprints of lists.
+    change_listing: _Lazy[ChangeListing] = _Lazy("storage.listings.changes:ChangeListing")
+    #: Chats for lists.
+    chat_listing: _Lazy[ChatListing] = _Lazy("storage.listings.chats:ChatListing")
+    #: Chats and the leases on them.
+    chats: _Lazy[ChatRepository] = _Lazy("storage.repositories.chats:ChatRepository")
+    #: Recurring timers.
+    cron_jobs: _Lazy[CronJobRepository] = _Lazy("storage.repositories.timers:CronJobRepository")
+    #: Calls whose callers no longer wait.
+    detached_calls: _Lazy[DetachedCallRepository] = _Lazy(
+        "storage.repositories.call_progress:DetachedCallRepository"
+    )
+    #: Downloads by target.
+    downloads: _Lazy[DownloadRepository] = _Lazy("storage.repositories.downloads:DownloadRepository")
+    #: Events of chats.
+    events: _Lazy[EventRepository] = _Lazy("storage.repositories.events:EventRepository")
+    #: Entries of the logs of background jobs.
+    job_log: _Lazy[JobLogRepository] = _Lazy("storage.repositories.job_log:JobLogRepository")
+    #: Signals of background jobs, and the waits for them.
+    job_signals: _Lazy[JobSignalRepository] = _Lazy("storage.repositories.job_log:JobSignalRepository")
+    #: Background jobs.
+    jobs: _Lazy[JobRepository] = _Lazy("storage.repositories.jobs:JobRepository")
+    #: Keys of the HTTP API.
+    keys: _Lazy[KeyRepository] = _Lazy("storage.accounts.keys:KeyRepository")
+    #: Lane overrides of methods.
+    lane_overrides: _Lazy[LaneOverrideRepository] = _Lazy(
+        "storage.repositories.plugin_states:LaneOverrideRepository"
+    )
+    #: Leases by name.
+    leases: _Lazy[LeaseRepository] = _Lazy("storage.repositories.leases:LeaseRepository")
+    #: MCP servers and their tools.
+    mcp_servers: _Lazy[McpServerRepository] = _Lazy("storage.outbound.mcp_servers:McpServerRepository")
+    #: Messages of chats.
+    messages: _Lazy[MessageRepository] = _Lazy("storage.repositories.messages:MessageRepository")
+    #: Responses of the OpenAI-compatible API.
+    openai_responses: _Lazy[OpenAIResponseRepository] = _Lazy(
+        "storage.accounts.openai_responses:OpenAIResponseRepository"
+    )
+    #: What waits and runs, for people and metrics.
+    overview: _Lazy[OverviewRepository] = _Lazy("storage.listings.overview:OverviewRepository")
+    #: Operators' decisions which plugins are enabled.
+    plugin_states: _Lazy[PluginStateRepository] = _Lazy(
+        "storage.repositories.plugin_states:PluginStateRepository"
+    )
+    #: What rounds sent to the model.
+    prompts: _Lazy[PromptRepository] = _Lazy("storage.repositories.memory:PromptRepository")
+    #: Queries across chats and plugins.
+    records: _Lazy[RecordRepository] = _Lazy("storage.repositories.records:RecordRepository")
+    #: Requests with an idempotency key.
+    requests: _Lazy[RequestRepository] = _Lazy("storage.repositories.leases:RequestRepository")
+    #: Rounds of the LLM.
+    rounds: _Lazy[RoundRepository] = _Lazy("storage.repositories.rounds:RoundRepository")
+    #: Figures over time.
+    series: _Lazy[SeriesRepository] = _Lazy("storage.listings.series:SeriesRepository")
+    #: Sums of what was spent.
+    spending_reports: _Lazy[SpendingReportRepository] = _Lazy(
+        "storage.listings.series:SpendingReportRepository"
+    )
+    #: What rounds and plugins spent, and the totals that budgets limit.
+    spendings: _Lazy[SpendingRepository] = _Lazy("storage.accounts.spendings:SpendingRepository")
+    #: Summaries of the older messages of chats.
+    summaries: _Lazy[SummaryRepository] = _Lazy("storage.repositories.memory:SummaryRepository")
+    #: One-time timers.
+    timers: _Lazy[TimerRepository] = _Lazy("storage.repositories.timers:TimerRepository")
+    #: Turns for lists.
+    turn_listing: _Lazy[TurnListing] = _Lazy("storage.listings.turns:TurnListing")
+    #: Turns by what people look for.
+    turn_search: _Lazy[TurnSearch] = _Lazy("storage.listings.turns:TurnSearch")
+    #: Variables of programs, by turn.
+    variables: _Lazy[VariableRepository] = _Lazy("storage.repositories.memory:VariableRepository")
+    #: Subscriptions of URLs to events, and their deliveries.
+    webhooks: _Lazy[WebhookRepository] = _Lazy("storage.outbound.webhooks:WebhookRepository")
+    #: Workers for lists.
+    worker_listing: _Lazy[WorkerListing] = _Lazy("storage.catalogue:WorkerListing")
 
     def __init__(self, connection: Connection, *, key_bytes: int = 0) -> None:
         """
         Args:
             key_bytes: as of ``StoredByteRepository``.
         """
-        self._runner = connection
+        self.connection = connection
         self._key_bytes = key_bytes
-
-    @cached_property
-    def activations(self) -> ActivationRepository:
-        """Plugins of chats that were woken."""
-        from storage.repositories.plugin_states import ActivationRepository
-
-        return ActivationRepository(self._runner)
-
-    @cached_property
-    def adapters(self) -> AdapterRepository:
-        """Clients of adapters, and what they are sent."""
-        from storage.outbound.adapters import AdapterRepository
-
-        return AdapterRepository(self._runner)
-
-    @cached_property
-    def approvals(self) -> ApprovalRepository:
-        """Requests for approval of calls."""
-        from storage.accounts.approvals import ApprovalRepository
-
-        return ApprovalRepository(self._runner)
-
-    @cached_property
-    def audit(self) -> AuditRepository:
-        """Administrative acts."""
-        from storage.accounts.keys import AuditRepository
-
-        return AuditRepository(self._runner)
-
-    @cached_property
-    def awaiting_calls(self) -> AwaitingCallRepository:
-        """Calls that await approval."""
-        from storage.accounts.approvals import AwaitingCallRepository
-
-        return AwaitingCallRepository(self._runner)
-
-    @cached_property
-    def call_progress(self) -> CallProgressRepository:
-        """Progress of calls, stored as jobs."""
-        from storage.repositories.call_progress import CallProgressRepository
-
-        return CallProgressRepository(self._runner)
-
-    @cached_property
-    def calls(self) -> CallRepository:
-        """Calls of plugin methods."""
-        from storage.repositories.calls import CallRepository
-
-        return CallRepository(self._runner)
-
-    @cached_property
-    def catalogue(self) -> CatalogueRepository:
-        """Workers and the plugins that they serve."""
-        from storage.catalogue import CatalogueRepository
-
-        return CatalogueRepository(self._runner)
-
-    @cached_property
-    def change_listing(self) -> ChangeListing:
-        """Fingerprints of lists."""
-        from storage.listings.changes import ChangeListing
-
-        return ChangeListing(self._runner)
-
-    @cached_property
-    def chat_listing(self) -> ChatListing:
-        """Chats for lists."""
-        from storage.listings.chats import ChatListing
-
-        return ChatListing(self._runner)
-
-    @cached_property
-    def chats(self) -> ChatRepository:
-        """Chats and the leases on them."""
-        from storage.repositories.chats import ChatRepository
-
-        return ChatRepository(self._runner)
-
-    @cached_property
-    def cron_jobs(self) -> CronJobRepository:
-        """Recurring timers."""
-        from storage.repositories.timers import CronJobRepository
-
-        return CronJobRepository(self._runner)
-
-    @cached_property
-    def detached_calls(self) -> DetachedCallRepository:
-        """Calls whose callers no longer wait."""
-        from storage.repositories.call_progress import DetachedCallRepository
-
-        return DetachedCallRepository(self._runner)
-
-    @cached_property
-    def downloads(self) -> DownloadRepository:
-        """Downloads by target."""
-        from storage.repositories.downloads import DownloadRepository
-
-        return DownloadRepository(self._runner)
-
-    @cached_property
-    def events(self) -> EventRepository:
-        """Events of chats."""
-        from storage.repositories.events import EventRepository
-
-        return EventRepository(self._runner)
-
-    @cached_property
-    def jobs(self) -> JobRepository:
-        """Background jobs."""
-        from storage.repositories.jobs import JobRepository
-
-        return JobRepository(self._runner)
-
-    @cached_property
-    def job_log(self) -> JobLogRepository:
-        """Entries of the logs of background jobs."""
-        from storage.repositories.job_log import JobLogRepository
-
-        return JobLogRepository(self._runner)
-
-    @cached_property
-    def job_signals(self) -> JobSignalRepository:
-        """Signals of background jobs, and the waits for them."""
-        from storage.repositories.job_log import JobSignalRepository
-
-        return JobSignalRepository(self._runner)
-
-    @cached_property
-    def keys(self) -> KeyRepository:
-        """Keys of the HTTP API."""
-        from storage.accounts.keys import KeyRepository
-
-        return KeyRepository(self._runner)
-
-    @cached_property
-    def openai_responses(self) -> OpenAIResponseRepository:
-        """Responses of the OpenAI-compatible API."""
-        from storage.accounts.openai_responses import OpenAIResponseRepository
-
-        return OpenAIResponseRepository(self._runner)
-
-    @cached_property
-    def leases(self) -> LeaseRepository:
-        """Leases by name."""
-        from storage.repositories.leases import LeaseRepository
-
-        return LeaseRepository(self._runner)
-
-    @cached_property
-    def lane_overrides(self) -> LaneOverrideRepository:
-        """Lane overrides of methods."""
-        from storage.repositories.plugin_states import LaneOverrideRepository
-
-        return LaneOverrideRepository(self._runner)
-
-    @cached_property
-    def mcp_servers(self) -> McpServerRepository:
-        """MCP servers and their tools."""
-        from storage.outbound.mcp_servers import McpServerRepository
-
-        return McpServerRepository(self._runner)
-
-    @cached_property
-    def messages(self) -> MessageRepository:
-        """Messages of chats."""
-        from storage.repositories.messages import MessageRepository
-
-        return MessageRepository(self._runner)
-
-    @cached_property
-    def plugin_states(self) -> PluginStateRepository:
-        """Operators' decisions which plugins are enabled."""
-        from storage.repositories.plugin_states import PluginStateRepository
-
-        return PluginStateRepository(self._runner)
-
-    @cached_property
-    def prompts(self) -> PromptRepository:
-        """What rounds sent to the model."""
-        from storage.repositories.memory import PromptRepository
-
-        return PromptRepository(self._runner)
-
-    @cached_property
-    def records(self) -> RecordRepository:
-        """Queries across chats and plugins."""
-        from storage.repositories.records import RecordRepository
-
-        return RecordRepository(self._runner)
-
-    @cached_property
-    def requests(self) -> RequestRepository:
-        """Requests with an idempotency key."""
-        from storage.repositories.leases import RequestRepository
-
-        return RequestRepository(self._runner)
-
-    @cached_property
-    def rounds(self) -> RoundRepository:
-        """Rounds of the LLM."""
-        from storage.repositories.rounds import RoundRepository
-
-        return RoundRepository(self._runner)
-
-    @cached_property
-    def summaries(self) -> SummaryRepository:
-        """Summaries of the older messages of chats."""
-        from storage.repositories.memory import SummaryRepository
-
-        return SummaryRepository(self._runner)
-
-    @cached_property
-    def series(self) -> SeriesRepository:
-        """Figures over time."""
-        from storage.listings.series import SeriesRepository
-
-        return SeriesRepository(self._runner)
-
-    @cached_property
-    def spending_reports(self) -> SpendingReportRepository:
-        """Sums of what was spent."""
-        from storage.listings.series import SpendingReportRepository
-
-        return SpendingReportRepository(self._runner)
-
-    @cached_property
-    def spendings(self) -> SpendingRepository:
-        """What rounds and plugins spent, and the totals that budgets limit."""
-        from storage.accounts.spendings import SpendingRepository
-
-        return SpendingRepository(self._runner)
+        self._callbacks: list[Callable[[], Awaitable[object]]] = []
 
     @cached_property
     def stored_bytes(self) -> StoredByteRepository:
         """What keys of the HTTP API keep stored."""
         from storage.accounts.stored_bytes import StoredByteRepository
 
-        return StoredByteRepository(self._runner, key_bytes=self._key_bytes)
-
-    @cached_property
-    def turn_listing(self) -> TurnListing:
-        """Turns for lists."""
-        from storage.listings.turns import TurnListing
-
-        return TurnListing(self._runner)
-
-    @cached_property
-    def turn_search(self) -> TurnSearch:
-        """Turns by what people look for."""
-        from storage.listings.turns import TurnSearch
-
-        return TurnSearch(self._runner)
-
-    @cached_property
-    def timers(self) -> TimerRepository:
-        """One-time timers."""
-        from storage.repositories.timers import TimerRepository
-
-        return TimerRepository(self._runner)
-
-    @cached_property
-    def variables(self) -> VariableRepository:
-        """Variables of programs, by turn."""
-        from storage.repositories.memory import VariableRepository
-
-        return VariableRepository(self._runner)
-
-    @cached_property
-    def webhooks(self) -> WebhookRepository:
-        """Subscriptions of URLs to events, and their deliveries."""
-        from storage.outbound.webhooks import WebhookRepository
-
-        return WebhookRepository(self._runner)
-
-    @cached_property
-    def worker_listing(self) -> WorkerListing:
-        """Workers for lists."""
-        from storage.catalogue import WorkerListing
-
-        return WorkerListing(self._runner)
-
-
-class Transaction(Repositories):
-    """Yielded by ``Database.begin()``, ``autocommit()`` and ``read()``; do not construct it directly."""
-
-    def __init__(self, connection: Connection, *, key_bytes: int = 0) -> None:
-        super().__init__(connection, key_bytes=key_bytes)
-        self.connection = connection
-        self._callbacks: list[Callable[[], Awaitable[object]]] = []
+        return StoredByteRepository(self.connection, key_bytes=self._key_bytes)
 
     def after_commit(self, callback: Callable[[], Awaitable[object]]) -> None:
         """Run ``callback`` after the transaction is committed; never if it is rolled back.

@@ -20,7 +20,7 @@ from nekro_agent.errors import NekroError
 from nekro_agent.shared_clock import shared_time
 from storage.database_clock import follow_database_clock
 from storage.engine import Database
-from storage.listings.overview import OpenDeliveries, OpenWork, OverviewRepository
+from storage.listings.overview import OpenDeliveries, OpenWork
 from storage.states import BudgetScope
 
 __all__ = ["FLEET_METRICS", "FleetFigures"]
@@ -151,7 +151,7 @@ class FleetFigures:
         async with Database(self._settings.database, self._settings.data_dir) as database:
             await follow_database_clock(database)
             async with database.read() as transaction:
-                overview = OverviewRepository(transaction.connection)
+                overview = transaction.overview
                 work = {
                     "rounds": await overview.rounds(),
                     "jobs": await overview.jobs(),

@@ -34,7 +34,6 @@ from nekro_agent.ports import IncomingMessage
 from nekro_agent.shared_clock import shared_time
 from nekro_client.models import TurnState
 from storage.accounts.approvals import Approval
-from storage.listings.overview import OverviewRepository
 from storage.repositories.calls import Call
 from storage.states import ApprovalScope, ApprovalState, CallState, EventType, TriggerKind
 from storage.tables import APPROVALS, CALLS
@@ -623,7 +622,7 @@ async def test_ten_thousand_requests_are_listed_decided_expired_and_withdrawn(
         before = page[-1].sequence
     assert len(seen) == 10_000
     async with bench.database.read() as tx:
-        assert (await OverviewRepository(tx.connection).approvals()).waiting == 10_000
+        assert (await tx.overview.approvals()).waiting == 10_000
 
     decisions = bench.services.approval_decisions
     await approve_and_run(bench, first)

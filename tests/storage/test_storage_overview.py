@@ -7,14 +7,14 @@ from uuid import uuid4
 from waiting import WAIT_SECONDS
 
 from storage.engine import Database
-from storage.listings.overview import OpenWork, OverviewRepository
+from storage.listings.overview import OpenWork
 from storage.repositories.rounds import RoundRequest
 from storage.states import TriggerKind
 
 
 async def test_open_work_counts_due_and_running_items(database: Database) -> None:
     async with database.begin() as transaction:
-        nothing = await OverviewRepository(transaction.connection).rounds()
+        nothing = await transaction.overview.rounds()
         assert nothing == OpenWork(waiting=0, running=0, oldest_seconds=0)
         for number, (chat, delay) in enumerate((("a", 0), ("b", 0), ("c", 60))):
             await transaction.chats.ensure(chat)
@@ -31,7 +31,7 @@ async def test_open_work_counts_due_and_running_items(database: Database) -> Non
         assert fence is not None
         await transaction.rounds.claim_next("a", fence=fence, worker="w")
     async with database.read() as transaction:
-        overview = OverviewRepository(transaction.connection)
+        overview = transaction.overview
         rounds, jobs = await overview.rounds(), await overview.jobs()
     assert (rounds.waiting, rounds.running) == (1, 1)
     assert 0 <= rounds.oldest_seconds < WAIT_SECONDS
@@ -54,7 +54,7 @@ async def test_a_round_behind_its_chats_running_one_waits_for_no_worker(database
                 assert fence is not None
                 assert await transaction.rounds.claim_next(claimed, fence=fence, worker="w") is not None
         async with database.read() as transaction:
-            return await OverviewRepository(transaction.connection).rounds()
+            return await transaction.overview.rounds()
 
     assert await open_rounds("a", claimed="a") == OpenWork(waiting=0, running=1, oldest_seconds=0)
     assert await open_rounds("a") == OpenWork(waiting=1, running=1, oldest_seconds=0)

@@ -20,7 +20,6 @@ from nekro.sandbox.models import StopType
 from nekro.wire.values import decode_value
 from nekro_agent.api.plugin import task
 from nekro_agent.ports import JobState
-from storage.listings.overview import OverviewRepository
 from storage.repositories.rounds import Round
 from storage.states import RoundState, TriggerKind
 
@@ -243,7 +242,7 @@ async def settled_rounds(services: Services) -> list[Round]:
     async with asyncio.timeout(WAIT_SECONDS):
         while True:
             async with services.database.read() as transaction:
-                open_rounds = await OverviewRepository(transaction.connection).rounds()
+                open_rounds = await transaction.overview.rounds()
                 if open_rounds.waiting + open_rounds.running == 0:
                     found = [await transaction.rounds.newest(chat, limit=5000) for chat in CHATS]
                     return [item for rounds in found for item in rounds]

@@ -61,10 +61,9 @@ async def approval_checks(settings: Settings) -> list[Check]:
 
 async def _pending(settings: Settings) -> Check:
     from storage.engine import Database
-    from storage.listings.overview import OverviewRepository
 
     async with Database(settings.database, settings.data_dir) as database, database.read() as transaction:
-        work = await OverviewRepository(transaction.connection).approvals()
+        work = await transaction.overview.approvals()
     if not work.waiting:
         return Check(name="approvals", verdict=Verdict.OK, detail="no call waits")
     is_old = work.oldest_seconds > settings.approval.pending_seconds / 2

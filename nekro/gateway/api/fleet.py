@@ -41,7 +41,7 @@ from nekro_client.models import (
     Work,
     Worker,
 )
-from storage.listings.overview import OpenWork, OverviewRepository
+from storage.listings.overview import OpenWork
 from storage.listings.series import SeriesRange
 from storage.states import BudgetScope
 
@@ -92,7 +92,7 @@ async def get_queues(services: ServicesDep, identity: IdentityDep) -> Queues:
     identity.require_all(Scope.ADMIN)
     figures, dead = await asyncio.to_thread(_read_broker, services)
     async with services.database.read() as transaction:
-        overview = OverviewRepository(transaction.connection)
+        overview = transaction.overview
         rounds, jobs = await overview.rounds(), await overview.jobs()
     return Queues(
         queues=[

@@ -17,7 +17,6 @@ from nekro.broker.broker_figures import dead_mark, read_queues
 from nekro.gateway.identity import Identity, Scope
 from nekro.gateway.web.responses import json_text
 from nekro_client.models import Change, ChangeKind
-from storage.listings.overview import OverviewRepository
 
 __all__ = [
     "SOURCES",
@@ -169,7 +168,7 @@ async def _workers(services: Services) -> Marks:
 async def _queues(services: Services) -> Marks:
     figures = await asyncio.to_thread(read_queues, services.app)
     async with services.database.read() as transaction:
-        overview = OverviewRepository(transaction.connection)
+        overview = transaction.overview
         work = [await overview.rounds(), await overview.jobs()]
     # The age of the oldest item grows without a change.
     waiting = frozenset((one.lane, one.waiting, one.held) for one in figures)
