@@ -1,4 +1,10 @@
-"""Migrates a database to the schema of this version, and reports which schema it has."""
+"""Creates and migrates the schema, and checks whether a database has the one that this version needs.
+
+Every process makes that check, so it imports neither Alembic nor SQLAlchemy. A newer schema is accepted: a
+release only adds to the schema of the previous release, and unused parts are removed in a later one
+(docs/operations.md). Therefore workers of two versions run side by side, before and after the migration.
+Revisions are numbers with leading zeros, so their texts are in the order of the releases.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +12,58 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import Connection, Engine, text
+from loguru import logger
 
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import StorageError, StorageUnavailableError
 from storage.driver.blocking import blocking_engine
 from storage.driver.urls import PoolMode, database_url, pool_mode
-from storage.schema import is_newer, known_revisions, revision_of, too_old
+from storage.engine import Database
+from storage.transaction import Transaction
 
 if TYPE_CHECKING:
     from alembic.config import Config
+    from sqlalchemy import Connection, Engine
 
-__all__ = ["DatabaseStatus", "check", "require_migrated", "upgrade"]
+__all__ = ["DatabaseStatus", "check", "is_newer", "known_revisions", "require_schema", "upgrade"]
 
-#: Key of PostgreSQL's advisory lock: the bytes of "nekro".
-_LOCK_KEY: Final = int.from_bytes(b"nekro", "big")
+_VERSIONS: Final = Path(__file__).parent / "migrations" / "versions"
+_REVISION: Final = "SELECT version_num FROM alembic_version"
+#: Return a row when Alembic's table exists.
+_HAS_REVISION: Final = {
+    "sqlite": "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'alembic_version'",
+    "postgresql": "SELECT 1 WHERE to_regclass('alembic_version') IS NOT NULL",
+}
 #: As Alembic creates it, which also leaves it there, empty, when it removes all revisions.
 _VERSION_TABLE: Final = """
 CREATE TABLE IF NOT EXISTS alembic_version (
     version_num VARCHAR(32) NOT NULL, CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 )
 """
-_INSERT_REVISION: Final = "INSERT INTO alembic_version (version_num) VALUES (:revision)"
+#: Key of PostgreSQL's advisory lock: the bytes of "nekro".
+_LOCK_KEY: Final = int.from_bytes(b"nekro", "big")
+
+
+@cache
+def known_revisions() -> tuple[str, ...]:
+    """Return the revisions of this version, oldest first: the leading numbers of the migration files."""
+    return tuple(sorted(path.name.partition("_")[0] for path in _VERSIONS.glob("[0-9]*_*.py")))
+
+
+def is_newer(revision: str | None) -> bool:
+    """Whether a later version migrated the database."""
+    return revision is not None and revision > known_revisions()[-1]
+
+
+def _too_old(revision: str | None) -> str:
+    """Return why a database cannot be migrated by this version; "" if it can."""
+    if revision is None or revision >= known_revisions()[0]:
+        return ""
+    return f"schema {revision} is of a release before 0.2.0: upgrade to 0.2.0 first"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +101,82 @@ class DatabaseStatus:
     @property
     def too_old(self) -> str:
         """Why this version cannot migrate the database; "" if it can."""
-        return too_old(self.revision)
+        return _too_old(self.revision)
+
+
+async def require_schema(database: Database, *, refuses_pooler: bool = True) -> None:
+    """Return when the schema is the one that this version needs, or a newer one.
+
+    Args:
+        refuses_pooler: refuse a connection pooler in transaction mode that the URL does not name, which takes
+            a second connection. Commands do not look for one.
+
+    Raises:
+        StorageUnavailableError: the schema is older or missing, the database does not answer, or there is
+            such a pooler.
+    """
+    revision = await _checked_revision(database, refuses_pooler=refuses_pooler)
+    needed = known_revisions()[-1]
+    if is_newer(revision):
+        logger.bind(schema=revision, known=needed).info("database_of_a_newer_version")
+    elif revision != needed:
+        name = database.url.render_as_string(hide_password=True)
+        if reason := _too_old(revision):
+            raise StorageUnavailableError(f"database {name}: {reason}")
+        raise StorageUnavailableError(
+            f"database {name} has schema {revision or 'none'}, not {needed}; run `nekro db upgrade`"
+        )
+
+
+async def _checked_revision(database: Database, *, refuses_pooler: bool) -> str | None:
+    try:
+        if database.pool_mode is PoolMode.TRANSACTION:
+            # Not `read`, so that a pooler that permits no transactions is refused at the start.
+            async with database.begin() as transaction:
+                return await _revision(transaction)
+        async with database.read() as transaction:
+            ours = await _server_process(transaction) if refuses_pooler and not database.is_sqlite else None
+            revision = await _revision(transaction)
+            theirs = None if ours is None else await _other_server_process(database)
+    except StorageUnavailableError as exc:
+        raise _unreachable(database.url.render_as_string(hide_password=True), str(exc)) from exc
+    # Two open connections with one server process. There are no false positives; a pooler whose connections
+    # are all in use at the moment is not detected.
+    if ours is not None and ours == theirs:
+        raise StorageUnavailableError(
+            f"{database.url.render_as_string(hide_password=True)} is a connection pooler in transaction mode "
+            "(pgbouncer: pool_mode = transaction), which the URL does not say: add the parameter "
+            "pool_mode=transaction to NEKRO_DATABASE__URL, or set pool_mode = session in pgbouncer"
+        )
+    return revision
+
+
+async def _other_server_process(database: Database) -> int:
+    other = Database(database.settings, Path())
+    try:
+        async with other.read() as second:
+            return await _server_process(second)
+    finally:
+        await other.dispose()
+
+
+async def _server_process(transaction: Transaction) -> int:
+    result = await transaction.connection.exec_driver_sql("SELECT pg_backend_pid()")
+    return int(result.scalar_one())
+
+
+async def _revision(transaction: Transaction) -> str | None:
+    connection = transaction.connection
+    if (await connection.exec_driver_sql(_HAS_REVISION[connection.dialect.name])).first() is None:
+        return None
+    found: str | None = (await connection.exec_driver_sql(_REVISION)).scalar()
+    return found
+
+
+def _unreachable(url: str, problem: str | None) -> StorageUnavailableError:
+    return StorageUnavailableError(
+        f"database {url} cannot be reached ({problem}); start it, or correct NEKRO_DATABASE__URL"
+    )
 
 
 async def upgrade(settings: DatabaseSettings, data_dir: Path) -> None:
@@ -77,7 +185,7 @@ async def upgrade(settings: DatabaseSettings, data_dir: Path) -> None:
     Several processes may call this concurrently: one migrates, the others wait for it.
 
     Raises:
-        StorageUnavailableError: the database does not answer, or was migrated by a newer version, or is of a
+        StorageUnavailableError: the database does not answer, was migrated by a newer version, or is of a
             release before 0.2.0.
     """
     try:
@@ -85,38 +193,13 @@ async def upgrade(settings: DatabaseSettings, data_dir: Path) -> None:
     except StorageUnavailableError as exc:
         status = await check(settings, data_dir)
         if not status.reachable:
-            raise _unreachable(status) from exc
+            raise _unreachable(status.url, status.problem) from exc
         raise
 
 
 async def check(settings: DatabaseSettings, data_dir: Path) -> DatabaseStatus:
     """Report whether the database is reachable and migrated; a missing SQLite file is created."""
     return await asyncio.to_thread(_check, settings, data_dir)
-
-
-async def require_migrated(settings: DatabaseSettings, data_dir: Path) -> None:
-    """Return when the database is ready.
-
-    Raises:
-        StorageUnavailableError: it does not answer, or its schema is older or missing.
-    """
-    status = await check(settings, data_dir)
-    if not status.reachable:
-        raise _unreachable(status)
-    if not status.migrated:
-        raise StorageUnavailableError(
-            f"database {status.url}: {status.too_old}"
-            if status.too_old
-            else f"database {status.url} has schema {status.revision or 'none'}, not {status.head}; "
-            "run `nekro db upgrade`"
-        )
-
-
-def _unreachable(status: DatabaseStatus) -> StorageUnavailableError:
-    return StorageUnavailableError(
-        f"database {status.url} cannot be reached ({status.problem}); "
-        "start it, or correct NEKRO_DATABASE__URL"
-    )
 
 
 def configuration(connection: Connection) -> Config:
@@ -147,13 +230,13 @@ def locked(settings: DatabaseSettings, data_dir: Path) -> Iterator[Connection]:
 
 def _upgrade(settings: DatabaseSettings, data_dir: Path) -> None:
     with locked(settings, data_dir) as connection:
-        current = revision_of(connection)
+        current = _revision_of(connection)
         if is_newer(current):
             raise StorageUnavailableError(
                 f"the database has schema {current}, which is unknown to this version: "
                 "a newer version migrated it; upgrade this installation"
             )
-        if reason := too_old(current):
+        if reason := _too_old(current):
             raise StorageUnavailableError(f"the database cannot be migrated: {reason}")
         if current is None:
             _create(connection)
@@ -169,7 +252,8 @@ def _create(connection: Connection) -> None:
 
     metadata.create_all(connection, checkfirst=False)
     connection.exec_driver_sql(_VERSION_TABLE)
-    connection.execute(text(_INSERT_REVISION), {"revision": known_revisions()[-1]})
+    head = known_revisions()[-1]
+    connection.exec_driver_sql(f"INSERT INTO alembic_version VALUES ('{head}')")  # noqa: S608 - our file's name
 
 
 def _check(settings: DatabaseSettings, data_dir: Path) -> DatabaseStatus:
@@ -179,7 +263,7 @@ def _check(settings: DatabaseSettings, data_dir: Path) -> DatabaseStatus:
         with _engine(settings, data_dir) as engine, engine.connect() as connection:
             version = ".".join(str(part) for part in engine.dialect.server_version_info or ())
             is_sqlite = engine.dialect.name == "sqlite"
-            revision = revision_of(connection)
+            revision = _revision_of(connection)
             connection.rollback()
     except StorageError as exc:
         return DatabaseStatus(url=url, head=head, problem=str(exc))
@@ -190,6 +274,14 @@ def _check(settings: DatabaseSettings, data_dir: Path) -> DatabaseStatus:
         revision=revision,
         head=head,
     )
+
+
+def _revision_of(connection: Connection) -> str | None:
+    """Return the revision of the database's schema; None when there is none yet."""
+    if connection.exec_driver_sql(_HAS_REVISION[connection.dialect.name]).first() is None:
+        return None
+    found: str | None = connection.exec_driver_sql(_REVISION).scalar()
+    return found
 
 
 @contextmanager

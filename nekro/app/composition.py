@@ -124,7 +124,7 @@ class Services(Parts):
                 await follow_database_clock(self.database)
             await self.read_catalogue()
         except StorageError:
-            from storage.schema import require_schema
+            from storage.migrate import require_schema
 
             await require_schema(self.database)  # says what is wrong if the database is not migrated
             raise
@@ -138,7 +138,7 @@ class Services(Parts):
 
     async def _start_worker(self) -> None:
         from nekro_agent import runtime
-        from storage.schema import require_schema
+        from storage.migrate import require_schema
         from workers.plugins.initialisation import start_plugins
         from workers.sdk_runtime import runtime_of
 

@@ -18,8 +18,7 @@ import storage
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import StorageUnavailableError
 from storage.engine import Database
-from storage.migrate import check, locked, require_migrated, upgrade
-from storage.schema import known_revisions, require_schema
+from storage.migrate import check, known_revisions, locked, require_schema, upgrade
 
 MIGRATIONS = Path(storage.__file__).parent / "migrations" / "versions"
 UPGRADE = """
@@ -37,9 +36,13 @@ import asyncio, json, sys
 from pathlib import Path
 from typing import Any
 from broker_config.settings import DatabaseSettings
-from storage.migrate import check, require_migrated, upgrade
+from storage.engine import Database
+from storage.migrate import check, require_schema, upgrade
 settings = DatabaseSettings(url=sys.argv[1])
-for step in (check, require_migrated, upgrade):
+async def require(settings, data_dir):
+    async with Database(settings, data_dir) as database:
+        await require_schema(database)
+for step in (check, require, upgrade):
     asyncio.run(step(settings, Path()))
 print(json.dumps([name for name in sys.modules if name.partition(".")[0] == "alembic"]))
 """
@@ -51,13 +54,13 @@ async def test_status_distinguishes_empty_from_migrated(
     before = await check(database_settings, tmp_path)
     assert (before.reachable, before.revision, before.migrated) == (True, None, False)
     with pytest.raises(StorageUnavailableError, match="nekro db upgrade"):
-        await require_migrated(database_settings, tmp_path)
+        await asked_by_a_worker(database_settings, tmp_path)
     await upgrade(database_settings, tmp_path)
     await upgrade(database_settings, tmp_path)
     after = await check(database_settings, tmp_path)
     assert (after.migrated, after.revision) == (True, known_revisions()[-1])
     assert after.server.split()[0] in ("SQLite", "PostgreSQL")
-    await require_migrated(database_settings, tmp_path)
+    await asked_by_a_worker(database_settings, tmp_path)
 
 
 async def test_status_names_the_error_and_no_password(tmp_path: Path) -> None:
@@ -66,7 +69,7 @@ async def test_status_names_the_error_and_no_password(tmp_path: Path) -> None:
     assert not status.reachable and "refused" in (status.problem or "")
     assert "hunter2" not in repr(status)
     with pytest.raises(StorageUnavailableError, match="cannot be reached"):
-        await require_migrated(settings, tmp_path)
+        await asked_by_a_worker(settings, tmp_path)
 
 
 @pytest.mark.extended
@@ -97,7 +100,6 @@ async def test_schema_of_a_newer_version_is_unchanged(
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
     with pytest.raises(StorageUnavailableError, match=r"9999.*newer version"):
         await upgrade(database_settings, tmp_path)
-    await require_migrated(database_settings, tmp_path)
     await asked_by_a_worker(database_settings, tmp_path)
 
 

@@ -21,10 +21,9 @@ from nekro_agent.methods import SandboxMethodType
 from storage.driver.errors import is_refusal
 from storage.engine import Database
 from storage.files import UploadAreas
-from storage.migrate import check, upgrade
+from storage.migrate import check, require_schema, upgrade
 from storage.repositories.calls import CALL_CLAIMS, CallRequest
 from storage.repositories.rounds import RoundReport, RoundRequest
-from storage.schema import require_schema
 from storage.states import CallState, RoundState, TriggerKind
 
 #: Server connections of the pooler, fewer than each database object here opens.

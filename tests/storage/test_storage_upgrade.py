@@ -21,8 +21,7 @@ from broker_config.settings import DatabaseSettings, StoreSettings
 from storage.engine import Database
 from storage.kv import SqlKeyValueStore
 from storage.listings.turns import TurnFilter
-from storage.migrate import check, locked, upgrade
-from storage.schema import known_revisions
+from storage.migrate import check, known_revisions, locked, upgrade
 from storage.states import CallState, RoundState
 from storage.tables import metadata
 

@@ -19,8 +19,7 @@ from worker_fleet import Fleet, Worker, main_module
 from broker_config.settings import Settings
 from nekro.cli.running import ExitCode
 from nekro_agent.placeholders import OWN_PACKAGES
-from storage.migrate import check, upgrade
-from storage.schema import known_revisions
+from storage.migrate import check, known_revisions, upgrade
 
 ROOT = Path(__file__).parents[2]
 #: Release 0.2.0, the oldest whose databases are migrated.

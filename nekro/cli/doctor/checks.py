@@ -221,7 +221,7 @@ async def _database(settings: Settings) -> Check:
 async def _pooling_fault(settings: Settings) -> str:
     """Return why a worker would refuse this PostgreSQL, whose schema is right; "" when it would not."""
     from storage.engine import Database
-    from storage.schema import require_schema
+    from storage.migrate import require_schema
 
     try:
         async with Database(settings.database, settings.data_dir) as database:

@@ -35,10 +35,10 @@ async def open_database(settings: Settings) -> AsyncIterator[Database]:
         StorageUnavailableError: it does not answer, or is not migrated.
     """
     from storage.engine import Database
-    from storage.migrate import require_migrated
+    from storage.migrate import require_schema
 
-    await require_migrated(settings.database, settings.data_dir)
     async with Database(settings.database, settings.data_dir) as database:
+        await require_schema(database, refuses_pooler=False)
         yield database
 
 
@@ -52,11 +52,11 @@ async def open_writers(settings: Settings) -> AsyncIterator[Services]:
     """
     from nekro.app.composition import CALLER, Services
     from storage.database_clock import follow_database_clock
-    from storage.migrate import require_migrated
+    from storage.migrate import require_schema
 
-    await require_migrated(settings.database, settings.data_dir)
     services = Services.load(settings, role=CALLER)
     try:
+        await require_schema(services.database, refuses_pooler=False)
         await follow_database_clock(services.database)
         yield services
     finally:

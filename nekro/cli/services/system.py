@@ -173,9 +173,11 @@ async def embedded_services(settings: Settings, *, owns_database: bool = False) 
         if owns_database or settings.database.url is None or settings.database.url.startswith("sqlite"):
             await migrate(resolved)
         else:
-            from storage.migrate import require_migrated
+            from storage.engine import Database
+            from storage.migrate import require_schema
 
-            await require_migrated(resolved.database, resolved.data_dir)
+            async with Database(resolved.database, resolved.data_dir) as database:
+                await require_schema(database, refuses_pooler=False)
         yield resolved
 
 
