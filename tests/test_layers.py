@@ -115,7 +115,6 @@ PARTS = {
         "views": ("*",),
         "doctor": ("*", "services", "views"),
         "commands": ("*", "doctor", "services", "views"),
-        "remote": ("*", "commands", "doctor", "services", "views"),
     },
     "nekro_agent": {
         "tools": ("*", "downloads", "files", "schemas"),
@@ -187,7 +186,6 @@ MAX_MODULES = 16
 #: Folders that may hold more, with the reason.
 LARGE_FOLDERS = {
     "nekro/cli/commands": "one module per command",
-    "nekro/cli/remote": "one module per command",
 }
 
 

@@ -62,7 +62,10 @@ class Deps:
 
 
 class CommandModule(Protocol):
-    """The interface of each module in ``nekro.cli.commands``."""
+    """The interface of each module in ``nekro.cli.commands``.
+
+    Where a command works over a gateway, too, its module has ``run_over_gateway``, which is like ``run``.
+    """
 
     #: Frozen dataclass; each field is declared with ``arg``.
     Args: type

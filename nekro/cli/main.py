@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nekro.cli.command import CommandModule, Deps
     from nekro.cli.output import Output
 
-__all__ = ["ANYWHERE", "COMMANDS", "OVER_GATEWAY", "Command", "build_parser", "main"]
+__all__ = ["ANYWHERE", "COMMANDS", "Command", "build_parser", "main"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,8 @@ class Command:
     def runner(self, data_dir: Path | None) -> Callable[[Any, Deps], int]:
         """Return what runs the command: here, or over the gateway that ``NEKRO_URL`` names.
 
+        A command whose module has ``run_over_gateway`` works over a gateway.
+
         Args:
             data_dir: as ``--data-dir``.
 
@@ -48,7 +50,8 @@ class Command:
         url = os.environ.get("NEKRO_URL")
         if not url or self.name in ANYWHERE:
             return self.module.run
-        if self.name not in OVER_GATEWAY:
+        over_gateway = getattr(self.module, "run_over_gateway", None)
+        if over_gateway is None:
             from nekro_agent.errors import UsageError
 
             raise UsageError(
@@ -57,8 +60,7 @@ class Command:
             )
         if data_dir is not None:
             os.environ["NEKRO_DATA_DIR"] = str(data_dir)  # where the client finds the key of a gateway here
-        module = importlib.import_module(f"nekro.cli.remote.{self.name}")
-        return cast("Callable[[Any, Deps], int]", module.run)
+        return cast("Callable[[Any, Deps], int]", over_gateway)
 
 
 COMMANDS: Final = (
@@ -103,14 +105,6 @@ COMMANDS: Final = (
     Command(name="bench", summary="measure the call path in comparison with other systems"),
 )
 
-#: Commands with a module in ``nekro.cli.remote`` too.
-OVER_GATEWAY: Final = frozenset(
-    {
-        "approvals", "call", "cancel", "chat", "command", "costs", "dead", "doctor", "exec", "files",
-        "history", "jobs", "keys", "mcp", "methods", "plugins", "reset", "send", "tail", "timers",
-        "trace",
-    }
-)  # fmt: skip
 #: Commands that need no system.
 ANYWHERE: Final = frozenset({"completion"})
 

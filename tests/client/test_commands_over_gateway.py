@@ -18,8 +18,8 @@ from nekro_inside import run_inside
 from waiting import WAIT_SECONDS, wait_until
 from worker_fleet import Fleet
 
-from nekro.cli.main import ANYWHERE, COMMANDS, OVER_GATEWAY
-from nekro.cli.remote import target
+from nekro.cli import gateway_client
+from nekro.cli.main import ANYWHERE, COMMANDS
 from nekro.cli.running import ExitCode
 from nekro_client import AsyncClient, Client, ConflictError
 
@@ -372,28 +372,26 @@ def test_doctor_checks_the_answers_of_a_gateway(over_gateway: Command, gateway_u
 
 def test_a_command_of_this_host_says_so(tmp_path: Path) -> None:
     environ = {"NEKRO_URL": "http://127.0.0.1:1", "HOME": str(tmp_path)}
-    for command in COMMANDS:
-        if command.name in OVER_GATEWAY | ANYWHERE:
-            continue
+    here = {command.name for command in COMMANDS if not hasattr(command.module, "run_over_gateway")}
+    assert here == {
+        "bench", "completion", "db", "demo", "flower", "gateway", "metrics", "models", "sandbox", "up",
+        "worker",
+    }  # fmt: skip
+    for name in here - ANYWHERE:
         needed = {"worker": ["--lane", "methods"], "db": ["upgrade"], "sandbox": ["packages"]}
-        arguments = needed.get(command.name, [])
-        code, _, err = run_inside(command.name, *arguments, directory=tmp_path, environment=environ)
-        assert code == ExitCode.USAGE, (command.name, err)
-        assert f"`nekro {command.name}` works on this host only" in err and "NEKRO_URL" in err
+        arguments = needed.get(name, [])
+        code, _, err = run_inside(name, *arguments, directory=tmp_path, environment=environ)
+        assert code == ExitCode.USAGE, (name, err)
+        assert f"`nekro {name}` works on this host only" in err and "NEKRO_URL" in err
     assert run_inside("completion", "bash", directory=tmp_path, environment=environ)[0] == 0
 
 
 def test_an_unreachable_gateway_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target, "_RETRY_SECONDS", 0)
+    monkeypatch.setattr(gateway_client, "_RETRY_SECONDS", 0)
     environ = {"NEKRO_URL": "http://127.0.0.1:1", "HOME": str(tmp_path)}
     code, out, err = run_inside("methods", "--json", directory=tmp_path, environment=environ)
     assert (code, json.loads(out)["error"]["type"]) == (ExitCode.SERVICE, "ServiceError")
     assert err.startswith("error: http://127.0.0.1:1: no answer for /api/v1/methods")
-
-
-def test_every_command_over_a_gateway_has_a_module() -> None:
-    modules = {path.stem for path in (ROOT / "nekro" / "cli" / "remote").glob("*.py")}
-    assert modules - {"__init__", "target", "messages"} == OVER_GATEWAY
 
 
 def test_mcp_servers_are_added_tested_listed_and_removed(nekro: Command) -> None:

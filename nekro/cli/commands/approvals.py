@@ -19,6 +19,7 @@ from nekro.cli.command import (
     positive_int,
 )
 from nekro.cli.commands.call import parse_arguments
+from nekro.cli.gateway_client import newest, open_client
 from nekro.cli.output import one_line
 from nekro.cli.running import run_async
 from nekro.cli.services.database import open_database
@@ -27,6 +28,7 @@ from nekro_agent.errors import UsageError
 
 if TYPE_CHECKING:
     from nekro.wire.values import Arguments
+    from nekro_client import Client, models
     from storage.accounts.approvals import Approval
     from storage.transaction import Transaction
 
@@ -37,10 +39,12 @@ __all__ = [
     "chosen",
     "edited_arguments",
     "run",
+    "run_over_gateway",
     "show_decided",
     "show_list",
     "show_one",
 ]
+
 
 EPILOG: Final = """\
 examples:
@@ -60,10 +64,16 @@ and the change is shown. Of two decisions on one call the second is refused and 
 each call on one line, with long arguments cut; `show` is exact. A request is named by its number, by its id,
 or by the beginning of its id. `--json` prints a list of approvals, else one, as `GET /approvals/{id}` does.
 """
+
 _ACTIONS: Final = ("list", "show", "approve", "deny", "revoke")
+
 _CALL_COLUMNS: Final = 100
 #: Ids that are shown of a prefix with several.
 _MOST_NEAR: Final = 3
+#: Approvals among which a number or the beginning of an id is looked for.
+_MOST_LISTED: Final = 1000
+#: Characters of a whole id.
+_ID_CHARS: Final = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,3 +294,52 @@ def show_decided(item: Mapping[str, Any], args: Args, deps: Deps) -> None:
         )
     else:
         deps.output.words(f"denied: call {item['call_id']} of {item['method']} does not run")
+
+
+def run_over_gateway(args: Args, deps: Deps) -> int:
+    """Run the action."""
+    check(args)
+    with open_client() as client:
+        if args.action == "list":
+            found = _newest(client, args, limit=args.limit, state=None if args.all else "pending")
+            show_list([item.model_dump() for item in found], args, deps)
+            return 0
+        item = client.approvals.get(_id(client, args))
+        if args.action == "show":
+            show_one(item.model_dump(), args, deps)
+        else:
+            show_decided(_decided(client, item, args, deps).model_dump(), args, deps)
+    return 0
+
+
+def _decided(client: Client, item: models.Approval, args: Args, deps: Deps) -> models.Approval:
+    if args.action == "deny":
+        return client.approvals.deny(item.id, reason=args.reason)
+    if args.action == "revoke":
+        return client.approvals.revoke(item.id)
+    edited = edited_arguments(args)
+    if not args.json:
+        deps.output.words(item.call or item.method)
+    changed: dict[str, Any] = {}
+    if edited is not None:
+        changed = {"args": edited[0], "kwargs": edited[1]}
+        deps.output.words(f"approved with the arguments of --args instead: {args.args}")
+    confirm(f"approve this call in chat {item.chat_key}?", assumed=args.yes, deps=deps)
+    return client.approvals.approve(item.id, scope=args.scope, reason=args.reason, **changed)  # type: ignore[arg-type]  # argparse checks the choices
+
+
+def _newest(client: Client, args: Args, *, limit: int, state: str | None) -> list[models.Approval]:
+    return newest(
+        lambda cursor, size: client.approvals.list(
+            chat_key=args.chat_key, state=state, cursor=cursor, limit=size
+        ),
+        limit=limit,
+    )
+
+
+def _id(client: Client, args: Args) -> str:
+    name = str(args.approval_id)
+    if len(name) >= _ID_CHARS:
+        return name
+    listed = _newest(client, args, limit=_MOST_LISTED, state=None)
+    return chosen({item.id: item.number for item in listed}, name)

@@ -18,6 +18,7 @@ from nekro.cli.command import (
     read_text,
     user_id_option,
 )
+from nekro.cli.gateway_client import open_client
 from nekro.cli.running import run_async
 from nekro.cli.services.presence import awaited_with_workers
 from nekro.cli.services.system import CALL_LANES, open_services
@@ -26,7 +27,15 @@ from nekro_agent.errors import UsageError
 if TYPE_CHECKING:
     from nekro.plugins.entries import MethodEntry
 
-__all__ = ["EPILOG", "Args", "parse_arguments", "run", "show"]
+__all__ = [
+    "EPILOG",
+    "Args",
+    "parse_arguments",
+    "run",
+    "run_over_gateway",
+    "show",
+]
+
 
 EPILOG: Final = """\
 examples:
@@ -154,3 +163,22 @@ def show(described: Mapping[str, Any], args: Args, deps: Deps) -> None:
         text = value if isinstance(value, str) else json.dumps(to_plain(value), ensure_ascii=False, indent=2)
         deps.output.data(text)
     deps.output.words(f"{described['type']} in {described['duration_ms']:.1f} ms on {described['worker']}")
+
+
+def run_over_gateway(args: Args, deps: Deps) -> int:
+    """Call the method and print its value."""
+    positional, named = parse_arguments(args.args)
+    with open_client() as client:
+        call = client.call(
+            args.method,
+            positional,
+            named,
+            chat_key=args.chat_key,
+            user_id=args.user_id,
+            timeout_seconds=args.timeout,
+        )
+    if call.approval_id is not None:
+        deps.output.words(f"call {call.id} waits for approval {call.approval_id}; `nekro approvals` decides")
+        return 0
+    show(call.model_dump(include={"id", "value", "type", "worker", "duration_ms"}), args, deps)
+    return 0

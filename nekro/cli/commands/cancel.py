@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
 from nekro.cli.command import Deps, arg, chat_key, json_flag, positive_number
+from nekro.cli.gateway_client import open_client
 from nekro.cli.output import PartialError
 from nekro.cli.running import run_async
 from nekro.cli.services.database import open_writers
@@ -16,7 +17,14 @@ from nekro_agent.errors import ServiceError
 if TYPE_CHECKING:
     from nekro.app.rounds.stop import StoppedRounds
 
-__all__ = ["EPILOG", "Args", "run", "show"]
+__all__ = [
+    "EPILOG",
+    "Args",
+    "run",
+    "run_over_gateway",
+    "show",
+]
+
 
 EPILOG: Final = """\
 examples:
@@ -93,3 +101,11 @@ def _rounds(report: StoppedRounds, name: str) -> list[dict[str, object]]:
         {"id": item.id, "number": item.number, "state": item.state.value, "worker": item.worker}
         for item in getattr(report, name)
     ]
+
+
+def run_over_gateway(args: Args, deps: Deps) -> int:
+    """Stop the chat's rounds."""
+    with open_client() as client:
+        stopped = client.chat(args.chat_key).cancel(wait=args.seconds)
+    show(stopped.model_dump(), args, deps)
+    return 0

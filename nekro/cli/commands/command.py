@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from nekro.cli.command import Deps, arg, chat_key, json_flag, positive_number, user_id_option
+from nekro.cli.gateway_client import open_client
 from nekro.cli.output import PartialError, one_line
 from nekro.cli.running import ExitCode, run_async
 from nekro.cli.services.presence import awaited_with_workers
@@ -17,8 +18,17 @@ from nekro_agent.methods import Lane
 
 if TYPE_CHECKING:
     from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
+    from nekro_client.models import Level
 
-__all__ = ["EPILOG", "Args", "run", "show_list", "show_responses"]
+__all__ = [
+    "EPILOG",
+    "Args",
+    "run",
+    "run_over_gateway",
+    "show_list",
+    "show_responses",
+]
+
 
 EPILOG: Final = """\
 examples:
@@ -35,6 +45,7 @@ The command runs on a worker with the permissions of --as; over NEKRO_URL the ke
 success, error (exit code 6; then with the key `error`) or waiting (for an answer); each response has
 {status, message, data, output_segments, callback_cmd, wait_options, wait_timeout}.
 """
+
 _LEVELS = ("public", "user", "advanced", "super_user")
 
 
@@ -163,3 +174,21 @@ def show_list(listed: Sequence[Mapping[str, Any]], args: Args, deps: Deps) -> No
             for c in listed
         ]
         deps.output.table(("COMMAND", "PERMISSION", "USAGE", "FULL NAME"), rows)
+
+
+def run_over_gateway(args: Args, deps: Deps) -> int:
+    """Run a command line, or list the commands."""
+    with open_client() as client:
+        if args.chat_key is None:
+            show_list([command.model_dump(mode="json") for command in client.commands()], args, deps)
+            return ExitCode.OK
+        if args.line is None or not args.line.strip():
+            raise UsageError("the command line is missing; write `nekro command K '/name arguments'`")
+        result = client.command(
+            args.chat_key,
+            args.line,
+            user_id=args.user_id,
+            level=cast("Level", args.level),
+            timeout_seconds=args.timeout,
+        )
+    return show_responses([response.model_dump(mode="json") for response in result.responses], args, deps)

@@ -10,12 +10,21 @@ from typing import Any, Final, get_args
 
 from broker_config.settings import Settings
 from nekro.cli.command import Deps, arg, json_flag
+from nekro.cli.gateway_client import open_client
 from nekro.cli.output import one_line
 from nekro.cli.running import run_async
 from nekro.cli.services.database import open_database
 from nekro_client.models import CostGroup
 
-__all__ = ["EPILOG", "PAGE", "Args", "run", "show"]
+__all__ = [
+    "EPILOG",
+    "PAGE",
+    "Args",
+    "run",
+    "run_over_gateway",
+    "show",
+]
+
 
 EPILOG: Final = """\
 examples:
@@ -33,9 +42,11 @@ prompt_tokens, completion_tokens, cost, sandbox_seconds}, budgets one of {scope,
 used, estimated_requests, renews_at, state}; scope is turn, chat, user, key or day (the whole system), state
 ok, warned or exhausted, and renews_at is null for a turn and for `stored_bytes`, what a key keeps stored.
 """
+
 _GROUPS: Final = get_args(CostGroup)
 #: Sums that are read at once.
 PAGE: Final = 200
+
 _TEXT_COLUMNS: Final = 60
 
 
@@ -161,3 +172,20 @@ def _renewal(budget: Mapping[str, Any]) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 or value == int(value) else f"{value:.4g}"
+
+
+def run_over_gateway(args: Args, deps: Deps) -> int:
+    """Read and print."""
+    items: list[dict[str, Any]] = []
+    budgets: list[dict[str, Any]] = []
+    cursor: str | None = None
+    with open_client() as client:
+        while True:
+            page = client.costs(by=args.by, since=args.since, until=args.until, cursor=cursor, limit=PAGE)
+            items += [one.model_dump() for one in page.items]
+            budgets += [one.model_dump() for one in page.budgets]
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+    show(items, budgets, args, deps)
+    return 0

@@ -1,7 +1,6 @@
 """`nekro dead`: list, show, retry and drop dead letters.
 
-A message becomes a dead letter when it ends its workers repeatedly, cannot be read, or is refused.
-"""
+A message becomes a dead letter when it ends its workers repeatedly, cannot be read, or is refused."""
 
 from __future__ import annotations
 
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
 from nekro.cli.command import Deps, arg, chosen_id, json_flag, not_blank, positive_int, positive_number
+from nekro.cli.gateway_client import newest, open_client
 from nekro.cli.output import one_line
 from nekro.cli.services.ownership import require_running
 from nekro_agent.errors import UsageError
@@ -19,7 +19,17 @@ from nekro_agent.errors import UsageError
 if TYPE_CHECKING:
     from nekro.broker.dead_letters import DeadLetters, DeadMessage, VerifiedMessage
 
-__all__ = ["EPILOG", "Args", "check", "chosen", "run", "show_list", "show_one"]
+__all__ = [
+    "EPILOG",
+    "Args",
+    "check",
+    "chosen",
+    "run",
+    "run_over_gateway",
+    "show_list",
+    "show_one",
+]
+
 
 EPILOG: Final = """\
 examples:
@@ -34,6 +44,7 @@ message when no worker can read it or its signature is not valid. `show` and `re
 caller waits for its result. Altered or refused messages cannot be sent again. `--json` prints a list of {id,
 task, lane, source, reason, deliveries, bytes}, with `show` one of them and {signature, chat_key, deadline}.
 """
+
 _ACTIONS: Final = ("list", "show", "retry", "drop")
 
 
@@ -171,3 +182,29 @@ def show_one(described: Mapping[str, Any], args: Args, deps: Deps) -> None:
         return
     for name, value in described.items():
         deps.output.report(one_line(f"{name}: {value}"))
+
+
+_CHECKED = {"signature", "chat_key", "deadline"}
+
+
+def run_over_gateway(args: Args, deps: Deps) -> int:
+    """Run the action."""
+    check(args)
+    with open_client() as client:
+        letters = client.dead_letters
+        found = newest(lambda cursor, limit: letters.list(cursor=cursor, limit=limit), limit=args.limit)
+        if args.action == "list":
+            show_list([item.model_dump(exclude=_CHECKED) for item in found], args, deps)
+            return 0
+        for letter_id in sorted(chosen([item.id for item in found], args)):
+            if args.action == "show":
+                shown = letters.get(letter_id)
+                deadline = shown.deadline and shown.deadline.isoformat()
+                show_one(shown.model_dump() | {"deadline": deadline}, args, deps)
+            elif args.action == "drop":
+                letters.drop(letter_id)
+                deps.output.words(f"dropped {letter_id}")
+            else:
+                sent = letters.retry(letter_id, timeout_seconds=args.timeout)
+                deps.output.words(f"sent {letter_id} to lane {sent.lane} again")
+    return 0

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from nekro.cli.command import Deps, arg, chat_key_option, json_flag, read_text, user_id_option
+from nekro.cli.gateway_client import open_client
 from nekro.cli.running import run_async
 from nekro.cli.services.system import CALL_LANES, ROUND_LANES, open_services
 from nekro.cli.views.round_text import describe_run
@@ -17,7 +18,15 @@ if TYPE_CHECKING:
     from nekro.app.composition import Services
     from nekro.app.rounds.runs import CodeReport
 
-__all__ = ["EPILOG", "Args", "run", "show", "show_end"]
+__all__ = [
+    "EPILOG",
+    "Args",
+    "run",
+    "run_over_gateway",
+    "show",
+    "show_end",
+]
+
 
 EPILOG: Final = """\
 examples:
@@ -135,3 +144,41 @@ async def _wait_for_follow_ups(
             await require_success(services.database, round_id=follow_up["round_id"])
         except LLMError as exc:
             deps.output.words(f"follow-up of {follow_up['method']}: {exc}")
+
+
+def run_over_gateway(args: Args, deps: Deps) -> int:
+    """Run the file in a sandbox of the fleet; the exit code is its stop type."""
+    code = read_text(args.file)
+    with (
+        open_client() as client,
+        client.stream_run(
+            code, chat_key=args.chat_key, user_id=args.user_id, follow_up=not args.no_follow_up
+        ) as pieces,
+    ):
+        if not args.json:
+            _print(pieces, deps)
+        report = pieces.result()
+    described = describe_run(report)
+    if args.json:
+        return show(described, report.error, args, deps)
+    show_end(described, report.error, deps)
+    return int(described["exit_code"])
+
+
+def _print(pieces: Iterable[str], deps: Deps) -> None:
+    """Print the output as it comes, and one line end after its last line."""
+    held, is_open, is_first = "", False, True
+    for piece in pieces:
+        text = held + piece
+        lines = text.rstrip("\n")
+        held = text[len(lines) :]
+        if lines:
+            deps.output.piece(lines)
+        if held and (lines or is_open or is_first):
+            deps.output.piece("\n")
+            held, is_open = held[1:], False
+        elif lines:
+            is_open = True
+        is_first = False
+    if is_open:
+        deps.output.piece("\n")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from broker_config.settings import Settings
 from nekro.cli.command import Deps, arg, chat_key, json_flag
+from nekro.cli.gateway_client import open_client
 from nekro.cli.running import run_async
 from nekro.cli.services.database import open_database
 from nekro_agent import layout
@@ -20,8 +21,23 @@ from nekro_agent.errors import InvalidValueError, NotFoundError, UsageError
 if TYPE_CHECKING:
     from nekro.app.chats.files import ChatFiles
     from nekro_agent.ports import ChatInfo
+    from nekro_client.chats import Files
+    from nekro_client.models import FileInfo
 
-__all__ = ["EPILOG", "Args", "check", "run", "save", "show_got", "show_list", "show_put"]
+__all__ = [
+    "EPILOG",
+    "Args",
+    "check",
+    "download",
+    "find_file",
+    "run",
+    "run_over_gateway",
+    "save",
+    "show_got",
+    "show_list",
+    "show_put",
+]
+
 
 EPILOG: Final = """\
 examples:
@@ -41,6 +57,7 @@ data directory: with workers on other hosts, NEKRO_DATA_DIR names the one that t
 `--json` prints a list of {path, size_bytes, modified_at}, after `get` {path, size_bytes, file}, after `put`
 {path, size_bytes}.
 """
+
 _ACTIONS: Final = ("list", "get", "put")
 
 
@@ -189,3 +206,79 @@ def save(files: ChatFiles, path: str, target: Path) -> tuple[Path, int]:
 
 def _moment(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
+
+
+def run_over_gateway(args: Args, deps: Deps) -> int:
+    """Run the action."""
+    check(args)
+    with open_client() as client:
+        files = client.chat(args.chat_key).files
+        {"list": _list_over_gateway, "get": _get_over_gateway, "put": _put_over_gateway}[args.action](
+            files, args, deps
+        )
+    return 0
+
+
+def find_file(files: Files, path: str) -> FileInfo:
+    """Return the file of a path in the sandbox, as sandboxed code writes it.
+
+    Raises:
+        NotFoundError: the chat has no such file.
+    """
+    wanted = _absolute(path)
+    for file in files.list():
+        if PurePosixPath(file.path) == wanted:
+            return file
+    raise NotFoundError(f"the chat has no file {path}; `nekro files list` lists its files")
+
+
+def download(files: Files, file: FileInfo, target: Path) -> tuple[Path, int]:
+    """Copy a file of the chat to this host; as ``nekro.cli.commands.files.save``."""
+    if target.is_dir():
+        target = target / PurePosixPath(file.path).name
+    try:
+        return target, files.download(file.id, target)
+    except FileExistsError as exc:
+        raise UsageError(f"{target} exists; name another file") from exc
+    except OSError as exc:
+        raise UsageError(f"cannot write {target}: {exc.strerror}") from exc
+
+
+def _absolute(path: str) -> PurePosixPath:
+    """Return the absolute form of a path as sandboxed code writes it; a path of no area as it is."""
+    from nekro_agent.tools.path_convertor import absolute_sandbox_path
+
+    try:
+        return absolute_sandbox_path(path)
+    except InvalidValueError:
+        return PurePosixPath(path)
+
+
+def _list_over_gateway(files: Files, args: Args, deps: Deps) -> None:
+    found = [(file.path, file.size_bytes, file.created_at) for file in files.list()]
+    show_list(found, args, deps)
+
+
+def _get_over_gateway(files: Files, args: Args, deps: Deps) -> None:
+    path = str(args.source)
+    file = find_file(files, path)
+    if args.target == "-":
+        files.download(file.id, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+        return
+    target, size = download(files, file, Path(args.target or PurePosixPath(path).name))
+    show_got(path, target, size, args, deps)
+
+
+def _put_over_gateway(files: Files, args: Args, deps: Deps) -> None:
+    source = Path(str(args.source))
+    name = source.name
+    if args.target is not None:
+        target = _absolute(args.target)
+        if target.parts[:3] != ("/", "app", "uploads") or len(target.parts) > 4:
+            raise UsageError(f"{args.target}: files are put into /app/uploads over a gateway")
+        name = source.name if len(target.parts) == 3 else target.name
+    if not source.is_file():
+        raise UsageError(f"{source} {'is not an ordinary file' if source.exists() else 'does not exist'}")
+    stored = files.upload(source, name=name)
+    show_put(stored.path, stored.size_bytes, args, deps)

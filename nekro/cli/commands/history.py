@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
 from nekro.cli.command import Deps, arg, chat_key, json_flag, positive_int
+from nekro.cli.gateway_client import describe_api_message, newest, open_client
 from nekro.cli.output import one_line
 from nekro.cli.running import run_async
 from nekro.cli.services.database import open_database
 from nekro.cli.views.round_text import describe_round, round_lines
 from nekro.cli.views.turns import newest_messages
-from nekro_agent.errors import NotFoundError
+from nekro_agent.errors import NotFoundError, UsageError
 from nekro_agent.tools.visible_text import visible_lines
 
 if TYPE_CHECKING:
@@ -22,7 +23,16 @@ if TYPE_CHECKING:
     from storage.repositories.memory import Summary
     from storage.repositories.messages import Message
 
-__all__ = ["EPILOG", "Args", "describe_message", "describe_summary", "run", "show"]
+__all__ = [
+    "EPILOG",
+    "Args",
+    "describe_message",
+    "describe_summary",
+    "run",
+    "run_over_gateway",
+    "show",
+]
+
 
 EPILOG: Final = """\
 examples:
@@ -157,3 +167,27 @@ def _text(message: Mapping[str, Any]) -> str:
 
     lines += [one_line(f"[{file.kind} {file.path}]") for file in attachments_of(message["data"])]
     return "\n    ".join(lines)
+
+
+def run_over_gateway(args: Args, deps: Deps) -> int:
+    """Print the chat.
+
+    Raises:
+        UsageError: the summary is asked for, which is in the database only.
+    """
+    if args.summary:
+        raise UsageError("`--summary` reads the database; unset NEKRO_URL, and run it on a host of the fleet")
+    with open_client() as client:
+        chat = client.chat(args.chat_key)
+        messages = newest(
+            lambda cursor, limit: chat.messages(cursor=cursor, limit=limit, with_past=args.all),
+            limit=args.limit,
+        )
+        rounds = (
+            newest(lambda cursor, limit: chat.rounds(cursor=cursor, limit=limit), limit=args.limit)
+            if args.trace
+            else []
+        )
+    shown = [describe_api_message(message) for message in reversed(messages)]
+    show(shown, [describe_round(entry) for entry in reversed(rounds)], args, deps)
+    return 0

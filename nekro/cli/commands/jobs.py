@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
 from nekro.cli.command import Deps, arg, chat_key, json_flag, not_blank, positive_int
+from nekro.cli.gateway_client import newest, open_client
 from nekro.cli.output import PartialError, one_line
 from nekro.cli.running import run_async
 from nekro.cli.services.database import open_database, open_writers
@@ -16,6 +18,7 @@ from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import MethodFailedError, UsageError
 
 if TYPE_CHECKING:
+    from nekro_client import Client, models
     from nekro_client.models import JobLog, JobLogEntry
     from storage.engine import Database
     from storage.repositories.jobs import Job
@@ -25,6 +28,7 @@ __all__ = [
     "Args",
     "check",
     "run",
+    "run_over_gateway",
     "show_cancelled",
     "show_list",
     "show_log",
@@ -32,6 +36,7 @@ __all__ = [
     "show_retried",
     "watch",
 ]
+
 
 EPILOG: Final = """\
 examples:
@@ -52,8 +57,11 @@ them. `watch` draws bars with rate and time left until the job has ended (withou
 `retry` starts a job that failed or was cancelled again, as a new job with the same arguments.
 `watch` ends with exit code 6 when a job that it watched has failed; `--json` then prints {jobs, error}.
 """
+
 _ACTIONS: Final = ("list", "show", "watch", "log", "cancel", "retry")
+
 _MESSAGE_COLUMNS: Final = 60
+
 _LOG_COLUMNS: Final = 200
 
 
@@ -284,3 +292,57 @@ async def _watched(database: Database, args: Args) -> Sequence[Job]:
     if args.job_id is not None:
         return [await _get(database, args.job_id)]
     return await _newest(database, args, open_only=True)
+
+
+def run_over_gateway(args: Args, deps: Deps) -> int:
+    """Run the action."""
+    check(args)
+    with open_client() as client:
+        if args.action == "list":
+            show_list(_newest_over_gateway(client, args, open_only=args.open), args, deps)
+        elif args.action == "show":
+            show_one(_job(client.jobs.get(str(args.job_id))), args, deps)
+        elif args.action == "log":
+            show_log(client.jobs.log(str(args.job_id)), args, deps)
+        elif args.action == "retry":
+            show_retried(_job(client.jobs.retry(str(args.job_id))), args, deps)
+        elif args.action == "cancel":
+            show_cancelled(_job(client.jobs.cancel(str(args.job_id))), args, deps)
+        else:
+            _watch_over_gateway(client, args, deps)
+    return 0
+
+
+def _newest_over_gateway(client: Client, args: Args, *, open_only: bool) -> list[Job]:
+    found = newest(
+        lambda cursor, limit: client.jobs.list(
+            chat_key=args.chat_key, open_only=open_only, cursor=cursor, limit=limit
+        ),
+        limit=args.limit,
+    )
+    return [_job(item) for item in found]
+
+
+def _watch_over_gateway(client: Client, args: Args, deps: Deps) -> None:
+    if args.job_id is None:
+        jobs = _newest_over_gateway(client, args, open_only=True)
+    else:
+        jobs = [_job(client.jobs.get(args.job_id))]
+
+    async def read(job_id: str) -> Job:
+        return _job(await asyncio.to_thread(client.jobs.get, job_id))
+
+    run_async(watch(jobs, read, args, deps))
+
+
+def _job(item: models.Job) -> Job:
+    """Return a job as its row; what the API does not tell is None."""
+    from storage.repositories.jobs import Job
+    from storage.states import JobState
+
+    stated = item.model_dump(exclude={"plugin", "state"})
+    values = dict.fromkeys(field.name for field in dataclasses.fields(Job)) | stated
+    known = {field.name for field in dataclasses.fields(Job)}
+    row = {name: value for name, value in values.items() if name in known}
+    state = JobState.SUCCEEDED if item.state == "done" else JobState(item.state)
+    return Job(**{**row, "plugin_key": item.plugin, "state": state})  # type: ignore[arg-type]

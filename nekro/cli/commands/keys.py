@@ -10,12 +10,23 @@ from typing import Any, Final, get_args
 
 from broker_config.settings import Settings
 from nekro.cli.command import Deps, arg, count, json_flag, not_blank, positive_number
+from nekro.cli.gateway_client import open_client
 from nekro.cli.running import run_async
 from nekro.cli.services.database import open_database
 from nekro_agent.errors import UsageError
 from nekro_client.models import KeyScope
 
-__all__ = ["EPILOG", "Args", "check", "run", "show_created", "show_list", "show_revoked"]
+__all__ = [
+    "EPILOG",
+    "Args",
+    "check",
+    "run",
+    "run_over_gateway",
+    "show_created",
+    "show_list",
+    "show_revoked",
+]
+
 
 EPILOG: Final = """\
 examples:
@@ -194,3 +205,27 @@ def _state(key: Mapping[str, Any]) -> str:
     if key["revoked_at"] is not None:
         return f"revoked {key['revoked_at']:%Y-%m-%d}"
     return "valid" if key["expires_at"] is None else f"until {key['expires_at']:%Y-%m-%d %H:%M} UTC"
+
+
+def run_over_gateway(args: Args, deps: Deps) -> int:
+    """Run the action."""
+    check(args)
+    with open_client() as client:
+        if args.action == "list":
+            show_list([key.model_dump() for key in client.keys.list()], args, deps)
+        elif args.action == "revoke":
+            show_revoked(client.keys.revoke(args.name or "").model_dump(), args, deps)
+        else:
+            created = client.keys.create(
+                scopes=args.scope,
+                name=args.name or "",
+                chats=args.chats,
+                user_id=args.user_id,
+                requests_per_minute=args.rate,
+                cost_per_day=args.cost_per_day,
+                tokens_per_day=args.tokens_per_day,
+                stored_bytes_limit=args.stored_bytes_limit,
+                expires_at=None if args.days is None else datetime.now(UTC) + timedelta(days=args.days),
+            )
+            show_created(created.model_dump(), args, deps)
+    return 0

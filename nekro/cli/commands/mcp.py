@@ -7,14 +7,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.secret_files import secret_paths
 from broker_config.settings import Settings
 from nekro.cli.command import Deps, arg, chat_key, json_flag, positive_number, read_text, user_id_option
+from nekro.cli.gateway_client import open_client
 from nekro.cli.running import ExitCode, run_async
 from nekro.cli.services.database import open_database
-from nekro.extensions.mcp.answers import answer_question, content_of
+from nekro.extensions.mcp.answers import answer_key, answer_question, content_of, is_asked_by
 from nekro.extensions.mcp.declarations import parse
 from nekro.extensions.mcp.servers import (
     McpServer,
@@ -24,9 +25,24 @@ from nekro.extensions.mcp.servers import (
     read_servers,
     secret_warnings,
 )
-from nekro_agent.errors import UsageError
+from nekro_agent.errors import NotFoundError, UsageError
 
-__all__ = ["ANSWERS", "EPILOG", "Args", "check", "declared", "reply", "run", "show_list", "show_test"]
+if TYPE_CHECKING:
+    from nekro_client import Client
+
+__all__ = [
+    "ANSWERS",
+    "EPILOG",
+    "Args",
+    "check",
+    "declared",
+    "reply",
+    "run",
+    "run_over_gateway",
+    "show_list",
+    "show_test",
+]
+
 
 EPILOG: Final = """\
 examples:
@@ -61,6 +77,7 @@ running system, or its own, until the host closes stdin. Over NEKRO_URL it relay
 """
 #: Actions on a question.
 ANSWERS: Final = ("answer", "decline")
+
 _APPROVALS: Final = {"all": True, "none": False}
 
 
@@ -377,3 +394,59 @@ def _approval(texts: Sequence[str]) -> bool | list[str]:
     if len(texts) == 1 and texts[0] in _APPROVALS:
         return _APPROVALS[texts[0]]
     return list(texts)
+
+
+def run_over_gateway(args: Args, deps: Deps) -> int:
+    """List, declare, test or remove MCP servers, answer a question of one, or relay to the gateway."""
+    check(args)
+    if args.action == "serve":
+        return _relay(args)
+    name = args.name or ""
+    with open_client() as client:
+        if args.action in ANSWERS:
+            return _answer_over_gateway(client, args, deps)
+        if args.action == "list":
+            return show_list([server.model_dump(mode="json") for server in client.mcp_servers()], args, deps)
+        if args.action == "test":
+            return show_test(client.test_mcp_server(name).model_dump(mode="json"), args, deps)
+        if args.action == "remove":
+            client.remove_mcp_server(name)
+            deps.output.words(f"{name}: removed from all workers within a second")
+            return ExitCode.OK
+        entry = declared(args)
+        for warning in secret_warnings(name, parse(name, entry)[0]):
+            deps.output.words(f"warning: {warning}")
+        server = client.put_mcp_server(name, entry, is_enabled=not args.disabled)
+    if args.json:
+        deps.output.json(server.model_dump(mode="json"))
+    else:
+        deps.output.words(f"{name}: declared as plugin {server.plugin}; `nekro mcp test {name}` tries it")
+    return ExitCode.OK
+
+
+def _relay(args: Args) -> int:
+    from nekro.cli.services.mcp_stdio import relay
+    from nekro_client import ClientError
+
+    try:
+        run_async(relay(chat_key=args.chat_key, user_id=args.user_id))
+    except ClientError as exc:
+        raise UsageError(str(exc)) from exc
+    return ExitCode.OK
+
+
+def _answer_over_gateway(client: Client, args: Args, deps: Deps) -> int:
+    """Answer the question of an open call, whose id begins like that of the question."""
+    name = args.name or ""
+    cursor: str | None = None
+    while True:
+        page = client.jobs.list(open_only=True, cursor=cursor)
+        for job in page.items:
+            if is_asked_by(name, job.id):
+                client.jobs.signal(job.id, answer_key(name), reply(args))
+                deps.output.words(f"{name}: passed to call {job.id}")
+                return ExitCode.OK
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    raise NotFoundError(f"no call waits for an answer to question {name}; it may be over")

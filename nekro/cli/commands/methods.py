@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
 from nekro.cli.command import Deps, arg, json_flag
+from nekro.cli.gateway_client import open_client
 from nekro.cli.output import one_line
 from nekro.cli.running import run_async
 from nekro.cli.services.database import open_database
@@ -19,9 +20,17 @@ from storage.driver.urls import exists
 if TYPE_CHECKING:
     from nekro.plugins.entries import MethodEntry
     from nekro.plugins.entry_registry import Registry
+    from nekro_client.models import Method
     from storage.caller_reads import LaneOverride
 
-__all__ = ["EPILOG", "Args", "run", "show_list"]
+__all__ = [
+    "EPILOG",
+    "Args",
+    "run",
+    "run_over_gateway",
+    "show_list",
+]
+
 
 _DOC_COLUMNS = 60
 #: Lanes that a method can be sent to.
@@ -183,3 +192,22 @@ def _plugin_key(registry: Registry, name: str) -> str:
 
 def _first_line(text: str | None) -> str:
     return one_line(text.strip().partition("\n")[0], limit=_DOC_COLUMNS) if text else ""
+
+
+def run_over_gateway(args: Args, deps: Deps) -> int:
+    """List the methods that code may call."""
+    if len(args.words) > 1 or args.words[:1] in (["pin"], ["unpin"]):
+        raise UsageError(
+            "lanes are not set over a gateway; run `nekro methods pin` where the workers' settings are"
+        )
+    text = args.words[0] if args.words else ""
+    with open_client() as client:
+        methods = [method for method in client.methods() if text in method.task]
+    show_list([_describe(method) for method in methods], args, deps)
+    return 0
+
+
+def _describe(method: Method) -> dict[str, str | None]:
+    names = {"name", "task", "plugin", "type", "lane", "signature", "doc"}
+    overridden = set() if method.lane_reason is None else {"lane_reason"}
+    return method.model_dump(include=names | overridden)

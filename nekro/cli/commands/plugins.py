@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
 from nekro.cli.command import Deps, arg, json_flag, whole_number
+from nekro.cli.gateway_client import open_client
 from nekro.cli.plugin_files import find_data, purge, write_plugin
 from nekro.cli.running import ExitCode, run_async
 from nekro.cli.services.database import open_database
@@ -20,7 +21,14 @@ from storage.driver.urls import exists
 if TYPE_CHECKING:
     from nekro.plugins.entries import PluginEntry
 
-__all__ = ["EPILOG", "Args", "run", "show_list"]
+__all__ = [
+    "EPILOG",
+    "Args",
+    "run",
+    "run_over_gateway",
+    "show_list",
+]
+
 
 EPILOG: Final = """\
 examples:
@@ -253,4 +261,28 @@ def _purge(args: Args, deps: Deps) -> int:
         raise UsageError(f"nothing was deleted; --yes deletes the data of {args.name}: {described}")
     run_async(purge(settings, data))
     deps.output.words(f"deleted: {described}")
+    return ExitCode.OK
+
+
+def run_over_gateway(args: Args, deps: Deps) -> int:
+    """List the plugins that the workers serve, or enable or disable one."""
+    if args.action == "new":
+        return run(args, deps)
+    if args.action in ("purge", "wake", "sleep") or args.load or args.chat is not None:
+        raise UsageError("this needs the workers' host; unset NEKRO_URL there")
+    if args.action == "list":
+        with open_client() as client:
+            plugins = client.plugins()
+        names = {"key", "status", "version", "error", "placeholders"}
+        return show_list(
+            [plugin.model_dump(include=names) | {"path": None} for plugin in plugins], args, deps
+        )
+    if not args.name:
+        raise UsageError(f"name the plugin: `nekro plugins {args.action} author.module`")
+    with open_client() as client:
+        state = client.enable_plugin(args.name, is_enabled=args.action == "enable")
+    suffix = (
+        f"{args.action}d on all workers within a second" if state.is_changed else f"is {args.action}d already"
+    )
+    deps.output.words(f"{args.name}: {suffix}" if state.is_changed else f"{args.name} {suffix}")
     return ExitCode.OK

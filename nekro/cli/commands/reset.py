@@ -6,10 +6,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from nekro.cli.command import Deps, arg, chat_key
+from nekro.cli.gateway_client import open_client
 from nekro.cli.running import run_async
 from nekro.cli.services.system import CALL_LANES, open_services
 
-__all__ = ["EPILOG", "Args", "run"]
+__all__ = [
+    "EPILOG",
+    "Args",
+    "run",
+    "run_over_gateway",
+]
+
 
 EPILOG: Final = """\
 examples:
@@ -41,3 +48,11 @@ def run(args: Args, deps: Deps) -> int:
         return 0
 
     return run_async(work())
+
+
+def run_over_gateway(args: Args, deps: Deps) -> int:
+    """Reset the chat."""
+    with open_client() as client:
+        client.chat(args.chat_key).reset()
+    deps.output.words(f"chat {args.chat_key} was reset")
+    return 0

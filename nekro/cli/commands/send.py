@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nekro.cli.command import Deps, arg, chat_key, json_flag
 from nekro.cli.commands.history import describe_message
+from nekro.cli.gateway_client import describe_api_message, failure_of, open_client
 from nekro.cli.output import PartialError, one_line
 from nekro.cli.running import run_async
 from nekro.cli.services.system import ROUND_LANES, open_services
@@ -28,7 +29,15 @@ if TYPE_CHECKING:
     from nekro.app.composition import Services
     from storage.engine import Database
 
-__all__ = ["DEFAULT_USER", "EPILOG", "Args", "run", "show_answers"]
+__all__ = [
+    "DEFAULT_USER",
+    "EPILOG",
+    "Args",
+    "run",
+    "run_over_gateway",
+    "show_answers",
+]
+
 
 EPILOG: Final = """\
 examples:
@@ -47,6 +56,7 @@ Prints the message's id; with --wait, the agent's answers once its turn has ende
 one is started for the turn, which needs a language model, and --wait is implied. A turn that failed or was
 cancelled ends --wait with exit code 12 and the reason. `--json` prints {id, answers}, then with `error`.
 """
+
 DEFAULT_USER = "cli-user"
 
 
@@ -170,3 +180,38 @@ async def _failure(database: Database, message_id: str) -> LLMError | None:
     except LLMError as exc:
         return exc
     return None
+
+
+def run_over_gateway(args: Args, deps: Deps) -> int:
+    """Send the message; with ``--wait`` until its turn has ended."""
+    if not args.text.strip() and not args.files:
+        raise UsageError("the message is empty; write a text or --file PATH")
+    stated = {"--adapter": args.adapter, "--channel-id": args.channel_id, "--channel-type": args.channel_type,
+              "--channel-name": args.channel_name}  # fmt: skip
+    for option, value in stated.items():
+        if value is not None:
+            raise UsageError(f"{option} is not stated over a gateway; the chat key names adapter and channel")
+    with open_client() as client:
+        posted = client.chat(args.chat_key).send(
+            args.text or None,
+            files=args.files,
+            user_id=args.user_id,
+            user_name=args.user_name,
+            to_agent=not args.overheard,
+        )
+        if posted.message is None:
+            raise UsageError(f"a plugin's hook blocks messages of {args.user_id}; nothing was recorded")
+        turn = client.turns.wait(posted.turn_id) if args.wait and posted.turn_id else None
+    answers = [message for message in turn.messages if message.kind == "assistant"] if turn else []
+    shown = [describe_api_message(answer) for answer in answers]
+    described = {"id": posted.message.id, "answers": shown}
+    failure = None if turn is None else failure_of(turn)
+    if args.json and failure is None:
+        deps.output.json(described)
+    if not (args.json or args.wait):
+        deps.output.data(posted.message.id)
+    if not args.json:
+        show_answers(shown, deps)
+    if failure is not None:
+        raise PartialError(failure, described)
+    return 0

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from broker_config.settings import Settings
 from broker_config.topology import LIVE_EVENT
 from nekro.cli.command import Deps, arg, chat_key, positive_int, positive_number
+from nekro.cli.gateway_client import open_client
 from nekro.cli.output import one_line
 from nekro.cli.running import run_async
 from nekro.cli.services.ownership import require_running
@@ -26,7 +27,16 @@ if TYPE_CHECKING:
     from storage.engine import Database
     from storage.repositories.events import ChatEvent
 
-__all__ = ["EPILOG", "Args", "chat_events", "run", "show", "show_output"]
+__all__ = [
+    "EPILOG",
+    "Args",
+    "chat_events",
+    "run",
+    "run_over_gateway",
+    "show",
+    "show_output",
+]
+
 
 EPILOG: Final = """\
 examples:
@@ -41,6 +51,7 @@ exchange `agent.events` only announces new rows.
 Ctrl-C, --count and --seconds end it with exit code 0. `--json` prints one object per line: {number, type, at,
 chat_key, turn_id, round_id, call_id, message_id, data}.
 """
+
 _TEXT_COLUMNS: Final = 100
 #: Lines of a round's code that are shown.
 _CODE_LINES: Final = 40
@@ -226,3 +237,29 @@ def _kept_value(name: str, data: Mapping[str, Any]) -> str:
         return f"{name}: {json.dumps(data[name], ensure_ascii=False)}"
     size = data.get(f"{name}_bytes")
     return "" if size is None else f"{name}: {size} bytes, not kept"
+
+
+def run_over_gateway(args: Args, deps: Deps) -> int:
+    """Print events until Ctrl-C, ``--count`` or ``--seconds``."""
+    with open_client() as client, contextlib.suppress(KeyboardInterrupt):  # the way to end it
+        last = client.chat(args.chat_key).last_event_number()
+        deps.output.words(f"watching chat {args.chat_key}; Ctrl-C ends")
+        run_async(_tail_over_gateway(args, deps, last))
+    return 0
+
+
+async def _tail_over_gateway(args: Args, deps: Deps, last: int) -> None:
+    from nekro_client import AsyncClient
+
+    shown = 0
+    async with AsyncClient() as client:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(args.seconds), client.chat(args.chat_key).events(after=last) as events:
+                async for event in events:
+                    if event.number is None:
+                        show_output(event.model_dump(), args, deps)
+                        continue
+                    show(event.model_dump(), args, deps)
+                    shown += 1
+                    if shown == args.count:
+                        return

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
 from nekro.cli.command import Deps, arg, chat_key, chosen_id, json_flag, not_blank, positive_int
+from nekro.cli.gateway_client import newest, open_client
 from nekro.cli.output import one_line
 from nekro.cli.running import run_async
 from nekro.cli.services.database import open_database
@@ -16,7 +17,17 @@ from nekro_agent.errors import UsageError
 if TYPE_CHECKING:
     from nekro.app.timers import Timer
 
-__all__ = ["EPILOG", "Args", "check", "chosen", "run", "show_changed", "show_list"]
+__all__ = [
+    "EPILOG",
+    "Args",
+    "check",
+    "chosen",
+    "run",
+    "run_over_gateway",
+    "show_changed",
+    "show_list",
+]
+
 
 EPILOG: Final = """\
 examples:
@@ -34,7 +45,9 @@ temporary, schedule, timezone, workday_mode, title, last_fired_at, owner, plugin
 is once or recurring, state waiting or paused, fires_at is null while a recurring timer is paused, and owner
 and plugin are null for all timers but those with a function.
 """
+
 _ACTIONS: Final = ("list", "pause", "resume", "delete")
+
 _TEXT_COLUMNS: Final = 60
 
 
@@ -146,3 +159,25 @@ def show_list(listed: Sequence[Mapping[str, Any]], args: Args, deps: Deps) -> No
         for timer in listed
     ]
     deps.output.table(("ID", "CHAT", "STATE", "FIRES", "SCHEDULE", "OWNER", "WHAT"), rows)
+
+
+def run_over_gateway(args: Args, deps: Deps) -> int:
+    """Run the action."""
+    check(args)
+    with open_client() as client:
+        timers = newest(
+            lambda cursor, limit: client.timers.list(chat_key=args.chat_key, cursor=cursor, limit=limit),
+            limit=args.limit,
+        )
+        if args.action == "list":
+            show_list([timer.model_dump() for timer in timers], args, deps)
+            return 0
+        timer_id = chosen([timer.id for timer in timers], args)
+        actions = {
+            "pause": client.timers.pause,
+            "resume": client.timers.resume,
+            "delete": client.timers.delete,
+        }
+        changed = actions[args.action](timer_id)
+    show_changed(changed.model_dump(), args, deps)
+    return 0

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
+from nekro.base.tasks import end_tasks
 from nekro.cli.command import Deps, arg, chosen_id, not_blank
 from nekro.cli.commands.tail import chat_events
+from nekro.cli.gateway_client import open_client
 from nekro.cli.running import run_async
 from nekro.cli.services.database import open_database
 from nekro.cli.views.turn_text import RunningOutput
@@ -20,10 +23,19 @@ from nekro_agent.durations import REFRESH_SECONDS
 
 if TYPE_CHECKING:
     from nekro.app.chats.attachments import FileIds
+    from nekro_client import AsyncClient
     from nekro_client.models import Turn
     from storage.engine import Database
 
-__all__ = ["EPILOG", "Args", "TurnPrinter", "is_ended", "run"]
+__all__ = [
+    "EPILOG",
+    "Args",
+    "TurnPrinter",
+    "is_ended",
+    "run",
+    "run_over_gateway",
+]
+
 
 OUTPUT_CHUNK: Final = "output.chunk"
 
@@ -176,3 +188,51 @@ async def _whole_id(database: Database, beginning: str) -> str:
     async with database.read() as transaction:
         found = await transaction.turn_listing.with_prefix(beginning, limit=2)
     return chosen_id(found, beginning, noun="turn", listing="nekro history CHAT --trace")
+
+
+def run_over_gateway(args: Args, deps: Deps) -> int:
+    """Print the turn."""
+    printer = TurnPrinter(args, deps)
+    with open_client() as client, contextlib.suppress(KeyboardInterrupt):  # the way to end --follow
+        turn = client.turns.get(args.turn_id, with_prompts=args.prompts)
+        if args.follow and not is_ended(turn):
+            last = client.chat(turn.chat_key).last_event_number()
+            # With the newest event, which comes when the gateway has begun to send also live ones.
+            run_async(_follow(printer, turn, args, after=max(0, last - 1)))
+        else:
+            printer.show(turn)
+    return 0
+
+
+async def _follow(printer: TurnPrinter, turn: Turn, args: Args, *, after: int) -> None:
+    from nekro_client import AsyncClient
+
+    async with AsyncClient() as client:
+
+        async def read() -> Turn:
+            return await client.turns.get(turn.id, with_prompts=args.prompts)
+
+        async with aclosing(_batches(client, turn.chat_key, after=after)) as batches:
+            await printer.follow(batches, read)
+
+
+async def _batches(
+    client: AsyncClient, chat_key: str, *, after: int
+) -> AsyncGenerator[list[dict[str, Any]], None]:
+    """Yield each event of a chat alone, and an empty batch when none came for a while.
+
+    The first batch has an event: a program's output is not missed from then on.
+    """
+    async with client.chat(chat_key).events(after=after) as events:
+        coming = asyncio.ensure_future(anext(events))
+        try:
+            await asyncio.wait({coming})
+            while True:
+                await asyncio.wait({coming}, timeout=REFRESH_SECONDS)
+                if not coming.done():
+                    yield []
+                    continue
+                yield [(await coming).model_dump()]
+                coming = asyncio.ensure_future(anext(events))
+        finally:
+            await end_tasks(coming)

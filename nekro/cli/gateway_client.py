@@ -1,14 +1,15 @@
-"""The gateway that ``NEKRO_URL`` and ``NEKRO_KEY`` name, and its errors as those of commands."""
+"""The gateway that ``NEKRO_URL`` and ``NEKRO_KEY`` name; its errors and messages as commands print them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from nekro_agent import errors
 from nekro_agent.errors import (
+    LLMError,
     MethodFailedError,
     NekroError,
     NotFoundError,
@@ -16,10 +17,18 @@ from nekro_agent.errors import (
     UploadQuotaError,
     UsageError,
 )
-from nekro_client import ApiError, Client, ClientError
-from nekro_client.models import Page
 
-__all__ = ["newest", "open_client"]
+if TYPE_CHECKING:
+    from nekro_client import ApiError, Client
+    from nekro_client.models import Message, Page, Turn
+
+__all__ = [
+    "describe_api_message",
+    "failure_of",
+    "newest",
+    "open_client",
+]
+
 
 T = TypeVar("T")
 
@@ -59,6 +68,8 @@ def open_client() -> Iterator[Client]:
         NekroError: the gateway refused a request inside the block, with the class that the command would
             raise on a host of the fleet; ServiceError if it did not answer.
     """
+    from nekro_client import ApiError, Client, ClientError
+
     try:
         # A person waits, who can repeat the command.
         with Client(retry_seconds=_RETRY_SECONDS) as client:
@@ -93,3 +104,30 @@ def newest(page: Callable[[str | None, int], Page[T]], *, limit: int) -> list[T]
         if cursor is None:
             break
     return items[:limit]
+
+
+def describe_api_message(message: Message) -> dict[str, Any]:
+    """Return one message as ``nekro history --json`` prints it."""
+    return {
+        "id": message.id,
+        "at": message.created_at,
+        "kind": message.kind,
+        "sender": message.sender_name or message.sender_id,
+        "text": message.text,
+        "data": message.data,
+        "call_id": message.call_id,
+        "plugin": message.plugin,
+    }
+
+
+def failure_of(turn: Turn) -> LLMError | None:
+    """Return why a turn that has ended has not ended well; None if it has."""
+    from nekro_client.models import TurnState
+
+    if turn.state not in (TurnState.FAILED, TurnState.CANCELLED):
+        return None
+    verb = "failed" if turn.state is TurnState.FAILED else "was cancelled"
+    last = turn.rounds[-1].number if turn.rounds else 1
+    return LLMError(
+        f"the turn {verb} in round {last}: {turn.error.text if turn.error else 'no reason is recorded'}"
+    )
