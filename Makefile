@@ -3,9 +3,9 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+RUN := $(VENV)/.run
 STAMP := $(VENV)/.installed
 LAYER := $(VENV)/.packages
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # For Python 3.11 and newer on all platforms, without registry addresses in the output.
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-header --no-annotate $(UPGRADE)
@@ -34,16 +34,20 @@ help: ## List the tasks.
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# All packages, including the build backend, are checked by hash; then the project itself, which has no hash.
-$(STAMP): $(BIN)/python pyproject.toml constraints.txt
-	$(PIP) install --require-hashes -r constraints.txt
-	$(PIP) install --no-index --no-deps --no-build-isolation -e .
+# What running needs, and the project itself.
+$(RUN): $(BIN)/python pyproject.toml requirements.txt
+	$(BIN)/python scripts/install-locked requirements.txt
+	@touch $@
+
+# All extras and the tools of tests and releases.
+$(STAMP): $(RUN) constraints.txt
+	$(BIN)/python scripts/install-locked constraints.txt
 	@touch $@
 
 # A stamp of its own, so that a second `make install` starts nothing.
-$(LAYER): $(STAMP) nekro/sandbox/packages/default.txt nekro/sandbox/packages/base_build.py
+$(LAYER): $(RUN) nekro/sandbox/packages/default.txt nekro/sandbox/packages/base_build.py
 	@if $(BIN)/nekro sandbox packages build > /dev/null; then touch $@; else \
-	  echo 'Sandboxed code has the standard library only; `make install` tries again.'; fi
+	  echo 'Sandboxed code has the standard library only; the next `make` tries again.'; fi
 
 install: $(STAMP) $(LAYER) bubblewrap libmagic ## Create .venv and install the project with its test tools.
 
@@ -66,7 +70,7 @@ bubblewrap:
 libmagic:
 	@scripts/ensure-libmagic
 
-demo: install ## Run the scripted tour: sandbox, plugins, queue, follow-up rounds.
+demo: $(RUN) $(LAYER) bubblewrap ## Run the scripted tour: sandbox, plugins, queue, follow-up rounds.
 	$(BIN)/nekro demo
 
 # `loadfile`: tests of one file share its servers and fleets.
@@ -161,8 +165,9 @@ fuzz: install ## Fuzz the argument decoder, the frame reader and the /proc parse
 docs: install ## Rewrite the generated reference pages.
 	$(BIN)/python -m nekro.cli.reference
 
-constraints: install ## Write constraints.txt and deploy/requirements.txt with hashes (UPGRADE=--upgrade for newer versions).
+constraints: install ## Write constraints.txt and both requirements.txt with hashes (UPGRADE=--upgrade for newer versions).
 	printf 'hatchling\neditables\n' | $(COMPILE) pyproject.toml - --extra test --extra flower --extra mcp --extra otel --extra plugins --extra tokens --extra bench --extra release -o constraints.txt
+	printf 'hatchling\neditables\nuv\n' | $(COMPILE) pyproject.toml - -c constraints.txt -o requirements.txt
 	echo hatchling | $(COMPILE) pyproject.toml - --extra flower --extra mcp --extra otel --extra plugins --extra tokens -c constraints.txt -o deploy/requirements.txt
 	$(COMPILE) nekro/sandbox/packages/default.in -c constraints.txt -o nekro/sandbox/packages/default.txt
 

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 pytestmark = pytest.mark.extended
 
 ROOT = Path(__file__).parents[2]
-LOCKS = ("constraints.txt", "deploy/requirements.txt")
+LOCKS = ("constraints.txt", "deploy/requirements.txt", "requirements.txt")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 DIGEST = re.compile(r"[\w./-]+(:[\w.-]+)?@sha256:[0-9a-f]{64}")
 
@@ -46,7 +46,7 @@ def test_lock_files_contain_packages_and_hashes_and_no_index(name: str) -> None:
 
 
 def test_locks_cover_the_project_s_requirements_and_agree() -> None:
-    everything, image = locked(LOCKS[0]), locked(LOCKS[1])
+    everything, image, base = (locked(name) for name in LOCKS)
     extras = PROJECT["optional-dependencies"]
     wanted = {
         LOCKS[0]: [
@@ -55,6 +55,7 @@ def test_locks_cover_the_project_s_requirements_and_agree() -> None:
             for one in extras[extra]
         ],
         LOCKS[1]: [one for extra in ("flower", "otel", "plugins") for one in extras[extra]],
+        LOCKS[2]: ["editables", "uv"],
     }
     for name, further in wanted.items():
         found = locked(name)
@@ -63,6 +64,7 @@ def test_locks_cover_the_project_s_requirements_and_agree() -> None:
             version, _ = found[canonicalize_name(requirement.name)]
             assert version in requirement.specifier, f"{name}: {text}; run `make constraints`"
     assert image.items() <= everything.items(), "run `make constraints`"
+    assert base.items() <= everything.items(), "run `make constraints`"
     assert not {"pytest", "mypy", "uv"} & set(image)
 
 
@@ -72,10 +74,11 @@ def pip_installs(name: str) -> list[str]:
     return [line for line in text.split("\n") if re.search(r"(pip|\$\(PIP\))[\w -]* install", line)]
 
 
-@pytest.mark.parametrize("name", ["Makefile", "Dockerfile"])
-def test_pip_installs_only_hashed_packages_or_the_project_itself(name: str) -> None:
+@pytest.mark.parametrize(("name", "count"), [("Makefile", 0), ("Dockerfile", 2)])
+def test_pip_installs_only_hashed_packages_or_the_project_itself(name: str, count: int) -> None:
+    """``test_install_locked.py`` shows what the script of the Makefile does."""
     found = pip_installs(name)
-    assert len(found) == 2, found
+    assert len(found) == count, found
     for command in found:
         is_hashed = "--require-hashes -r" in command
         is_project = "--no-index --no-deps --no-build-isolation" in command and command.rstrip().endswith(".")
