@@ -251,7 +251,7 @@ def counted(events: Path, windows: Sequence[tuple[float, float]]) -> dict[str, A
     commits = [0] * len(windows)
     open_: dict[str, bool] = defaultdict(bool)
     writing: dict[str, bool] = defaultdict(bool)
-    lines = sorted(line.split(" ", 3) for line in events.read_text("utf-8").splitlines())
+    lines = sorted(line.split(" ", 3) for line in events.read_text("utf-8").strip().split("\n"))
     walk = 0
     for moment, pid, kind, name in lines:
         at = float(moment)
