@@ -47,6 +47,7 @@ from broker_config.setting_sources import (
     renamed_group,
 )
 from broker_config.urls import AMQP_SCHEMES, REDIS_SCHEMES, SOCKET_SCHEMES, passwords_of
+from nekro.base.release import extension_names
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import SettingsError
 
@@ -96,6 +97,20 @@ def _split_list(value: object) -> object:
 
 #: A list that is written as ``a,b,c`` in the environment.
 CommaList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_list)]
+#: The value of ``extensions`` that stands for none of them.
+_NO_EXTENSIONS: Final = "none"
+
+
+def _check_extensions(names: tuple[str, ...]) -> tuple[str, ...]:
+    known = [*extension_names(), _NO_EXTENSIONS]
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
+            raise ValueError(f"{name!r} is not an extension; {hint}")
+    return names
+
+
 PathList = Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_split_list)]
 
 
@@ -997,6 +1012,11 @@ class Settings(BaseSettings):
         "`-`: `NEKRO_MODELS__TEXT_EMBEDDING__MODEL`. Group `default` is that of "
         "`NEKRO_LLM__…`. The values are listed under `models`.",
     )
+    extensions: Annotated[CommaList, AfterValidator(_check_extensions)] = Field(
+        (),
+        description="Extensions that processes load: `mcp`, `openai`, `plugin_pages`, `sse_adapter`, "
+        "`webhooks`; empty: all of them; `none`: none.",
+    )
     broker: BrokerSettings = BrokerSettings()
     results: ResultSettings = ResultSettings()
     database: DatabaseSettings = DatabaseSettings()
@@ -1060,6 +1080,10 @@ class Settings(BaseSettings):
     def is_data_dir_set(self) -> bool:
         """Whether the data directory is stated, also if it is the default one."""
         return self._is_data_dir_set
+
+    def loads_extension(self, name: str) -> bool:
+        """Whether processes load an extension."""
+        return not self.extensions or name in self.extensions
 
     @property
     def visibility_timeout(self) -> timedelta:

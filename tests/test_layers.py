@@ -32,8 +32,8 @@ ORDER = (
     "nekro/app",
     "workers",
     "nekro/gateway",
-    "nekro/extensions",
     "nekro/cli",
+    "nekro/extensions",
 )
 #: Packages that may import only the modules and packages named here, not all of those before them.
 ONLY = {
@@ -161,19 +161,14 @@ AGAINST_ORDER: dict[str, set[str]] = {
         "workers.plugins.publication",
         "workers.plugins.reload",
     },
-    "nekro/gateway/api/__init__.py": {
-        "nekro.extensions.mcp",
-    },
-    "nekro/gateway/app.py": {
-        "nekro.extensions.mcp.server",
-        "nekro.extensions.mcp.server.endpoint",
-        "nekro.extensions.openai",
-        "nekro.extensions.plugin_pages",
-        "nekro.extensions.plugin_pages.proxy",
-        "nekro.extensions.sse_adapter",
-        "nekro.extensions.sse_adapter.endpoint",
-        "nekro.extensions.webhooks",
-        "nekro.extensions.webhooks.sender",
+}
+#: Modules of the core that still import an extension.
+AGAINST_EXTENSIONS: dict[str, set[str]] = {
+    "nekro.app.composition": {"nekro.extensions.mcp.follower"},
+    "nekro.app.parts": {
+        "nekro.extensions.mcp.answers",
+        "nekro.extensions.mcp.follower",
+        "nekro.extensions.plugin_pages.hosts",
     },
 }
 #: Packages whose parts import each other, with what keeps them so.
@@ -294,6 +289,16 @@ def test_a_package_imports_only_packages_below_it(package: str) -> None:
             against.setdefault(path.relative_to(ROOT).as_posix(), set()).add(module)
     known = {path: names for path, names in AGAINST_ORDER.items() if path.startswith(f"{package}/")}
     assert against == known
+
+
+def test_the_core_imports_no_extension() -> None:
+    """Each can be left out, so processes find them by their names (``nekro.app.extensions``)."""
+    against: dict[str, set[str]] = {}
+    for module, imported in product_graph().items():
+        found = {name for name in imported if package_of(name) == "nekro/extensions"}
+        if found and package_of(module) != "nekro/extensions":
+            against[module] = found
+    assert against == AGAINST_EXTENSIONS
 
 
 @pytest.mark.parametrize("package", FORBIDDEN_LIBRARIES)

@@ -1,10 +1,16 @@
-"""The version of the installed distribution; ``pyproject.toml`` is the only place that states it."""
+"""What is installed: the version, which only ``pyproject.toml`` states, and the names of the extensions."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
+import pkgutil
+from typing import Final
 
-__all__ = ["release"]
+__all__ = ["EXTENSIONS", "extension_names", "release"]
+
+#: The package of extensions.
+EXTENSIONS: Final = "nekro.extensions"
 
 
 def release() -> str:
@@ -13,3 +19,9 @@ def release() -> str:
         return importlib.metadata.version("nekro-workers")
     except importlib.metadata.PackageNotFoundError:
         return "(source tree)"
+
+
+def extension_names() -> list[str]:
+    """Return the names of the installed extensions, sorted; imports none of them."""
+    folders = importlib.import_module(EXTENSIONS).__path__
+    return sorted(module.name for module in pkgutil.iter_modules(folders))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
+from nekro.app.extensions import installed
 from nekro.base.release import release
 
 if TYPE_CHECKING:
@@ -30,11 +31,14 @@ class Command:
     summary: str
     #: Whether ``EXEC_CODES`` replace some exit codes (see ``nekro.cli.running``): only for `exec`.
     own_codes: bool = False
+    #: The extension that brings it, and its module there; "": it is of the core.
+    extension: str = ""
+    path: str = ""
 
     @property
     def module(self) -> CommandModule:
         """The module that declares and runs the command."""
-        return cast("CommandModule", importlib.import_module(f"nekro.cli.commands.{self.name}"))
+        return cast("CommandModule", importlib.import_module(self.path or f"nekro.cli.commands.{self.name}"))
 
     def runner(self, data_dir: Path | None) -> Callable[[Any, Deps], int]:
         """Return what runs the command: here, or over the gateway that ``NEKRO_URL`` names.
@@ -49,7 +53,7 @@ class Command:
         """
         url = os.environ.get("NEKRO_URL")
         if not url or self.name in ANYWHERE:
-            return self.module.run
+            return self._run_if_loaded if self.extension else self.module.run
         over_gateway = getattr(self.module, "run_over_gateway", None)
         if over_gateway is None:
             from nekro_agent.errors import UsageError
@@ -62,8 +66,28 @@ class Command:
             os.environ["NEKRO_DATA_DIR"] = str(data_dir)  # where the client finds the key of a gateway here
         return cast("Callable[[Any, Deps], int]", over_gateway)
 
+    def _run_if_loaded(self, args: Any, deps: Deps) -> int:
+        if not deps.load_settings().loads_extension(self.extension):
+            from nekro_agent.errors import UsageError
 
-COMMANDS: Final = (
+            raise UsageError(
+                f"`nekro {self.name}` is of the extension {self.extension}, which NEKRO_EXTENSIONS leaves out"
+            )
+        return self.module.run(args, deps)
+
+
+def _with_extensions(commands: Sequence[Command]) -> tuple[Command, ...]:
+    """Return the commands with those of the installed extensions among them."""
+    found = list(commands)
+    for extension in installed():
+        for one in extension.commands:
+            at = next(i for i, command in enumerate(found) if command.name == one.after)
+            command = Command(name=one.name, summary=one.summary, extension=extension.name, path=one.module)
+            found.insert(at + 1, command)
+    return tuple(found)
+
+
+_COMMANDS: Final = (
     Command(name="demo", summary="run a scripted tour on services of its own and check its results"),
     Command(name="up", summary="run everything on this machine, in the foreground"),
     Command(name="worker", summary="run one worker process, on any host"),
@@ -94,7 +118,6 @@ COMMANDS: Final = (
     Command(name="plugins", summary="list plugins and their errors; create a new one; purge data"),
     Command(name="models", summary="list and test model groups; choose that of a chat; write its summary"),
     Command(name="costs", summary="show what was spent, and what is left of budgets"),
-    Command(name="mcp", summary="declare MCP servers, whose tools are methods; serve an MCP host"),
     Command(name="sandbox", summary="list, build, add and remove the packages that sandboxes can import"),
     Command(name="doctor", summary="check settings, Redis, database, sandbox and plugins"),
     Command(name="dead", summary="list, show, retry or drop dead letters"),
@@ -105,6 +128,8 @@ COMMANDS: Final = (
     Command(name="bench", summary="measure the call path in comparison with other systems"),
 )
 
+#: All commands, in the order of the help.
+COMMANDS: Final = _with_extensions(_COMMANDS)
 #: Commands that need no system.
 ANYWHERE: Final = frozenset({"completion"})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -14,15 +14,7 @@ from starlette.routing import BaseRoute
 
 from broker_config.settings import GatewaySettings, Settings
 from nekro.app.composition import GATEWAY, Services
-from nekro.extensions.mcp.server import endpoint as mcp_endpoint
-from nekro.extensions.mcp.server.endpoint import McpEndpoint
-from nekro.extensions.openai import router as openai_router
-from nekro.extensions.plugin_pages import proxy, webhooks
-from nekro.extensions.plugin_pages.proxy import PluginProxy
-from nekro.extensions.sse_adapter import endpoint as sse_endpoint
-from nekro.extensions.sse_adapter.endpoint import SseAdapter
-from nekro.extensions.webhooks import routes
-from nekro.extensions.webhooks.sender import WebhookSender
+from nekro.app.extensions import imported, loaded
 from nekro.gateway import problems
 from nekro.gateway.access.keys import ValidKeys
 from nekro.gateway.access.limits import OpenStreams, Rates
@@ -31,6 +23,7 @@ from nekro.gateway.api import ROUTERS, files, fleet
 from nekro.gateway.console import pages, session
 from nekro.gateway.dependencies import identity_of
 from nekro.gateway.document import openapi
+from nekro.gateway.extensions import GatewayPart
 from nekro.gateway.streams.changes import Changes
 from nekro.gateway.streams.hub import EventHub
 from nekro.gateway.web.bodies import BodyLimit
@@ -59,10 +52,14 @@ def create_app(settings: Settings) -> FastAPI:
     whether the local key is accepted. ``app.state.stopping`` is set when the server stops.
     """
 
+    names = tuple(one.gateway for one in loaded(settings) if one.gateway is not None)
+    parts: list[GatewayPart] = [imported(name) for name in names]
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         services = Services.load(settings, role=GATEWAY)
         app.state.services, app.state.hub = services, EventHub(services)
+        app.state.running = {}
         app.state.stopping, app.state.rates = asyncio.Event(), Rates(services.settings)
         app.state.streams = OpenStreams(settings.gateway)
         app.state.login_codes = LoginCodes(services.settings)
@@ -72,17 +69,15 @@ def create_app(settings: Settings) -> FastAPI:
             await app.state.keys.require_one()
             app.state.hub.start()
             app.state.changes = Changes(services, app.state.hub)
-            app.state.mcp = McpEndpoint(services, app.state.hub)
-            app.state.plugin_proxy = PluginProxy(services)
-            app.state.sse_adapter = SseAdapter(services)
-            app.state.webhook_sender = WebhookSender(services)
-            app.state.webhook_sender.start()
+            for part in parts:
+                if part.build is not None:
+                    one = part.build(services, app.state.hub)
+                    app.state.running[type(one)] = one
+                    one.start()
             yield
-            await app.state.mcp.close()
+            for one in app.state.running.values():
+                await one.close()
             await app.state.changes.close()
-            await app.state.webhook_sender.close()
-            await app.state.sse_adapter.close()
-            await app.state.plugin_proxy.close()
         finally:
             await app.state.hub.close()
             await app.state.rates.close()
@@ -99,15 +94,20 @@ def create_app(settings: Settings) -> FastAPI:
         redirect_slashes=False,
         default_response_class=JsonAnswer,
     )
-    problems.install(app)
-    _add_middleware(app, settings.gateway)
-    app.router.routes.extend(_routes())
+    problems.install(app, {prefix: form for part in parts for prefix, form in part.errors.items()})
+    _add_middleware(app, settings.gateway, parts)
+    app.router.routes.extend(_routes(names))
     return app
 
 
 @functools.cache
-def _routes() -> tuple[BaseRoute, ...]:
-    """The routes of every application. Analysing their parameters takes most of the time of creating one."""
+def _routes(names: tuple[str, ...]) -> tuple[BaseRoute, ...]:
+    """The routes of every application. Analysing their parameters takes most of the time of creating one.
+
+    Args:
+        names: of the extensions' parts.
+    """
+    parts: list[GatewayPart] = [imported(name) for name in names]
     app = FastAPI(
         openapi_url=None,
         redirect_slashes=False,
@@ -119,26 +119,25 @@ def _routes() -> tuple[BaseRoute, ...]:
     app.include_router(openapi.router)
     # Each route of the API needs a key; a route that forgets to check its scope is at least not open.
     api = APIRouter(prefix=API, dependencies=[Depends(identity_of)])
-    for router in (*ROUTERS, sse_endpoint.question_router, routes.router):
+    for router in (*ROUTERS, *(router for part in parts for router in part.api)):
         api.include_router(router)
     app.include_router(api)
-    app.include_router(openai_router)
     app.include_router(files.link_router)
     # The session before the files, whose pattern matches every path below /console/.
     app.include_router(session.router)
     app.include_router(openapi.reference_router)
     app.include_router(pages.router)
-    app.include_router(mcp_endpoint.router)
-    # Nekro Agent's paths; each of these routes admits requests itself.
-    app.include_router(webhooks.router)
-    app.include_router(sse_endpoint.router)
-    proxy.install(app)
+    for part in parts:
+        for router in part.root:
+            app.include_router(router)
     return tuple(app.routes)
 
 
-def _add_middleware(app: FastAPI, settings: GatewaySettings) -> None:
+def _add_middleware(app: FastAPI, settings: GatewaySettings, parts: Sequence[GatewayPart]) -> None:
     """Add the middlewares; the last one added is the first to see a request."""
-    app.add_middleware(BodyLimit, settings=settings)
+    limits = [limit for part in parts for limit in part.limits]
+    passed_on = [prefix for part in parts for prefix in part.passed_on]
+    app.add_middleware(BodyLimit, settings=settings, limits=limits, passed_on=passed_on)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -147,5 +146,5 @@ def _add_middleware(app: FastAPI, settings: GatewaySettings) -> None:
             allow_headers=_CORS_REQUEST_HEADERS,
             expose_headers=_CORS_ANSWER_HEADERS,
         )
-    app.add_middleware(HostCheck, settings=settings)
-    app.add_middleware(RequestContext)
+    app.add_middleware(HostCheck, settings=settings, passed_on=passed_on)
+    app.add_middleware(RequestContext, own_headers=passed_on)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Annotated, Any, Final
@@ -47,7 +47,7 @@ from storage.engine import Database
 from storage.repositories.leases import RecordedRequest
 from storage.states import StoredKind
 
-__all__ = ["REPLAYED", "Once", "OnceDep", "once_of", "with_content"]
+__all__ = ["NOT_ONCE", "REPLAYED", "Once", "OnceDep", "once_of", "with_content"]
 
 _HEADER: Final = "idempotency-key"
 _KEY: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")
@@ -63,6 +63,8 @@ _HAD_EFFECT: Final = (
     OutcomeUnknownError,
     ResultError,
 )
+#: ``openapi_extra`` of a POST without idempotency keys: its clients send none, or it stores nothing.
+NOT_ONCE: Final[Mapping[str, Any]] = {"x-not-once": True}
 #: Header of an answer that an earlier request got.
 REPLAYED: Final = {"Idempotency-Replayed": "true"}
 

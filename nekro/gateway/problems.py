@@ -1,13 +1,14 @@
 """Errors as problem documents (RFC 9457).
 
-Every error of the API has this form, with the stable code of its error class; below ``/v1`` it has that of
-OpenAI's API, because its clients read no other. Unexpected errors are answered by
+Every error of the API has this form, with the stable code of its error class. An extension may state another
+form for its own paths, whose clients read no other. Unexpected errors are answered by
 ``nekro.gateway.web.requests.RequestContext``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -48,9 +49,9 @@ from nekro_client.models import Problem
 
 __all__ = [
     "PROBLEM_TYPE",
+    "ErrorForm",
     "ProblemError",
     "install",
-    "openai_error",
     "problem_of",
     "problem_response",
     "shown_text",
@@ -60,14 +61,6 @@ __all__ = [
 PROBLEM_TYPE: Final = "application/problem+json"
 #: Most characters of a detail, which may quote the request.
 _MOST_CHARS: Final = 4000
-#: Where OpenAI's API is served.
-_OPENAI: Final = "/v1/"
-_OPENAI_TYPES: Final = {
-    HTTPStatus.UNAUTHORIZED: "authentication_error",
-    HTTPStatus.FORBIDDEN: "permission_error",
-    HTTPStatus.NOT_FOUND: "not_found_error",
-    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
-}
 
 #: The first match wins, so subclasses come before their parents.
 _STATUS: Final[tuple[tuple[type[NekroError], HTTPStatus], ...]] = (
@@ -96,6 +89,16 @@ _STATUS: Final[tuple[tuple[type[NekroError], HTTPStatus], ...]] = (
     (BudgetExceededError, HTTPStatus.TOO_MANY_REQUESTS),
     (LLMError, HTTPStatus.SERVICE_UNAVAILABLE),
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorForm:
+    """The form of errors below a path."""
+
+    #: Returns the body that tells of a problem.
+    body_of: Callable[[Problem], dict[str, Any]]
+    #: The response in the OpenAPI document.
+    documented: Mapping[str, Any]
 
 
 class ProblemError(Exception):
@@ -137,12 +140,6 @@ def problem_response(
     return _response(request, _problem(request, status, code, detail), headers)
 
 
-def openai_error(status: int, code: str, message: str, *, param: str | None = None) -> dict[str, Any]:
-    """Return an error as OpenAI's API words it; ``param`` names the wrong field, None for none."""
-    kind = _OPENAI_TYPES.get(HTTPStatus(status), "server_error" if status >= 500 else "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
 def _problem(request: Request, status: HTTPStatus, code: str, detail: str) -> Problem:
     return Problem(
         title=status.phrase,
@@ -154,9 +151,10 @@ def _problem(request: Request, status: HTTPStatus, code: str, detail: str) -> Pr
 
 
 def _response(request: Request, problem: Problem, headers: dict[str, str] | None) -> JSONResponse:
-    if request.url.path.startswith(_OPENAI):
-        error = openai_error(problem.status, problem.code, problem.detail)
-        return JsonAnswer(error, status_code=problem.status, headers=headers)
+    forms: Mapping[str, ErrorForm] = request.app.state.error_forms
+    for prefix, form in forms.items():
+        if request.url.path.startswith(prefix):
+            return JsonAnswer(form.body_of(problem), status_code=problem.status, headers=headers)
     return JsonAnswer(
         problem.model_dump(mode="json"), status_code=problem.status, headers=headers, media_type=PROBLEM_TYPE
     )
@@ -175,8 +173,13 @@ def _printable(text: str) -> str:
     return text[:_MOST_CHARS].encode("utf-8", "backslashreplace").decode()
 
 
-def install(app: FastAPI) -> None:
-    """Answer every error of the app with a problem document."""
+def install(app: FastAPI, forms: Mapping[str, ErrorForm]) -> None:
+    """Answer every error of the app with a problem document.
+
+    Args:
+        forms: other forms of errors, by the prefix of their paths.
+    """
+    app.state.error_forms = forms
 
     @app.exception_handler(ProblemError)
     async def on_problem(request: Request, error: ProblemError) -> JSONResponse:

@@ -31,8 +31,8 @@ from waiting import WAIT_SECONDS, eventually
 
 from broker_config.settings import McpSettings, Settings
 from nekro.cli.command import Deps, declare
-from nekro.cli.commands import mcp
 from nekro.cli.output import Output
+from nekro.extensions.mcp import commands
 from nekro.extensions.mcp.client.faults import ServerFault
 from nekro.extensions.mcp.servers import describe_server
 from nekro_agent.errors import MethodFailedError, OutcomeUnknownError
@@ -527,10 +527,10 @@ async def test_faulty_tools_are_named_by_the_api_and_the_command(settings: Setti
     words = io.StringIO()
     output = Output(stdout=io.StringIO(), stderr=words)
     parser = argparse.ArgumentParser()
-    declare(mcp.Args, parser)
-    args = mcp.Args(**vars(parser.parse_args(["test", "odd"])))
+    declare(commands.Args, parser)
+    args = commands.Args(**vars(parser.parse_args(["test", "odd"])))
     deps = Deps(output=output, data_dir=None, load_settings=lambda: settings)
-    assert mcp.show_test(trial, args, deps) == 0
+    assert commands.show_test(trial, args, deps) == 0
     assert "note open: it has no inputSchema; its arguments are passed on" in words.getvalue()
     assert "left out entry 3: it has no name" in words.getvalue()
 

@@ -6,3 +6,22 @@ and workers without servers use them.
 """
 
 from __future__ import annotations
+
+from typing import Final
+
+from nekro.app.extensions import Extension, ExtensionCommand
+
+__all__ = ["EXTENSION"]
+
+EXTENSION: Final = Extension(
+    name="mcp",
+    gateway="nekro.extensions.mcp.routes:GATEWAY_PART",
+    commands=(
+        ExtensionCommand(
+            name="mcp",
+            summary="declare MCP servers, whose tools are methods; serve an MCP host",
+            after="costs",
+            module="nekro.extensions.mcp.commands",
+        ),
+    ),
+)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from typing import Final
 
 from fastapi import APIRouter, Request, Response
 
 from broker_config.secret_files import secret_paths
 from nekro.app.composition import Services
 from nekro.extensions.mcp.declarations import parse
+from nekro.extensions.mcp.server import endpoint
 from nekro.extensions.mcp.servers import McpServer, describe_server, read_servers
 from nekro.gateway.dependencies import IdentityDep, PathText, ServicesDep
+from nekro.gateway.extensions import GatewayPart
 from nekro.gateway.idempotency import OnceDep
 from nekro.gateway.identity import Scope, record_act
 from nekro.gateway.web.bodies import KeyedRoute
@@ -20,7 +23,7 @@ from nekro_client.models import McpServerBody, McpTrial, Page
 from storage.accounts.stored_bytes import ROW_BYTES, size_of
 from storage.states import StoredKind
 
-__all__ = ["router"]
+__all__ = ["GATEWAY_PART"]
 
 router = APIRouter(route_class=KeyedRoute, tags=["mcp"])
 
@@ -96,3 +99,6 @@ async def _server(services: Services, name: str) -> McpServer:
 
 def _answer(server: McpServer) -> Answer:
     return Answer.model_validate(describe_server(server))
+
+
+GATEWAY_PART: Final = GatewayPart(api=(router,), root=(endpoint.router,), build=endpoint.McpEndpoint)

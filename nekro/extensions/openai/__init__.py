@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Final
 
-from nekro.extensions.openai import completions, responses
+from nekro.app.extensions import Extension
 
-__all__ = ["router"]
+__all__ = ["EXTENSION"]
 
-router = APIRouter()
-router.include_router(completions.router)
-router.include_router(responses.router)
+EXTENSION: Final = Extension(name="openai", gateway="nekro.extensions.openai.gateway_part:GATEWAY_PART")

@@ -18,7 +18,7 @@ from nekro.app.composition import Services
 from nekro.gateway.idempotency import Once, once_of
 from nekro.gateway.identity import Identity, Scope
 from nekro.gateway.messages import post_message, stored_content
-from nekro.gateway.problems import ProblemError, openai_error, shown_text, status_of
+from nekro.gateway.problems import ErrorForm, ProblemError, shown_text, status_of
 from nekro.gateway.web.bodies import KeyedRoute
 from nekro.gateway.web.responses import JsonAnswer
 from nekro_agent.errors import NekroError
@@ -28,6 +28,7 @@ from nekro_client.models import NewPart
 from storage.listings.chats import TRANSIENT
 
 __all__ = [
+    "ERROR_FORM",
     "MODEL",
     "NO_RETRY",
     "APIError",
@@ -36,6 +37,7 @@ __all__ = [
     "chosen_chat",
     "has_many_chats",
     "once_for",
+    "openai_error",
     "post",
     "require_model",
     "run_once",
@@ -47,6 +49,40 @@ __all__ = [
 
 #: OpenAI's client repeats requests that failed; one whose message is recorded must not be repeated.
 NO_RETRY: Final = {"x-should-retry": "false"}
+
+
+_ERROR_TYPES: Final = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+}
+
+
+def openai_error(status: int, code: str, message: str, *, param: str | None = None) -> dict[str, Any]:
+    """Return an error as OpenAI's API words it; ``param`` names the wrong field, None for none."""
+    kind = _ERROR_TYPES.get(HTTPStatus(status), "server_error" if status >= 500 else "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+#: Clients of this API read no other form, also where no route is.
+ERROR_FORM: Final = ErrorForm(
+    body_of=lambda problem: openai_error(problem.status, problem.code, problem.detail),
+    documented={
+        "description": "An error, in the form of OpenAI's API.",
+        "content": {
+            "application/json": {
+                "schema": {"type": "object", "required": ["error"]},
+                "example": openai_error(
+                    HTTPStatus.BAD_REQUEST,
+                    "model_not_found",
+                    "model: there is one model, 'nekro'",
+                    param="model",
+                ),
+            }
+        },
+    },
+)
 
 
 class APIError(Exception):

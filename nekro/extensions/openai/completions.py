@@ -29,6 +29,7 @@ from nekro.extensions.openai.chats import (
     Posted,
     chosen_chat,
     once_for,
+    openai_error,
     post,
     require_model,
     run_once,
@@ -37,7 +38,6 @@ from nekro.extensions.openai.chats import (
     transient_chat,
 )
 from nekro.gateway.dependencies import HubDep, IdentityDep, ServicesDep, take_stream
-from nekro.gateway.problems import openai_error
 from nekro.gateway.streams.hub import SlowReaderError
 from nekro.gateway.web.responses import EventStream, JsonAnswer
 from nekro_agent.errors import BudgetExceededError, NekroError

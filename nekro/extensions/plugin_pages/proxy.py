@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Final
 
 import httpx
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, Request, Response
 from loguru import logger
 from starlette.types import Message, Receive, Scope, Send
 
@@ -20,6 +20,7 @@ from broker_config.settings import GatewaySettings, PluginAccess
 from nekro.app.composition import Services
 from nekro.base.metrics import metrics
 from nekro.base.tasks import end_tasks
+from nekro.extensions.plugin_pages import webhooks
 from nekro.extensions.plugin_pages.forwarding import (
     Sites,
     admit,
@@ -29,19 +30,17 @@ from nekro.extensions.plugin_pages.forwarding import (
     response_headers,
 )
 from nekro.gateway.dependencies import ServicesDep
+from nekro.gateway.extensions import GatewayPart, Running, running
 from nekro.gateway.identity import Identity
 from nekro.gateway.identity import Scope as KeyScope
 from nekro.gateway.outgoing import trusted_certificates
 from nekro.gateway.problems import ProblemError
-from nekro.gateway.web.bodies import OWN_LIMITS
 from nekro.wire.seals import CALLER_HEADER, PROOF_HEADER, SIGNATURE_HEADER, HttpSigner
 from nekro_agent.execution.current import WebCaller
 from nekro_agent.services.user.role import Role
 from storage.catalogue import Site
 
-__all__ = ["PluginProxy", "install"]
-
-OWN_LIMITS.append((re.compile("/plugins/.*"), lambda settings: settings.plugin_body_bytes))
+__all__ = ["GATEWAY_PART", "PluginProxy"]
 
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 #: A worker that does not accept a connection in this time is gone, and the next one is asked.
@@ -53,11 +52,14 @@ _KEEP_ALIVE_SECONDS: Final = 15.0
 _CLIENT_LEFT: Final = 499
 
 
+router = APIRouter(tags=["plugins"])
+
+
 class _ClientLeft(Exception):
     """The client closed the connection."""
 
 
-class PluginProxy:
+class PluginProxy(Running):
     """Sends requests to workers; one instance per gateway."""
 
     def __init__(self, services: Services) -> None:
@@ -85,24 +87,18 @@ class PluginProxy:
         await self.client.aclose()
 
 
-def install(app: FastAPI) -> None:
-    """Serve the routes of plugins in a gateway; ``app.state.plugin_proxy`` is set by its lifespan."""
-    router = APIRouter(tags=["plugins"])
-
-    @router.api_route("/plugins/{plugin_key}", methods=list(_METHODS), include_in_schema=False)
-    @router.api_route("/plugins/{plugin_key}/{path:path}", methods=list(_METHODS), include_in_schema=False)
-    async def ask_plugin(plugin_key: str, request: Request, services: ServicesDep) -> Response:
-        """Let the plugin answer."""
-        await services.refresh()
-        settings = services.settings.gateway
-        plugin = next((one for one in services.registry.plugins if one.key == plugin_key), None)
-        if plugin is None or not plugin.serves_http or not is_reachable(settings, plugin):
-            raise not_served(request.url.path)
-        access = settings.access_to(plugin_key)
-        identity = await admit(request, access)
-        return _PluginAnswer(request.app.state.plugin_proxy, plugin_key, access, identity)
-
-    app.include_router(router)
+@router.api_route("/plugins/{plugin_key}", methods=list(_METHODS), include_in_schema=False)
+@router.api_route("/plugins/{plugin_key}/{path:path}", methods=list(_METHODS), include_in_schema=False)
+async def ask_plugin(plugin_key: str, request: Request, services: ServicesDep) -> Response:
+    """Let the plugin answer."""
+    await services.refresh()
+    settings = services.settings.gateway
+    plugin = next((one for one in services.registry.plugins if one.key == plugin_key), None)
+    if plugin is None or not plugin.serves_http or not is_reachable(settings, plugin):
+        raise not_served(request.url.path)
+    access = settings.access_to(plugin_key)
+    identity = await admit(request, access)
+    return _PluginAnswer(running(request, PluginProxy), plugin_key, access, identity)
 
 
 class _PluginAnswer(Response):
@@ -281,3 +277,14 @@ class _Incoming:
         await self._is_read.wait()
         while (await self.receive())["type"] != "http.disconnect":
             pass
+
+
+GATEWAY_PART: Final = GatewayPart(
+    root=(webhooks.router, router),
+    limits=(
+        (re.compile("/plugins/.*"), lambda settings: settings.plugin_body_bytes),
+        (re.compile("/api/webhook/.*"), lambda settings: settings.webhook_body_bytes),
+    ),
+    passed_on=("/plugins/",),
+    build=lambda services, _hub: PluginProxy(services),
+)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -13,7 +12,7 @@ from starlette.datastructures import Headers
 from broker_config.settings import GatewaySettings, PluginAccess
 from nekro.extensions.plugin_pages.forwarding import admit, is_reachable, not_served, plugin_headers
 from nekro.gateway.dependencies import ServicesDep
-from nekro.gateway.web.bodies import OWN_LIMITS
+from nekro.gateway.idempotency import NOT_ONCE
 from nekro.plugins.entries import WebhookEntry
 from nekro.plugins.entry_registry import Registry
 from workers.calls.webhooks import run_webhooks
@@ -21,7 +20,6 @@ from workers.calls.webhooks import run_webhooks
 __all__ = ["router"]
 
 router = APIRouter(tags=["plugins"])
-OWN_LIMITS.append((re.compile("/api/webhook/.*"), lambda settings: settings.webhook_body_bytes))
 
 
 class WebhookAnswer(BaseModel):
@@ -34,7 +32,10 @@ class WebhookAnswer(BaseModel):
     data: dict[str, list[dict[str, Any]]]
 
 
-@router.post("/api/webhook/{endpoint}", openapi_extra={"requestBody": {"content": {"application/json": {}}}})
+@router.post(
+    "/api/webhook/{endpoint}",
+    openapi_extra={"requestBody": {"content": {"application/json": {}}}, **NOT_ONCE},
+)
 async def receive_webhook(endpoint: str, request: Request, services: ServicesDep) -> WebhookAnswer:
     """Run the webhook of every plugin that serves the endpoint, each as a task of its own.
 

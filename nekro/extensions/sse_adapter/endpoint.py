@@ -37,11 +37,12 @@ from nekro.extensions.sse_adapter.models import (
 )
 from nekro.extensions.sse_adapter.stream import ClientStream, SseFiles
 from nekro.gateway.dependencies import IdentityDep, ServicesDep, take_stream
-from nekro.gateway.idempotency import OnceDep
+from nekro.gateway.extensions import GatewayPart, Running, running
+from nekro.gateway.idempotency import NOT_ONCE, OnceDep
 from nekro.gateway.identity import Scope
 from nekro.gateway.outgoing import OutgoingHttp
 from nekro.gateway.problems import ProblemError
-from nekro.gateway.web.bodies import OWN_LIMITS, KeyedRoute, require_few_values
+from nekro.gateway.web.bodies import KeyedRoute, require_few_values
 from nekro.gateway.web.responses import EventStream
 from nekro.wire.invocation import new_id
 from nekro_agent.durations import REFRESH_SECONDS
@@ -51,9 +52,8 @@ from storage.outbound.adapters import AdapterClient
 from storage.states import SendState
 
 __all__ = [
+    "GATEWAY_PART",
     "SseAdapter",
-    "question_router",
-    "router",
 ]
 
 
@@ -64,10 +64,8 @@ _PAUSE_SECONDS: Final = 2.0
 
 router = APIRouter(prefix="/api/adapters/sse", tags=["adapters"])
 
-OWN_LIMITS.append((re.compile("/api/adapters/sse/connect"), lambda settings: settings.media_bytes))
 
-
-class SseAdapter:
+class SseAdapter(Running):
     """What the endpoint needs besides the services; one instance per gateway."""
 
     def __init__(self, services: Services) -> None:
@@ -114,7 +112,7 @@ _COMMAND_BODY: Final = {
 
 
 def _adapter(request: Request) -> SseAdapter:
-    adapter: SseAdapter = request.app.state.sse_adapter
+    adapter = running(request, SseAdapter)
     return adapter
 
 
@@ -146,7 +144,7 @@ async def connect_adapter(
     return EventStream(stream.events(), ping_seconds=3600)
 
 
-@router.post("/connect", openapi_extra={"requestBody": _COMMAND_BODY})
+@router.post("/connect", openapi_extra={"requestBody": _COMMAND_BODY, **NOT_ONCE})
 async def send_adapter_command(
     request: Request,
     services: ServicesDep,
@@ -336,3 +334,11 @@ async def _answer(services: Services, request_id: str, *, seconds: float) -> Ada
         raise ProblemError(
             HTTPStatus.GATEWAY_TIMEOUT, "client_timeout", f"no client answered in {seconds:g} s"
         ) from None
+
+
+GATEWAY_PART: Final = GatewayPart(
+    api=(question_router,),
+    root=(router,),
+    limits=((re.compile("/api/adapters/sse/connect"), lambda settings: settings.media_bytes),),
+    build=lambda services, _hub: SseAdapter(services),
+)

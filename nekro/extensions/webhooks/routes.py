@@ -15,6 +15,7 @@ from broker_config.embedded import resolve_signing_key
 from nekro.app.composition import Services
 from nekro.extensions.webhooks.sender import WebhookSender, webhook_secret
 from nekro.gateway.dependencies import IdentityDep, ServicesDep
+from nekro.gateway.extensions import GatewayPart, running
 from nekro.gateway.idempotency import OnceDep, with_content
 from nekro.gateway.identity import Identity, Scope, record_act
 from nekro.gateway.problems import ProblemError
@@ -27,7 +28,7 @@ from storage.outbound.webhooks import Delivery, Webhook
 from storage.states import DeliveryState, StoredKind
 from storage.transaction import Transaction
 
-__all__ = ["router"]
+__all__ = ["GATEWAY_PART"]
 
 router = APIRouter(route_class=KeyedRoute, prefix="/webhooks", tags=["webhooks"])
 
@@ -210,7 +211,7 @@ def _check_patterns(events: object, chats: str) -> None:
 
 async def _check_url(request: Request, url: str) -> None:
     """Refuse a URL that no delivery could reach; the address is checked again at every delivery."""
-    sender: WebhookSender = request.app.state.webhook_sender
+    sender = running(request, WebhookSender)
     try:
         address, host = checked_url(url)
         parts = urlsplit(address)
@@ -264,3 +265,6 @@ def _delivery(delivery: Delivery) -> models.WebhookDelivery:
         created_at=delivery.created_at,
         finished_at=delivery.finished_at,
     )
+
+
+GATEWAY_PART: Final = GatewayPart(api=(router,), build=lambda services, _hub: WebhookSender(services))

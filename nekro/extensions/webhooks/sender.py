@@ -26,6 +26,7 @@ from broker_config.embedded import resolve_signing_key
 from nekro.app.composition import Services
 from nekro.base.metrics import metrics
 from nekro.base.tasks import end_tasks, log_errors
+from nekro.gateway.extensions import Running
 from nekro.gateway.outgoing import OutgoingHttp, RequestFailedError
 from nekro.gateway.web.responses import json_text
 from nekro_agent.durations import FRESH_SECONDS
@@ -71,7 +72,7 @@ _LONGEST_PAUSE_SECONDS: Final = 12 * 3600.0
 _GONE: Final = 410
 
 
-class WebhookSender:
+class WebhookSender(Running):
     """Delivers for one gateway; ``start`` and ``close`` it on the loop of the services."""
 
     def __init__(self, services: Services) -> None:

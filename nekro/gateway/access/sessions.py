@@ -21,7 +21,7 @@ from typing import Final
 from fastapi import Request, Response
 
 from broker_config.embedded import resolve_signing_key
-from broker_config.settings import GatewaySettings, Settings
+from broker_config.settings import Settings
 from nekro.gateway.problems import ProblemError
 from nekro.wire.seals import CONSOLE, CONSOLE_CSRF, Seal
 from nekro_agent.shared_clock import shared_time
@@ -48,6 +48,8 @@ _HOST: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5
 _SCHEMES: Final = {"s": "https", "p": "http"}
 #: What a session may use; pages of plugins and other APIs want a key.
 _PATHS: Final = ("/api/v1/", "/console/session")
+#: The extension that serves pages of plugins.
+_PAGES: Final = "plugin_pages"
 _SAFE_METHODS: Final = ("GET", "HEAD")
 _OWN_SITES: Final = ("same-origin", "none")
 
@@ -76,7 +78,7 @@ def begin_session(settings: Settings, request: Request, response: Response, *, k
     Raises:
         ProblemError: as ``require_session_origin``.
     """
-    origin = require_session_origin(settings.gateway, request)
+    origin = require_session_origin(settings, request)
     kind = "s" if origin.startswith("https:") else "p"
     expires_at = (shared_time() + timedelta(seconds=SESSION_SECONDS)).replace(microsecond=0)
     end, mark = str(int(expires_at.timestamp())), secrets.token_hex(16)
@@ -121,7 +123,7 @@ def session_of(settings: Settings, request: Request) -> BrowserSession | None:
         texts = [] if host is None else _cookies(request, _name(host, kind))
         if not texts:
             continue
-        _require_accepted(settings.gateway)
+        _require_accepted(settings)
         session = _opened(settings, texts[0], host=host or "", kind=kind) if len(texts) == 1 else None
         if session is None:
             raise ProblemError(
@@ -131,7 +133,7 @@ def session_of(settings: Settings, request: Request) -> BrowserSession | None:
     return None
 
 
-def require_session_origin(settings: GatewaySettings, request: Request) -> str:
+def require_session_origin(settings: Settings, request: Request) -> str:
     """Return the origin of the page that wants to log in.
 
     Raises:
@@ -171,11 +173,11 @@ def require_own_page(request: Request, session: BrowserSession) -> None:
         )
 
 
-def _require_accepted(settings: GatewaySettings) -> None:
+def _require_accepted(settings: Settings) -> None:
     """Return if sessions are safe here: scripts of plugins' pages could use one of the same origin."""
-    if not settings.console:
+    if not settings.gateway.console:
         raise ProblemError(HTTPStatus.FORBIDDEN, "console_off", "NEKRO_GATEWAY__CONSOLE is off")
-    if settings.has_active_pages:
+    if settings.gateway.has_active_pages and settings.loads_extension(_PAGES):
         raise ProblemError(
             HTTPStatus.FORBIDDEN,
             "console_shares_origin",

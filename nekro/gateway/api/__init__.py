@@ -6,7 +6,6 @@ from typing import Final
 
 from fastapi import APIRouter
 
-from nekro.extensions.mcp import routes as mcp
 from nekro.gateway.api import (
     approvals,
     calls,
@@ -37,5 +36,4 @@ ROUTERS: Final[tuple[APIRouter, ...]] = (
     jobs.router,
     fleet.router,
     keys.router,
-    mcp.router,
 )

@@ -19,6 +19,7 @@ from starlette.types import Scope as AsgiScope
 from nekro.base.metrics import metrics
 from nekro.gateway.access.signed_texts import make_ticket
 from nekro.gateway.dependencies import ChatKey, HubDep, IdentityDep, ServicesDep, take_stream
+from nekro.gateway.idempotency import NOT_ONCE
 from nekro.gateway.identity import Scope
 from nekro.gateway.problems import ProblemError
 from nekro.gateway.streams.change_kinds import kinds_of
@@ -221,7 +222,7 @@ async def read_changes(
     return ChangeAnswer(changes.stream(identity, last_id=last_event_id))
 
 
-@router.post("/stream-tickets", status_code=HTTPStatus.CREATED)
+@router.post("/stream-tickets", status_code=HTTPStatus.CREATED, openapi_extra={**NOT_ONCE})
 async def create_stream_ticket(
     body: StreamTicketBody, services: ServicesDep, identity: IdentityDep
 ) -> StreamTicket:

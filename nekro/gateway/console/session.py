@@ -17,6 +17,7 @@ from nekro.gateway.access.sessions import (
 )
 from nekro.gateway.access.signed_texts import LoginCodes
 from nekro.gateway.dependencies import ServicesDep, identity_of
+from nekro.gateway.idempotency import NOT_ONCE
 from nekro.gateway.identity import Identity, record_act
 from nekro.gateway.problems import ProblemError
 from nekro_client.models import ConsoleLogin, ConsoleSession
@@ -26,7 +27,7 @@ __all__ = ["router"]
 router = APIRouter(prefix="/console/session", tags=["console"])
 
 
-@router.post("", status_code=HTTPStatus.CREATED)
+@router.post("", status_code=HTTPStatus.CREATED, openapi_extra={**NOT_ONCE})
 async def log_in(
     body: ConsoleLogin, request: Request, response: Response, services: ServicesDep
 ) -> ConsoleSession:
@@ -37,7 +38,7 @@ async def log_in(
     `/api/v1` with the same `Host`. POST, PUT, PATCH and DELETE need the answer's `csrf_token` in the header
     `X-Nekro-CSRF`. The session ends with the key.
     """
-    require_session_origin(services.settings.gateway, request)
+    require_session_origin(services.settings, request)
     key = await _key_of(request, body.key.strip())
     session = begin_session(services.settings, request, response, key_id=key.id)
     request.state.identity = key.identity

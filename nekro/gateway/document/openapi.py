@@ -25,6 +25,8 @@ from nekro.base.release import release
 from nekro.gateway.console.pages import ConsoleFile, file_answer, require_console
 from nekro.gateway.dependencies import IdentityDep, ServicesDep
 from nekro.gateway.document.examples import BY_MODEL, BY_OPERATION, PARAMETERS
+from nekro.gateway.idempotency import NOT_ONCE
+from nekro.gateway.problems import ErrorForm
 from nekro.gateway.web.responses import EVENT_STREAM
 from nekro_client import models
 from nekro_client.models import Problem
@@ -57,29 +59,11 @@ _PROBLEM: Final = {
     "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
 }
 
-_OPENAI_ERROR: Final = {
-    "description": "An error, in the form of OpenAI's API.",
-    "content": {
-        "application/json": {
-            "schema": {"type": "object", "required": ["error"]},
-            "example": {
-                "error": {
-                    "message": "model: there is one model, 'nekro'",
-                    "type": "invalid_request_error",
-                    "param": "model",
-                    "code": "model_not_found",
-                }
-            },
-        }
-    },
-}
 #: The line of a field, and its description above it.
 _FIELD: Final = re.compile(r"((?:^    #: .*\n)+)    (\w+): ", re.MULTILINE)
-#: POST operations without idempotency keys: those in the form of Nekro Agent's, whose clients send none, and
-#: two that store nothing.
-_NOT_ONCE: Final = (
-    "/api/adapters/sse/connect", "/api/webhook/{endpoint}", "/api/v1/stream-tickets", "/console/session",
-)  # fmt: skip
+
+
+(_NOT_ONCE,) = NOT_ONCE
 
 
 @router.get("/openapi.json", include_in_schema=False, response_class=Response)
@@ -117,16 +101,16 @@ def _completed(app: FastAPI) -> dict[str, Any]:
     api["components"]["securitySchemes"] = _SECURITY
     api["security"] = [{"key": []}]
     api["servers"] = [{"url": "http://127.0.0.1:8600", "description": "A gateway with the default settings."}]
+    forms: Mapping[str, ErrorForm] = app.state.error_forms
     for probe in ("/healthz", "/readyz"):
         api["paths"][probe]["get"]["security"] = []
     api["paths"]["/console/session"]["post"]["security"] = []
     for path, operations in api["paths"].items():
         for method, operation in operations.items():
             operation["responses"].pop("422", None)
-            operation["responses"]["default"] = deepcopy(
-                _OPENAI_ERROR if path.startswith("/v1/") else _PROBLEM
-            )
-            if method == "post" and path not in _NOT_ONCE:
+            form = next((form for prefix, form in forms.items() if path.startswith(prefix)), None)
+            operation["responses"]["default"] = deepcopy(_PROBLEM if form is None else form.documented)
+            if not operation.pop(_NOT_ONCE, False) and method == "post":
                 operation.setdefault("parameters", []).append(_IDEMPOTENCY)
             _add_examples(operation)
     return api

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -91,20 +91,19 @@ def require_few_values(body: bytes) -> None:
 
 _UPLOADS: Final = r"/api/v1/chats/[^/]+/files(/[^/]*)?"
 #: Paths with a limit other than ``body_bytes``. Such a body may be long: what arrives of it extends its time.
-OWN_LIMITS: Final[list[tuple[re.Pattern[str], Callable[[GatewaySettings], int]]]] = [
+OWN_LIMITS: Final[tuple[tuple[re.Pattern[str], Callable[[GatewaySettings], int]], ...]] = (
     (re.compile(_UPLOADS), lambda settings: settings.upload_bytes),
     # Pictures and files are in the JSON; a form may have more only by uploading first.
     (re.compile(r"/api/v1/chats/[^/]+/messages"), lambda settings: settings.media_bytes),
-    (re.compile(r"/v1/(chat/completions|responses)"), lambda settings: settings.media_bytes),
-]
+)
 
 
 #: Headers of a request with a body.
 _OF_BODY: Final = frozenset({b"content-length", b"transfer-encoding"})
 #: A long body may take any time if it arrives at this rate.
 _LEAST_BYTES_PER_SECOND: Final = 8 << 10
-#: Paths whose bodies are not kept in memory: uploads, and what is passed on to plugins.
-_PASSED_ON: Final = re.compile(f"{_UPLOADS}|/plugins/.*")
+#: Paths whose bodies are not kept in memory.
+_NOT_KEPT: Final = re.compile(_UPLOADS)
 #: Bytes of long bodies in memory at the same time, of one key; of all keys together twice as many. Each stays
 #: there until its request ends.
 _MOST_KEPT_BYTES: Final = 256 << 20
@@ -115,8 +114,23 @@ _REST_SECONDS: Final = 2.0
 class BodyLimit:
     """Refuses bodies that are too large or arrive too slowly."""
 
-    def __init__(self, app: ASGIApp, *, settings: GatewaySettings) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        settings: GatewaySettings,
+        limits: Iterable[tuple[re.Pattern[str], Callable[[GatewaySettings], int]]] = (),
+        passed_on: Iterable[str] = (),
+    ) -> None:
+        """Limit bodies.
+
+        Args:
+            limits: those of more paths, as ``OWN_LIMITS``.
+            passed_on: prefixes of paths whose bodies are not kept in memory.
+        """
         self._app, self._settings = app, settings
+        self._limits = (*OWN_LIMITS, *limits)
+        self._passed_on = tuple(passed_on)
         self._kept: Counter[str | None] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -124,8 +138,12 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        most = self._most(scope["path"])
-        body = _Body(scope, receive, send, most=most, settings=self._settings, kept=self._kept)
+        path = scope["path"]
+        most = self._most(path)
+        is_kept = not path.startswith(self._passed_on) and _NOT_KEPT.fullmatch(path) is None
+        body = _Body(
+            scope, receive, send, most=most, settings=self._settings, kept=self._kept, is_kept=is_kept
+        )
         if _declared(scope) > body.most:
             body.refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", _too_large(body.most))
         else:
@@ -148,7 +166,7 @@ class BodyLimit:
             await problem(scope, receive, send)
 
     def _most(self, path: str) -> int:
-        for pattern, limit in OWN_LIMITS:
+        for pattern, limit in self._limits:
             if pattern.fullmatch(path):
                 return limit(self._settings)
         return self._settings.body_bytes
@@ -178,11 +196,12 @@ class _Body:
         most: int,
         settings: GatewaySettings,
         kept: Counter[str | None],
+        is_kept: bool,
     ) -> None:
         self._receive, self._send, self.most = receive, send, most
         self._state, self._kept = scope["state"], kept
         #: From this size on the body counts as one that is in memory.
-        self._short_bytes = most if _PASSED_ON.fullmatch(scope["path"]) else settings.body_bytes
+        self._short_bytes = settings.body_bytes if is_kept else most
         #: Its key, and how many of its bytes count.
         self._counted: tuple[str | None, int] = (None, 0)
         self._seconds = settings.body_seconds

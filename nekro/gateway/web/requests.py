@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from http import HTTPStatus
 from typing import Final, NamedTuple
@@ -106,8 +106,6 @@ _TRACEPARENT: Final = re.compile(
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 #: Paths that a load balancer asks by address.
 _PROBES: Final = ("/healthz", "/readyz")
-#: Documents of plugins, which set their own headers.
-_PAGES: Final = "/plugins/"
 #: Most bytes of the URL and the headers together.
 _HEAD_BYTES: Final = 32 << 10
 #: Files that pages of any site may show: who has the link may read.
@@ -143,7 +141,7 @@ _STOPPING: Final = (
 _AGAIN: Final = {"Retry-After": "1", "Connection": "close"}
 
 _SAFE_SITES: Final = ("same-origin", "none")
-#: Of every answer, but those of plugins' pages.
+#: Of every answer, but those that set their own headers.
 ANSWER_HEADERS: Final = {
     # Of sessions: a cache in front of the gateway does not know that their cookie gives the rights.
     "cache-control": "no-store",
@@ -160,8 +158,13 @@ class RequestContext:
     ``request.state.held`` is closed when the request has ended, in any way.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, *, own_headers: Iterable[str] = ()) -> None:
+        """Record requests.
+
+        Args:
+            own_headers: prefixes of paths whose answers set their own headers.
+        """
+        self._app, self._own_headers = app, tuple(own_headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
@@ -172,9 +175,8 @@ class RequestContext:
         request_id = _request_id(headers)
         held = ExitStack()
         scope.setdefault("state", {}).update(request_id=request_id, held=held, ticket=take_ticket(scope))
-        is_page = scope["path"].startswith(_PAGES)
-        abort = scope["state"].get("abort")
-        answer = _Recorded(send, request_id, defaults={} if is_page else ANSWER_HEADERS, abort=abort)
+        defaults = {} if scope["path"].startswith(self._own_headers) else ANSWER_HEADERS
+        answer = _Recorded(send, request_id, defaults=defaults, abort=scope["state"].get("abort"))
         started = time.perf_counter()
         metrics().http_in_flight.inc()
         try:
@@ -269,8 +271,13 @@ class _Recorded:
 class HostCheck:
     """Refuses requests for other hosts, and requests that a foreign web site makes through a browser."""
 
-    def __init__(self, app: ASGIApp, *, settings: GatewaySettings) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, *, settings: GatewaySettings, passed_on: Iterable[str] = ()) -> None:
+        """Check requests.
+
+        Args:
+            passed_on: prefixes of paths whose bodies are passed on encoded.
+        """
+        self._app, self._passed_on = app, tuple(passed_on)
         is_local = settings.socket is None and is_loopback(settings.host)
         own = (settings.host,) if is_local else ()
         #: None admits all: elsewhere than on loopback a key is needed, which no browser adds by itself.
@@ -312,7 +319,8 @@ class HostCheck:
             detail = "the Host header names none of NEKRO_GATEWAY__ALLOWED_HOSTS"
             return HTTPStatus.MISDIRECTED_REQUEST, "host_not_allowed", detail
         headers = _headers(scope)
-        if not path.startswith(_PAGES) and headers.get("content-encoding", _PLAIN).strip().lower() != _PLAIN:
+        is_encoded = headers.get("content-encoding", _PLAIN).strip().lower() != _PLAIN
+        if is_encoded and not path.startswith(self._passed_on):
             # Decoding would let a small body become a large one; storing it undecoded would alter it.
             detail = "the gateway decodes no bodies; send this one without Content-Encoding"
             return HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "content_encoding_unsupported", detail

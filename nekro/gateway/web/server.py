@@ -78,7 +78,8 @@ class GatewayServer(uvicorn.Server):
         self._app.state.stopping.set()
         # A request that is cut at the end of the drain time may be sent again, as after a crash.
         self._app.state.services.caller.leave_calls()
-        self._app.state.mcp.end()
+        for running in self._app.state.running.values():
+            running.end()
         self._app.state.hub.end()
         self._app.state.changes.end()
         await super().shutdown(sockets)

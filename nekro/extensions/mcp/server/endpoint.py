@@ -16,6 +16,7 @@ from broker_config.settings import GatewaySettings
 from nekro.app.composition import Services
 from nekro.extensions.mcp.server.callers import Caller, Sessions, caller_of
 from nekro.gateway.dependencies import identity_of
+from nekro.gateway.extensions import Running, running
 from nekro.gateway.identity import Identity
 from nekro.gateway.problems import ProblemError, problem_of
 from nekro.gateway.streams.hub import EventHub
@@ -39,7 +40,7 @@ _INVALID_REQUEST: Final = -32600
 @router.api_route("/mcp", methods=["GET", "POST", "DELETE"], include_in_schema=False)
 async def mcp(request: Request) -> Response:
     """Serve one message of a client."""
-    endpoint: McpEndpoint = request.app.state.mcp
+    endpoint = running(request, McpEndpoint)
     try:
         return await endpoint.answer(request, await identity_of(request))
     except (ProblemError, NekroError) as exc:
@@ -54,7 +55,7 @@ def _refusal(problem: Problem, headers: dict[str, str]) -> Response:
     return JsonAnswer(body, status_code=problem.status, headers=headers)
 
 
-class McpEndpoint:
+class McpEndpoint(Running):
     """The endpoint of one gateway; the SDK is imported at the first request."""
 
     def __init__(self, services: Services, hub: EventHub) -> None:

@@ -161,7 +161,7 @@ def run(args: Args, deps: Deps) -> int:
     check(args)
     settings = deps.load_settings()
     if args.action == "serve":
-        from nekro.cli.services.mcp_stdio import serve
+        from nekro.extensions.mcp.serve import serve
 
         run_async(serve(settings, chat_key=args.chat_key, user_id=args.user_id, output=deps.output))
         return ExitCode.OK
@@ -425,7 +425,7 @@ def run_over_gateway(args: Args, deps: Deps) -> int:
 
 
 def _relay(args: Args) -> int:
-    from nekro.cli.services.mcp_stdio import relay
+    from nekro.extensions.mcp.serve import relay
     from nekro_client import ClientError
 
     try:

@@ -1,6 +1,7 @@
 """The system as an MCP server on the standard streams: of this host, or relayed to `/mcp` of a gateway.
 
-Messages are lines of JSON, and nothing else goes to stdout. The relay passes them on as they are."""
+Messages are lines of JSON, and nothing else goes to stdout. The relay passes them on as they are.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 
-from broker_config.settings import Settings
 from nekro.base.tasks import end_tasks
-from nekro.cli.output import Output
-from nekro.cli.services.system import CALL_LANES, open_services
 from nekro_agent.errors import ServiceError, UsageError
 from nekro_client.answer_limits import limited
 from nekro_client.operations import connection_options
@@ -27,8 +25,10 @@ from nekro_client.sse import EventParser, EventTooLargeError
 from nekro_client.streams import STREAM_TIMEOUT
 
 if TYPE_CHECKING:
+    from broker_config.settings import Settings
     from nekro.app.composition import Services
     from nekro.app.rounds.runs import CodeReport
+    from nekro.cli.output import Output
     from nekro.extensions.mcp.server.callers import Caller
 
 __all__ = [
@@ -181,6 +181,7 @@ async def serve(settings: Settings, *, chat_key: str | None, user_id: str | None
         from nekro.extensions.mcp.server.server import McpServer
     except ImportError as exc:
         raise ServiceError("there is no MCP SDK; install it with `pip install 'nekro-workers[mcp]'`") from exc
+    from nekro.cli.services.system import CALL_LANES, open_services
     from nekro.extensions.mcp.server.callers import Caller
     from nekro.gateway.identity import LOCAL
     from nekro.gateway.streams.hub import EventHub

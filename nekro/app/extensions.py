@@ -1,0 +1,63 @@
+"""What an extension brings, and the extensions of this installation.
+
+An extension is a package below ``nekro.extensions`` whose ``EXTENSION`` names its parts as ``module:NAME``. A
+part is imported where a process needs it: a worker imports no routes, and a command neither. Nothing besides
+extensions imports one, so each can be left out: by ``NEKRO_EXTENSIONS``, or by not installing its package.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from nekro.base.release import EXTENSIONS, extension_names
+
+if TYPE_CHECKING:
+    from broker_config.settings import Settings
+
+__all__ = ["Extension", "ExtensionCommand", "imported", "installed", "loaded"]
+
+#: Name under which a package has its extension.
+_ATTRIBUTE: Final = "EXTENSION"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtensionCommand:
+    """A command of ``nekro`` that an extension brings; its module is imported when it is used."""
+
+    name: str
+    summary: str
+    #: The command behind which lists show it.
+    after: str
+    #: Its module, as ``nekro.cli.command.CommandModule`` describes it.
+    module: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extension:
+    """The parts of one extension."""
+
+    #: That of its package, which ``NEKRO_EXTENSIONS`` names.
+    name: str
+    #: Its ``nekro.gateway.extensions.GatewayPart``; None: it has no routes.
+    gateway: str | None = None
+    commands: tuple[ExtensionCommand, ...] = ()
+
+
+def imported(part: str) -> Any:
+    """Return the part that ``module:NAME`` names."""
+    module, _, name = part.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def installed() -> Iterator[Extension]:
+    """Yield the extensions of this installation, in the order of their names."""
+    for name in extension_names():
+        yield imported(f"{EXTENSIONS}.{name}:{_ATTRIBUTE}")
+
+
+def loaded(settings: Settings) -> tuple[Extension, ...]:
+    """Return the extensions that processes with these settings load."""
+    return tuple(one for one in installed() if settings.loads_extension(one.name))

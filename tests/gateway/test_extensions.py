@@ -1,0 +1,88 @@
+"""Extensions: each can be left out, and a name that none has is an error."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gateway_server import served
+from nekro_inside import run_inside
+from worker_fleet import Fleet
+
+from broker_config.settings import Settings
+from nekro.base.release import extension_names
+from nekro.cli.environment import environment_of
+from nekro.cli.running import ExitCode
+from nekro.gateway.app import create_app
+from nekro.gateway.document.openapi import document
+from nekro_agent.errors import SettingsError
+
+#: A path of each extension, which answers something else than 404 while the extension is there.
+PATHS = {
+    "mcp": ("POST", "/mcp"),
+    "openai": ("GET", "/v1/models"),
+    "plugin_pages": ("POST", "/api/webhook/{endpoint}"),
+    "sse_adapter": ("POST", "/api/v1/adapters/sse/requests"),
+    "webhooks": ("GET", "/api/v1/webhooks"),
+}
+#: Paths in the document by the extension that serves them.
+DOCUMENTED = {
+    "mcp": "/api/v1/mcp/servers",
+    "openai": "/v1/chat/completions",
+    "plugin_pages": "/api/webhook/{endpoint}",
+    "sse_adapter": "/api/adapters/sse/connect",
+    "webhooks": "/api/v1/webhooks",
+}
+
+
+def without(name: str, settings: Settings) -> Settings:
+    """The settings that leave out one extension."""
+    return settings.model_copy(update={"extensions": tuple(sorted(PATHS.keys() - {name}))})
+
+
+def test_every_extension_is_listed() -> None:
+    assert set(PATHS) == set(DOCUMENTED) == set(extension_names())
+
+
+@pytest.mark.parametrize("name", PATHS)
+async def test_each_extension_can_be_left_out(name: str, fleet: Fleet) -> None:
+    settings = without(name, fleet.settings)
+    app = create_app(settings)
+    async with served(app) as client:
+        found = {one: (await client.request(*PATHS[one])).text for one in PATHS}
+        loaded = {one for one, text in found.items() if "nothing is served there" not in text}
+    assert loaded == PATHS.keys() - {name}
+    paths = json.loads(document(app))["paths"]
+    assert {one for one, path in DOCUMENTED.items() if path in paths} == loaded
+
+
+@pytest.mark.parametrize("name", ["mcp", "plugin_pages"])
+def test_a_worker_starts_without_an_extension(name: str, fleet: Fleet, tmp_path: Path) -> None:
+    workers = Fleet(without(name, fleet.settings), tmp_path)
+    try:
+        workers.start("methods")
+    finally:
+        workers.stop()
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_commands_run_without_an_extension(name: str, fleet: Fleet, tmp_path: Path) -> None:
+    environ = environment_of(without(name, fleet.settings))
+    subprocess.run([sys.executable, "-m", "nekro.cli.main", "--help"], env=environ, check=True)
+    code, _, err = run_inside("mcp", "list", directory=tmp_path, environment=environ)
+    assert (code == ExitCode.USAGE) == (name == "mcp"), err
+    assert ("of the extension mcp, which NEKRO_EXTENSIONS leaves out" in err) == (name == "mcp")
+
+
+def test_none_is_no_extension() -> None:
+    settings = Settings(extensions=("none",))
+    assert not any(settings.loads_extension(name) for name in extension_names())
+    assert all(Settings().loads_extension(name) for name in extension_names())
+
+
+def test_an_unknown_extension_is_an_error_with_a_suggestion() -> None:
+    with pytest.raises(SettingsError, match="NEKRO_EXTENSIONS: 'webhook' is not an extension; did you mean"):
+        Settings.load(env_file=None, extensions="mcp,webhook")
