@@ -17,6 +17,7 @@ EVENT = re.compile(r"[a-z][a-z0-9_]*")
 #: Where the name is not constant, or something follows it.
 ALLOWED = {
     "nekro/base/tasks.py": "its callers name the event",
+    "nekro_agent/core/logger.py": "its callers name the event",
     "workers/ops/printed.py": "lines that plugins print, as they are",
     "nekro/app/catalogue.py": "a stack follows the name",
     "nekro/extensions/plugin_pages/hosts.py": "a stack follows the name",
