@@ -162,8 +162,9 @@ fuzz: install ## Fuzz the argument decoder, the frame reader and the /proc parse
 	$(BIN)/python tests/sandbox/fuzz_frames.py $(FUZZ_ARGS)
 	$(BIN)/python tests/sandbox/fuzz_proc.py $(FUZZ_ARGS)
 
-docs: install ## Rewrite the generated reference pages.
+docs: install ## Rewrite the generated reference pages, and the synchronous client.
 	$(BIN)/python -m nekro.cli.reference
+	$(BIN)/python scripts/sync_client.py
 
 constraints: install ## Write constraints.txt and both requirements.txt with hashes (UPGRADE=--upgrade for newer versions).
 	printf 'hatchling\neditables\n' | $(COMPILE) pyproject.toml - --extra test --extra flower --extra mcp --extra otel --extra plugins --extra tokens --extra bench --extra release -o constraints.txt

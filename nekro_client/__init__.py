@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from nekro_client.async_chats import AsyncChat, AsyncEventStream
+    from nekro_client.async_client import AsyncClient
+    from nekro_client.async_connections import AsyncChangeStream, AsyncRunStream
     from nekro_client.chats import Chat, EventStream
-    from nekro_client.client import AsyncClient, Client
+    from nekro_client.client import Client
+    from nekro_client.connections import ChangeStream, RunStream
     from nekro_client.errors import (
         ApiError,
         AuthenticationError,
@@ -30,8 +33,6 @@ if TYPE_CHECKING:
         UnreachableError,
         WaitTimeoutError,
     )
-    from nekro_client.runs import AsyncRunStream, RunStream
-    from nekro_client.streams import AsyncChangeStream, ChangeStream
 
 __all__ = [
     "ApiError",
@@ -63,14 +64,14 @@ __all__ = [
 _MODULES: Final = {
     "AsyncChat": "async_chats",
     "AsyncEventStream": "async_chats",
+    "AsyncClient": "async_client",
+    "AsyncChangeStream": "async_connections",
+    "AsyncRunStream": "async_connections",
     "Chat": "chats",
     "EventStream": "chats",
-    "AsyncClient": "client",
     "Client": "client",
-    "AsyncRunStream": "runs",
-    "RunStream": "runs",
-    "AsyncChangeStream": "streams",
-    "ChangeStream": "streams",
+    "ChangeStream": "connections",
+    "RunStream": "connections",
 }
 #: Modules that can be used after ``import nekro_client`` alone.
 _SUBMODULES: Final = frozenset({"answer_limits", "errors", "models", "sse", *_MODULES.values()})

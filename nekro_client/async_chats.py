@@ -1,4 +1,4 @@
-"""Chats with their messages, events and files; as the synchronous ones."""
+"""Chats with their messages, events and files."""
 
 from __future__ import annotations
 
@@ -10,15 +10,21 @@ from typing import BinaryIO
 
 import httpx
 
-from nekro_client.chats import ChatRequests, FileRequests, file_part, message_body
-from nekro_client.connections import AsyncConnection, Asynchronous, Download, connecting
+from nekro_client.async_connections import AsyncConnection, AsyncStream, run_blocking
+from nekro_client.chat_requests import ChatRequests, FileRequests, file_part, message_body
 from nekro_client.errors import ClientError, ConflictError, InvalidAnswerError
 from nekro_client.models import Event, FileInfo, NewPart, PostedMessage
-from nekro_client.operations import API, Backoff, segment
-from nekro_client.streams import STREAM_TIMEOUT, AsyncStream, EventCursor
+from nekro_client.operations import API, Backoff, connecting, segment
+from nekro_client.pieces import Download
+from nekro_client.requests import Asynchronous
+from nekro_client.streams import STREAM_TIMEOUT, EventCursor
 from nekro_client.uploads import Upload
 
 __all__ = ["AsyncChat", "AsyncEventStream", "AsyncFiles"]
+
+
+def _create(path: Path) -> BinaryIO:
+    return path.open("xb")
 
 
 class AsyncChat(ChatRequests, Asynchronous):
@@ -133,7 +139,7 @@ class AsyncFiles(FileRequests, Asynchronous):
         try:
             return await self._connection.send(self._put(upload))
         except ConflictError:
-            renamed = await asyncio.to_thread(upload.with_digest)
+            renamed = await run_blocking(upload.with_digest)
             return await self._connection.send(self._put(renamed))
 
     async def read(self, file_id: str, *, start: int = 0, end: int | None = None) -> bytes:
@@ -155,14 +161,14 @@ class AsyncFiles(FileRequests, Asynchronous):
         if not isinstance(target, (Path, str)):
             return await self._fetch(file_id, Download(target, retry_seconds=self._connection.retry_seconds))
         path = Path(target)
-        file = await asyncio.to_thread(path.open, "xb")
+        file = await run_blocking(_create, path)
         try:
             return await self._fetch(file_id, Download(file, retry_seconds=self._connection.retry_seconds))
         except BaseException:
-            await asyncio.shield(asyncio.to_thread(path.unlink, missing_ok=True))
+            await run_blocking(path.unlink, True)
             raise
         finally:
-            await asyncio.shield(asyncio.to_thread(file.close))
+            await run_blocking(file.close)
 
     async def _fetch(self, file_id: str, download: Download) -> int:
         path = API + self._path(file_id)
@@ -180,5 +186,5 @@ class AsyncFiles(FileRequests, Asynchronous):
                 await response.aread()
             download.begin(response)
             async for chunk in response.aiter_raw():
-                await asyncio.to_thread(download.write, chunk)
+                await run_blocking(download.write, chunk)
         return download.size_bytes

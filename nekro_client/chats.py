@@ -1,3 +1,4 @@
+# Generated from async_chats.py by scripts/sync_client.py.
 """Chats with their messages, events and files."""
 
 from __future__ import annotations
@@ -10,114 +11,21 @@ from typing import BinaryIO
 
 import httpx
 
-from nekro_client.connections import Blocking, Connection, Download, connecting, request, whole_list
+from nekro_client.chat_requests import ChatRequests, FileRequests, file_part, message_body
+from nekro_client.connections import Connection, Stream, run_blocking
 from nekro_client.errors import ClientError, ConflictError, InvalidAnswerError
-from nekro_client.models import (
-    ChatBody,
-    ChatSummary,
-    Event,
-    FileInfo,
-    GivenTitle,
-    Message,
-    MessageBody,
-    NewFilePart,
-    NewImagePart,
-    NewPart,
-    NewTextPart,
-    Page,
-    PostedMessage,
-    Reset,
-    Round,
-    StreamTicket,
-    StreamTicketBody,
-    TurnState,
-    TurnSummary,
-)
-from nekro_client.operations import API, Backoff, Operation, operation, segment
-from nekro_client.streams import STREAM_TIMEOUT, EventCursor, Stream
+from nekro_client.models import Event, FileInfo, NewPart, PostedMessage
+from nekro_client.operations import API, Backoff, connecting, segment
+from nekro_client.pieces import Download
+from nekro_client.requests import Blocking
+from nekro_client.streams import STREAM_TIMEOUT, EventCursor
 from nekro_client.uploads import Upload
 
-__all__ = ["Chat", "ChatRequests", "EventStream", "FileRequests", "Files", "file_part", "message_body"]
+__all__ = ["Chat", "EventStream", "Files"]
 
 
-class ChatRequests:
-    """The requests of both kinds of chats."""
-
-    key: str
-
-    @request
-    def summary(self) -> Operation[ChatSummary]:
-        """Return the chat as lists show it, with its title."""
-        return operation("GET", f"/chats/{segment(self.key)}", ChatSummary)
-
-    @request
-    def give_title(self, title: str | None) -> Operation[GivenTitle]:
-        """Give the chat a title; None takes it away. Returns it as it is stored."""
-        return operation("PATCH", f"/chats/{segment(self.key)}", GivenTitle, body=ChatBody(title=title))
-
-    @request
-    def messages(
-        self, *, cursor: str | None = None, limit: int | None = None, with_past: bool = False
-    ) -> Operation[Page[Message]]:
-        """Return a page of the history, the newest messages first.
-
-        Args:
-            with_past: also messages from before the last reset.
-        """
-        params = {"cursor": cursor, "limit": limit, "with_past": with_past or None}
-        return operation("GET", f"/chats/{segment(self.key)}/messages", Page[Message], params=params)
-
-    @request
-    def turns(
-        self, *, state: TurnState | None = None, cursor: str | None = None, limit: int | None = None
-    ) -> Operation[Page[TurnSummary]]:
-        """Return a page of turns, the newest first.
-
-        Args:
-            state: only turns in this state; then a page may be short, or empty, and have a next one.
-        """
-        params = {"state": state, "cursor": cursor, "limit": limit}
-        return operation("GET", f"/chats/{segment(self.key)}/turns", Page[TurnSummary], params=params)
-
-    @request
-    def rounds(self, *, cursor: str | None = None, limit: int | None = None) -> Operation[Page[Round]]:
-        """Return a page of the chat's rounds, the newest first; ``turns.get`` has more of their calls."""
-        params = {"cursor": cursor, "limit": limit}
-        return operation("GET", f"/chats/{segment(self.key)}/rounds", Page[Round], params=params)
-
-    @request
-    def stream_ticket(self) -> Operation[StreamTicket]:
-        """Return a path with which a browser's ``EventSource`` reads the events, for some minutes."""
-        return operation("POST", "/stream-tickets", StreamTicket, body=StreamTicketBody(chat_key=self.key))
-
-    @request
-    def cancel(self, *, wait: float = 0) -> Operation[Reset]:
-        """Cancel the chat's waiting rounds and stop its running one; returns the rounds.
-
-        Args:
-            wait: seconds to wait until the running round has stopped.
-        """
-        path = f"/chats/{segment(self.key)}/cancel"
-        return operation("POST", path, Reset, params={"wait": wait or None}, wait_seconds=wait)
-
-    @request
-    def reset(self) -> Operation[Reset]:
-        """Stop the chat's rounds and start a new history; returns the rounds."""
-        return operation("POST", f"/chats/{segment(self.key)}/reset", Reset)
-
-    @request
-    def _post(
-        self, body: MessageBody, *, wait: float, idempotency_key: str | None
-    ) -> Operation[PostedMessage]:
-        return operation(
-            "POST",
-            f"/chats/{segment(self.key)}/messages",
-            PostedMessage,
-            params={"wait": wait or None},
-            body=body,
-            idempotency_key=idempotency_key,
-            wait_seconds=wait,
-        )
+def _create(path: Path) -> BinaryIO:
+    return path.open("xb")
 
 
 class Chat(ChatRequests, Blocking):
@@ -219,44 +127,6 @@ class EventStream(Stream[Event]):
         return self._cursor.last_number
 
 
-class FileRequests:
-    """The requests of both kinds of files."""
-
-    _chat_key: str
-
-    @whole_list
-    def list(self) -> Operation[Page[FileInfo]]:
-        """Return the files of the chat."""
-        return operation("GET", f"/chats/{segment(self._chat_key)}/files", Page[FileInfo])
-
-    @request
-    def upload(
-        self, source: Path | str | bytes, *, name: str | None = None, media_type: str | None = None
-    ) -> Operation[FileInfo]:
-        """Store a file in the chat's uploads; a path is sent in pieces.
-
-        Args:
-            source: path of this host, or the content itself, which needs a name.
-            media_type: None guesses it from the name.
-
-        Raises:
-            OSError: the file cannot be read.
-            ConflictError: another file has the name.
-        """
-        return self._put(Upload.of(source, name=name, media_type=media_type))
-
-    @request
-    def delete(self, file_id: str) -> Operation[None]:
-        """Remove a file; messages keep its name."""
-        return operation("DELETE", self._path(file_id), None)
-
-    def _put(self, upload: Upload) -> Operation[FileInfo]:
-        return operation("PUT", self._path(upload.name), FileInfo, upload=upload)
-
-    def _path(self, name: str) -> str:
-        return f"/chats/{segment(self._chat_key)}/files/{segment(name)}"
-
-
 class Files(FileRequests, Blocking):
     """Files of a chat."""
 
@@ -270,7 +140,7 @@ class Files(FileRequests, Blocking):
         try:
             return self._connection.send(self._put(upload))
         except ConflictError:
-            renamed = upload.with_digest()
+            renamed = run_blocking(upload.with_digest)
             return self._connection.send(self._put(renamed))
 
     def read(self, file_id: str, *, start: int = 0, end: int | None = None) -> bytes:
@@ -292,12 +162,14 @@ class Files(FileRequests, Blocking):
         if not isinstance(target, (Path, str)):
             return self._fetch(file_id, Download(target, retry_seconds=self._connection.retry_seconds))
         path = Path(target)
-        with path.open("xb") as file:
-            try:
-                return self._fetch(file_id, Download(file, retry_seconds=self._connection.retry_seconds))
-            except BaseException:
-                path.unlink(missing_ok=True)
-                raise
+        file = run_blocking(_create, path)
+        try:
+            return self._fetch(file_id, Download(file, retry_seconds=self._connection.retry_seconds))
+        except BaseException:
+            run_blocking(path.unlink, True)
+            raise
+        finally:
+            run_blocking(file.close)
 
     def _fetch(self, file_id: str, download: Download) -> int:
         path = API + self._path(file_id)
@@ -315,24 +187,5 @@ class Files(FileRequests, Blocking):
                 response.read()
             download.begin(response)
             for chunk in response.iter_raw():
-                download.write(chunk)
+                run_blocking(download.write, chunk)
         return download.size_bytes
-
-
-def message_body(
-    text: str | None,
-    parts: Sequence[NewPart],
-    user_id: str | None,
-    user_name: str | None,
-    to_agent: bool,
-) -> MessageBody:
-    """Return the body of a message; a text before parts becomes the first part."""
-    if parts and text is not None:
-        parts, text = [NewTextPart(text=text), *parts], None
-    return MessageBody(text=text, parts=[*parts], user_id=user_id, user_name=user_name, to_agent=to_agent)
-
-
-def file_part(file: FileInfo) -> NewPart:
-    """Return the part of a message that shows an uploaded file."""
-    kind = NewImagePart if file.media_type.startswith("image/") else NewFilePart
-    return kind(type=kind.model_fields["type"].default, file_id=file.id)

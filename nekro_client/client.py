@@ -1,319 +1,88 @@
-"""The two clients; the asynchronous one has the same methods, which are coroutines."""
+# Generated from async_client.py by scripts/sync_client.py.
+"""The client: turns, jobs, approvals, timers, dead letters and keys, and what a gateway has beside chats."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import date, datetime
 from types import TracebackType
 
 import httpx
-from pydantic import JsonValue
 
-from nekro_client.async_chats import AsyncChat
-from nekro_client.chats import Chat
-from nekro_client.connections import AsyncConnection, Asynchronous, Blocking, Connection, request, whole_list
-from nekro_client.models import (
-    Act,
-    Call,
-    CallBody,
-    ChatSummary,
-    Command,
-    CommandBody,
-    CommandResult,
-    CostGroup,
-    Costs,
-    Level,
-    McpServer,
-    McpServerBody,
-    McpTrial,
-    Method,
-    Page,
-    Plugin,
-    PluginConfig,
-    PluginState,
-    Queues,
-    Run,
-    RunBody,
-    Series,
-    Worker,
-)
-from nekro_client.operations import RETRY_SECONDS, Operation, operation, segment
-from nekro_client.runs import AsyncRunStream, RunStream
-from nekro_client.streams import AsyncChangeStream, ChangeCursor, ChangeStream
-from nekro_client.work import (
-    Approvals,
-    AsyncApprovals,
-    AsyncDeadLetters,
-    AsyncJobs,
-    AsyncKeys,
-    AsyncTimers,
-    AsyncTurns,
-    DeadLetters,
-    Jobs,
-    Keys,
-    Timers,
-    Turns,
+from nekro_client.chats import Chat, EventStream
+from nekro_client.client_requests import ClientRequests, run_body, run_operation
+from nekro_client.connections import ChangeStream, Connection, RunStream
+from nekro_client.models import Turn
+from nekro_client.operations import RETRY_SECONDS
+from nekro_client.requests import Blocking
+from nekro_client.streams import ChangeCursor, TurnWait
+from nekro_client.work_requests import (
+    ApprovalRequests,
+    DeadLetterRequests,
+    JobRequests,
+    KeyRequests,
+    TimerRequests,
+    TurnRequests,
 )
 
-__all__ = ["AsyncClient", "Client"]
+__all__ = [
+    "Approvals",
+    "Client",
+    "DeadLetters",
+    "Jobs",
+    "Keys",
+    "Timers",
+    "Turns",
+]
 
 
-class _Requests:
-    @request
-    def chats(
-        self,
-        text: str = "",
-        *,
-        failures_since: datetime | None = None,
-        transient: bool = False,
-        cursor: str | None = None,
-        limit: int | None = None,
-    ) -> Operation[Page[ChatSummary]]:
-        """Return a page of chats, the one with the newest activity first.
+class Turns(TurnRequests, Blocking):
+    """What messages, calls, timers and jobs caused."""
 
-        Args:
-            text: only chats whose key, name or given title contains it; "" means all.
-            failures_since: also count the turns that have failed since then.
-            transient: also chats that one request of the OpenAI API has made for itself.
-        """
-        params = {
-            "q": text or None,
-            "failures_since": None if failures_since is None else failures_since.isoformat(),
-            "transient": "true" if transient else None,
-            "cursor": cursor,
-            "limit": limit,
-        }
-        return operation("GET", "/chats", Page[ChatSummary], params=params)
+    def wait(self, turn_id: str, *, timeout_seconds: float | None = None) -> Turn:
+        """Return a turn when it has ended or waits for a person, as the chat's event stream shows.
 
-    @request
-    def audit(
-        self,
-        *,
-        action: str | None = None,
-        subject: str | None = None,
-        cursor: str | None = None,
-        limit: int | None = None,
-    ) -> Operation[Page[Act]]:
-        """Return a page of administrative acts, the newest first.
-
-        Args:
-            action: only acts that begin with it, such as ``dead_letter.``; None means all.
-            subject: only acts on this; None means all.
-        """
-        params = {"action": action, "subject": subject, "cursor": cursor, "limit": limit}
-        return operation("GET", "/audit", Page[Act], params=params)
-
-    @request
-    def run(
-        self,
-        code: str,
-        *,
-        chat_key: str,
-        user_id: str | None = None,
-        follow_up: bool = False,
-        timeout_seconds: float | None = None,
-        seconds: float = 600,
-        idempotency_key: str | None = None,
-    ) -> Operation[Run]:
-        """Run code in the chat's sandbox; a run is stopped when the connection is lost.
-
-        Args:
-            follow_up: whether an AGENT result requests a round.
-            timeout_seconds: how long it may take, with the wait for a worker; None: as the fleet allows.
-            seconds: how long to wait for the report.
-        """
-        body = _run_body(code, chat_key, user_id, follow_up, timeout_seconds)
-        return _run(body, seconds=seconds, idempotency_key=idempotency_key)
-
-    @request
-    def call(
-        self,
-        method: str,
-        args: Sequence[JsonValue] = (),
-        kwargs: Mapping[str, JsonValue] | None = None,
-        *,
-        chat_key: str,
-        user_id: str | None = None,
-        timeout_seconds: float | None = None,
-        idempotency_key: str | None = None,
-    ) -> Operation[Call]:
-        """Call a method of a plugin; a call that fails is an ``ApiError``.
-
-        Args:
-            timeout_seconds: None means the limit of the method's lane.
-        """
-        body = CallBody(
-            method=method,
-            args=list(args),
-            kwargs=dict(kwargs or {}),
-            chat_key=chat_key,
-            user_id=user_id,
-            timeout_seconds=timeout_seconds,
-        )
-        seconds = _longest(timeout_seconds)
-        return operation(
-            "POST", "/calls", Call, body=body, idempotency_key=idempotency_key, wait_seconds=seconds
-        )
-
-    @request
-    def command(
-        self,
-        chat_key: str,
-        line: str,
-        *,
-        user_id: str | None = None,
-        level: Level = "user",
-        timeout_seconds: float | None = None,
-        idempotency_key: str | None = None,
-    ) -> Operation[CommandResult]:
-        """Run a plugin's command, or answer the last one that asked; a failed command is a result.
-
-        Args:
-            line: ``/name arguments``, or an answer.
-            timeout_seconds: None means the limit of calls.
-        """
-        body = CommandBody(
-            chat_key=chat_key, line=line, user_id=user_id, level=level, timeout_seconds=timeout_seconds
-        )
-        seconds = _longest(timeout_seconds)
-        return operation(
-            "POST",
-            "/commands",
-            CommandResult,
-            body=body,
-            idempotency_key=idempotency_key,
-            wait_seconds=seconds,
-        )
-
-    @whole_list
-    def commands(self) -> Operation[Page[Command]]:
-        """Return the commands of the plugins."""
-        return operation("GET", "/commands", Page[Command])
-
-    @whole_list
-    def methods(self) -> Operation[Page[Method]]:
-        """Return the methods that code may call."""
-        return operation("GET", "/methods", Page[Method])
-
-    @whole_list
-    def plugins(self) -> Operation[Page[Plugin]]:
-        """Return the plugins, also those that failed to load."""
-        return operation("GET", "/plugins", Page[Plugin])
-
-    @request
-    def enable_plugin(self, key: str, *, is_enabled: bool = True) -> Operation[PluginState]:
-        """Enable a plugin on all workers, or disable it; the answer says whether that changed anything."""
-        action = "enable" if is_enabled else "disable"
-        return operation("POST", f"/plugins/{segment(key)}/{action}", PluginState)
-
-    @whole_list
-    def mcp_servers(self) -> Operation[Page[McpServer]]:
-        """Return the declared MCP servers; literal secrets are masked."""
-        return operation("GET", "/mcp/servers", Page[McpServer])
-
-    @request
-    def put_mcp_server(
-        self, name: str, declaration: Mapping[str, JsonValue], *, is_enabled: bool = True
-    ) -> Operation[McpServer]:
-        """Declare an MCP server, as in ``mcp.json``, or replace its declaration."""
-        body = McpServerBody(declaration=dict(declaration), is_enabled=is_enabled)
-        return operation("PUT", f"/mcp/servers/{segment(name)}", McpServer, body=body)
-
-    @request
-    def remove_mcp_server(self, name: str) -> Operation[McpServer]:
-        """Remove an MCP server; returns what it was."""
-        return operation("DELETE", f"/mcp/servers/{segment(name)}", McpServer)
-
-    @request
-    def test_mcp_server(self, name: str) -> Operation[McpTrial]:
-        """Connect with an MCP server on the worker that uses it; ``error`` is None if it works."""
-        return operation("POST", f"/mcp/servers/{segment(name)}/test", McpTrial, wait_seconds=60)
-
-    @request
-    def plugin_config(self, key: str) -> Operation[PluginConfig]:
-        """Return a plugin's configuration with its JSON schema; secrets are masked."""
-        return operation("GET", f"/plugins/{segment(key)}/config", PluginConfig)
-
-    @request
-    def set_plugin_config(self, key: str, values: Mapping[str, JsonValue]) -> Operation[PluginConfig]:
-        """Change fields of a plugin's configuration on all workers; returns the new one."""
-        path = f"/plugins/{segment(key)}/config"
-        return operation("PATCH", path, PluginConfig, body={"values": dict(values)})
-
-    @request
-    def ready(self) -> Operation[None]:
-        """Return if the gateway and its database answer.
+        It waits if ``waits_for`` names requests for approval; what a decision starts is a turn of its own.
 
         Raises:
-            UnavailableError: the database does not.
-            UnreachableError: the gateway does not.
+            WaitTimeoutError: it has not after ``timeout_seconds``; None waits without end.
         """
-        return Operation(method="GET", path="/readyz", parse=lambda response: None)
+        wait = TurnWait(turn_id, timeout_seconds=timeout_seconds)
+        turn = self.get(turn_id)
+        while not wait.is_over(turn):
+            if wait.position is None:
+                wait.position = Chat(self._connection, turn.chat_key).last_event_number()
+            else:
+                self._wait_for_end_event(wait, turn)
+            turn = self.get(turn_id)
+        return turn
 
-    @whole_list
-    def workers(self) -> Operation[Page[Worker]]:
-        """Return the workers that are alive."""
-        return operation("GET", "/workers", Page[Worker])
-
-    @request
-    def costs(
-        self,
-        *,
-        by: CostGroup = "day",
-        since: date | None = None,
-        until: date | None = None,
-        cursor: str | None = None,
-        limit: int | None = None,
-    ) -> Operation[Costs]:
-        """Return a page of what was spent; the first page has the budgets of today too.
-
-        Args:
-            since, until: days (UTC), both included; None does not limit.
-        """
-        params = {
-            "by": by,
-            "since": None if since is None else since.isoformat(),
-            "until": None if until is None else until.isoformat(),
-            "cursor": cursor,
-            "limit": limit,
-        }
-        return operation("GET", "/costs", Costs, params=params)
-
-    @request
-    def series(self, *, since: datetime | None = None, until: datetime | None = None) -> Operation[Series]:
-        """Return figures over time: turns, how long they took, requests to models, tokens and cost.
-
-        Args:
-            since, until: with a time zone, at most 92 days apart; None means a day before the end, and now.
-        """
-        times = {"since": since, "until": until}
-        params = {name: None if at is None else at.isoformat() for name, at in times.items()}
-        return operation("GET", "/series", Series, params=params)
-
-    @request
-    def queues(self) -> Operation[Queues]:
-        """Return what waits and runs in the queues, as rounds and as jobs."""
-        return operation("GET", "/queues", Queues)
+    def _wait_for_end_event(self, wait: TurnWait, turn: Turn) -> None:
+        with EventStream(self._connection.http, wait.cursor(turn)) as events:
+            for event in events:
+                if event.turn_id == wait.turn_id:
+                    return
 
 
-def _run_body(
-    code: str, chat_key: str, user_id: str | None, follow_up: bool, timeout_seconds: float | None
-) -> RunBody:
-    return RunBody(
-        code=code, chat_key=chat_key, user_id=user_id, follow_up=follow_up, timeout_seconds=timeout_seconds
-    )
+class Jobs(JobRequests, Blocking):
+    """Background jobs of plugins."""
 
 
-def _run(body: RunBody, *, seconds: float, idempotency_key: str | None) -> Operation[Run]:
-    return operation("POST", "/runs", Run, body=body, wait_seconds=seconds, idempotency_key=idempotency_key)
+class Approvals(ApprovalRequests, Blocking):
+    """Calls that wait for approval, and decisions on them."""
 
 
-def _longest(timeout_seconds: float | None) -> float:
-    """Without a limit of its own, a call has the one of its lane, which the client does not know."""
-    return 3600.0 if timeout_seconds is None else timeout_seconds
+class Timers(TimerRequests, Blocking):
+    """Timers of chats that have not ended."""
 
 
-class Client(_Requests, Blocking):
+class DeadLetters(DeadLetterRequests, Blocking):
+    """Messages that workers could not process."""
+
+
+class Keys(KeyRequests, Blocking):
+    """Keys of the API; for keys with the scope admin."""
+
+
+class Client(ClientRequests, Blocking):
     """A connection to a gateway; thread-safe, usable as a context manager.
 
     A request that fails in passing (connection lost, 429, 503) is sent again with growing pauses. A POST has
@@ -392,84 +161,5 @@ class Client(_Requests, Blocking):
         idempotency_key: str | None = None,
     ) -> RunStream:
         """Run code as ``run`` does; returns its output, piece by piece while it runs, and then its report."""
-        body = _run_body(code, chat_key, user_id, follow_up, timeout_seconds)
-        return RunStream(self._connection, _run(body, seconds=0, idempotency_key=idempotency_key))
-
-
-class AsyncClient(_Requests, Asynchronous):
-    """As ``Client``, for one event loop; an asynchronous context manager."""
-
-    def __init__(
-        self,
-        url: str | None = None,
-        key: str | None = None,
-        *,
-        retry_seconds: float = RETRY_SECONDS,
-        transport: httpx.AsyncBaseTransport | None = None,
-    ) -> None:
-        """Connect on first use.
-
-        Args:
-            url: of the gateway, as ``https://agent.example.org``; None reads ``NEKRO_URL``.
-            key: ``nk_…``; None reads ``NEKRO_KEY``, else, for a gateway on this host, the file of `nekro up`
-                (``nekro_client.local_key``); "" sends none.
-            retry_seconds: how long a request that fails in passing is repeated; 0: not at all.
-            transport: for tests and special networks; None is httpx's.
-
-        Raises:
-            ClientError: there is no URL, or it is not one of HTTP.
-        """
-        super().__init__(AsyncConnection(url, key, retry_seconds=retry_seconds, transport=transport))
-        self.turns = AsyncTurns(self._connection)
-        self.jobs = AsyncJobs(self._connection)
-        self.approvals = AsyncApprovals(self._connection)
-        self.timers = AsyncTimers(self._connection)
-        self.dead_letters = AsyncDeadLetters(self._connection)
-        self.keys = AsyncKeys(self._connection)
-
-    async def __aenter__(self) -> AsyncClient:
-        """Return the client."""
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the connections."""
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._connection.close()
-
-    def chat(self, key: str) -> AsyncChat:
-        """Return a chat by its key; it need not exist yet.
-
-        Raises:
-            ValueError: it cannot be a chat key.
-        """
-        return AsyncChat(self._connection, key)
-
-    def changes(self, *, give_up_seconds: float | None = 300) -> AsyncChangeStream:
-        """Return hints about what changes, without end: which list to read again.
-
-        It begins with the hint ``reset``: read what you show. It comes again when hints may have been missed,
-        after a lost connection for example. ``close`` ends the stream.
-
-        Args:
-            give_up_seconds: how long the gateway may be out of reach; None means for ever.
-        """
-        return AsyncChangeStream(self._connection.http, ChangeCursor(give_up_seconds=give_up_seconds))
-
-    def stream_run(
-        self,
-        code: str,
-        *,
-        chat_key: str,
-        user_id: str | None = None,
-        follow_up: bool = False,
-        timeout_seconds: float | None = None,
-        idempotency_key: str | None = None,
-    ) -> AsyncRunStream:
-        """Run code as ``run`` does; returns its output, piece by piece while it runs, and then its report."""
-        body = _run_body(code, chat_key, user_id, follow_up, timeout_seconds)
-        return AsyncRunStream(self._connection, _run(body, seconds=0, idempotency_key=idempotency_key))
+        body = run_body(code, chat_key, user_id, follow_up, timeout_seconds)
+        return RunStream(self._connection, run_operation(body, seconds=0, idempotency_key=idempotency_key))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -28,6 +29,7 @@ __all__ = [
     "Backoff",
     "Delay",
     "Operation",
+    "connecting",
     "connection_options",
     "failure_of",
     "is_passing",
@@ -286,3 +288,12 @@ def _retry_after(response: httpx.Response) -> float | None:
     except (TypeError, ValueError):
         return None
     return max(0.0, (at.astimezone(UTC) - datetime.now(UTC)).total_seconds())
+
+
+@contextmanager
+def connecting(path: str) -> Iterator[None]:
+    """Translate errors of httpx for a request of ``path``."""
+    try:
+        yield
+    except httpx.RequestError as exc:
+        raise unreachable(path, exc) from exc

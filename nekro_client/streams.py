@@ -1,46 +1,26 @@
-"""Streams of events and of changes over any number of connections, and waiting by them, for both clients."""
+"""Positions in streams of events and of changes over any number of connections, and waits by them."""
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Generator, Iterator, Mapping
-from typing import Final, Generic, Self, TypeVar
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final, Generic, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from nekro_client.errors import (
-    ApiError,
-    ClientError,
-    InvalidAnswerError,
-    UnreachableError,
-    WaitTimeoutError,
-)
+from nekro_client.errors import ApiError, ClientError, InvalidAnswerError, UnreachableError, WaitTimeoutError
 from nekro_client.models import Change, Event, EventType, Turn, TurnState
-from nekro_client.operations import (
-    API,
-    CONNECT_SECONDS,
-    Delay,
-    failure_of,
-    is_passing,
-    parsed_json,
-    segment,
-    unreachable,
-)
+from nekro_client.operations import API, CONNECT_SECONDS, Delay, failure_of, is_passing, parsed_json, segment
 from nekro_client.sse import EventParser, EventTooLargeError, ServerEvent
 
 __all__ = [
     "STREAM_TIMEOUT",
-    "AsyncChangeStream",
-    "AsyncStream",
     "ChangeCursor",
-    "ChangeStream",
     "EventCursor",
-    "Stream",
     "StreamCursor",
     "TurnWait",
     "require_stream",
@@ -259,121 +239,6 @@ class ChangeCursor(StreamCursor[Change]):
             change = self._parsed(Change, sent)
             self._connected()
             yield change
-
-
-class Stream(Iterator[T]):
-    """What a gateway streams; also a context manager."""
-
-    def __init__(self, http: httpx.Client, cursor: StreamCursor[T]) -> None:
-        """Connect when the first is asked for."""
-        self._reader = cursor
-        self._coming = self._read(http)
-
-    def __next__(self) -> T:
-        """Wait for the next one.
-
-        Raises:
-            ApiError: the gateway refuses the stream, because the key was revoked for example.
-            UnreachableError: it was out of reach for ``give_up_seconds``.
-            InvalidAnswerError: something else than a gateway answered.
-        """
-        return next(self._coming)
-
-    def __enter__(self) -> Self:
-        """Return the stream."""
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        """End the stream."""
-        self.close()
-
-    def close(self) -> None:
-        """End the stream; closed twice is not an error."""
-        self._coming.close()
-
-    def _read(self, http: httpx.Client) -> Generator[T, None, None]:
-        cursor = self._reader
-        while not cursor.is_over:
-            params, headers = cursor.connect()
-            error: ClientError | None = None
-            try:
-                with http.stream(
-                    "GET", cursor.path, params=params, headers=headers, timeout=cursor.timeout()
-                ) as response:
-                    if not response.is_success:
-                        response.read()
-                    cursor.accept(response)
-                    for chunk in response.iter_bytes():
-                        yield from cursor.take(chunk)
-                        if cursor.is_late:
-                            break
-            except httpx.RequestError as exc:
-                error = unreachable(cursor.path, exc)
-            except ApiError as exc:
-                error = exc
-            time.sleep(cursor.delay_after(error))
-
-
-class AsyncStream(AsyncIterator[T]):
-    """What a gateway streams; also a context manager."""
-
-    def __init__(self, http: httpx.AsyncClient, cursor: StreamCursor[T]) -> None:
-        """Connect when the first is asked for."""
-        self._reader = cursor
-        self._coming = self._read(http)
-
-    async def __anext__(self) -> T:
-        """Wait for the next one.
-
-        Raises:
-            ApiError: the gateway refuses the stream, because the key was revoked for example.
-            UnreachableError: it was out of reach for ``give_up_seconds``.
-            InvalidAnswerError: something else than a gateway answered.
-        """
-        return await anext(self._coming)
-
-    async def __aenter__(self) -> Self:
-        """Return the stream."""
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        """End the stream."""
-        await self.close()
-
-    async def close(self) -> None:
-        """End the stream; closed twice is not an error."""
-        await self._coming.aclose()
-
-    async def _read(self, http: httpx.AsyncClient) -> AsyncGenerator[T, None]:
-        cursor = self._reader
-        while not cursor.is_over:
-            params, headers = cursor.connect()
-            error: ClientError | None = None
-            try:
-                async with http.stream(
-                    "GET", cursor.path, params=params, headers=headers, timeout=cursor.timeout()
-                ) as response:
-                    if not response.is_success:
-                        await response.aread()
-                    cursor.accept(response)
-                    async for chunk in response.aiter_bytes():
-                        for one in cursor.take(chunk):
-                            yield one
-                        if cursor.is_late:
-                            break
-            except httpx.RequestError as exc:
-                error = unreachable(cursor.path, exc)
-            except ApiError as exc:
-                error = exc
-            await asyncio.sleep(cursor.delay_after(error))
-
-
-class ChangeStream(Stream[Change]):
-    """Hints about changes."""
-
-
-class AsyncChangeStream(AsyncStream[Change]):
-    """Hints about changes."""
 
 
 def require_stream(response: httpx.Response) -> None:

@@ -181,6 +181,7 @@ MAX_MODULES = 16
 #: Folders that may hold more, with the reason.
 LARGE_FOLDERS = {
     "nekro/cli/commands": "one module per command",
+    "nekro_client": "three modules are generated from the asynchronous ones beside them",
 }
 
 

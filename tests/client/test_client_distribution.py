@@ -93,3 +93,9 @@ def test_public_names_are_found_when_they_are_used() -> None:
     assert set(nekro_client.__all__) <= set(dir(nekro_client))
     with pytest.raises(AttributeError, match="no attribute 'Clients'"):
         _ = nekro_client.Clients
+
+
+def test_the_synchronous_modules_are_what_the_script_writes() -> None:
+    script = [sys.executable, "scripts/sync_client.py", "--check"]
+    done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("", 0), done.stderr

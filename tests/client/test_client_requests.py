@@ -488,9 +488,9 @@ def members(kind: type) -> dict[str, list[tuple[str, Any, Any]]]:
     ["Client", "Chat", "EventStream", "Files", "Turns", "Jobs", "Timers", "DeadLetters", "Keys", "RunStream"],
 )
 def test_both_clients_have_the_same_methods(name: str) -> None:
-    from nekro_client import async_chats, chats, client, runs, work
+    from nekro_client import async_chats, async_client, async_connections, chats, client, connections
 
-    modules = (chats, async_chats, work, client, runs)
+    modules = (chats, async_chats, client, async_client, connections, async_connections)
     kinds = {name: value for module in modules for name, value in vars(module).items()}
     assert members(kinds[name]) == members(kinds[f"Async{name}"])
 

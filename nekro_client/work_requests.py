@@ -1,4 +1,4 @@
-"""Turns, jobs, approvals, timers, dead letters and keys."""
+"""The requests of turns, jobs, approvals, timers, dead letters and keys."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from nekro_client.async_chats import AsyncChat, AsyncEventStream
-from nekro_client.chats import Chat, EventStream
-from nekro_client.connections import Asynchronous, Blocking, request, whole_list
 from nekro_client.models import (
     ApiKey,
     Approval,
@@ -34,25 +31,21 @@ from nekro_client.models import (
     TurnSummary,
 )
 from nekro_client.operations import Operation, operation, segment
-from nekro_client.streams import TurnWait
+from nekro_client.requests import request, whole_list
 
 __all__ = [
-    "Approvals",
-    "AsyncApprovals",
-    "AsyncDeadLetters",
-    "AsyncJobs",
-    "AsyncKeys",
-    "AsyncTimers",
-    "AsyncTurns",
-    "DeadLetters",
-    "Jobs",
-    "Keys",
-    "Timers",
-    "Turns",
+    "ApprovalRequests",
+    "DeadLetterRequests",
+    "JobRequests",
+    "KeyRequests",
+    "TimerRequests",
+    "TurnRequests",
 ]
 
 
-class _TurnRequests:
+class TurnRequests:
+    """The requests of turns."""
+
     @request
     def list(
         self,
@@ -119,63 +112,9 @@ class _TurnRequests:
         return operation("POST", f"/turns/{segment(turn_id)}/cancel", Turn)
 
 
-class Turns(_TurnRequests, Blocking):
-    """What messages, calls, timers and jobs caused."""
+class JobRequests:
+    """The requests of jobs."""
 
-    def wait(self, turn_id: str, *, timeout_seconds: float | None = None) -> Turn:
-        """Return a turn when it has ended or waits for a person, as the chat's event stream shows.
-
-        It waits if ``waits_for`` names requests for approval; what a decision starts is a turn of its own.
-
-        Raises:
-            WaitTimeoutError: it has not after ``timeout_seconds``; None waits without end.
-        """
-        wait = TurnWait(turn_id, timeout_seconds=timeout_seconds)
-        turn = self.get(turn_id)
-        while not wait.is_over(turn):
-            if wait.position is None:
-                wait.position = Chat(self._connection, turn.chat_key).last_event_number()
-            else:
-                self._wait_for_end_event(wait, turn)
-            turn = self.get(turn_id)
-        return turn
-
-    def _wait_for_end_event(self, wait: TurnWait, turn: Turn) -> None:
-        with EventStream(self._connection.http, wait.cursor(turn)) as events:
-            for event in events:
-                if event.turn_id == wait.turn_id:
-                    return
-
-
-class AsyncTurns(_TurnRequests, Asynchronous):
-    """What messages, calls, timers and jobs caused."""
-
-    async def wait(self, turn_id: str, *, timeout_seconds: float | None = None) -> Turn:
-        """Return a turn when it has ended or waits for a person, as the chat's event stream shows.
-
-        It waits if ``waits_for`` names requests for approval; what a decision starts is a turn of its own.
-
-        Raises:
-            WaitTimeoutError: it has not after ``timeout_seconds``; None waits without end.
-        """
-        wait = TurnWait(turn_id, timeout_seconds=timeout_seconds)
-        turn = await self.get(turn_id)
-        while not wait.is_over(turn):
-            if wait.position is None:
-                wait.position = await AsyncChat(self._connection, turn.chat_key).last_event_number()
-            else:
-                await self._wait_for_end_event(wait, turn)
-            turn = await self.get(turn_id)
-        return turn
-
-    async def _wait_for_end_event(self, wait: TurnWait, turn: Turn) -> None:
-        async with AsyncEventStream(self._connection.http, wait.cursor(turn)) as events:
-            async for event in events:
-                if event.turn_id == wait.turn_id:
-                    return
-
-
-class _JobRequests:
     @request
     def list(
         self,
@@ -224,15 +163,9 @@ class _JobRequests:
         return operation("POST", f"/jobs/{segment(job_id)}/signals", Job, body=SignalBody(key=key, data=data))
 
 
-class Jobs(_JobRequests, Blocking):
-    """Background jobs of plugins."""
+class ApprovalRequests:
+    """The requests of approvals."""
 
-
-class AsyncJobs(_JobRequests, Asynchronous):
-    """Background jobs of plugins."""
-
-
-class _ApprovalRequests:
     @request
     def list(
         self,
@@ -298,19 +231,9 @@ class _ApprovalRequests:
         return operation("POST", f"/approvals/{segment(approval_id)}/revoke", Approval)
 
 
-def _decision(approval_id: str, body: DecisionBody) -> Operation[Approval]:
-    return operation("POST", f"/approvals/{segment(approval_id)}/decision", Approval, body=body)
+class TimerRequests:
+    """The requests of timers."""
 
-
-class Approvals(_ApprovalRequests, Blocking):
-    """Calls that wait for approval, and decisions on them."""
-
-
-class AsyncApprovals(_ApprovalRequests, Asynchronous):
-    """Calls that wait for approval, and decisions on them."""
-
-
-class _TimerRequests:
     @request
     def list(
         self, *, chat_key: str | None = None, cursor: str | None = None, limit: int | None = None
@@ -335,15 +258,9 @@ class _TimerRequests:
         return operation("DELETE", f"/timers/{segment(timer_id)}", Timer)
 
 
-class Timers(_TimerRequests, Blocking):
-    """Timers of chats that have not ended."""
+class DeadLetterRequests:
+    """The requests of dead letters."""
 
-
-class AsyncTimers(_TimerRequests, Asynchronous):
-    """Timers of chats that have not ended."""
-
-
-class _DeadLetterRequests:
     @request
     def list(self, *, cursor: str | None = None, limit: int | None = None) -> Operation[Page[DeadLetter]]:
         """Return a page of dead letters, the newest first."""
@@ -370,15 +287,9 @@ class _DeadLetterRequests:
         return operation("DELETE", f"/dead-letters/{segment(letter_id)}", None)
 
 
-class DeadLetters(_DeadLetterRequests, Blocking):
-    """Messages that workers could not process."""
+class KeyRequests:
+    """The requests of keys."""
 
-
-class AsyncDeadLetters(_DeadLetterRequests, Asynchronous):
-    """Messages that workers could not process."""
-
-
-class _KeyRequests:
     @request
     def create(
         self,
@@ -418,9 +329,5 @@ class _KeyRequests:
         return operation("DELETE", f"/keys/{segment(key_id)}", ApiKey)
 
 
-class Keys(_KeyRequests, Blocking):
-    """Keys of the API; for keys with the scope admin."""
-
-
-class AsyncKeys(_KeyRequests, Asynchronous):
-    """Keys of the API; for keys with the scope admin."""
+def _decision(approval_id: str, body: DecisionBody) -> Operation[Approval]:
+    return operation("POST", f"/approvals/{segment(approval_id)}/decision", Approval, body=body)
