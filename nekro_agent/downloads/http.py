@@ -230,27 +230,16 @@ class Answer:
         return decoded(self._chunks(), self.encoding, url=self.url)
 
     async def _chunks(self) -> AsyncIterator[bytes]:
-        received = 0
+        stream: GatheringStream = self.response.extensions["network_stream"]
         try:
-            self._gather(received=0)
+            stream.gather(is_body=True)
             async for chunk in self.response.aiter_stream():
-                received += len(chunk)
-                self._gather(received=received)
                 yield chunk
         except _BROKEN as exc:
             raise Interrupted(_reason(exc)) from exc
         finally:
             # The headers of the next answer must be returned at once.
-            self._stream.gather(0)
-
-    def _gather(self, *, received: int) -> None:
-        """Let the connection wait for as much of the body as one read should return."""
-        self._stream.gather(None if self.end is None else self.end - self.start - received)
-
-    @property
-    def _stream(self) -> GatheringStream:
-        stream: GatheringStream = self.response.extensions["network_stream"]
-        return stream
+            stream.gather(is_body=False)
 
 
 class Source:

@@ -49,12 +49,11 @@ async def test_a_read_returns_available_bytes_up_to_the_limit() -> None:
 
 async def test_buffered_bytes_are_returned_in_larger_blocks_than_requested() -> None:
     async with connected() as (stream, other):
-        stream.gather(len(CONTENT))
+        stream.gather(is_body=True)
         sender = threading.Thread(target=other.sendall, args=(CONTENT,))
         sender.start()
         pieces = [await stream.read(ASKED_BYTES, 10)]
         while sum(map(len, pieces)) < len(CONTENT):
-            stream.gather(len(CONTENT) - sum(map(len, pieces)))
             pieces.append(await stream.read(ASKED_BYTES, 10))
         sender.join()
     assert b"".join(pieces) == CONTENT
@@ -63,7 +62,7 @@ async def test_buffered_bytes_are_returned_in_larger_blocks_than_requested() -> 
 
 async def test_an_incomplete_block_is_returned_after_a_short_wait() -> None:
     async with connected() as (stream, other):
-        stream.gather(None)
+        stream.gather(is_body=True)
         for piece in (b"some", b"more"):
             other.sendall(piece)
             assert await stream.read(ASKED_BYTES, 30) == piece
@@ -71,22 +70,22 @@ async def test_an_incomplete_block_is_returned_after_a_short_wait() -> None:
 
 async def test_end_and_reset_are_reported_while_buffering() -> None:
     async with connected() as (stream, other):
-        stream.gather(None)
+        stream.gather(is_body=True)
         other.sendall(b"last")
         other.shutdown(socket.SHUT_WR)
         assert [await stream.read(ASKED_BYTES, 10) for _ in range(2)] == [b"last", b""]
     async with connected() as (stream, other):
-        stream.gather(None)
+        stream.gather(is_body=True)
         other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         other.close()  # with a reset
         with pytest.raises(httpcore.ReadError, match="reset"):
             await stream.read(ASKED_BYTES, 10)
 
 
-@pytest.mark.parametrize("expected", [0, None])
-async def test_a_silent_connection_times_out(expected: int | None) -> None:
+@pytest.mark.parametrize("is_body", [False, True])
+async def test_a_silent_connection_times_out(is_body: bool) -> None:
     async with connected() as (stream, _):
-        stream.gather(expected)
+        stream.gather(is_body=is_body)
         with pytest.raises(httpcore.ReadTimeout):
             await stream.read(ASKED_BYTES, 0.01)
 
