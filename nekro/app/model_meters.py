@@ -1,13 +1,13 @@
 """What requests to models spend: those of rounds, of summaries and of plugins, on the same budgets.
 
-A round reserves before the model is asked, and settles with its row. A summary is on the account of its
-chat."""
+A round is admitted before the model is asked, and settled with its row. A summary is on the account of its
+chat.
+"""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 
 from loguru import logger
@@ -16,9 +16,8 @@ from broker_config.model_groups import ModelGroup, group_or_default, model_group
 from broker_config.settings import Settings
 from nekro.agent.llm import LLMAnswer, LLMClient, LLMRequest, ModelSpent
 from nekro.agent.llm.port import cost_of
-from nekro.agent.rounds import RoundAnswer
 from nekro.app.budgets import day_of
-from nekro.app.spending import Reservation, Spending
+from nekro.app.spending import Meter, Spending, with_plugin
 from nekro.base.tasks import complete
 from nekro.sandbox.models import RunResult
 from nekro.wire.invocation import new_id
@@ -34,7 +33,6 @@ from storage.states import StoredKind, TriggerKind
 from storage.transaction import Transaction
 
 __all__ = [
-    "ModelUses",
     "PluginModels",
     "RoundBudgets",
     "RoundMeter",
@@ -42,43 +40,6 @@ __all__ = [
     "expected_use",
     "price_of",
 ]
-
-
-class ModelUses:
-    """Adds up requests to models."""
-
-    def __init__(self) -> None:
-        self._uses: dict[tuple[str, str], ModelUse] = {}
-
-    def add(self, spent: ModelSpent) -> None:
-        """Count one request."""
-        known = self._uses.get((spent.group, spent.model), ModelUse(group=spent.group, model=spent.model))
-        self._uses[spent.group, spent.model] = replace(
-            known,
-            requests=known.requests + 1,
-            estimated_requests=known.estimated_requests + spent.is_estimated,
-            prompt_tokens=known.prompt_tokens + spent.prompt_tokens,
-            completion_tokens=known.completion_tokens + spent.answer_tokens,
-            cost=known.cost + spent.cost,
-        )
-
-    def complete(self, llm: LLMAnswer) -> None:
-        """Add the figures of an answer whose client did not report its requests."""
-        if not self._uses:
-            self._uses[llm.group, llm.model] = ModelUse(
-                group=llm.group,
-                model=llm.model,
-                requests=llm.tries,
-                estimated_requests=int(llm.is_estimated),
-                prompt_tokens=llm.prompt_tokens or 0,
-                completion_tokens=llm.answer_tokens or 0,
-                cost=llm.cost,
-            )
-
-    @property
-    def all(self) -> list[ModelUse]:
-        """Each model once."""
-        return list(self._uses.values())
 
 
 def expected_use(group: ModelGroup, *, prompt_tokens: int, answer_tokens: int) -> ModelUse:
@@ -129,6 +90,53 @@ class RoundBudgets:
         group = group_or_default(self._settings, chat.model_group)
         return RoundMeter(self._spending, claimed, chat, group, key, waking_method=waking_method)
 
+    async def settle_interrupted(self, transaction: Transaction, orphan: Round) -> None:
+        """Count what a round used whose worker died after the answer, unless that worker has counted it.
+
+        How long its code ran is not known, so its longest time is counted.
+        """
+        claimed = ClaimedRound(round=orphan, merged=tuple(await transaction.rounds.merged_into(orphan.id)))
+        chat = await transaction.chats.get(orphan.chat_key)
+        key = await transaction.spendings.paying_key([one.turn_id for one in claimed.triggers])
+        entry = round_entry(claimed, chat, sandbox_seconds=self._settings.sandbox.wall_seconds)
+        entry = replace(entry, key_id=None if key is None else key.id)
+        waking_call = orphan.trigger_id if orphan.trigger_kind is TriggerKind.CALL else None
+        use = ModelUse(
+            group=group_or_default(self._settings, chat.model_group).name,
+            model=orphan.model or "",
+            requests=1,
+            estimated_requests=int(orphan.tokens_estimated or False),
+            prompt_tokens=orphan.prompt_tokens or 0,
+            completion_tokens=orphan.completion_tokens or 0,
+            cost=orphan.cost or 0.0,
+        )
+        entry = await with_plugin(transaction, entry, waking_call)
+        totals = await transaction.spendings.settle_interrupted(entry, use)
+        await self._spending.warn(transaction, totals, key, orphan.chat_key, turn_goes_on=False)
+
+
+def round_entry(
+    claimed: ClaimedRound,
+    chat: ChatInfo,
+    *,
+    sandbox_seconds: float,
+    plugin_key: str | None = None,
+    use: ModelUse | None = None,
+) -> NewSpending:
+    """Return the entry of an attempt at a round, which an attempt after its recovery does not share."""
+    round_ = claimed.round
+    return NewSpending(
+        id=f"{round_.id}:{round_.attempt}",
+        day=day_of(shared_time()),
+        chat_key=round_.chat_key,
+        user_id=user_scope(chat.adapter_key, claimed.user_id),
+        turn_id=round_.turn_id,
+        plugin_key=plugin_key,
+        rounds=1,
+        sandbox_seconds=sandbox_seconds,
+        use=use or ModelUse(),
+    )
+
 
 class RoundMeter:
     """Implements ``nekro.agent.rounds.RoundBudget`` for one attempt."""
@@ -156,43 +164,45 @@ class RoundMeter:
         self._group = group
         self._key = key
         self._waking_method = waking_method
-        self._reservation: Reservation | None = None
-        self._uses = ModelUses()
-        #: What is settled since the answer; None before it.
-        self._settled_uses: Sequence[ModelUse] | None = None
+        #: None before it has reserved.
+        self._meter: Meter | None = None
         #: When its code began to run, by ``time.monotonic``.
         self._ran_at: float | None = None
 
     async def reserve(self, *, prompt_tokens: int, answer_tokens: int, sandbox_seconds: float) -> None:
         """See ``RoundBudget``."""
-        round_ = self._claimed.round
-        entry = NewSpending(
-            # A recovered attempt is an entry of its own: what the one before asked for was spent too.
-            id=f"{round_.id}:{round_.attempt}",
-            day=day_of(shared_time()),
-            chat_key=round_.chat_key,
-            user_id=user_scope(self._chat.adapter_key, self._claimed.user_id),
-            turn_id=round_.turn_id,
-            plugin_key=None if self._waking_method is None else plugin_of(self._waking_method),
-            rounds=1,
+        round_, method = self._claimed.round, self._waking_method
+        entry = round_entry(
+            self._claimed,
+            self._chat,
             sandbox_seconds=sandbox_seconds,
+            plugin_key=None if method is None else plugin_of(method),
             use=expected_use(self._group, prompt_tokens=prompt_tokens, answer_tokens=answer_tokens),
         )
-        waking_call = None
-        if round_.trigger_kind is TriggerKind.CALL and self._waking_method is None:
-            waking_call = round_.trigger_id
-        self._reservation = await self._spending.reserve(entry, key=self._key, waking_call=waking_call)
+        is_call = round_.trigger_kind is TriggerKind.CALL and method is None
+        meter = self._spending.meter(entry, key=self._key, waking_call=round_.trigger_id if is_call else None)
+        await meter.admit()
+        self._meter = meter
 
     def spent(self, spent: ModelSpent) -> None:
         """See ``RoundBudget``."""
-        self._uses.add(spent)
+        if self._meter is not None:
+            self._meter.spent(spent)
 
-    async def answered(self, transaction: Transaction, answer: RoundAnswer) -> None:
-        """Settle what the model used, before the code runs; the estimate of its time stays."""
+    def answered(self, llm: LLMAnswer) -> None:
+        """Note that the code begins to run."""
         self._ran_at = time.monotonic()
-        self._uses.complete(answer.llm)
-        await self._settle(transaction, None, is_last=False)
-        self._settled_uses = self._uses.all
+        if self._meter is not None:
+            self._meter.answered(llm)
+
+    async def interrupted(self) -> None:
+        """Count what was asked before the answer, because this worker stops; an estimate stays instead.
+
+        Who ends the round counts it if it was answered.
+        """
+        meter = self._meter
+        if meter is not None and meter.has_uses and not meter.is_estimated and self._ran_at is None:
+            await meter.settle_alone()
 
     async def ended(
         self,
@@ -204,37 +214,19 @@ class RoundMeter:
         turn_goes_on: bool = False,
     ) -> None:
         """Settle everything, in the transaction that ends the attempt."""
-        if llm is not None:
-            self._uses.complete(llm)
         seconds = 0.0
         if run is not None:
             seconds = run.duration_seconds
         elif self._ran_at is not None:  # it was stopped while its code ran
             seconds = time.monotonic() - self._ran_at
-        await self._settle(transaction, seconds, is_last=True, turn_goes_on=turn_goes_on)
+        if self._meter is not None:
+            if llm is not None:
+                self._meter.answered(llm)
+            await self._meter.settle(transaction, sandbox_seconds=seconds, turn_goes_on=turn_goes_on)
         if self._key is not None:
             account_id = account_of_key(self._key.id)
             transaction.stored_bytes.add(account_id, StoredKind.ROUNDS, _stored_size(ended), refuses=False)
             await transaction.stored_bytes.add_calls(account_id, ended.id)
-
-    async def _settle(
-        self,
-        transaction: Transaction,
-        seconds: float | None,
-        *,
-        is_last: bool,
-        turn_goes_on: bool = False,
-    ) -> None:
-        if self._reservation is not None:
-            await self._spending.settle(
-                transaction,
-                self._reservation,
-                self._uses.all,
-                sandbox_seconds=seconds,
-                is_last=is_last,
-                turn_goes_on=turn_goes_on,
-                settled_uses=self._settled_uses,
-            )
 
 
 def _stored_size(ended: Round) -> int:
@@ -268,19 +260,19 @@ class SummaryMeter:
         """
         entry = self._entry(request, prompt_tokens)
         is_known = self._is_refused(entry)
+        meter = self._spending.meter(entry)
         try:
-            reservation = await self._spending.reserve(entry, is_logged=False)
+            await meter.admit(is_logged=False)
         except BudgetExceededError as exc:
             if not is_known:
                 self._refused.add(request.chat_key)
                 logger.bind(chat_key=request.chat_key, error=str(exc)).warning("summary_over_budget")
             raise
-        uses = ModelUses()
         try:
-            answer = await client.complete(replace(request, on_spent=uses.add))
-            uses.complete(answer)
+            answer = await client.complete(replace(request, on_spent=meter.spent))
+            meter.answered(answer)
         finally:
-            await complete(self._spending.settle_with_retries(reservation, uses.all))
+            await complete(meter.settle_alone())
         return answer
 
     def _is_refused(self, entry: NewSpending) -> bool:
@@ -328,29 +320,31 @@ class PluginModels:
             use=use,
         )
         key = await self._spending.paying_key(payer.turn_id, payer.account_id, current_account())
-        reserved = await self._spending.reserve(entry, key=key, plugin_tokens=payer.tokens_per_day)
-        return _Charge(self._spending, reserved, group)
+        meter = self._spending.meter(entry, key=key, plugin_tokens=payer.tokens_per_day)
+        await meter.admit(always=True)
+        return _Charge(meter, group)
 
 
 class _Charge:
     """Implements ``nekro_agent.ports.ModelCharge``."""
 
-    def __init__(self, spending: Spending, reservation: Reservation, group: ModelGroup) -> None:
-        self._spending, self._reservation, self._group = spending, reservation, group
+    def __init__(self, meter: Meter, group: ModelGroup) -> None:
+        self._meter, self._group = meter, group
 
     async def settle(
         self, *, prompt_tokens: int, answer_tokens: int, cached_tokens: int = 0, is_estimated: bool = False
     ) -> None:
         """See ``ModelCharge``."""
         use = replace(
-            self._reservation.entry.use,
+            self._meter.entry.use,
             requests=1,
             estimated_requests=int(is_estimated),
             prompt_tokens=prompt_tokens,
             completion_tokens=answer_tokens,
             cost=price_of(self._group, prompt_tokens, answer_tokens, cached_tokens),
         )
-        await self._spending.settle_with_retries(self._reservation, [use])
+        self._meter.add(use)
+        await self._meter.settle_alone()
 
 
 def _address(model: str, base_url: str | None) -> tuple[str, str]:

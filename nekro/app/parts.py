@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from nekro.wire.invocation import Signer
     from storage.engine import Database
     from storage.files import DataAreas, UploadAreas
+    from storage.repositories.rounds import Round
+    from storage.transaction import Transaction
     from workers.calls.built_in_targets import BuiltInTargets
     from workers.calls.claims import CallClaims
     from workers.calls.handler import CallHandler
@@ -663,10 +665,14 @@ class Parts(ABC):
     def runs(self) -> CodeRuns:
         """Runs code that calls methods in sandboxes."""
         from nekro.app.rounds.runs import CodeRuns
-        from nekro.app.spending import RunMeter
 
-        meter = RunMeter(self.spending, wall_seconds=self.settings.sandbox.wall_seconds)
-        return CodeRuns(self.dispatcher, self.registry, self.sandboxes, meter)
+        return CodeRuns(
+            self.dispatcher,
+            self.registry,
+            self.sandboxes,
+            self.spending,
+            wall_seconds=self.settings.sandbox.wall_seconds,
+        )
 
     @shared_property
     def code_target(self) -> CodeTarget:
@@ -717,7 +723,14 @@ class Parts(ABC):
             max_attempts=self.settings.broker.max_deliveries,
             keeps_variables=self.settings.sandbox.keep_variables,
             redact=self.redactor,
+            settle_interrupted=self._settle_interrupted,
         )
+
+    async def _settle_interrupted(self, transaction: Transaction, orphan: Round) -> None:
+        # Imported here: few processes end the rounds of a dead worker, and it imports the models' clients.
+        from nekro.app.model_meters import RoundBudgets
+
+        await RoundBudgets(self.spending, self.settings).settle_interrupted(transaction, orphan)
 
     @shared_property
     def spending(self) -> Spending:

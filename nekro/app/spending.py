@@ -1,49 +1,44 @@
-"""Counts what is spent, also by code outside of rounds, refuses what exceeds a budget, and warns chats.
+"""Counts what is spent, refuses what exceeds a budget, and warns chats.
 
-A reservation is one transaction: the totals of all scopes grow by the estimate, and if one had reached its
-limit before, everything is undone. Totals count the estimates of running work, so however many rounds begin
-at once, of those that the limit does not permit none is admitted, and a budget is exceeded at most by what
-was in flight. An estimate of a worker that died stays: what it asked for was probably spent."""
+Each piece of work has a ``Meter``. If a limit of the settings, of the key that pays or of the plugin applies
+to it, the work is admitted in one transaction: the totals of all scopes grow by the estimate, and if one had
+reached its limit before, everything is undone. Totals count the estimates of running work, so however many
+rounds begin at once, of those that the limit does not permit none is admitted, and a budget is exceeded at
+most by what was in flight. An estimate of a worker that died stays: what it asked for was probably spent.
+
+Without a limit nothing is written before the work has ended. Totals count what was used in any case, so a
+limit that is set at noon counts the morning.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from loguru import logger
 
 from broker_config.settings import BudgetSettings
-from nekro.app.budgets import Budget, day_of, key_limits, limits_of_settings, measures_of
+from nekro.app.budgets import Budget, key_limits, limits_of_settings, measures_of
 from nekro.app.chats.publisher import EventPublisher
 from nekro.app.chats.writer import append_message
 from nekro.app.retried_writes import write_with_retries
 from nekro.base.metrics import metrics
-from nekro.base.tasks import complete
-from nekro_agent.errors import BudgetExceededError, OutcomeUnknownError, SandboxError, StorageUnavailableError
-from nekro_agent.ports import ChatInfo, MessageKind
-from nekro_agent.shared_clock import shared_time
-from storage.accounts.spendings import ModelUse, NewSpending, PayingKey, ScopeKey, Total, user_scope
+from nekro_agent.errors import BudgetExceededError, OutcomeUnknownError, StorageUnavailableError
+from nekro_agent.ports import MessageKind
+from storage.accounts.spendings import ModelUse, NewSpending, PayingKey, ScopeKey, Total
 from storage.engine import Database
 from storage.repositories.messages import NewMessage
 from storage.states import BudgetScope
 from storage.transaction import Transaction
 
+if TYPE_CHECKING:
+    from nekro.agent.llm import LLMAnswer, ModelSpent
+
 __all__ = [
-    "Reservation",
-    "RunMeter",
-    "RunTime",
+    "Meter",
     "Spending",
 ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reservation:
-    """An entry that was admitted, and the key whose limits apply to it."""
-
-    entry: NewSpending
-    key: PayingKey | None
 
 
 class Spending:
@@ -63,89 +58,57 @@ class Spending:
         async with self._database.read() as transaction:
             return await transaction.spendings.paying_key(known)
 
-    async def reserve(
+    def meter(
         self,
         entry: NewSpending,
         *,
         key: PayingKey | None = None,
         waking_call: str | None = None,
         plugin_tokens: int | None = None,
-        is_logged: bool = True,
-    ) -> Reservation:
-        """Count what is expected to be used.
+    ) -> Meter:
+        """Return the meter of a piece of work.
 
         Args:
-            entry: without a key.
+            entry: with what the work is expected to use, without a key.
             key: as of ``paying_key``.
             waking_call: the call whose plugin the entry names; None leaves the entry's.
             plugin_tokens: most tokens per day of the entry's plugin, which the estimate must not exceed
                 either; None does not limit them.
-            is_logged: whether a refusal is logged here; metrics count it in any case.
-
-        Raises:
-            BudgetExceededError: a budget is used up; nothing was counted.
-            StorageUnavailableError: the database does not answer.
         """
         entry = replace(entry, key_id=None if key is None else key.id)
+        return Meter(self, entry, key=key, waking_call=waking_call, plugin_tokens=plugin_tokens)
+
+    def is_limited(self, entry: NewSpending, key: PayingKey | None) -> bool:
+        """Whether a scope of an entry has a limit."""
+        return any(self._limits_of(one.scope, key) for one in entry.scopes)
+
+    async def reserve(
+        self,
+        entry: NewSpending,
+        *,
+        key: PayingKey | None,
+        waking_call: str | None,
+        plugin_tokens: int | None,
+        is_logged: bool,
+    ) -> NewSpending:
+        """Count the estimate of an entry; returns the entry with its plugin. For ``Meter.admit``."""
         try:
             async with self._database.begin() as transaction:
-                if waking_call is not None:
-                    plugin_key = await transaction.spendings.plugin_of_call(waking_call)
-                    entry = replace(entry, plugin_key=plugin_key)
+                entry = await with_plugin(transaction, entry, waking_call)
                 totals = await transaction.spendings.add(entry)
                 self._check(entry, totals, key, plugin_tokens)
         except _RefusedError as refused:
             raise self._refusal(refused.budget, entry, is_logged=is_logged) from None
-        return Reservation(entry=entry, key=key)
+        return entry
 
-    async def settle(
-        self,
-        transaction: Transaction,
-        reservation: Reservation,
-        uses: Sequence[ModelUse],
-        *,
-        sandbox_seconds: float | None,
-        is_last: bool,
-        turn_goes_on: bool = False,
-        settled_uses: Sequence[ModelUse] | None = None,
-    ) -> None:
-        """Replace the estimate, and warn the chat of budgets that are nearly used up; idempotent.
-
-        The transaction has locked the chat, or writes to no chat.
-
-        Args:
-            sandbox_seconds: None: the estimate stays.
-            is_last: nothing more will be used; metrics count it now.
-            turn_goes_on: whether the chat is warned of the budget of the turn too.
-            settled_uses: of an earlier settlement with the estimate of the sandbox's time; None without one.
-        """
-        entry, totals = reservation.entry, None
-        if sandbox_seconds is not None and settled_uses == uses:
-            totals = await transaction.spendings.settle_sandbox(entry, seconds=sandbox_seconds)
-        if totals is None:
-            totals = await transaction.spendings.settle(
-                entry.id, uses, sandbox_seconds=sandbox_seconds, is_of_plugin=entry.is_of_plugin
-            )
-        if entry.chat_key is not None:
-            warned_of = [total for total in totals if turn_goes_on or total.scope != BudgetScope.TURN]
-            await self._warn(transaction, warned_of, reservation.key, entry.chat_key)
-        if is_last:
-
-            async def count() -> None:
-                _count(uses, sandbox_seconds or 0.0)
-
-            transaction.after_commit(count)
-
-    async def settle_with_retries(
-        self, reservation: Reservation, uses: Sequence[ModelUse], *, sandbox_seconds: float | None = None
-    ) -> None:
-        """Settle in a transaction of its own; if the database does not answer, the estimate stays."""
-        entry = reservation.entry
+    async def settle_alone(self, meter: Meter, *, sandbox_seconds: float) -> None:
+        """Settle in a transaction of its own; if the database does not answer, an estimate stays."""
+        entry = meter.entry
 
         async def write(transaction: Transaction) -> None:
             if entry.chat_key is not None:
                 await transaction.chats.lock(entry.chat_key, create=True)
-            await self.settle(transaction, reservation, uses, sandbox_seconds=sandbox_seconds, is_last=True)
+            await meter.settle(transaction, sandbox_seconds=sandbox_seconds)
 
         unknown = f"spending {entry.id} may or may not be settled"
         try:
@@ -211,12 +174,25 @@ class Spending:
             )
         return BudgetExceededError(budget.used_up)
 
-    async def _warn(
-        self, transaction: Transaction, totals: Sequence[Total], key: PayingKey | None, chat_key: str
+    async def warn(
+        self,
+        transaction: Transaction,
+        totals: Sequence[Total],
+        key: PayingKey | None,
+        chat_key: str,
+        *,
+        turn_goes_on: bool,
     ) -> None:
+        """Warn a chat of budgets that are nearly used up; the transaction has locked the chat.
+
+        Args:
+            turn_goes_on: whether it is warned of the budget of the turn too.
+        """
         if self._settings.warn_at >= 1:
             return
         for total in totals:
+            if total.scope == BudgetScope.TURN and not turn_goes_on:
+                continue
             known = total.warned.split(",") if total.warned else []
             near = [
                 budget
@@ -254,6 +230,137 @@ class _RefusedError(Exception):
         self.budget = budget
 
 
+class Meter:
+    """What one piece of work spends: admitted before it begins, settled once when it has ended."""
+
+    def __init__(
+        self,
+        spending: Spending,
+        entry: NewSpending,
+        *,
+        key: PayingKey | None,
+        waking_call: str | None,
+        plugin_tokens: int | None,
+    ) -> None:
+        """Create it; see ``Spending.meter``."""
+        self.entry = entry
+        #: Whether the estimate is counted.
+        self.is_estimated = False
+        self._spending = spending
+        self._key = key
+        self._waking_call = waking_call
+        self._plugin_tokens = plugin_tokens
+        self._uses: dict[tuple[str, str], ModelUse] = {}
+
+    async def admit(self, *, always: bool = False, is_logged: bool = True) -> None:
+        """Count what is expected to be used, if something limits it.
+
+        Args:
+            always: count it in any case, because work that is abandoned is not settled.
+            is_logged: whether a refusal is logged here; metrics count it in any case.
+
+        Raises:
+            BudgetExceededError: a budget is used up; nothing was counted.
+            StorageUnavailableError: the database does not answer.
+        """
+        is_limited = self._plugin_tokens is not None or self._spending.is_limited(self.entry, self._key)
+        if not is_limited and not always:
+            return
+        self.entry = await self._spending.reserve(
+            self.entry,
+            key=self._key,
+            waking_call=self._waking_call,
+            plugin_tokens=self._plugin_tokens,
+            is_logged=is_logged,
+        )
+        self.is_estimated = True
+
+    @property
+    def has_uses(self) -> bool:
+        """Whether a request to a model is known."""
+        return bool(self._uses)
+
+    def spent(self, spent: ModelSpent) -> None:
+        """Count one request to a model."""
+        self.add(
+            ModelUse(
+                group=spent.group,
+                model=spent.model,
+                requests=1,
+                estimated_requests=int(spent.is_estimated),
+                prompt_tokens=spent.prompt_tokens,
+                completion_tokens=spent.answer_tokens,
+                cost=spent.cost,
+            )
+        )
+
+    def answered(self, llm: LLMAnswer) -> None:
+        """Count the figures of an answer whose client did not report its requests."""
+        if not self._uses:
+            self.add(
+                ModelUse(
+                    group=llm.group,
+                    model=llm.model,
+                    requests=llm.tries,
+                    estimated_requests=int(llm.is_estimated),
+                    prompt_tokens=llm.prompt_tokens or 0,
+                    completion_tokens=llm.answer_tokens or 0,
+                    cost=llm.cost,
+                )
+            )
+
+    def add(self, use: ModelUse) -> None:
+        """Add what requests to a model used."""
+        known = self._uses.get((use.group, use.model), ModelUse(group=use.group, model=use.model))
+        self._uses[use.group, use.model] = replace(
+            known,
+            requests=known.requests + use.requests,
+            estimated_requests=known.estimated_requests + use.estimated_requests,
+            prompt_tokens=known.prompt_tokens + use.prompt_tokens,
+            completion_tokens=known.completion_tokens + use.completion_tokens,
+            cost=known.cost + use.cost,
+        )
+
+    async def settle(
+        self, transaction: Transaction, *, sandbox_seconds: float, turn_goes_on: bool = False
+    ) -> None:
+        """Count what was used instead of an estimate, and warn the chat of budgets; idempotent.
+
+        The transaction has locked the chat, or writes to no chat.
+
+        Args:
+            turn_goes_on: whether the chat is warned of the budget of the turn too.
+        """
+        entry, uses = self.entry, list(self._uses.values())
+        if self.is_estimated:
+            totals = await transaction.spendings.settle(
+                entry.id, uses, sandbox_seconds=sandbox_seconds, is_of_plugin=entry.is_of_plugin
+            )
+        else:
+            entry = await with_plugin(transaction, entry, self._waking_call)
+            totals = await transaction.spendings.enter(entry, uses, sandbox_seconds=sandbox_seconds)
+        if entry.chat_key is not None:
+            await self._spending.warn(
+                transaction, totals, self._key, entry.chat_key, turn_goes_on=turn_goes_on
+            )
+
+        async def count() -> None:
+            _count(uses, sandbox_seconds)
+
+        transaction.after_commit(count)
+
+    async def settle_alone(self, *, sandbox_seconds: float = 0.0) -> None:
+        """Settle in a transaction of its own; if the database does not answer, an estimate stays."""
+        await self._spending.settle_alone(self, sandbox_seconds=sandbox_seconds)
+
+
+async def with_plugin(transaction: Transaction, entry: NewSpending, call_id: str | None) -> NewSpending:
+    """Return an entry that names the plugin of a call; None leaves it as it is."""
+    if call_id is None:
+        return entry
+    return replace(entry, plugin_key=await transaction.spendings.plugin_of_call(call_id))
+
+
 def _count(uses: Sequence[ModelUse], sandbox_seconds: float) -> None:
     figures = metrics()
     for use in uses:
@@ -263,49 +370,3 @@ def _count(uses: Sequence[ModelUse], sandbox_seconds: float) -> None:
         figures.model_cost.labels(use.group, use.model).inc(use.cost)
     if sandbox_seconds:
         figures.sandbox_seconds.inc(sandbox_seconds)
-
-
-@dataclass(kw_only=True)
-class RunTime:
-    """How long code ran; None: it was stopped before that was known."""
-
-    seconds: float | None = None
-
-
-class RunMeter:
-    """Counts runs of code; one instance per process.
-
-    Args:
-        wall_seconds: longest run.
-    """
-
-    def __init__(self, spending: Spending, *, wall_seconds: float) -> None:
-        self._spending = spending
-        self._wall_seconds = wall_seconds
-
-    @asynccontextmanager
-    async def running(self, run_id: str, *, chat: ChatInfo, user_id: str | None) -> AsyncIterator[RunTime]:
-        """Count the time of the block, which runs code and sets ``seconds``; the key that started it pays.
-
-        Raises:
-            BudgetExceededError: a budget is used up; nothing runs.
-        """
-        entry = NewSpending(
-            id=f"run:{run_id}",
-            day=day_of(shared_time()),
-            chat_key=chat.chat_key,
-            user_id=user_scope(chat.adapter_key, user_id),
-            sandbox_seconds=self._wall_seconds,
-        )
-        key = await self._spending.paying_key(run_id)
-        reservation = await self._spending.reserve(entry, key=key)
-        began = time.monotonic()
-        measured = RunTime()
-        try:
-            yield measured
-        except SandboxError:
-            measured.seconds = 0.0  # it did not run
-            raise
-        finally:
-            seconds = time.monotonic() - began if measured.seconds is None else measured.seconds
-            await complete(self._spending.settle_with_retries(reservation, [], sandbox_seconds=seconds))

@@ -1,9 +1,10 @@
 """What rounds and plugins spend: one entry per attempt or request, and totals per scope and period.
 
-An entry is added with an estimate before the model is asked, and settled with what was used. Totals change
-in the same transaction by the same amounts, so a check reads a few rows by key, however much was spent. The
-rows of totals are written in one order everywhere, so transactions that share some do not lock each other
-out; a transaction that also writes to a chat locks the chat first.
+The entry of work that a budget limits is added with an estimate before it begins, and settled with what was
+used; other entries are added when the work has ended. Totals change in the same transaction by the same
+amounts, so a check reads a few rows by key, however much was spent. The rows of totals are written in one
+order everywhere, so transactions that share some do not lock each other out; a transaction that also writes
+to a chat locks the chat first.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
 from typing import Any, Final
@@ -200,6 +201,7 @@ class _Entry:
     completion_tokens: int
     cost: float
     sandbox_seconds: float
+    settled_at: datetime | None
 
 
 class SpendingRepository(Repository):
@@ -227,25 +229,22 @@ class SpendingRepository(Repository):
 
     async def add(self, new: NewSpending) -> list[Total]:
         """Add an entry and count its estimate; returns the totals of its scopes, with it."""
-        use = new.use
-        values = {
-            **{
-                name: getattr(new, name)
-                for name in ("id", "day", "chat_key", "user_id", "key_id", "turn_id", "plugin_key")
-            },
-            "part": 0,
-            "model_group": use.group,
-            "model": use.model,
-            "rounds": new.rounds,
-            "requests": 0,
-            "estimated_requests": use.estimated_requests,
-            "prompt_tokens": use.prompt_tokens,
-            "completion_tokens": use.completion_tokens,
-            "cost": use.cost,
-            "sandbox_seconds": new.sandbox_seconds,
-        }
+        estimate = replace(new.use, requests=0)
+        values = _values_of(new, 0, estimate, rounds=new.rounds, sandbox_seconds=new.sandbox_seconds)
         is_new = await self._scalar(_add_statement, values) is not None
         return await self._count_amounts(new.scopes, new.amounts if is_new else Amounts())
+
+    async def enter(
+        self, new: NewSpending, uses: Sequence[ModelUse], *, sandbox_seconds: float
+    ) -> list[Total]:
+        """Add an entry that was not estimated, with what was used; idempotent. Returns as ``settle``."""
+        is_new = True
+        for number, use in enumerate(uses or [ModelUse()]):
+            rounds, seconds = (new.rounds, sandbox_seconds) if number == 0 else (0, 0.0)
+            values = _values_of(new, number, use, rounds=rounds, sandbox_seconds=seconds)
+            is_new = await self._scalar(_enter_statement, values) is not None and is_new
+        used = _used(uses, rounds=new.rounds, sandbox_seconds=sandbox_seconds)
+        return await self._count_amounts(new.scopes, used if is_new else Amounts())
 
     async def settle(
         self,
@@ -258,7 +257,7 @@ class SpendingRepository(Repository):
         """Replace the estimate of an entry; idempotent. Returns the totals of its scopes.
 
         Args:
-            uses: what was used so far, by model; each model once.
+            uses: what was used, by model; each model once.
             sandbox_seconds: None: the estimate stays.
             is_of_plugin: as in the entry.
         """
@@ -273,48 +272,28 @@ class SpendingRepository(Repository):
             sandbox_seconds=first.sandbox_seconds,
             estimated_requests=sum(part.estimated_requests for part in parts),
         )
-        after = Amounts(
-            tokens=sum(use.prompt_tokens + use.completion_tokens for use in uses),
-            cost=sum(use.cost for use in uses),
-            rounds=first.rounds,
-            sandbox_seconds=first.sandbox_seconds if sandbox_seconds is None else sandbox_seconds,
-            estimated_requests=sum(use.estimated_requests for use in uses),
-        )
+        entry = NewSpending(**{name: getattr(first, name) for name in _NAMES}, is_of_plugin=is_of_plugin)
+        most_seconds = first.sandbox_seconds if sandbox_seconds is None else sandbox_seconds
         for number, use in enumerate(uses or [ModelUse()]):
-            values = {
-                **{name: getattr(first, name) for name in _NAMES},
-                "part": number,
-                "model_group": use.group,
-                "model": use.model,
-                "rounds": after.rounds if number == 0 else 0,
-                "requests": use.requests,
-                "estimated_requests": use.estimated_requests,
-                "prompt_tokens": use.prompt_tokens,
-                "completion_tokens": use.completion_tokens,
-                "cost": use.cost,
-                "sandbox_seconds": after.sandbox_seconds if number == 0 else 0.0,
-            }
+            rounds, seconds = (first.rounds, most_seconds) if number == 0 else (0, 0.0)
+            values = _values_of(entry, number, use, rounds=rounds, sandbox_seconds=seconds)
             await self._rows(_settle_statement, values)
-        scopes = NewSpending(
-            **{name: getattr(first, name) for name in _NAMES}, is_of_plugin=is_of_plugin
-        ).scopes
-        return await self._count_amounts(scopes, after - before)
+        after = _used(uses, rounds=first.rounds, sandbox_seconds=most_seconds)
+        return await self._count_amounts(entry.scopes, after - before)
 
-    async def settle_sandbox(self, entry: NewSpending, *, seconds: float) -> list[Total] | None:
-        """Replace the estimate of the sandbox's time, if what the model used is settled; see ``settle``.
+    async def settle_interrupted(self, new: NewSpending, use: ModelUse) -> list[Total]:
+        """Count what an attempt used whose worker died after the answer; an estimate of its time stays.
 
         Args:
-            entry: with that estimate.
+            new: its entry, if its worker added none, with the longest time of its code.
 
         Returns:
-            The totals of its scopes; None if it was settled otherwise, and nothing was written.
+            As ``settle``; nothing if its worker had settled it.
         """
-        values = {"of_entry": entry.id, "estimated": entry.sandbox_seconds, "used": seconds}
-        if await self._scalar(_settle_sandbox_statement, values) is None:
-            return None
-        return await self._count_amounts(
-            entry.scopes, Amounts(sandbox_seconds=seconds - entry.sandbox_seconds)
-        )
+        parts = await self._all(_Entry, _parts_statement, {"of_entry": new.id})
+        if not parts:
+            return await self.enter(new, [use], sandbox_seconds=new.sandbox_seconds)
+        return [] if parts[0].settled_at else await self.settle(new.id, [use], sandbox_seconds=None)
 
     async def totals(self, keys: Sequence[ScopeKey]) -> list[Total]:
         """Return the totals of these keys; one that nothing was spent for is missing."""
@@ -379,6 +358,35 @@ _FIGURES: Final = (
 _AMOUNTS: Final = tuple(field.name for field in dataclasses.fields(Amounts))
 
 
+def _values_of(
+    entry: NewSpending, part: int, use: ModelUse, *, rounds: int, sandbox_seconds: float
+) -> dict[str, Any]:
+    """Return the row of a model's use."""
+    return {
+        **{name: getattr(entry, name) for name in _NAMES},
+        "part": part,
+        "model_group": use.group,
+        "model": use.model,
+        "rounds": rounds,
+        "requests": use.requests,
+        "estimated_requests": use.estimated_requests,
+        "prompt_tokens": use.prompt_tokens,
+        "completion_tokens": use.completion_tokens,
+        "cost": use.cost,
+        "sandbox_seconds": sandbox_seconds,
+    }
+
+
+def _used(uses: Sequence[ModelUse], *, rounds: int, sandbox_seconds: float) -> Amounts:
+    return Amounts(
+        tokens=sum(use.prompt_tokens + use.completion_tokens for use in uses),
+        cost=sum(use.cost for use in uses),
+        rounds=rounds,
+        sandbox_seconds=sandbox_seconds,
+        estimated_requests=sum(use.estimated_requests for use in uses),
+    )
+
+
 def _entry_values() -> dict[str, Any]:
     given: dict[str, Any] = {name: bindparam(name) for name in (*_NAMES, "part", *_FIGURES)}
     return {**given, "created_at": now()}
@@ -391,27 +399,17 @@ def _add_statement(dialect: str) -> Executable:
 
 
 @FixedStatement
+def _enter_statement(dialect: str) -> Executable:
+    new = insert(dialect, SPENDINGS).values({**_entry_values(), "settled_at": now()})
+    return new.on_conflict_do_nothing().returning(SPENDINGS.c.id)
+
+
+@FixedStatement
 def _settle_statement(dialect: str) -> Executable:
     new = insert(dialect, SPENDINGS).values({**_entry_values(), "settled_at": now()})
     return new.on_conflict_do_update(
         index_elements=[SPENDINGS.c.id, SPENDINGS.c.part],
         set_={**{name: new.excluded[name] for name in _FIGURES}, "settled_at": new.excluded.settled_at},
-    )
-
-
-@FixedStatement
-def _settle_sandbox_statement(_dialect: str) -> Executable:
-    kind = SPENDINGS.c.sandbox_seconds.type
-    return (
-        update(SPENDINGS)
-        .where(
-            SPENDINGS.c.id == bindparam("of_entry"),
-            SPENDINGS.c.part == 0,
-            SPENDINGS.c.settled_at.is_not(None),
-            SPENDINGS.c.sandbox_seconds == bindparam("estimated", type_=kind),
-        )
-        .values(sandbox_seconds=bindparam("used", type_=kind), settled_at=now())
-        .returning(SPENDINGS.c.id)
     )
 
 

@@ -208,10 +208,14 @@ async def test_what_a_dead_worker_asked_for_stays_counted_and_its_successor_coun
     assert "2 of 2 rounds" in (await texts(bench, "chat"))[-1]
 
 
+LIMIT = {"chat": "rounds=99"}
+
+
+@pytest.mark.parametrize("budgets", [{}, LIMIT], ids=["no limit", "limit"])
 async def test_a_worker_that_dies_in_the_code_keeps_what_the_model_used(
-    open_bench: OpenBench, kind: str
+    open_bench: OpenBench, kind: str, budgets: dict[str, str]
 ) -> None:
-    bench = await open_bench(kind)
+    bench = await open_bench(kind, budgets=budgets)
     await bench.say("chat", "hello")
     work = asyncio.create_task(bench.drain(Model('hold("it")')).drain("chat"))
     await bench.noted("begin it")
@@ -222,11 +226,44 @@ async def test_a_worker_that_dies_in_the_code_keeps_what_the_model_used(
     assert after is not None and (after.rounds, after.tokens) == (2, 2 * 107)
     # How long the code of the dead worker ran is not known, so its longest time is counted.
     assert after.sandbox_seconds >= bench.settings.sandbox.wall_seconds
+    async with bench.database.read() as tx:
+        by_model = await tx.spending_reports.sums("model", since=None, until=None, after=None, limit=9)
+    assert [(one.key, one.requests, one.rounds) for one in by_model] == [("tests-1", 2, 2)]
+    assert by_model[0].cost == pytest.approx(0.5)
+
+
+async def test_a_worker_that_stops_before_the_answer_counts_what_it_asked_for(
+    open_bench: OpenBench, kind: str
+) -> None:
+    bench = await open_bench(kind)
+    asked = asyncio.Event()
+
+    async def hang(request: LLMRequest) -> str:
+        assert request.on_spent is not None
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            request.on_spent(ModelSpent(group="g", model="m", prompt_tokens=9, answer_tokens=1, cost=0))
+        raise AssertionError
+
+    await bench.say("chat", "hello")
+    work = asyncio.create_task(bench.drain(Model(hang)).drain("chat"))
+    await asked.wait()
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
+    stopped = await total(bench)
+    assert stopped is not None and (stopped.tokens, stopped.rounds) == (10, 1)
+    await bench.play("chat", bench.drain(Model(""), owner="w2"))
+    after = await total(bench)
+    assert after is not None and (after.tokens, after.rounds) == (117, 2)
 
 
 async def test_a_model_is_not_asked_if_the_estimate_cannot_be_recorded(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    open_bench: OpenBench, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    bench = await open_bench(kind, budgets=LIMIT)
+
     async def fail(*_: Any, **__: Any) -> None:
         raise StorageUnavailableError("the database does not answer")
 
@@ -305,8 +342,11 @@ async def test_an_answer_without_reported_tokens_is_marked_wherever_tokens_are_s
         ] * 3
 
 
-async def test_a_round_that_runs_is_an_estimate(open_bench: OpenBench, kind: str) -> None:
-    bench = await open_bench(kind)
+@pytest.mark.parametrize("budgets", [{}, LIMIT], ids=["no limit", "limit"])
+async def test_a_round_that_runs_is_an_estimate_if_something_limits_it(
+    open_bench: OpenBench, kind: str, budgets: dict[str, str]
+) -> None:
+    bench = await open_bench(kind, budgets=budgets)
     seen: list[Total | None] = []
 
     async def look(_: LLMRequest) -> str:
@@ -316,7 +356,7 @@ async def test_a_round_that_runs_is_an_estimate(open_bench: OpenBench, kind: str
     await bench.say("chat", "hello")
     await bench.play("chat", bench.drain(Model(look)))
     seen.append(await total(bench))
-    assert [one and one.estimated_requests for one in seen] == [1, 0]
+    assert [one and one.estimated_requests for one in seen] == [1 if budgets else None, 0]
 
 
 async def test_a_cancelled_round_counts_what_was_sent(open_bench: OpenBench, kind: str) -> None:

@@ -65,6 +65,8 @@ def fleet(
         plugins={"dirs": (Path(__file__).parent / "plugins",)},
         llm={"base_url": model.start(), "model": "tests-1", "stream": False, "input_price_per_million": 2},
         agent={"lease_seconds": LEASE_SECONDS},
+        # A limit that no test reaches: only work that a budget limits is counted before it has ended.
+        budgets={"day": "rounds=1000"},
         # No sandbox is kept waiting, so that every process below a worker belongs to its run.
         sandbox={"warm_seconds": 0},
         workers={"drain_seconds": 1},

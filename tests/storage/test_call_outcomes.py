@@ -873,10 +873,12 @@ async def test_a_spending_is_settled_after_a_short_outage(
 ) -> None:
     attempts, begin = list[None](), storage.database.begin
     app = create_app(make_settings())
-    spending = Spending(storage.database, EventPublisher(app), BudgetSettings())
+    spending = Spending(storage.database, EventPublisher(app), BudgetSettings(day={"tokens": 1000}))
     used = ModelUse(prompt_tokens=5, requests=1)
     estimate = ModelUse(prompt_tokens=100)
-    reservation = await spending.reserve(NewSpending(id="s", day="2026-01-01", use=estimate))
+    meter = spending.meter(NewSpending(id="s", day="2026-01-01", use=estimate))
+    await meter.admit()
+    meter.add(used)
 
     def begin_counted() -> Any:
         attempts.append(None)
@@ -885,7 +887,7 @@ async def test_a_spending_is_settled_after_a_short_outage(
     monkeypatch.setattr(storage.database, "begin", begin_counted)
     monkeypatch.setattr("nekro.app.retried_writes.PUBLISH_SECONDS", WAIT_SECONDS)
     storage.go_away()
-    settling = asyncio.create_task(spending.settle_with_retries(reservation, [used]))
+    settling = asyncio.create_task(meter.settle_alone())
     await eventually(lambda: len(attempts) > 3, what="several attempts")
     storage.come_back()
     await settling

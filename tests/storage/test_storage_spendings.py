@@ -56,22 +56,43 @@ async def test_an_estimate_counts_at_once_and_is_replaced_by_what_was_used(datab
     ]  # fmt: skip
 
 
-async def test_the_time_of_the_sandbox_is_settled_alone_once_the_rest_is(database: Database) -> None:
-    used = [ModelUse(group="g", model="m", requests=1, prompt_tokens=4, completion_tokens=3, cost=0.25)]
-    entry = new(1, key_id="k")
+async def test_an_entry_without_an_estimate_is_counted_once_by_model(database: Database) -> None:
+    uses = [
+        ModelUse(group="g", model="m", requests=2, prompt_tokens=12, cost=0.25, estimated_requests=1),
+        ModelUse(group="h", model="n", requests=1, prompt_tokens=12, completion_tokens=3, cost=1.0),
+    ]
+    for _ in range(2):
+        async with database.begin() as tx:
+            entered = await tx.spendings.enter(new(1, key_id="k"), uses, sandbox_seconds=1.5)
+    found = await totals(database)
+    assert {total.scope: total for total in entered} == found
+    assert set(found) == {"turn", "chat", "user", "key", "day"}
+    for total in found.values():
+        assert (total.tokens, total.cost, total.rounds, total.sandbox_seconds) == (27, 1.25, 1, 1.5)
+        assert total.estimated_requests == 1
     async with database.begin() as tx:
-        await tx.spendings.add(entry)
-        assert await tx.spendings.settle_sandbox(entry, seconds=1.5) is None, "the model's use is an estimate"
-        await tx.spendings.settle("e1", used, sandbox_seconds=None)
+        await tx.spendings.enter(new(2, use=ModelUse()), [], sandbox_seconds=0.5)
+    assert (await totals(database))["day"].sandbox_seconds == 2
+    async with database.read() as tx:
+        sums = await tx.spending_reports.sums("model", since=DAY, until=DAY, after=None, limit=9)
+    assert [(one.key, one.requests, one.rounds) for one in sums] == [("", 0, 1), ("m", 2, 1), ("n", 1, 0)]
+
+
+@pytest.mark.parametrize("before", ["nothing", "an estimate", "what was used"])
+async def test_what_an_interrupted_attempt_used_is_counted_once(database: Database, before: str) -> None:
+    entry, used = new(1, key_id="k"), ModelUse(group="g", model="m", requests=1, prompt_tokens=4, cost=0.25)
     async with database.begin() as tx:
-        changed = {
-            total.scope: total for total in await tx.spendings.settle_sandbox(entry, seconds=1.5) or ()
-        }
-        assert await tx.spendings.settle_sandbox(entry, seconds=1.5) is None, "the estimate is replaced"
-    assert changed == await totals(database)
-    for total in changed.values():
-        assert (total.tokens, total.cost, total.rounds, total.sandbox_seconds) == (7, 0.25, 1, 1.5)
-    assert set(changed) == {"turn", "chat", "user", "key", "day"}
+        if before != "nothing":
+            await tx.spendings.add(entry)
+        if before == "what was used":  # as a worker of an earlier release does, which may have asked twice
+            twice = ModelUse(group="g", model="m", requests=2, prompt_tokens=7, cost=0.5)
+            await tx.spendings.settle(entry.id, [twice], sandbox_seconds=None)
+    for _ in range(2):
+        async with database.begin() as tx:
+            await tx.spendings.settle_interrupted(entry, used)
+    total = (await totals(database))["key"]
+    tokens, cost = (7, 0.5) if before == "what was used" else (4, 0.25)
+    assert (total.tokens, total.cost, total.rounds, total.sandbox_seconds) == (tokens, cost, 1, 60)
 
 
 @pytest.mark.parametrize("by", ["day", "chat", "user", "key", "plugin", "model"])

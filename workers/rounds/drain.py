@@ -215,6 +215,8 @@ class RoundDrain:
                 with suppress(NekroError):
                     async with self._database.autocommit() as transaction:
                         await transaction.rounds.hand_on(attempt.claimed.round.id, fence=lease.fence)
+                    if attempt.meter is not None:
+                        await attempt.meter.interrupted()
                 raise
             finally:
                 await events.close()
@@ -290,9 +292,9 @@ class RoundDrain:
         claimed = attempt.claimed
 
         async def on_answer(answer: RoundAnswer) -> None:
-            await self._ledger.answered(
-                claimed, answer, attempt.events, fence=attempt.lease.fence, meter=attempt.meter
-            )
+            await self._ledger.answered(claimed, answer, attempt.events, fence=attempt.lease.fence)
+            if attempt.meter is not None:
+                attempt.meter.answered(answer.llm)
 
         prepared = await self._inputs.build(
             claimed,

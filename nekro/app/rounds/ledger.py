@@ -63,6 +63,7 @@ class RoundLedger:
         max_attempts: int,
         keeps_variables: bool,
         redact: Callable[[str], str],
+        settle_interrupted: Callable[[Transaction, Round], Awaitable[None]],
     ) -> None:
         """Create the ledger.
 
@@ -70,6 +71,7 @@ class RoundLedger:
             max_attempts: how often a round is started whose worker dies before the LLM answers.
             keeps_variables: whether open turns may have variables of their programs.
             redact: removes secrets and host paths from errors that are reported to the chat.
+            settle_interrupted: counts what a round used whose worker died after the answer.
         """
         self._database = database
         self._publisher = publisher
@@ -77,6 +79,7 @@ class RoundLedger:
         self._max_attempts = max_attempts
         self._keeps_variables = keeps_variables
         self._redact = redact
+        self._settle_interrupted = settle_interrupted
 
     async def start_next(self, chat_key: str, *, fence: int, worker: str) -> ClaimedRound | None:
         """End rounds of a dead worker, then start the chat's next round; None when none is due.
@@ -120,12 +123,8 @@ class RoundLedger:
         events: RoundEvents,
         *,
         fence: int,
-        meter: RoundMeter | None = None,
     ) -> None:
         """Record the model's answer before its code runs.
-
-        Args:
-            meter: settles what the model used; None: nothing is counted.
 
         Raises:
             FencedError: the lease was lost; the code must not run.
@@ -144,8 +143,6 @@ class RoundLedger:
         async with events.held(), self._database.begin() as transaction:
             await transaction.rounds.record(claimed.round.id, fence=fence, report=report)
             await events.take(transaction, later=True)
-            if meter is not None:
-                await meter.answered(transaction, answer)
 
     async def finish(
         self,
@@ -412,6 +409,8 @@ class RoundLedger:
         limit = self._max_attempts
         for orphan in await transaction.rounds.take_over(chat_key, fence=fence, max_attempts=limit):
             logger.bind(round_id=orphan.id, state=orphan.state.value).warning("round_taken_over")
+            if orphan.answered_at is not None:
+                await self._settle_interrupted(transaction, orphan)
             if orphan.state is RoundState.RUNNING:
                 await self._end_interrupted(transaction, orphan, fence)
             elif orphan.state in (RoundState.FAILED, RoundState.CANCELLED):

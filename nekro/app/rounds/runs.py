@@ -4,6 +4,7 @@ Reports of runs and rows of rounds have their calls as JSON data."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
@@ -11,26 +12,30 @@ from typing import TYPE_CHECKING, Any, Self
 
 from broker_config.settings import Settings
 from broker_config.topology import RUN_TASK
+from nekro.app.budgets import day_of
 from nekro.app.calls.dispatch import CallScope, Dispatcher
 from nekro.app.catalogue import CatalogueReader
 from nekro.app.chats.writer import context_of
-from nekro.app.spending import RunMeter
+from nekro.app.spending import Spending
+from nekro.base.tasks import complete
 from nekro.broker.calls import MethodCaller
 from nekro.broker.tracing import span
 from nekro.plugins.entry_registry import Registry
 from nekro.sandbox.models import RunRequest, StopType
 from nekro.wire.invocation import new_id
 from nekro.wire.values import decode_value, encode_arguments
-from nekro_agent.errors import ResultError
+from nekro_agent.errors import ResultError, SandboxError
 from nekro_agent.methods import Lane
 from nekro_agent.ports import ChatInfo
 from nekro_agent.shared_clock import shared_time
+from storage.accounts.spendings import NewSpending, user_scope
 from storage.repositories.calls import Call
 from storage.states import CallState
 
 if TYPE_CHECKING:
     from nekro.app.calls.dispatch import CallRecord
     from nekro.sandbox.manager import SandboxManager
+    from nekro.sandbox.models import RunResult
 
 __all__ = [
     "CodeReport",
@@ -164,12 +169,20 @@ class CodeRuns:
         dispatcher: Dispatcher,
         registry: Registry,
         sandboxes: Callable[[], Awaitable[SandboxManager]],
-        meter: RunMeter,
+        spending: Spending,
+        *,
+        wall_seconds: float,
     ) -> None:
+        """Create it.
+
+        Args:
+            wall_seconds: longest run.
+        """
         self._dispatcher = dispatcher
         self._registry = registry
         self._sandboxes = sandboxes
-        self._meter = meter
+        self._spending = spending
+        self._wall_seconds = wall_seconds
 
     async def run(
         self,
@@ -209,11 +222,7 @@ class CodeRuns:
             wall_seconds=wall_seconds,
             on_output=on_output,
         )
-        async with self._meter.running(run_id, chat=chat, user_id=user_id) as measured:
-            with span("sandbox.run", {"run_id": request.run_id}) as part:
-                result = await manager.run(request)
-                part.set_attributes(stop_type=result.stop_type.name)
-            measured.seconds = result.duration_seconds
+        result = await self._metered(manager, request, chat, user_id)
         return CodeReport(
             stop_type=result.stop_type,
             output=result.output,
@@ -226,6 +235,33 @@ class CodeRuns:
                 if record.round_id is not None
             ],
         )
+
+    async def _metered(
+        self, manager: SandboxManager, request: RunRequest, chat: ChatInfo, user_id: str | None
+    ) -> RunResult:
+        """Run code and count its time; the key that started it pays."""
+        entry = NewSpending(
+            id=f"run:{request.run_id}",
+            day=day_of(shared_time()),
+            chat_key=chat.chat_key,
+            user_id=user_scope(chat.adapter_key, user_id),
+            sandbox_seconds=self._wall_seconds,
+        )
+        meter = self._spending.meter(entry, key=await self._spending.paying_key(request.run_id))
+        await meter.admit()
+        began, seconds = time.monotonic(), None
+        try:
+            with span("sandbox.run", {"run_id": request.run_id}) as part:
+                result = await manager.run(request)
+                part.set_attributes(stop_type=result.stop_type.name)
+            seconds = result.duration_seconds
+        except SandboxError:
+            seconds = 0.0  # it did not run
+            raise
+        finally:
+            used = time.monotonic() - began if seconds is None else seconds
+            await complete(meter.settle_alone(sandbox_seconds=used))
+        return result
 
 
 class RemoteRuns:
