@@ -17,7 +17,7 @@ from nekro.base.release import EXTENSIONS, extension_names
 if TYPE_CHECKING:
     from broker_config.settings import Settings
 
-__all__ = ["Extension", "ExtensionCommand", "imported", "installed", "loaded"]
+__all__ = ["Extension", "ExtensionCommand", "adapters", "imported", "installed", "loaded"]
 
 #: Name under which a package has its extension.
 _ATTRIBUTE: Final = "EXTENSION"
@@ -41,6 +41,8 @@ class Extension:
 
     #: That of its package, which ``NEKRO_EXTENSIONS`` names.
     name: str
+    #: Keys of the adapters whose chats it serves: what the agent sends there is queued for their clients.
+    adapters: tuple[str, ...] = ()
     #: Its ``nekro.gateway.extensions.GatewayPart``; None: it has no routes.
     gateway: str | None = None
     commands: tuple[ExtensionCommand, ...] = ()
@@ -61,3 +63,8 @@ def installed() -> Iterator[Extension]:
 def loaded(settings: Settings) -> tuple[Extension, ...]:
     """Return the extensions that processes with these settings load."""
     return tuple(one for one in installed() if settings.loads_extension(one.name))
+
+
+def adapters(settings: Settings) -> frozenset[str]:
+    """Return the keys of the adapters that the loaded extensions serve."""
+    return frozenset(key for one in loaded(settings) for key in one.adapters)

@@ -289,8 +289,9 @@ class Parts(ABC):
     def publisher(self) -> EventPublisher:
         """Publishes to ``agent.events``."""
         from nekro.app.chats.publisher import EventPublisher
+        from nekro.app.extensions import adapters
 
-        return EventPublisher(self.app)
+        return EventPublisher(self.app, adapters=adapters(self.settings))
 
     @shared_property
     def background(self) -> BackgroundLoop:

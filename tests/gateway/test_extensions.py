@@ -12,13 +12,18 @@ from gateway_server import served
 from nekro_inside import run_inside
 from worker_fleet import Fleet
 
+import nekro.extensions
 from broker_config.settings import Settings
+from nekro.app.chats.writer import append_message
+from nekro.app.composition import Services
 from nekro.base.release import extension_names
 from nekro.cli.environment import environment_of
 from nekro.cli.running import ExitCode
 from nekro.gateway.app import create_app
 from nekro.gateway.document.openapi import document
 from nekro_agent.errors import SettingsError
+from nekro_agent.ports import MessageKind
+from storage.repositories.messages import NewMessage
 
 #: A path of each extension, which answers something else than 404 while the extension is there.
 PATHS = {
@@ -86,3 +91,44 @@ def test_none_is_no_extension() -> None:
 def test_an_unknown_extension_is_an_error_with_a_suggestion() -> None:
     with pytest.raises(SettingsError, match="NEKRO_EXTENSIONS: 'webhook' is not an extension; did you mean"):
         Settings.load(env_file=None, extensions="mcp,webhook")
+
+
+@pytest.fixture
+def telegraph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installation with one more extension, which the tests have."""
+    folders = [*nekro.extensions.__path__, str(Path(__file__).parent / "extensions")]
+    monkeypatch.setattr(nekro.extensions, "__path__", folders)
+
+
+async def test_a_chat_platform_is_an_extension(telegraph: None, fleet: Fleet) -> None:
+    """The product does not know it: what it receives begins a turn, and it gets what the agent sends."""
+    app = create_app(fleet.settings)
+    async with served(app) as client:
+        assert (await client.post("/telegraph/berlin", params={"text": "stop"})).json() == 1
+        (round_,) = (await client.get("/api/v1/chats/telegraph-berlin/rounds")).json()["items"]
+        assert await answered(app.state.services, "telegraph-berlin", "received") == "received"
+        assert await answered(app.state.services, "elsewhere-berlin", "received") == "received"
+        assert (await client.get("/telegraph/berlin")).json() == ["received"]
+        office = next(one for one in app.state.running.values() if type(one).__name__ == "Office")
+        assert round_["state"] == "requested" and office.is_open
+    assert not office.is_open
+
+
+async def test_nothing_is_queued_for_an_extension_that_is_left_out(telegraph: None, fleet: Fleet) -> None:
+    async with served(create_app(without("telegraph", fleet.settings))) as client:
+        assert (await client.get("/telegraph/london")).status_code == 404
+    services = Fleet(without("telegraph", fleet.settings), fleet.directory).services()
+    await services.start()
+    try:
+        await answered(services, "telegraph-london", "received")
+    finally:
+        await services.close()
+    async with served(create_app(fleet.settings)) as client:
+        assert (await client.get("/telegraph/london")).json() == []
+
+
+async def answered(services: Services, chat_key: str, text: str) -> str:
+    """Write a message of the agent."""
+    new = NewMessage(chat_key=chat_key, kind=MessageKind.ASSISTANT, text=text)
+    async with services.database.begin() as transaction:
+        return (await append_message(transaction, services.publisher, new)).text

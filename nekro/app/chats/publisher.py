@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -51,8 +51,13 @@ _MOST_LATER: Final = 64
 class EventPublisher:
     """Publishes to ``agent.events`` for one process."""
 
-    def __init__(self, app: Celery) -> None:
-        self._app = app
+    def __init__(self, app: Celery, *, adapters: Collection[str] = ()) -> None:
+        """Create it; ``close`` it.
+
+        Args:
+            adapters: keys of the adapters whose clients fetch what the agent sends.
+        """
+        self._app, self.adapters = app, frozenset(adapters)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="publish")
         self._delayed = _DelayedEvents(self._pool, seconds=2 * DEFER_SECONDS)
         #: Number of the newest event of each chat that is not announced yet, and the types of all of these.

@@ -24,14 +24,12 @@ from storage.states import StoredKind
 from storage.transaction import Transaction
 
 __all__ = [
-    "SSE_ADAPTER",
     "OfChat",
     "append_message",
     "chat_of",
     "context_of",
     "ensure_chat",
     "message_bytes",
-    "queue_send",
     "request_round",
     "trace_of",
 ]
@@ -96,19 +94,6 @@ def chat_of(source: OfChat) -> ChatInfo:
     )
 
 
-#: Nekro Agent's adapter for programs that connect over Server-Sent Events; chats are ``sse-<channel id>``.
-SSE_ADAPTER: Final = "sse"
-
-
-async def queue_send(transaction: Transaction, row: Message) -> None:
-    """Let clients receive a new message, if the agent sends it to a chat of such an adapter."""
-    if row.kind is not MessageKind.ASSISTANT or not row.chat_key.startswith(f"{SSE_ADAPTER}-"):
-        return
-    channel_id = channel_of(row.chat_key).channel_id
-    if channel_id:
-        await transaction.adapters.add_message(row.id, adapter_key=SSE_ADAPTER, channel_id=channel_id)
-
-
 def trace_of(item: Round) -> TurnTrace:
     """Return the place of a round's turn."""
     return TurnTrace(turn_id=item.turn_id, root_turn_id=item.root_turn_id or item.turn_id)
@@ -148,7 +133,11 @@ async def append_message(
             stored, size = transaction.stored_bytes, message_bytes(row)
             stored.add(account_id, StoredKind.MESSAGES, size + more_bytes, refuses=not is_admitted)
             stored.add(account_id, StoredKind.ROUNDS, size, refuses=False)  # its event
-        await queue_send(transaction, row)
+        channel = channel_of(row.chat_key)
+        if row.kind is MessageKind.ASSISTANT and channel.adapter_key in publisher.adapters:
+            await transaction.adapters.add_message(
+                row.id, adapter_key=channel.adapter_key, channel_id=channel.channel_id or ""
+            )
         await record_caused(transaction, publisher, row.chat_key, message_event(row), later=later)
     return row
 

@@ -22,8 +22,8 @@ from loguru import logger
 from pydantic import ValidationError
 from sse_starlette import EventSourceResponse
 
-from nekro.app.chats.writer import SSE_ADAPTER
 from nekro.app.composition import Services
+from nekro.extensions.sse_adapter import SSE_ADAPTER
 from nekro.extensions.sse_adapter.models import (
     AtSegment,
     MediaSegment,

@@ -21,9 +21,9 @@ from loguru import logger
 
 from nekro.app.chats.attachments import attachments_of
 from nekro.app.chats.files import ChatFiles
-from nekro.app.chats.writer import SSE_ADAPTER
 from nekro.app.composition import Services
 from nekro.base.tasks import log_errors
+from nekro.extensions.sse_adapter import SSE_ADAPTER
 from nekro.extensions.sse_adapter.models import MediaSegment
 from nekro.gateway.outgoing import OutgoingHttp, RequestFailedError
 from nekro.gateway.problems import ProblemError
