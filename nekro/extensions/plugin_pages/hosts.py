@@ -20,9 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-import uvicorn
 from loguru import logger
-from starlette.types import ASGIApp
 
 from nekro.base.greenlet_bridge import at_loop_close
 from nekro.base.loop_thread import LoopThread
@@ -36,6 +34,7 @@ from storage.engine import Database
 from workers.plugins.loop_watchdog import LoopWatchdog
 
 if TYPE_CHECKING:
+    import uvicorn
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 __all__ = [
@@ -125,6 +124,8 @@ class PluginServer:
         logger.bind(plugin=self.plugin_key, seconds=round(seconds, 1)).error(f"plugin_routes_block\n{stack}")
 
     async def _serve(self, make_app: Callable[[], ASGIApp]) -> None:
+        import uvicorn  # takes memory, and few workers need it
+
         self._thread_id = threading.get_ident()
         if self._thread is not None:
             at_loop_close(self._database.dispose_loop)
@@ -244,8 +245,6 @@ class PluginHosts:
 
     async def _started(self, plugin: NekroPlugin) -> PluginServer | None:
         """Return a running server; None if the plugin's routes cannot be built, until it is loaded again."""
-        # Imported here, because FastAPI and uvicorn take memory and few workers need them.
-
         has_thread = not self._is_pinned(plugin.key)
         server = PluginServer(plugin.key, self._address, database=self._database, has_thread=has_thread)
         try:
@@ -264,6 +263,7 @@ class PluginHosts:
                 await server.stop()
 
     def _site(self, plugin: NekroPlugin, *, is_watched: bool) -> ASGIApp:
+        # Imported here, because FastAPI takes memory and few workers need it.
         from nekro.extensions.plugin_pages.site import PluginSite, application_of
 
         app = application_of(plugin)
