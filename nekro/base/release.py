@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import pkgutil
 from typing import Final
 
@@ -15,9 +14,11 @@ EXTENSIONS: Final = "nekro.extensions"
 
 def release() -> str:
     """Return the installed version; "(source tree)" when the distribution is not installed."""
+    from importlib import metadata  # a quarter of the time of `nekro --help`
+
     try:
-        return importlib.metadata.version("nekro-workers")
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version("nekro-workers")
+    except metadata.PackageNotFoundError:
         return "(source tree)"
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from nekro.app.extensions import installed
-from nekro.base.release import release
 
 if TYPE_CHECKING:
     from broker_config.settings import Settings
@@ -182,6 +181,22 @@ class LazyParser(argparse.ArgumentParser):
         raise WrongUsage(message, command=self.command, hint=f"`{self.prog} --help` shows the usage.")
 
 
+class _PrintVersion(argparse.Action):
+    """As argparse's own action, but the version is read only when it is asked for."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        help_text = "show program's version number and exit"
+        super().__init__(
+            option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=help_text
+        )
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from nekro.base.release import release
+
+        sys.stdout.write(f"nekro-workers {release()}\n")
+        parser.exit()
+
+
 def build_parser() -> LazyParser:
     """Return the parser of the whole command line; commands are not imported yet."""
     parser = LazyParser(
@@ -191,7 +206,7 @@ def build_parser() -> LazyParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"nekro-workers {release()}")
+    parser.add_argument("--version", action=_PrintVersion)
     _add_global_options(parser, default=None)
     # Not `required`: a bare `nekro` prints the help instead of an error.
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=LazyParser)
