@@ -1,7 +1,8 @@
 """The services of the tour: a Redis, a SQLite database, four workers and a model server, all of its own.
 
 The model server has one file to download, in place of a model repository. Tasks are recorded from Celery's
-events."""
+events.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 `nekro exec` is the exception among exit codes: its own is the stop type of the run (0, 1, 2, 8, 9, 10, 11 or
 14). Of those, 1 and 2 are also codes below, so `exec` reports these two under other numbers:
-an internal error as 70 and a wrong command line or setting as 64 (the numbers of ``sysexits.h``)."""
+an internal error as 70 and a wrong command line or setting as 64 (the numbers of ``sysexits.h``).
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """`nekro dead`: list, show, retry and drop dead letters.
 
-A message becomes a dead letter when it ends its workers repeatedly, cannot be read, or is refused."""
+A message becomes a dead letter when it ends its workers repeatedly, cannot be read, or is refused.
+"""
 
 from __future__ import annotations
 

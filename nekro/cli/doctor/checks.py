@@ -8,16 +8,22 @@ import tempfile
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from broker_config.embedded import EmbeddedRedis, redis_binary, resolve_settings
-from broker_config.primaries import NotPrimaryError
-from broker_config.redis_endpoint import RedisEndpoint, server_version
+from broker_config.embedded import resolve_settings
 from broker_config.settings import LLMSettings, Settings
-from broker_config.urls import is_redis, without_password
-from nekro.cli.doctor.service_checks import Check, Verdict
+from broker_config.urls import without_password
+from nekro.cli.doctor.service_checks import (
+    Check,
+    Verdict,
+    approval_checks,
+    broker_checks,
+    clock_checks,
+    database_check,
+    gateway_checks,
+)
 from nekro.cli.running import ExitCode
 from nekro.cli.services.ownership import read_running
 from nekro_agent import layout
-from nekro_agent.errors import NekroError, SandboxError, SettingsError, StorageUnavailableError
+from nekro_agent.errors import NekroError, SandboxError
 from nekro_agent.methods import Lane
 
 if TYPE_CHECKING:
@@ -25,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["language_model_check", "run_checks"]
 
-_MIN_REDIS: Final = (6, 2)
 _LOW_DISK_BYTES: Final = 1 << 30
 #: How long an endpoint may take to answer that it is there.
 _ENDPOINT_SECONDS: Final = 5.0
@@ -33,15 +38,13 @@ _ENDPOINT_SECONDS: Final = 5.0
 
 async def run_checks(settings: Settings) -> list[Check]:
     """Run every check; a failed check does not stop the others."""
-    from nekro.cli.doctor.service_checks import approval_checks, clock_checks, gateway_checks
-
     detail = "read; every name known, every value in its bounds"
     if settings.agent.keep_prompts:
         days = f"{settings.retention.prompts_days:g} days"
         detail += f"; what rounds send to the model is stored for {days} (NEKRO_AGENT__KEEP_PROMPTS)"
     checks = [Check(name="settings", verdict=Verdict.OK, detail=detail), _data_dir(settings)]
-    checks += await asyncio.to_thread(_redis_checks, settings)
-    checks.append(await _database(settings))
+    checks += await asyncio.to_thread(broker_checks, settings)
+    checks.append(await database_check(settings))
     checks += await clock_checks(settings)
     checks += await _sandbox(settings)
     checks.append(_sandbox_packages(settings))
@@ -79,156 +82,6 @@ def _data_dir(settings: Settings) -> Check:
         + ("" if directory.exists() else " (does not exist yet)"),
         fix="free disk space" if low else "",
     )
-
-
-def _redis_checks(settings: Settings) -> list[Check]:
-    if settings.broker.url is None:
-        checks = [_embedded_redis(settings)]
-    elif is_redis(settings.broker.url):
-        checks = [_redis_server(settings, settings.broker.url, name="redis", variable="NEKRO_BROKER__URL")]
-    else:
-        checks = [_other_broker(settings, settings.broker.url)]
-    if settings.results.url is not None and settings.results.url != settings.broker.url:
-        checks.append(
-            _redis_server(settings, settings.results.url, name="results", variable="NEKRO_RESULTS__URL")
-        )
-    return checks
-
-
-def _embedded_redis(settings: Settings) -> Check:
-    try:
-        binary = redis_binary()
-    except NekroError as exc:
-        return Check(name="redis", verdict=Verdict.FAILED, detail=str(exc), code=ExitCode.BROKER)
-    # Not EmbeddedRedis.start: `nekro doctor` starts nothing.
-    state = (
-        "running" if EmbeddedRedis(settings.data_dir).answers() else "started by the commands that need it"
-    )
-    return Check(name="redis", verdict=Verdict.OK, detail=f"embedded ({binary}), {state}")
-
-
-def _redis_server(settings: Settings, url: str, *, name: str, variable: str) -> Check:
-    import redis
-
-    def unsuitable(kind: str) -> Check:
-        return Check(
-            name=name,
-            verdict=Verdict.FAILED,
-            detail=f"{without_password(url)} is {kind}",
-            fix=f"name a primary outside of a cluster in {variable}, or Sentinels (sentinel://)",
-            code=ExitCode.BROKER,
-        )
-
-    try:
-        with RedisEndpoint(settings.broker, url).client() as client:
-            server = client.info()
-    except SettingsError as exc:
-        return Check(name=name, verdict=Verdict.FAILED, detail=str(exc), code=ExitCode.USAGE)
-    except NotPrimaryError:
-        return unsuitable("a replica")
-    except (redis.RedisError, OSError, ValueError) as exc:
-        return Check(
-            name=name,
-            verdict=Verdict.FAILED,
-            detail=f"{without_password(url)} does not answer ({exc})",
-            fix=f"start Redis there, or correct {variable}",
-            code=ExitCode.BROKER,
-        )
-    version = server_version(server)
-    if tuple(int(part) for part in str(server["redis_version"]).split(".")[:2]) < _MIN_REDIS:
-        return Check(
-            name=name,
-            verdict=Verdict.FAILED,
-            detail=f"{without_password(url)} is {version}",
-            fix="use 6.2 or newer",
-            code=ExitCode.BROKER,
-        )
-    if server.get("redis_mode") == "cluster":
-        return unsuitable("part of a Redis Cluster")
-    faults = _redis_faults(server)
-    return Check(
-        name=name,
-        verdict=Verdict.WARNING if faults else Verdict.OK,
-        detail=f"{without_password(url)}, {version}, key prefix {settings.broker.key_prefix!r}"
-        + "".join(f"; {fault}" for fault, _ in faults),
-        fix="; ".join(fix for _, fix in faults),
-    )
-
-
-def _redis_faults(server: dict[str, object]) -> list[tuple[str, str]]:
-    """Return (problem, fix) for each setting of the Redis server that can lose messages."""
-    faults = []
-    policy = str(server.get("maxmemory_policy", "noeviction"))
-    if policy != "noeviction":
-        faults.append((f"evicts keys when full ({policy})", "CONFIG SET maxmemory-policy noeviction"))
-    if not server.get("aof_enabled"):
-        faults.append(("loses queued messages when it restarts", "CONFIG SET appendonly yes"))
-    return faults
-
-
-def _other_broker(settings: Settings, url: str) -> Check:
-    from nekro.cli.services.presence import require_broker
-
-    try:
-        require_broker(settings)
-    except NekroError as exc:
-        return Check(name="broker", verdict=Verdict.FAILED, detail=str(exc), code=ExitCode.BROKER)
-    return Check(name="broker", verdict=Verdict.OK, detail=without_password(url))
-
-
-async def _database(settings: Settings) -> Check:
-    from storage.driver.urls import SQLITE_FILE_NAME
-    from storage.migrate import check
-
-    if settings.database.url is None and not (settings.data_dir / SQLITE_FILE_NAME).exists():
-        # Connecting would create the file.
-        return Check(name="database", verdict=Verdict.OK, detail="SQLite, created by the first command")
-    try:
-        status = await check(settings.database, settings.data_dir)
-    except SettingsError as exc:
-        return Check(name="database", verdict=Verdict.FAILED, detail=str(exc), code=ExitCode.USAGE)
-    if not status.reachable:
-        return Check(
-            name="database",
-            verdict=Verdict.FAILED,
-            detail=f"{status.url} cannot be reached: {status.problem}",
-            fix="start it, or correct NEKRO_DATABASE__URL",
-            code=ExitCode.STORAGE,
-        )
-    where = f"{status.url}, {status.server}"
-    if status.pool_mode is not None:
-        where += f", pool mode {status.pool_mode}"
-    if status.migrated:
-        if status.pool_mode is not None and (fault := await _pooling_fault(settings)):
-            return Check(
-                name="database",
-                verdict=Verdict.FAILED,
-                detail=f"{where}: {fault}",
-                fix="correct pool_mode in NEKRO_DATABASE__URL",
-                code=ExitCode.STORAGE,
-            )
-        newer = f" of a newer version (this one has {status.head})" if status.is_newer else ""
-        return Check(name="database", verdict=Verdict.OK, detail=f"{where}, schema {status.revision}{newer}")
-    return Check(
-        name="database",
-        verdict=Verdict.FAILED,
-        detail=f"{where}, has schema {status.revision or 'none'} and needs {status.head}",
-        fix="run `nekro db upgrade`" + (" of release 0.2.0 first" if status.too_old else ""),
-        code=ExitCode.STORAGE,
-    )
-
-
-async def _pooling_fault(settings: Settings) -> str:
-    """Return why a worker would refuse this PostgreSQL, whose schema is right; "" when it would not."""
-    from storage.engine import Database
-    from storage.migrate import require_schema
-
-    try:
-        async with Database(settings.database, settings.data_dir) as database:
-            await require_schema(database)
-    except StorageUnavailableError as exc:
-        return str(exc)
-    return ""
 
 
 async def _sandbox(settings: Settings) -> list[Check]:

@@ -1,6 +1,7 @@
-"""Checks of `nekro doctor` for clocks, approvals and the HTTP API, and the result of a check.
+"""Checks of `nekro doctor` for broker, database, clocks, approvals and HTTP API, and the result of a check.
 
-Clocks: this host's is compared with those of the broker and of the database."""
+Clocks: this host's is compared with those of the broker and of the database.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +10,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
+from broker_config.embedded import EmbeddedRedis, redis_binary
+from broker_config.primaries import NotPrimaryError
+from broker_config.redis_endpoint import RedisEndpoint, server_version
 from broker_config.settings import Settings
+from broker_config.urls import is_redis, without_password
 from nekro.cli.running import ExitCode
-from nekro_agent.errors import NekroError, SettingsError, StorageError
+from nekro_agent.errors import NekroError, SettingsError, StorageError, StorageUnavailableError
 from nekro_agent.shared_clock import shared_time
 from storage.driver.urls import exists
 
@@ -20,10 +26,16 @@ __all__ = [
     "Check",
     "Verdict",
     "approval_checks",
+    "broker_checks",
     "clock_checks",
     "clock_offsets",
+    "database_check",
     "gateway_checks",
 ]
+
+_MIN_REDIS: Final = (6, 2)
+#: A gateway of this host answers at once or hangs.
+_PROBE_SECONDS: Final = 2.0
 
 
 class Verdict(StrEnum):
@@ -50,6 +62,158 @@ class Check:
     code: ExitCode = ExitCode.FAILED
 
 
+def broker_checks(settings: Settings) -> list[Check]:
+    """Check the broker and the result backend: Redis of this system, a server, or another broker. Blocks."""
+    if settings.broker.url is None:
+        checks = [_embedded_redis(settings)]
+    elif is_redis(settings.broker.url):
+        checks = [_redis_server(settings, settings.broker.url, name="redis", variable="NEKRO_BROKER__URL")]
+    else:
+        checks = [_other_broker(settings, settings.broker.url)]
+    if settings.results.url is not None and settings.results.url != settings.broker.url:
+        checks.append(
+            _redis_server(settings, settings.results.url, name="results", variable="NEKRO_RESULTS__URL")
+        )
+    return checks
+
+
+def _embedded_redis(settings: Settings) -> Check:
+    try:
+        binary = redis_binary()
+    except NekroError as exc:
+        return Check(name="redis", verdict=Verdict.FAILED, detail=str(exc), code=ExitCode.BROKER)
+    # Not EmbeddedRedis.start: `nekro doctor` starts nothing.
+    state = (
+        "running" if EmbeddedRedis(settings.data_dir).answers() else "started by the commands that need it"
+    )
+    return Check(name="redis", verdict=Verdict.OK, detail=f"embedded ({binary}), {state}")
+
+
+def _redis_server(settings: Settings, url: str, *, name: str, variable: str) -> Check:
+    import redis
+
+    def unsuitable(kind: str) -> Check:
+        return Check(
+            name=name,
+            verdict=Verdict.FAILED,
+            detail=f"{without_password(url)} is {kind}",
+            fix=f"name a primary outside of a cluster in {variable}, or Sentinels (sentinel://)",
+            code=ExitCode.BROKER,
+        )
+
+    try:
+        with RedisEndpoint(settings.broker, url).client() as client:
+            server = client.info()
+    except SettingsError as exc:
+        return Check(name=name, verdict=Verdict.FAILED, detail=str(exc), code=ExitCode.USAGE)
+    except NotPrimaryError:
+        return unsuitable("a replica")
+    except (redis.RedisError, OSError, ValueError) as exc:
+        return Check(
+            name=name,
+            verdict=Verdict.FAILED,
+            detail=f"{without_password(url)} does not answer ({exc})",
+            fix=f"start Redis there, or correct {variable}",
+            code=ExitCode.BROKER,
+        )
+    version = server_version(server)
+    if tuple(int(part) for part in str(server["redis_version"]).split(".")[:2]) < _MIN_REDIS:
+        return Check(
+            name=name,
+            verdict=Verdict.FAILED,
+            detail=f"{without_password(url)} is {version}",
+            fix="use 6.2 or newer",
+            code=ExitCode.BROKER,
+        )
+    if server.get("redis_mode") == "cluster":
+        return unsuitable("part of a Redis Cluster")
+    faults = _redis_faults(server)
+    return Check(
+        name=name,
+        verdict=Verdict.WARNING if faults else Verdict.OK,
+        detail=f"{without_password(url)}, {version}, key prefix {settings.broker.key_prefix!r}"
+        + "".join(f"; {fault}" for fault, _ in faults),
+        fix="; ".join(fix for _, fix in faults),
+    )
+
+
+def _redis_faults(server: dict[str, object]) -> list[tuple[str, str]]:
+    """Return (problem, fix) for each setting of the Redis server that can lose messages."""
+    faults = []
+    policy = str(server.get("maxmemory_policy", "noeviction"))
+    if policy != "noeviction":
+        faults.append((f"evicts keys when full ({policy})", "CONFIG SET maxmemory-policy noeviction"))
+    if not server.get("aof_enabled"):
+        faults.append(("loses queued messages when it restarts", "CONFIG SET appendonly yes"))
+    return faults
+
+
+def _other_broker(settings: Settings, url: str) -> Check:
+    from nekro.cli.services.presence import require_broker
+
+    try:
+        require_broker(settings)
+    except NekroError as exc:
+        return Check(name="broker", verdict=Verdict.FAILED, detail=str(exc), code=ExitCode.BROKER)
+    return Check(name="broker", verdict=Verdict.OK, detail=without_password(url))
+
+
+async def database_check(settings: Settings) -> Check:
+    """Check whether the database can be used: it answers, has this release's schema, and pools as stated."""
+    from storage.driver.urls import SQLITE_FILE_NAME
+    from storage.migrate import check
+
+    if settings.database.url is None and not (settings.data_dir / SQLITE_FILE_NAME).exists():
+        # Connecting would create the file.
+        return Check(name="database", verdict=Verdict.OK, detail="SQLite, created by the first command")
+    try:
+        status = await check(settings.database, settings.data_dir)
+    except SettingsError as exc:
+        return Check(name="database", verdict=Verdict.FAILED, detail=str(exc), code=ExitCode.USAGE)
+    if not status.reachable:
+        return Check(
+            name="database",
+            verdict=Verdict.FAILED,
+            detail=f"{status.url} cannot be reached: {status.problem}",
+            fix="start it, or correct NEKRO_DATABASE__URL",
+            code=ExitCode.STORAGE,
+        )
+    where = f"{status.url}, {status.server}"
+    if status.pool_mode is not None:
+        where += f", pool mode {status.pool_mode}"
+    if status.migrated:
+        if status.pool_mode is not None and (fault := await _pooling_fault(settings)):
+            return Check(
+                name="database",
+                verdict=Verdict.FAILED,
+                detail=f"{where}: {fault}",
+                fix="correct pool_mode in NEKRO_DATABASE__URL",
+                code=ExitCode.STORAGE,
+            )
+        newer = f" of a newer version (this one has {status.head})" if status.is_newer else ""
+        return Check(name="database", verdict=Verdict.OK, detail=f"{where}, schema {status.revision}{newer}")
+    return Check(
+        name="database",
+        verdict=Verdict.FAILED,
+        detail=f"{where}, has schema {status.revision or 'none'} and needs {status.head}",
+        fix="run `nekro db upgrade`" + (" of release 0.2.0 first" if status.too_old else ""),
+        code=ExitCode.STORAGE,
+    )
+
+
+async def _pooling_fault(settings: Settings) -> str:
+    """Return why a worker would refuse this PostgreSQL, whose schema is right; "" when it would not."""
+    from storage.engine import Database
+    from storage.migrate import require_schema
+
+    try:
+        async with Database(settings.database, settings.data_dir) as database:
+            await require_schema(database)
+    except StorageUnavailableError as exc:
+        return str(exc)
+    return ""
+
+
 async def approval_checks(settings: Settings) -> list[Check]:
     """Check whether calls wait for so long that they will expire soon; none without a database."""
     if not exists(settings.database, settings.data_dir):
@@ -74,10 +238,6 @@ async def _pending(settings: Settings) -> Check:
         f"{settings.approval.pending_seconds:.0f} s",
         fix="decide on them with `nekro approvals` before they expire" if is_old else "",
     )
-
-
-#: A gateway of this host answers at once or hangs.
-_PROBE_SECONDS = 2.0
 
 
 async def gateway_checks(settings: Settings) -> list[Check]:

@@ -1,6 +1,7 @@
 """Check that the broker answers and that workers are there; probe the workers of this host.
 
-Probes ask for liveness and readiness; they are the client of ``workers.ops.monitor``."""
+Probes ask for liveness and readiness; they are the client of ``workers.ops.monitor``.
+"""
 
 from __future__ import annotations
 

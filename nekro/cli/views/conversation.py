@@ -1,7 +1,8 @@
 """A conversation with the agent in a terminal; where its messages go is the subclass's.
 
 The main thread reads lines, with editing, a history and completion of file names; an event loop beside it
-does the rest."""
+does the rest.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Progress bars of jobs, with rate and time left; plain lines where stdout is not a terminal.
 
-Rate and remaining time are estimated from the percents that a job reports."""
+Rate and remaining time are estimated from the percents that a job reports.
+"""
 
 from __future__ import annotations
 
