@@ -6,6 +6,9 @@ time is an expression where it is used.
 
 from __future__ import annotations
 
+import re
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Final
 
 __all__ = [
@@ -20,6 +23,7 @@ __all__ = [
     "REFRESH_SECONDS",
     "RETRY_SECONDS",
     "STALE_SECONDS",
+    "stated_pause",
 ]
 
 #: Pause before a server that refused or did not answer is asked again. A fleet that waits for a restarted
@@ -52,3 +56,30 @@ HOOK_SECONDS: Final = 10.0
 PROGRAM_SECONDS: Final = 30.0
 #: How long an unfinished file of a process that ended is kept: a repeated download resumes it.
 STALE_SECONDS: Final = 3 * 24 * 3600
+
+_NUMBER: Final = re.compile(r"([0-9]{1,9})[0-9]*(\.[0-9]+)?")
+
+
+def stated_pause(header: str | None, *, now: str | None = None) -> float | None:
+    """Return the seconds of a ``Retry-After`` header: a number, or a date; None if it states none.
+
+    Source: RFC 9110, section 10.2.3; endpoints of models also state fractions.
+
+    Args:
+        now: header ``Date`` of the answer, so that a wrong clock does not matter; None: this host's time.
+    """
+    text = (header or "").strip()
+    if number := _NUMBER.fullmatch(text):
+        return float(number[1] + (number[2] or ""))
+    date = _date(text)
+    if date is None:
+        return None
+    return max(0.0, (date - (_date(now) or datetime.now(UTC))).total_seconds())
+
+
+def _date(text: str | None) -> datetime | None:
+    try:
+        date = parsedate_to_datetime(text or "")
+    except (ValueError, OverflowError):
+        return None
+    return date if date.tzinfo else date.replace(tzinfo=UTC)

@@ -14,8 +14,6 @@ import zlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -30,7 +28,7 @@ from nekro_agent.downloads.addresses import (
     redirected,
 )
 from nekro_agent.downloads.socket import BLOCK_BYTES, GatheringStream
-from nekro_agent.durations import FRESH_SECONDS
+from nekro_agent.durations import FRESH_SECONDS, stated_pause
 from nekro_agent.errors import DownloadError, DownloadRefusedError
 from nekro_agent.policies import DownloadPolicy
 
@@ -41,7 +39,6 @@ __all__ = [
     "Source",
     "decoded",
     "encoding_of",
-    "stated_pause",
 ]
 
 
@@ -64,29 +61,6 @@ class Interrupted(Exception):
         return self.status == HTTPStatus.TOO_MANY_REQUESTS or (
             self.status == HTTPStatus.SERVICE_UNAVAILABLE and self.pause_seconds is not None
         )
-
-
-def stated_pause(header: str | None, *, now: str | None) -> float | None:
-    """Return the seconds of a ``Retry-After`` header: a number, or a date; None if it states none.
-
-    Args:
-        now: header ``Date`` of the answer, so that a wrong clock does not matter; None: this host's time.
-    """
-    text = (header or "").strip()
-    if text.isascii() and text.isdigit():
-        return float(text[:9])
-    date = _date(text)
-    if date is None:
-        return None
-    return max(0.0, (date - (_date(now) or datetime.now(UTC))).total_seconds())
-
-
-def _date(text: str | None) -> datetime | None:
-    try:
-        date = parsedate_to_datetime(text or "")
-    except (ValueError, OverflowError):
-        return None
-    return date if date.tzinfo else date.replace(tzinfo=UTC)
 
 
 class RetryLimit:

@@ -30,6 +30,8 @@ class QueryModel(BaseModel):
     model_config = ConfigDict(coerce_numbers_to_str=True)
 
     _extra_fields: ClassVar[tuple[str, ...]] = ()
+    #: Names in the record, of fields that it has under another name.
+    _record_names: ClassVar[dict[str, str]] = {"create_time": "created_at", "update_time": "updated_at"}
     #: Fields that plugins may change.
     _changeable: ClassVar[frozenset[str]] = frozenset()
 
@@ -59,6 +61,13 @@ class QueryModel(BaseModel):
         row = cls(**values)
         row._keep()
         return row
+
+    @classmethod
+    def _of(cls, record: Any, **others: Any) -> Self:
+        """Return the row of a record: ``others``, and the fields that the record has."""
+        names = {name: cls._record_names.get(name, name) for name in cls.model_fields if name not in others}
+        same = {name: getattr(record, own) for name, own in names.items() if hasattr(record, own)}
+        return cls._row(**same, **others)
 
     def _keep(self) -> None:
         self._stored = {name: copy.deepcopy(getattr(self, name)) for name in type(self).model_fields}

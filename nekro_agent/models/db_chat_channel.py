@@ -164,20 +164,17 @@ class DBChatChannel(QueryModel):
         return [cls._of(chat) for chat in await records.chats(chat_key=equal.get("chat_key"), limit=MAX_ROWS)]
 
     @classmethod
-    def _of(cls, chat: ChatInfo) -> Self:
-        created = chat.created_at or datetime.fromtimestamp(0, UTC)
-        return cls._row(
-            id=stable_id(chat.chat_key),
-            chat_key=chat.chat_key,
-            container_key=chat.container_key,
-            is_active=chat.is_active,
-            observe_mode=chat.observe_mode,
-            preset_id=chat.preset_id,
+    def _of(cls, record: ChatInfo, **others: Any) -> Self:
+        created = record.created_at or datetime.fromtimestamp(0, UTC)
+        return super()._of(
+            record,
+            id=stable_id(record.chat_key),
             # Whole seconds, as those of messages: nothing precedes the chat's first message.
-            conversation_start_time=chat.reset_at or created.replace(microsecond=0),
+            conversation_start_time=record.reset_at or created.replace(microsecond=0),
             create_time=created,
-            update_time=chat.reset_at or created,
-            **_texts(chat.adapter_key, chat.channel_id, chat.channel_type, chat.channel_name),
+            update_time=record.reset_at or created,
+            **_texts(record.adapter_key, record.channel_id, record.channel_type, record.channel_name),
+            **others,
         )
 
     @classmethod

@@ -126,10 +126,10 @@ class DBChatMessage(QueryModel):
         since = datetime.fromtimestamp(int(after[0]), UTC) if after else None
         records = runtime.current().service("records")
         rows = await records.messages(chat_key=equal.get("chat_key"), since=since, limit=MAX_ROWS)
-        return [cls._of(row) for row in rows]
+        return [cls._of_message(row) for row in rows]
 
     @classmethod
-    def _of(cls, row: StoredMessage) -> Self:
+    def _of_message(cls, row: StoredMessage) -> Self:
         sender_id = _SENDERS.get(row.kind, row.sender_id or "")
         data = dict(row.data or {})
         name = row.sender_name or ("SYSTEM" if row.kind is MessageKind.SYSTEM else "")
@@ -182,7 +182,7 @@ class DBChatMessage(QueryModel):
                 data=data,
             )
         )
-        return self._of(row)
+        return self._of_message(row)
 
     async def _update(self, changes: dict[str, Any]) -> None:
         values: dict[str, Any] = {}

@@ -17,6 +17,12 @@ class DBPluginData(QueryModel):
     """One stored value; there is one per plugin, chat, user and key, so creating it again replaces it."""
 
     _changeable = frozenset(("data_value",))
+    _record_names = QueryModel._record_names | {
+        "data_key": "store_key",
+        "data_value": "value",
+        "target_chat_key": "chat_key",
+        "target_user_id": "user_key",
+    }
 
     id: int = 0
     plugin_key: str
@@ -39,17 +45,9 @@ class DBPluginData(QueryModel):
         return [cls._of(value) for value in values]
 
     @classmethod
-    def _of(cls, value: PluginValue) -> Self:
-        return cls._row(
-            id=stable_id(value.plugin_key, value.chat_key, value.user_key, value.store_key),
-            plugin_key=value.plugin_key,
-            data_key=value.store_key,
-            data_value=value.value,
-            target_chat_key=value.chat_key,
-            target_user_id=value.user_key,
-            create_time=value.created_at,
-            update_time=value.updated_at,
-        )
+    def _of(cls, record: PluginValue, **others: Any) -> Self:
+        row_id = stable_id(record.plugin_key, record.chat_key, record.user_key, record.store_key)
+        return super()._of(record, id=row_id, **others)
 
     async def _insert(self) -> Self:
         await self._write()

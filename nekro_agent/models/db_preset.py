@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from nekro_agent import runtime
 from nekro_agent.core.config import config
 from nekro_agent.models.base import MAX_ROWS, QueryModel
-from nekro_agent.records import PRESET_FIELDS, PresetInfo
+from nekro_agent.records import PRESET_FIELDS
 
 __all__ = ["DBPreset", "DefaultPreset"]
 
@@ -56,11 +56,6 @@ class DBPreset(QueryModel):
         wanted = equal.get("id")
         rows = await records.presets(preset_id=wanted if isinstance(wanted, int) else None, limit=MAX_ROWS)
         return [cls._of(row) for row in rows]
-
-    @classmethod
-    def _of(cls, row: PresetInfo) -> Self:
-        values = {name: getattr(row, name) for name in ("id", *PRESET_FIELDS)}
-        return cls._row(**values, create_time=row.created_at, update_time=row.updated_at)
 
     async def _insert(self) -> Self:
         values = {name: getattr(self, name) for name in PRESET_FIELDS}

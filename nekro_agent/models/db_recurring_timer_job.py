@@ -18,6 +18,7 @@ class DBRecurringTimerJob(QueryModel):
     """A recurring timer of a chat; ``nekro_agent.api.recurring_timer`` creates and changes them."""
 
     _changeable = frozenset(("title", "event_desc", "cron_expr", "timezone", "workday_mode", "status"))
+    _record_names = QueryModel._record_names | {"next_run_at": "next_fire_at", "last_run_at": "last_fired_at"}
 
     id: int = 0
     job_id: str
@@ -67,21 +68,7 @@ class DBRecurringTimerJob(QueryModel):
     @classmethod
     def of(cls, job: CronJob) -> Self:
         """Build it from the port's value."""
-        return cls._row(
-            id=stable_id(job.job_id),
-            job_id=job.job_id,
-            chat_key=job.chat_key,
-            title=job.title,
-            event_desc=job.event_desc,
-            cron_expr=job.cron_expr,
-            timezone=job.timezone,
-            workday_mode=job.workday_mode.value,
-            status=job.status,
-            next_run_at=job.next_fire_at,
-            last_run_at=job.last_fired_at,
-            create_time=job.created_at,
-            update_time=job.updated_at,
-        )
+        return cls._of(job, id=stable_id(job.job_id), workday_mode=job.workday_mode.value)
 
     @classmethod
     async def _load(cls, equal: dict[str, Any]) -> list[Self]:

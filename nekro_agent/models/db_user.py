@@ -75,20 +75,9 @@ class DBUser(QueryModel):
         return [cls._of(row) for row in rows]
 
     @classmethod
-    def _of(cls, row: UserInfo) -> Self:
-        return cls._row(
-            id=row.id,
-            username=row.username,
-            adapter_key=row.adapter_key,
-            platform_userid=row.platform_userid,
-            perm_level=row.perm_level,
-            login_time=row.created_at,
-            ban_until=row.ban_until,
-            prevent_trigger_until=row.prevent_trigger_until,
-            ext_data={} if row.ext_data is None else row.ext_data,
-            create_time=row.created_at,
-            update_time=row.updated_at,
-        )
+    def _of(cls, record: UserInfo, **others: Any) -> Self:
+        ext_data = {} if record.ext_data is None else record.ext_data
+        return super()._of(record, login_time=record.created_at, ext_data=ext_data, **others)
 
     async def _insert(self) -> Self:
         changes = {name: aware(getattr(self, name)) for name in _CONTENT if name in self.model_fields_set}

@@ -8,7 +8,6 @@ import hashlib
 import json
 from base64 import b64encode
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,7 @@ from waiting import WAIT_SECONDS
 
 from broker_config.settings import LLMSettings
 from nekro.agent.llm import LLMAnswer, LLMRequest, ModelSpent, create_client
-from nekro.agent.llm.attempt import Fault, RetryPolicy, parse_retry_after
+from nekro.agent.llm.attempt import Fault, RetryPolicy
 from nekro.agent.model import ImagePart, PromptMessage, Role, TextPart
 from nekro_agent.errors import (
     LLMAccessError,
@@ -555,17 +554,6 @@ def test_retry_delays_grow_with_jitter_up_to_the_maximum() -> None:
         assert all(pause is not None and step / 2 <= pause <= step for pause in pauses)
         assert len(pauses) > 1
     assert policy.pause_seconds(Fault(what="x"), 100) is None
-
-
-def test_retry_after_is_read_as_seconds_or_date() -> None:
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-    date = (now + timedelta(seconds=90)).strftime("%a, %d %b %Y %H:%M:%S GMT")
-    assert parse_retry_after("12", now=now) == 12
-    assert parse_retry_after("-3", now=now) == 0
-    assert parse_retry_after(date, now=now) == 90
-    assert parse_retry_after("Mon, 01 Jan 2024 00:00:00 GMT", now=now) == 0
-    for nothing in (None, "", "soon", "inf", "nan"):
-        assert parse_retry_after(nothing, now=now) is None
 
 
 async def spent_on(*behaviours: Behaviour, **overrides: Any) -> list[ModelSpent]:

@@ -18,7 +18,7 @@ from file_server import FileServer
 from loguru import logger
 
 from nekro_agent.downloads.download import fetch
-from nekro_agent.downloads.http import stated_pause
+from nekro_agent.durations import stated_pause
 from nekro_agent.errors import DownloadError, DownloadRefusedError
 from nekro_agent.files.file_system import FileSystem
 from nekro_agent.plugin import NekroPlugin
@@ -304,6 +304,8 @@ async def test_each_segment_waits_for_a_busy_server(file_server: FileServer, tar
         ("", None, None), (None, None, None), ("9" * 400, None, 999_999_999),
         ("Fri, 31 Dec 1999 23:59:59 GMT", "Fri, 31 Dec 1999 23:59:00 GMT", 59),
         ("Fri, 31 Dec 1999 23:59:59 GMT", "Fri, 31 Dec 1999 23:59:59 GMT", 0),
+        ("Fri, 31 Dec 1999 23:59:59 GMT", None, 0),
+        ("inf", None, None), ("nan", None, None), ("1.5", None, 1.5),
         ("Friday, 31-Dec-99 23:59:59 GMT", "Fri, 31 Dec 1999 23:59:00 GMT", 59),
     ],
 )  # fmt: skip

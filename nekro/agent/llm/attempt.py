@@ -8,8 +8,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 from nekro_agent.errors import (
@@ -32,7 +30,6 @@ __all__ = [
     "joined",
     "list_of",
     "name_in",
-    "parse_retry_after",
     "unreadable",
 ]
 
@@ -115,26 +112,6 @@ class RetryPolicy:
             return pause if fault.retry_after_seconds <= self.longest_seconds else None
         step = min(self.backoff_seconds * 2.0 ** (failed - 1), self.longest_seconds)
         return step / 2 + random.uniform(0, step / 2)  # noqa: S311 - jitter, not a secret
-
-
-def parse_retry_after(value: str | None, *, now: datetime | None = None) -> float | None:
-    """Return the seconds that a ``Retry-After`` header requests: a number or an HTTP date.
-
-    Source: RFC 9110, section 10.2.3. Invalid values are ignored.
-    """
-    if not value:
-        return None
-    try:
-        return max(0.0, float(value)) if float(value) < float("inf") else None
-    except ValueError:
-        pass
-    try:
-        moment: datetime = parsedate_to_datetime(value)
-    except (ValueError, OverflowError):
-        return None
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    seconds: float = (moment - (now or datetime.now(UTC))).total_seconds()
-    return max(0.0, seconds)
 
 
 #: Most characters of an answer: far above what models write.

@@ -15,8 +15,9 @@ from typing import Any, Final
 
 import httpx
 
-from nekro.agent.llm.attempt import NOT_CONNECTED, Fault, Gathered, TryFailed, parse_retry_after, unreadable
+from nekro.agent.llm.attempt import NOT_CONNECTED, Fault, Gathered, TryFailed, unreadable
 from nekro.agent.llm.protocols import ChatProtocol
+from nekro_agent.durations import stated_pause
 from nekro_agent.errors import (
     LLMAccessError,
     LLMBusyError,
@@ -182,7 +183,7 @@ def fault_of_response(
         found = None
     error = error_in(found)
     fault = fault_of_error(text if error is None else error, status, words)
-    seconds = parse_retry_after(retry_after)
+    seconds = stated_pause(retry_after)
     return fault if seconds is None else replace(fault, retry_after_seconds=seconds)
 
 
@@ -261,7 +262,7 @@ def _retry_delay(error: object) -> float | None:
     for detail in _details(error) if isinstance(error, dict) else []:
         delay = detail.get("retryDelay")
         if isinstance(delay, str):
-            return parse_retry_after(delay.removesuffix("s"))
+            return stated_pause(delay.removesuffix("s"))
     return None
 
 
