@@ -46,6 +46,8 @@ class Extension:
     #: Its ``nekro.gateway.extensions.GatewayPart``; None: it has no routes.
     gateway: str | None = None
     commands: tuple[ExtensionCommand, ...] = ()
+    #: What `nekro doctor` checks of it: a coroutine function from settings to a list of its checks.
+    checks: str | None = None
 
 
 def imported(part: str) -> Any:

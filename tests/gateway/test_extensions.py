@@ -13,9 +13,10 @@ from nekro_inside import run_inside
 from worker_fleet import Fleet
 
 import nekro.extensions
-from broker_config.settings import Settings
+from broker_config.settings import McpSettings, Settings
 from nekro.app.chats.writer import append_message
 from nekro.app.composition import Services
+from nekro.app.extensions import imported, loaded
 from nekro.base.release import extension_names
 from nekro.cli.environment import environment_of
 from nekro.cli.running import ExitCode
@@ -91,6 +92,18 @@ def test_none_is_no_extension() -> None:
 def test_an_unknown_extension_is_an_error_with_a_suggestion() -> None:
     with pytest.raises(SettingsError, match="NEKRO_EXTENSIONS: 'webhook' is not an extension; did you mean"):
         Settings.load(env_file=None, extensions="mcp,webhook")
+
+
+async def test_doctor_checks_what_an_extension_states(fleet: Fleet, tmp_path: Path) -> None:
+    """A server that cannot be used is a warning; without servers there is no line."""
+    (check_of,) = [one.checks for one in loaded(fleet.settings) if one.checks is not None]
+    file = tmp_path / "mcp.json"
+    settings = fleet.settings.model_copy(update={"mcp": McpSettings(file=file)})
+    assert await imported(check_of)(settings) == []
+    for declared, verdict in (({"url": "https://mcp.example.org/mcp"}, "ok"), ({"url": 1}, "warning")):
+        file.write_text(json.dumps({"mcpServers": {"tracker": declared}}), "utf-8")
+        (check,) = await imported(check_of)(settings)
+        assert (check.name, check.verdict) == ("mcp", verdict), check
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from broker_config.embedded import resolve_settings
 from broker_config.settings import LLMSettings, Settings
 from broker_config.urls import without_password
+from nekro.app.extensions import imported, loaded
 from nekro.cli.doctor.service_checks import (
     Check,
     Verdict,
@@ -54,6 +55,9 @@ async def run_checks(settings: Settings) -> list[Check]:
     checks.append(await language_model_check(settings))
     checks += await gateway_checks(settings)
     checks += await approval_checks(settings)
+    for extension in loaded(settings):
+        if extension.checks is not None:
+            checks += await imported(extension.checks)(settings)
     return checks
 
 

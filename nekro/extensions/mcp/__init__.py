@@ -24,4 +24,5 @@ EXTENSION: Final = Extension(
             module="nekro.extensions.mcp.commands",
         ),
     ),
+    checks="nekro.extensions.mcp.commands:checks",
 )

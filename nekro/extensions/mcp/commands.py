@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from broker_config.secret_files import secret_paths
 from broker_config.settings import Settings
 from nekro.cli.command import Deps, arg, chat_key, json_flag, positive_number, read_text, user_id_option
+from nekro.cli.doctor.service_checks import Check, Verdict
 from nekro.cli.gateway_client import open_client
 from nekro.cli.running import ExitCode, run_async
 from nekro.cli.services.database import open_database
@@ -25,7 +26,8 @@ from nekro.extensions.mcp.servers import (
     read_servers,
     secret_warnings,
 )
-from nekro_agent.errors import NotFoundError, UsageError
+from nekro_agent.errors import NotFoundError, StorageError, UsageError
+from storage.driver.urls import exists
 
 if TYPE_CHECKING:
     from nekro_client import Client
@@ -35,6 +37,7 @@ __all__ = [
     "EPILOG",
     "Args",
     "check",
+    "checks",
     "declared",
     "reply",
     "run",
@@ -394,6 +397,24 @@ def _approval(texts: Sequence[str]) -> bool | list[str]:
     if len(texts) == 1 and texts[0] in _APPROVALS:
         return _APPROVALS[texts[0]]
     return list(texts)
+
+
+async def checks(settings: Settings) -> list[Check]:
+    """Check the declared servers; none without a database, or without servers."""
+    if not exists(settings.database, settings.data_dir):
+        return []
+    try:
+        servers = await _servers(settings)
+    except StorageError:  # the database has a check of its own
+        return []
+    failed = [server.name for server in servers if describe_server(server)["status"] == "failed"]
+    if failed:
+        detail, fix = (
+            f"failed: {', '.join(failed)}",
+            "`nekro mcp` shows the errors, `nekro mcp test` tries one",
+        )
+        return [Check(name="mcp", verdict=Verdict.WARNING, detail=detail, fix=fix)]
+    return [Check(name="mcp", verdict=Verdict.OK, detail=f"{len(servers)} servers")] if servers else []
 
 
 def run_over_gateway(args: Args, deps: Deps) -> int:
