@@ -1,7 +1,7 @@
 """What a process reads before it calls a method: the catalogue, lane overrides and the chat.
 
 These are texts of SQL, because importing SQLAlchemy takes a command longer than the rest of a call. They run
-on the connections of ``Database`` like all other statements. A test compares their columns with the models.
+on the connections of ``Database`` like all other statements. A test compares their columns with the tables.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from storage.driver.connection import Connection
 from storage.driver.values import escaped, unescaped
 
 __all__ = [
+    "NOW",
     "LaneOverride",
     "PublishedWorker",
     "ServedPlugin",
@@ -25,10 +26,11 @@ __all__ = [
     "read_snapshots",
     "read_workers",
     "served_plugins",
+    "time_of",
 ]
 
-#: The time of the statement, as ``storage.sql.now`` writes it.
-_NOW: Final = {
+#: The time of the statement, as ``storage.sql.now`` writes it; by whether the database is SQLite.
+NOW: Final = {
     True: "(strftime('%Y-%m-%d %H:%M:%f', 'now') || '000')",
     False: "statement_timestamp()",
 }
@@ -89,7 +91,7 @@ async def read_workers(connection: Connection) -> list[PublishedWorker]:
     """List the workers, the one that started last at the end."""
     rows = await connection.exec_driver_sql(
         "SELECT id, name, lane, host, pid, started_at,"  # noqa: S608 - constants
-        f" COALESCE(lease_until > {_NOW[connection.is_sqlite]}, false)"
+        f" COALESCE(lease_until > {NOW[connection.is_sqlite]}, false)"
         " FROM workers ORDER BY started_at, id"
     )
     return [
@@ -99,7 +101,7 @@ async def read_workers(connection: Connection) -> list[PublishedWorker]:
             lane=unescaped(row[2]),
             host=unescaped(row[3]),
             pid=row[4],
-            started_at=_time(row[5]),
+            started_at=time_of(row[5]),
             is_live=bool(row[6]),
         )
         for row in rows
@@ -125,7 +127,7 @@ async def read_snapshots(connection: Connection, digests: Collection[str]) -> li
     )
     return [
         Snapshot(
-            digest=row[0], plugin_key=unescaped(row[1]), entry=unescaped(row[2]), published_at=_time(row[3])
+            digest=row[0], plugin_key=unescaped(row[1]), entry=unescaped(row[2]), published_at=time_of(row[3])
         )
         for row in rows
     ]
@@ -158,7 +160,7 @@ async def find_chat(connection: Connection, chat_key: str) -> ChatInfo | None:
         channel_id=texts[3],
         channel_name=texts[4],
         channel_type=texts[5],
-        created_at=_time(row[6]),
+        created_at=time_of(row[6]),
     )
 
 
@@ -166,7 +168,8 @@ def _marks(connection: Connection, count: int) -> str:
     return ", ".join(["?" if connection.is_sqlite else "%s"] * count)
 
 
-def _time(value: str | datetime) -> datetime:
+def time_of(value: str | datetime) -> datetime:
+    """Return a time as a driver returns it, without SQLAlchemy, in UTC."""
     if isinstance(value, str):  # SQLite
         return datetime.fromisoformat(value).replace(tzinfo=UTC)
     return value.astimezone(UTC)

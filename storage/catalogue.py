@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Final
 
@@ -14,7 +14,7 @@ from sqlalchemy import delete, func, select, update
 
 from nekro_agent.ports import CallbackTimer, JobState
 from storage.caller_reads import Snapshot
-from storage.repositories.base import Repository, is_one_of
+from storage.repositories.base import Repository, columns_of, is_one_of
 from storage.repositories.leases import LeaseTable, is_free
 from storage.sql import insert, now, seconds_from_now
 from storage.states import CallState, RoundState
@@ -137,7 +137,7 @@ class CatalogueRepository(Repository):
         """Delete the timers with callbacks of workers that have gone; returns them."""
         there = select(WORKERS.c.id).where(~is_free(WORKERS.c.lease_until))
         gone = delete(WORKER_TIMERS).where(WORKER_TIMERS.c.worker_id.not_in(there))
-        columns = [WORKER_TIMERS.c[item.name] for item in fields(CallbackTimer)]
+        columns = columns_of(WORKER_TIMERS, CallbackTimer)
         return await self._all(CallbackTimer, gone.returning(*columns))
 
     async def sites_of(self, plugin_key: str) -> list[Site]:

@@ -4,24 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import datetime
-from typing import Final
-
-from sqlalchemy import Select, select
 
 from nekro_agent.shared_clock import Reading, read_clock, share_time
-from storage.driver.statements import SingleStatement
+from storage.caller_reads import NOW, time_of
 from storage.engine import Database
-from storage.sql import now
 
 __all__ = ["follow_database_clock", "read_database_clock"]
-
-
-def _now(_dialect: str) -> Select[tuple[datetime]]:
-    return select(now().label("now"))
-
-
-_NOW: Final = SingleStatement(_now, writes=False)
 
 
 async def follow_database_clock(database: Database) -> Reading | None:
@@ -46,9 +34,12 @@ async def read_database_clock(database: Database, *, host_clock: Callable[[], fl
     Raises:
         StorageUnavailableError: the database does not answer.
     """
+    # Taken before the exchange is timed.
+    async with database.read() as transaction:
+        connection = transaction.connection
 
-    async def ask() -> float:
-        answer: datetime = await database.run(_NOW, {})
-        return answer.timestamp()
+        async def ask() -> float:
+            answer = await connection.exec_driver_sql(f"SELECT {NOW[connection.is_sqlite]}")
+            return time_of(answer.scalar_one()).timestamp()
 
-    return await read_clock(ask, host_clock=host_clock)
+        return await read_clock(ask, host_clock=host_clock)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Table, delete, exists, literal, select, tuple_
+from sqlalchemy import Column, ColumnElement, delete, exists, literal, select, tuple_
 
 from broker_config.settings import RetentionSettings
 from storage.accounts.keys import RECURRING
@@ -50,11 +50,13 @@ __all__ = ["delete_expired"]
 _REQUESTS_KEPT: Final = timedelta(days=1)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Rule:
-    table: Table
-    key: tuple[ColumnElement[Any], ...]
-    expired: ColumnElement[bool]
+    """Rows are deleted when a time of theirs is some days old, under a condition."""
+
+    at: Column[Any]
+    days: float
+    condition: ColumnElement[bool] | None = None
 
 
 async def delete_expired(
@@ -69,14 +71,16 @@ async def delete_expired(
     """
     deleted: dict[str, int] = {}
     for rule in _rules(retention):
-        expired = select(*rule.key).where(rule.expired).limit(batch)
-        statement = delete(rule.table).where(tuple_(*rule.key).in_(expired))
+        table, key = rule.at.table, rule.at.table.primary_key.columns
+        expired = select(*key).where(rule.at < _days_ago(rule.days)).limit(batch)
+        if rule.condition is not None:
+            expired = expired.where(rule.condition)
+        statement = delete(table).where(tuple_(*key).in_(expired))
         count = batch
         while count == batch:
             async with database.autocommit() as tx:
                 count = (await tx.connection.execute(statement)).rowcount
-            name = rule.table.name
-            deleted[name] = deleted.get(name, 0) + count
+            deleted[table.name] = deleted.get(table.name, 0) + count
     for kind, days in _given_back(retention).items():
         given_back, count = 0, 1
         while count:
@@ -103,115 +107,51 @@ def _given_back(retention: RetentionSettings) -> dict[StoredKind, float]:
     return {kind: kept for kind, kept in days.items() if kept}
 
 
+def _days_ago(days: float) -> ColumnElement[datetime]:
+    return seconds_from_now(-timedelta(days=days).total_seconds())
+
+
 def _rules(retention: RetentionSettings) -> list[_Rule]:
-    calls = seconds_from_now(-timedelta(days=retention.calls_days).total_seconds())
-    rounds = seconds_from_now(-timedelta(days=retention.rounds_days).total_seconds())
-    events = seconds_from_now(-timedelta(days=retention.events_days).total_seconds())
-    messages = seconds_from_now(-timedelta(days=retention.messages_days).total_seconds())
-    prompts = seconds_from_now(-timedelta(days=retention.prompts_days).total_seconds())
-    requests = seconds_from_now(-_REQUESTS_KEPT.total_seconds())
-    audit = seconds_from_now(-timedelta(days=retention.audit_days).total_seconds())
-    approvals = seconds_from_now(-timedelta(days=retention.approvals_days).total_seconds())
+    """Return the rules in the order in which they delete."""
+    calls, rounds = retention.calls_days, retention.rounds_days
     rules = [
         # Only decided ones have a time of the decision; what an approval permits ends before.
         _Rule(
-            table=APPROVALS,
-            key=(APPROVALS.c.sequence,),
-            expired=(APPROVALS.c.decided_at < approvals)
-            & (APPROVALS.c.grant_until.is_(None) | (APPROVALS.c.grant_until < now())),
+            APPROVALS.c.decided_at,
+            retention.approvals_days,
+            APPROVALS.c.grant_until.is_(None) | (APPROVALS.c.grant_until < now()),
         ),
-        _Rule(
-            table=CALLS,
-            key=(CALLS.c.id,),
-            expired=(CALLS.c.finished_at < calls) & CALLS.c.state.in_(FINAL_CALL_STATES),
-        ),
+        _Rule(CALLS.c.finished_at, calls, CALLS.c.state.in_(FINAL_CALL_STATES)),
         # Also with their round.
-        _Rule(
-            table=ROUND_PROMPTS, key=(ROUND_PROMPTS.c.round_id,), expired=ROUND_PROMPTS.c.sent_at < prompts
-        ),
-        _Rule(
-            table=ROUNDS,
-            key=(ROUNDS.c.id,),
-            expired=(ROUNDS.c.finished_at < rounds) & ROUNDS.c.state.in_(FINAL_ROUND_STATES),
-        ),
-        _Rule(
-            table=JOBS,
-            key=(JOBS.c.id,),
-            expired=(JOBS.c.updated_at < rounds) & JOBS.c.state.in_(FINAL_JOB_STATES),
-        ),
-        _Rule(
-            table=TIMERS,
-            key=(TIMERS.c.id,),
-            expired=(TIMERS.c.fire_at < rounds) & TIMERS.c.state.not_in(OPEN_TIMER_STATES),
-        ),
-        _Rule(
-            table=OPENAI_RESPONSES,
-            key=(OPENAI_RESPONSES.c.id,),
-            expired=OPENAI_RESPONSES.c.created_at < rounds,
-        ),
-        _Rule(
-            table=CHAT_EVENTS,
-            key=(CHAT_EVENTS.c.chat_key, CHAT_EVENTS.c.number),
-            expired=CHAT_EVENTS.c.created_at < events,
-        ),
+        _Rule(ROUND_PROMPTS.c.sent_at, retention.prompts_days),
+        _Rule(ROUNDS.c.finished_at, rounds, ROUNDS.c.state.in_(FINAL_ROUND_STATES)),
+        _Rule(JOBS.c.updated_at, rounds, JOBS.c.state.in_(FINAL_JOB_STATES)),
+        _Rule(TIMERS.c.fire_at, rounds, TIMERS.c.state.not_in(OPEN_TIMER_STATES)),
+        _Rule(OPENAI_RESPONSES.c.created_at, rounds),
+        _Rule(CHAT_EVENTS.c.created_at, retention.events_days),
         # An ended one has a time of its end.
-        _Rule(table=ADAPTER_SENDS, key=(ADAPTER_SENDS.c.id,), expired=ADAPTER_SENDS.c.finished_at < calls),
-        _Rule(
-            table=WEBHOOK_DELIVERIES,
-            key=(WEBHOOK_DELIVERIES.c.id,),
-            expired=WEBHOOK_DELIVERIES.c.finished_at < calls,
-        ),
-        _Rule(
-            table=ADAPTER_CLIENTS,
-            key=(ADAPTER_CLIENTS.c.id,),
-            expired=(ADAPTER_CLIENTS.c.seen_at < rounds) & is_free(ADAPTER_CLIENTS.c.lease_until),
-        ),
-    ]
-    rules += [
+        _Rule(ADAPTER_SENDS.c.finished_at, calls),
+        _Rule(WEBHOOK_DELIVERIES.c.finished_at, calls),
+        _Rule(ADAPTER_CLIENTS.c.seen_at, rounds, is_free(ADAPTER_CLIENTS.c.lease_until)),
         # Also one that still runs: a gateway that loses its row stores no answer.
+        _Rule(IDEMPOTENT_REQUESTS.c.created_at, _REQUESTS_KEPT / timedelta(days=1)),
+        # A timer that has not ended, and a job that runs, may wait for longer.
         _Rule(
-            table=IDEMPOTENT_REQUESTS,
-            key=(IDEMPOTENT_REQUESTS.c.digest,),
-            expired=IDEMPOTENT_REQUESTS.c.created_at < requests,
-        ),
-        _Rule(
-            table=KEY_TURNS,
-            key=(KEY_TURNS.c.turn_id,),
-            # A timer that has not ended, and a job that runs, may wait for longer.
-            expired=(KEY_TURNS.c.created_at < rounds)
-            & ~exists().where(TIMERS.c.id == KEY_TURNS.c.turn_id, TIMERS.c.state.in_(OPEN_TIMER_STATES))
+            KEY_TURNS.c.created_at,
+            rounds,
+            ~exists().where(TIMERS.c.id == KEY_TURNS.c.turn_id, TIMERS.c.state.in_(OPEN_TIMER_STATES))
             & ~exists().where(literal(RECURRING) + CRON_JOBS.c.job_id == KEY_TURNS.c.turn_id)
             & ~exists().where(JOBS.c.id == KEY_TURNS.c.turn_id, JOBS.c.state.not_in(FINAL_JOB_STATES)),
         ),
         # The end of a turn deletes them; rounds that a person deleted by hand have none.
-        _Rule(
-            table=TURN_VARIABLES,
-            key=(TURN_VARIABLES.c.turn_id,),
-            expired=TURN_VARIABLES.c.updated_at < rounds,
-        ),
-        _Rule(
-            table=SPENDINGS,
-            key=(SPENDINGS.c.id, SPENDINGS.c.part),
-            expired=SPENDINGS.c.created_at < rounds,
-        ),
-        _Rule(
-            table=SPENDING_TOTALS,
-            key=(SPENDING_TOTALS.c.scope, SPENDING_TOTALS.c.period, SPENDING_TOTALS.c.id),
-            expired=SPENDING_TOTALS.c.updated_at < rounds,
-        ),
+        _Rule(TURN_VARIABLES.c.updated_at, rounds),
+        _Rule(SPENDINGS.c.created_at, rounds),
+        _Rule(SPENDING_TOTALS.c.updated_at, rounds),
     ]
     if retention.audit_days:
-        rules.append(_Rule(table=AUDIT, key=(AUDIT.c.sequence,), expired=AUDIT.c.at < audit))
+        rules.append(_Rule(AUDIT.c.at, retention.audit_days))
     if retention.messages_days:
-        expired = MESSAGES.c.created_at < messages
-        rules.append(_Rule(table=MESSAGES, key=(MESSAGES.c.id,), expired=expired))
+        rules.append(_Rule(MESSAGES.c.created_at, retention.messages_days))
         # A day later than its oldest message: a summary that is made again then lasts for a day at least.
-        stale = seconds_from_now(-timedelta(days=retention.messages_days + 1).total_seconds())
-        rules.append(
-            _Rule(
-                table=CHAT_SUMMARIES,
-                key=(CHAT_SUMMARIES.c.chat_key, CHAT_SUMMARIES.c.version),
-                expired=CHAT_SUMMARIES.c.oldest_at < stale,
-            )
-        )
+        rules.append(_Rule(CHAT_SUMMARIES.c.oldest_at, retention.messages_days + 1))
     return rules

@@ -26,6 +26,7 @@ from nekro_agent.errors import StorageError
 from nekro_agent.methods import Lane
 from nekro_agent.ports import ChatInfo, IncomingMessage
 from storage.caller_reads import find_chat
+from storage.database_clock import follow_database_clock
 from storage.engine import Database
 
 if TYPE_CHECKING:
@@ -119,8 +120,6 @@ class Services(Parts):
     async def _start_caller(self) -> None:
         try:
             if not self.database.is_sqlite:  # SQLite uses the clock of this host
-                from storage.database_clock import follow_database_clock
-
                 await follow_database_clock(self.database)
             await self.read_catalogue()
         except StorageError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any, Final
 
 from sqlalchemy import ColumnElement, and_, func, or_, select, update
 
-from storage.repositories.base import Repository, chosen_once, found, is_one_of
+from storage.repositories.base import Repository, chosen_once, found, is_one_of, values_of
 from storage.repositories.calls import Call, CallRequest
 from storage.sql import insert, now
 from storage.states import ApprovalScope, ApprovalState, CallState, TriggerKind
@@ -95,7 +94,7 @@ class ApprovalRepository(Repository):
 
     async def add(self, new: NewApproval, decision: Decision | None = None) -> bool:
         """Record a request, decided at once or not; False when its call has one."""
-        values = {**_values(new), "requested_at": now(), "state": ApprovalState.PENDING}
+        values = {**values_of(new, NewApproval), "requested_at": now(), "state": ApprovalState.PENDING}
         if decision is not None:
             values |= _decided(decision, digest=new.digest)
         statement = insert(self._dialect, APPROVALS).values(**values)
@@ -309,7 +308,7 @@ class AwaitingCallRepository(Repository):
 
     async def add(self, request: CallRequest) -> None:
         """Record a call that awaits approval; a call that has a row is not changed."""
-        values = {item.name: getattr(request, item.name) for item in dataclasses.fields(CallRequest)}
+        values = values_of(request, CallRequest)
         new = insert(self._dialect, CALLS).values(**values, state=CallState.AWAITING, requested_at=now())
         await self._rows(new.on_conflict_do_nothing(index_elements=[CALLS.c.id]))
 
@@ -377,10 +376,6 @@ def _permits() -> ColumnElement[bool]:
     )
 
 
-def _values(new: NewApproval) -> dict[str, Any]:
-    return {item.name: getattr(new, item.name) for item in dataclasses.fields(NewApproval)}
-
-
 def _decided(decision: Decision, *, digest: str) -> dict[str, Any]:
-    values = {item.name: getattr(decision, item.name) for item in dataclasses.fields(Decision)}
+    values = values_of(decision, Decision)
     return {**values, "digest": decision.digest or digest, "decided_at": now()}

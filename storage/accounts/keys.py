@@ -5,7 +5,6 @@ itself (``account_of_key``)."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -14,7 +13,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Executable, bindparam, delete, exists, select, update
 
 from storage.driver.statements import FixedStatement
-from storage.repositories.base import Repository, found
+from storage.repositories.base import Repository, found, values_of
 from storage.sql import insert, now
 from storage.tables import API_KEYS, AUDIT, KEY_TURNS
 
@@ -95,7 +94,7 @@ class KeyRepository(Repository):
         Raises:
             ConflictError: there is one with its id.
         """
-        values = {item.name: getattr(key, item.name) for item in dataclasses.fields(key)}
+        values = values_of(key, NewKey)
         new = insert(self._dialect, API_KEYS).values({**values, "created_at": now(), "revoked_at": None})
         return found(await self._one_or_none(Key, new.returning(API_KEYS)), "key", key.id)
 

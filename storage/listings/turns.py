@@ -27,7 +27,7 @@ from sqlalchemy import (
 
 from storage.driver.statements import FixedStatement
 from storage.driver.values import escaped
-from storage.repositories.base import Repository
+from storage.repositories.base import Repository, columns_of
 from storage.repositories.events import ChatEvent
 from storage.repositories.rounds import Round
 from storage.sql import KeyText, insert
@@ -35,7 +35,6 @@ from storage.states import EventType, RoundState, TriggerKind
 from storage.tables import CHAT_EVENTS, MESSAGES, ROUNDS, TURN_TERMS
 
 __all__ = [
-    "COLUMNS",
     "ListedRound",
     "TurnFilter",
     "TurnListing",
@@ -43,16 +42,6 @@ __all__ = [
     "TurnSearch",
     "terms_of",
 ]
-
-
-#: Of a ``ListedRound``.
-COLUMNS = (
-    ROUNDS.c.sequence, ROUNDS.c.id, ROUNDS.c.chat_key, ROUNDS.c.turn_id, ROUNDS.c.state,
-    ROUNDS.c.trigger_kind, ROUNDS.c.trigger_id, ROUNDS.c.attempt, ROUNDS.c.user_id, ROUNDS.c.merged_into,
-    ROUNDS.c.requested_at, ROUNDS.c.started_at, ROUNDS.c.finished_at, ROUNDS.c.model,
-    ROUNDS.c.prompt_tokens, ROUNDS.c.completion_tokens, ROUNDS.c.tokens_estimated, ROUNDS.c.cost,
-    ROUNDS.c.error,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +69,9 @@ class ListedRound:
     error: str | None
 
 
+_COLUMNS: Final = columns_of(ROUNDS, ListedRound)
+
+
 class TurnListing(Repository):
     """Reads turns for lists."""
 
@@ -91,12 +83,12 @@ class TurnListing(Repository):
 
     async def rounds(self, turn_ids: Collection[str]) -> list[ListedRound]:
         """List the rounds of turns, in order."""
-        statement = select(*COLUMNS).where(ROUNDS.c.turn_id.in_(turn_ids)).order_by(ROUNDS.c.sequence)
+        statement = select(*_COLUMNS).where(ROUNDS.c.turn_id.in_(turn_ids)).order_by(ROUNDS.c.sequence)
         return await self._all(ListedRound, statement)
 
     async def by_id(self, round_ids: Collection[str]) -> dict[str, ListedRound]:
         """Return rounds by their ids; those that do not exist are left out."""
-        statement = select(*COLUMNS).where(ROUNDS.c.id.in_(round_ids))
+        statement = select(*_COLUMNS).where(ROUNDS.c.id.in_(round_ids))
         return {item.id: item for item in await self._all(ListedRound, statement)}
 
     async def caused(self, kind: TriggerKind, trigger_ids: Collection[str]) -> list[ListedRound]:
@@ -104,7 +96,7 @@ class TurnListing(Repository):
         if not trigger_ids:
             return []
         is_caused = (ROUNDS.c.trigger_kind == kind) & ROUNDS.c.trigger_id.in_(trigger_ids)
-        return await self._all(ListedRound, select(*COLUMNS).where(is_caused).order_by(ROUNDS.c.sequence))
+        return await self._all(ListedRound, select(*_COLUMNS).where(is_caused).order_by(ROUNDS.c.sequence))
 
     async def ends(self, turn_ids: Collection[str]) -> dict[str, ChatEvent]:
         """Return the events with which turns ended, by the turns' ids; open ones are left out."""
@@ -192,7 +184,7 @@ class TurnSearch(Repository):
         terms = wanted.terms
         order: tuple[ColumnElement[datetime], ColumnElement[int]]
         order = (ROUNDS.c.requested_at, ROUNDS.c.sequence)
-        statement = select(*COLUMNS).where(ROUNDS.c.id == ROUNDS.c.turn_id, *conditions)
+        statement = select(*_COLUMNS).where(ROUNDS.c.id == ROUNDS.c.turn_id, *conditions)
         if wanted.chat_key is not None:
             # Within a chat, the sequence is in the order of the times, too, and has an index.
             statement = statement.where(ROUNDS.c.chat_key == wanted.chat_key)

@@ -14,14 +14,23 @@ from operator import itemgetter
 from typing import Any, ClassVar, Protocol, TypeVar
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, Executable, Select, literal_column, select
+from sqlalchemy import ColumnElement, Executable, Select, Table, bindparam, literal_column, select
 
 from nekro_agent.errors import NotFoundError
 from storage.driver.connection import Connection, Rows
 from storage.driver.statements import FixedStatement
 from storage.driver.values import Row
 
-__all__ = ["Repository", "chosen_once", "found", "is_one_of", "new_id"]
+__all__ = [
+    "Repository",
+    "chosen_once",
+    "columns_of",
+    "found",
+    "is_one_of",
+    "new_id",
+    "parameters_of",
+    "values_of",
+]
 
 
 class _Dataclass(Protocol):
@@ -90,6 +99,21 @@ def chosen_once(chosen: Select[Any]) -> Select[Any]:
     return select(*keys.c)
 
 
+def values_of(record: _Dataclass, kind: type[_Dataclass]) -> dict[str, Any]:
+    """Return the values of a record by column; ``kind`` is its type, or a base class with fewer columns."""
+    return {name: getattr(record, name) for name in _names(kind)}
+
+
+def parameters_of(kind: type[_Dataclass]) -> dict[str, Any]:
+    """Return a parameter of a ``FixedStatement`` per column, for what ``values_of`` returns."""
+    return {name: bindparam(name) for name in _names(kind)}
+
+
+def columns_of(table: Table, kind: type[_Dataclass]) -> list[ColumnElement[Any]]:
+    """Return the columns that make a ``kind``."""
+    return [table.c[name] for name in _names(kind)]
+
+
 def found(value: _Value | None, noun: str, key: str) -> _Value:
     """Return ``value``.
 
@@ -102,12 +126,17 @@ def found(value: _Value | None, noun: str, key: str) -> _Value:
 
 
 @cache
+def _names(kind: type[_Dataclass]) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
+@cache
 def _reader(value: type[_Value], columns: tuple[str, ...]) -> Callable[[Row], _Value]:
     """Return a function that converts a row with these columns to a value.
 
     It picks columns by position, because looking them up by name would take longer than everything else.
     """
-    names = [field.name for field in dataclasses.fields(value)]
+    names = _names(value)
     pick = itemgetter(*(columns.index(name) for name in names))
 
     def read(row: Row) -> _Value:

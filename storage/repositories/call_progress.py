@@ -7,15 +7,14 @@ has a row in ``calls`` too, goes to the chat.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import Insert
 
 from nekro_agent.errors import FencedError
-from storage.repositories.base import Repository, found, is_one_of
+from storage.repositories.base import Repository, found, is_one_of, values_of
 from storage.repositories.calls import Call, CallRequest
 from storage.repositories.jobs import JobRepository
 from storage.sql import insert, now, seconds_from_now
@@ -121,7 +120,7 @@ class DetachedCallRepository(Repository):
         """
         claimless = runs_seconds is not None
         new = insert(self._dialect, CALLS).values(
-            **_request_values(request),
+            **values_of(request, CallRequest),
             state=CallState.RUNNING if claimless else CallState.QUEUED,
             lease_until=seconds_from_now(runs_seconds) if runs_seconds is not None else None,
             requested_at=now(),
@@ -162,7 +161,9 @@ class DetachedCallRepository(Repository):
             "finished_at": now(),
             "lease_until": None,
         }
-        new = insert(self._dialect, CALLS).values(**_request_values(request), **values, requested_at=now())
+        new = insert(self._dialect, CALLS).values(
+            **values_of(request, CallRequest), **values, requested_at=now()
+        )
         statement = new.on_conflict_do_update(
             index_elements=[CALLS.c.id],
             set_=values,
@@ -170,7 +171,3 @@ class DetachedCallRepository(Repository):
             & ((CALLS.c.state == CallState.QUEUED) | (CALLS.c.fence == 0)),
         ).returning(CALLS)
         return await self._one_or_none(Call, statement)
-
-
-def _request_values(request: CallRequest) -> dict[str, Any]:
-    return {item.name: getattr(request, item.name) for item in dataclasses.fields(CallRequest)}

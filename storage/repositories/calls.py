@@ -12,7 +12,6 @@ recorded before they are published.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,7 +24,7 @@ from sqlalchemy import ColumnElement, Executable, Select, and_, bindparam, or_, 
 from nekro_agent.errors import FencedError
 from nekro_agent.methods import SandboxMethodType
 from storage.driver.statements import FixedStatement
-from storage.repositories.base import Repository, chosen_once, found, is_one_of
+from storage.repositories.base import Repository, chosen_once, found, is_one_of, parameters_of, values_of
 from storage.repositories.leases import LeaseTable, is_free
 from storage.sql import insert, now, seconds_from_now, seconds_parameter
 from storage.states import CallState
@@ -113,7 +112,7 @@ class CallRepository(Repository):
 
     async def enqueue(self, request: CallRequest) -> bool:
         """Record a call before it is published; False when it is recorded already."""
-        return await self._scalar(_enqueue_statement, _values(request)) is not None
+        return await self._scalar(_enqueue_statement, values_of(request, CallRequest)) is not None
 
     async def keep_message(self, call_id: str, invocation: dict[str, Any]) -> None:
         """Store the message of an open call, so that it can be published again."""
@@ -143,7 +142,7 @@ class CallRepository(Repository):
         """
         asked_seconds = _NEVER_SECONDS if since_seconds is None else -since_seconds - _ASK_MARGIN_SECONDS
         values = {
-            **_values(request),
+            **values_of(request, CallRequest),
             "worker": worker,
             "lease_seconds": lease_seconds,
             "asked_seconds": asked_seconds,
@@ -186,7 +185,9 @@ class CallRepository(Repository):
         not start the call.
         """
         cancelled = _cancelled(reason)
-        new = insert(self._dialect, CALLS).values(**_values(request), **cancelled, requested_at=now())
+        new = insert(self._dialect, CALLS).values(
+            **values_of(request, CallRequest), **cancelled, requested_at=now()
+        )
         statement = new.on_conflict_do_update(
             index_elements=[CALLS.c.id], set_=cancelled, where=CALLS.c.state == CallState.QUEUED
         ).returning(CALLS)
@@ -299,7 +300,7 @@ class CallRepository(Repository):
 def _enqueue_statement(dialect: str) -> Executable:
     new = insert(dialect, CALLS).values(
         {
-            **{item.name: bindparam(item.name) for item in dataclasses.fields(CallRequest)},
+            **parameters_of(CallRequest),
             "state": CallState.QUEUED,
             "requested_at": now(),
             "published_at": now(),
@@ -312,7 +313,7 @@ def _enqueue_statement(dialect: str) -> Executable:
 def _claim_statement(dialect: str) -> Executable:
     new = insert(dialect, CALLS).values(
         {
-            **{item.name: bindparam(item.name) for item in dataclasses.fields(CallRequest)},
+            **parameters_of(CallRequest),
             "state": CallState.RUNNING,
             "worker": bindparam("worker"),
             "lease_until": seconds_from_now(seconds_parameter("lease_seconds")),
@@ -393,7 +394,3 @@ def _unknown() -> dict[str, Any]:
 def _cancelled(reason: str) -> dict[str, Any]:
     error = {"error_type": "CallCancelledError", "error_message": reason}
     return {"state": CallState.CANCELLED, "finished_at": now(), **error}
-
-
-def _values(request: CallRequest) -> dict[str, Any]:
-    return {item.name: getattr(request, item.name) for item in dataclasses.fields(CallRequest)}

@@ -25,7 +25,7 @@ from nekro_agent.shared_clock import shared_time
 from storage.driver.connection import Connection, Rows
 from storage.driver.statements import FixedStatement
 from storage.driver.values import escaped
-from storage.repositories.base import Repository
+from storage.repositories.base import Repository, columns_of
 from storage.sql import KeyText, now
 from storage.states import EventType
 from storage.tables import CHAT_EVENTS, CHATS
@@ -278,7 +278,7 @@ def _count_statement(_dialect: str) -> Executable:
         update(CHATS)
         .where(CHATS.c.chat_key == bindparam("of_chat"))
         .values(last_event=CHATS.c.last_event + bindparam("added", type_=Integer), active_at=now())
-        .returning(CHATS.c.last_event, *(CHATS.c[one.name] for one in dataclasses.fields(ChatInfo)))
+        .returning(CHATS.c.last_event, *columns_of(CHATS, ChatInfo))
     )
 
 

@@ -13,7 +13,6 @@ Every write of a worker carries its fencing token.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -22,7 +21,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, and_, case, func, literal, not_, or_, select, tuple_, update
 
 from nekro_agent.errors import FencedError
-from storage.repositories.base import Repository, chosen_once, found, is_one_of, new_id
+from storage.repositories.base import Repository, chosen_once, found, is_one_of, new_id, values_of
 from storage.repositories.job_log import JobLogRepository, NewJobLogEntry
 from storage.repositories.leases import Held, LeaseTable, is_free
 from storage.sql import insert, now, seconds_from_now
@@ -93,7 +92,7 @@ class JobRepository(Repository):
         Raises:
             ConflictError: the plugin has an open job of that type and task id, or the id is taken.
         """
-        values = {item.name: getattr(job, item.name) for item in dataclasses.fields(NewJob)}
+        values = values_of(job, NewJob)
         statement = (
             insert(self._dialect, JOBS)
             .values(**values, state=JobState.QUEUED, created_at=now(), updated_at=now(), published_at=now())

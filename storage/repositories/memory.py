@@ -6,7 +6,6 @@ that."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any, Final
 
 from sqlalchemy import delete, select
 
-from storage.repositories.base import Repository
+from storage.repositories.base import Repository, values_of
 from storage.repositories.chats import ChatRepository
 from storage.sql import insert, now
 from storage.tables import CHAT_SUMMARIES, ROUND_PROMPTS, TURN_VARIABLES
@@ -106,7 +105,7 @@ class SummaryRepository(Repository):
         newest = await self.newest(summary.chat_key)
         if summary.version != (1 if newest is None else newest.version + 1):
             return False
-        values = {field.name: getattr(summary, field.name) for field in dataclasses.fields(NewSummary)}
+        values = values_of(summary, NewSummary)
         new = insert(self._dialect, CHAT_SUMMARIES).values(**values, created_at=now())
         added = await self._one_or_none(Summary, new.on_conflict_do_nothing().returning(CHAT_SUMMARIES))
         if added is None:

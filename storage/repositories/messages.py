@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -14,7 +13,7 @@ from sqlalchemy import Executable, Integer, bindparam, func, select, update
 
 from nekro_agent.ports import MessageKind
 from storage.driver.statements import FixedStatement
-from storage.repositories.base import Repository, found, new_id
+from storage.repositories.base import Repository, found, new_id, parameters_of, values_of
 from storage.repositories.chats import ChatRepository
 from storage.sql import insert, now
 from storage.tables import CHATS, MESSAGES
@@ -74,7 +73,7 @@ class MessageRepository(Repository):
             NotFoundError: the chat has no row.
         """
         await ChatRepository(self._connection).lock(message.chat_key)
-        new = await self._one_or_none(Message, _append_statement(), _values(message))
+        new = await self._one_or_none(Message, _append_statement(), values_of(message, NewMessage))
         if new is not None:
             return new, True
         same = MESSAGES.c.id == message.id
@@ -159,7 +158,7 @@ class MessageRepository(Repository):
         for message in messages:
             await ChatRepository(self._connection).lock(message.chat_key)
             digest = sha256(message.chat_key.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-            values = _values(message) | {
+            values = values_of(message, NewMessage) | {
                 "id": new_id(),
                 "once_key": f"{COPY_PREFIX}{digest}:{message.id}",
                 "call_id": None,
@@ -182,10 +181,6 @@ class MessageRepository(Repository):
         return int(await self._scalar(statement))
 
 
-def _values(message: NewMessage) -> dict[str, Any]:
-    return {item.name: getattr(message, item.name) for item in dataclasses.fields(NewMessage)}
-
-
 @cache
 def _newest_statement(*, is_paged: bool, with_past: bool) -> FixedStatement:
     statement = select(MESSAGES).where(
@@ -202,7 +197,7 @@ def _newest_statement(*, is_paged: bool, with_past: bool) -> FixedStatement:
 
 @cache
 def _append_statement() -> FixedStatement:
-    given: dict[str, Any] = {item.name: bindparam(item.name) for item in dataclasses.fields(NewMessage)}
+    given = parameters_of(NewMessage)
 
     @FixedStatement
     def statement(dialect: str) -> Executable:

@@ -38,7 +38,7 @@ from sqlalchemy import (
 
 from nekro_agent.errors import FencedError
 from storage.driver.statements import FixedStatement
-from storage.repositories.base import Repository, found, is_one_of
+from storage.repositories.base import Repository, found, is_one_of, values_of
 from storage.repositories.chats import ChatRepository
 from storage.repositories.leases import is_free, is_held_by
 from storage.repositories.round_values import ClaimedRound, Round, RoundReport, RoundRequest, Standing
@@ -500,7 +500,7 @@ def _turns_statement() -> Executable:
 
 
 def _values(request: RoundRequest) -> dict[str, Any]:
-    values = {item.name: getattr(request, item.name) for item in dataclasses.fields(request)}
+    values = values_of(request, RoundRequest)
     values["turn_id"] = request.turn_id or request.id
     values["cause_turn_id"] = request.turn_id or request.cause_turn_id
     return values
@@ -546,5 +546,5 @@ def _request_during_statement(dialect: str) -> Executable:
 
 
 def _known(report: RoundReport) -> dict[str, Any]:
-    values = {item.name: getattr(report, item.name) for item in dataclasses.fields(RoundReport)}
+    values = values_of(report, RoundReport)
     return {name: value for name, value in values.items() if value is not None}

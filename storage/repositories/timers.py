@@ -15,7 +15,7 @@ from sqlalchemy import Select, delete, func, select, union_all, update
 
 from nekro_agent.errors import NotFoundError
 from nekro_agent.ports import CallbackTimer, CronJob, TimerInfo
-from storage.repositories.base import Repository, chosen_once, found, new_id
+from storage.repositories.base import Repository, chosen_once, columns_of, found, new_id, values_of
 from storage.repositories.leases import is_free
 from storage.sql import insert, now
 from storage.states import OPEN_TIMER_STATES, TimerState
@@ -110,7 +110,7 @@ class TimerRepository(Repository):
 
     async def with_callback(self, ids: Collection[str]) -> list[WorkerTimer]:
         """Return the timers with callbacks of live workers among some ids, in no order."""
-        columns = [WORKER_TIMERS.c[item.name] for item in dataclasses.fields(CallbackTimer)]
+        columns = columns_of(WORKER_TIMERS, CallbackTimer)
         statement = _of_live_workers(select(*columns, WORKERS.c.name.label("worker")))
         return await self._all(WorkerTimer, statement.where(WORKER_TIMERS.c.id.in_(ids)))
 
@@ -200,7 +200,7 @@ class CronJobRepository(Repository):
         """
         statement = (
             insert(self._dialect, CRON_JOBS)
-            .values(**_values(job))
+            .values(**values_of(job, CronJob))
             .on_conflict_do_nothing(index_elements=[CRON_JOBS.c.job_id])
             .returning(CRON_JOBS.c.job_id)
         )
@@ -208,7 +208,7 @@ class CronJobRepository(Repository):
 
     async def replace(self, job: CronJob) -> bool:
         """Replace everything but ``last_fired_at`` and ``created_at``; False when there is no such job."""
-        values = _values(job)
+        values = values_of(job, CronJob)
         for kept in ("job_id", "last_fired_at", "created_at"):
             del values[kept]
         statement = update(CRON_JOBS).where(CRON_JOBS.c.job_id == job.job_id).values(**values)
@@ -270,7 +270,3 @@ def _of_live_workers(statement: Select[Any]) -> Select[Any]:
 
 def _pause(due: datetime | None, time: datetime) -> float | None:
     return None if due is None else max(0.0, (due - time).total_seconds())
-
-
-def _values(job: CronJob) -> dict[str, Any]:
-    return {item.name: getattr(job, item.name) for item in dataclasses.fields(CronJob)}
