@@ -25,6 +25,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from nekro_client.event_types import EventType
+
 __all__ = [
     "Act",
     "AdapterAnswer",
@@ -656,44 +658,6 @@ class ReplayedTurn(Answer):
 
 
 # Events
-
-
-class EventType(StrEnum):
-    """Types of events; those marked live are not kept and have no number.
-
-    Workers have an equal enumeration: this package is a distribution of its own. A test compares them.
-    """
-
-    MESSAGE_RECEIVED = "message.received"
-    MESSAGE_SENT = "message.sent"
-    #: Live: a piece of words that the model writes and that will be a message.
-    MESSAGE_DELTA = "message.delta"
-    #: Words that were shown while they were written became no message, or another one.
-    MESSAGE_WITHDRAWN = "message.withdrawn"
-    FILE_SENT = "file.sent"
-    #: A system message, which the agent sees and people do not.
-    MESSAGE_NOTED = "message.noted"
-    TURN_STARTED = "turn.started"
-    TURN_ENDED = "turn.ended"
-    ROUND_STARTED = "round.started"
-    ROUND_ENDED = "round.ended"
-    MODEL_REQUESTED = "model.requested"
-    #: Live.
-    MODEL_DELTA = "model.delta"
-    CODE_READY = "code.ready"
-    #: Live.
-    OUTPUT_CHUNK = "output.chunk"
-    CALL_STARTED = "call.started"
-    #: Live.
-    CALL_PROGRESS = "call.progress"
-    CALL_ENDED = "call.ended"
-    APPROVAL_REQUESTED = "approval.requested"
-    APPROVAL_DECIDED = "approval.decided"
-    JOB_STARTED = "job.started"
-    JOB_PROGRESS = "job.progress"
-    JOB_ENDED = "job.ended"
-    #: Live, the last one of a stream: the database has lost the events after ``data.after``.
-    EVENTS_LOST = "events.lost"
 
 
 class ChangeKind(StrEnum):

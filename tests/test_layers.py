@@ -38,7 +38,7 @@ ORDER = (
 #: Packages that may import only the modules and packages named here, not all of those before them.
 ONLY = {
     "nekro_client": set(),
-    "storage": {"nekro_agent", "nekro.base.tasks", "broker_config.settings"},
+    "storage": {"nekro_agent", "nekro_client.event_types", "nekro.base.tasks", "broker_config.settings"},
     "plugin_pkgs": {"nekro_agent"},
 }
 #: Libraries, or packages of one, that a package must not import.

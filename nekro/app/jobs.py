@@ -22,13 +22,14 @@ from nekro.app.chats.writer import append_message, request_round
 from nekro.wire.values import decode_arguments, encode_value, pickled_for
 from nekro_agent.errors import ArgumentError, ConflictError, ResultError
 from nekro_agent.ports import JobInfo, MessageKind
+from nekro_client.event_types import EventType
 from storage.accounts.stored_bytes import ROW_BYTES, size_of
 from storage.engine import Database
 from storage.repositories.job_log import JobLogEntry
 from storage.repositories.jobs import Job, NewJob
 from storage.repositories.messages import NewMessage
 from storage.repositories.rounds import RoundRequest
-from storage.states import EventType, JobLogKind, JobState, StoredKind, TriggerKind
+from storage.states import JobLogKind, JobState, StoredKind, TriggerKind
 from storage.transaction import Transaction
 
 __all__ = [

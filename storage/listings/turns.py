@@ -25,13 +25,14 @@ from sqlalchemy import (
     update,
 )
 
+from nekro_client.event_types import EventType
 from storage.driver.statements import FixedStatement
 from storage.driver.values import escaped
 from storage.repositories.base import Repository, columns_of
 from storage.repositories.events import ChatEvent
 from storage.repositories.rounds import Round
 from storage.sql import KeyText, insert
-from storage.states import EventType, RoundState, TriggerKind
+from storage.states import RoundState, TriggerKind
 from storage.tables import CHAT_EVENTS, MESSAGES, ROUNDS, TURN_TERMS
 
 __all__ = [

@@ -22,12 +22,12 @@ from sqlalchemy import Executable, Integer, bindparam, delete, select, text, upd
 
 from nekro_agent.ports import ChatInfo
 from nekro_agent.shared_clock import shared_time
+from nekro_client.event_types import EventType
 from storage.driver.connection import Connection, Rows
 from storage.driver.statements import FixedStatement
 from storage.driver.values import escaped
 from storage.repositories.base import Repository, columns_of
 from storage.sql import KeyText, now
-from storage.states import EventType
 from storage.tables import CHAT_EVENTS, CHATS
 
 __all__ = ["TOOLS_NOT_KEPT", "ChatEvent", "EventRepository", "NewEvent"]

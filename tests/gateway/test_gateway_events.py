@@ -29,9 +29,9 @@ from nekro.gateway.streams.events import Position, StreamEvent
 from nekro.gateway.streams.hub import EventHub, EventsLostError, SlowReaderError
 from nekro.gateway.streams.turns import turn_end, turn_events
 from nekro_agent.errors import NotFoundError
+from nekro_client.event_types import EventType
 from nekro_client.models import Event
 from storage.repositories.events import NewEvent
-from storage.states import EventType
 
 
 @pytest.fixture

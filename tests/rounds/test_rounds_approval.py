@@ -32,10 +32,11 @@ from nekro_agent.errors import (
 )
 from nekro_agent.ports import IncomingMessage
 from nekro_agent.shared_clock import shared_time
+from nekro_client.event_types import EventType
 from nekro_client.models import TurnState
 from storage.accounts.approvals import Approval
 from storage.repositories.calls import Call
-from storage.states import ApprovalScope, ApprovalState, CallState, EventType, TriggerKind
+from storage.states import ApprovalScope, ApprovalState, CallState, TriggerKind
 from storage.tables import APPROVALS, CALLS
 from storage.transaction import Transaction
 from workers.ops.sweeps import ApprovalSweep

@@ -21,11 +21,12 @@ from nekro.gateway.streams.turn_lists import read_turns
 from nekro.gateway.streams.turn_tree import read_rounds, read_turn
 from nekro_agent.errors import BudgetExceededError, LLMError, StorageUnavailableError
 from nekro_agent.ports import MessageKind
+from nekro_client.event_types import EventType
 from storage.accounts.keys import NewKey
 from storage.accounts.spendings import ScopeKey, Total
 from storage.accounts.stored_bytes import ROW_BYTES
 from storage.listings.turns import TurnFilter
-from storage.states import BudgetScope, EventType
+from storage.states import BudgetScope
 
 OpenBench = Callable[..., Awaitable[Bench]]
 #: Prices that make the answers of ``Model`` (100 + 7 tokens) and their estimates cost something.

@@ -23,9 +23,9 @@ from nekro.base.redaction import Redactor
 from nekro.gateway.streams.turn_tree import read_call, read_turn
 from nekro_agent.errors import LLMError, NotFoundError, StorageUnavailableError
 from nekro_client import models
+from nekro_client.event_types import EventType
 from storage.engine import Database
 from storage.repositories.events import ChatEvent
-from storage.states import EventType
 
 CHAT = "c"
 SAY = 'send_msg_text(_ck, "done")'
@@ -60,10 +60,6 @@ async def test_a_secret_is_removed_before_a_long_text_is_cut(bench: Bench) -> No
     (shown,) = [data["value"] for data in ends if data["type"] == "agent"]
     assert len(shown) == 4000 and "x" * 3900 in shown
     assert "hun" not in shown
-
-
-def test_the_client_knows_all_types_of_events() -> None:
-    assert {item.value for item in EventType} == {item.value for item in models.EventType}
 
 
 async def test_a_turn_has_events_of_its_messages_rounds_and_calls(bench: Bench) -> None:

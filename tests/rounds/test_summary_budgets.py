@@ -20,8 +20,9 @@ from nekro.app.budgets import day_of
 from nekro.base.metrics import start_metrics
 from nekro_agent.errors import BudgetExceededError, LLMError
 from nekro_agent.ports import MessageKind
+from nekro_client.event_types import EventType
 from storage.accounts.spendings import ScopeKey, Total
-from storage.states import BudgetScope, EventType
+from storage.states import BudgetScope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,10 +11,10 @@ from waiting import eventually
 
 from broker_config.settings import RetentionSettings
 from nekro_agent.errors import ConflictError
+from nekro_client.event_types import EventType
 from storage.engine import Database
 from storage.repositories.events import ChatEvent, NewEvent
 from storage.retention import delete_expired
-from storage.states import EventType
 
 CHAT = "chat"
 

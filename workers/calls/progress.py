@@ -26,9 +26,9 @@ from nekro.wire.invocation import Invocation
 from nekro_agent.durations import REFRESH_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import StorageError
 from nekro_agent.ports import JobState
+from nekro_client.event_types import EventType
 from storage.engine import Database
 from storage.repositories.call_progress import CallProgress
-from storage.states import EventType
 
 __all__ = ["CallReports", "ProgressAnnouncer"]
 

@@ -37,8 +37,8 @@ from nekro_agent.execution.current import Payer, paying, working_for
 from nekro_agent.jobs import AsyncTaskHandle, TaskCtl, TaskSignal, drive
 from nekro_agent.plugin import NekroPlugin, using
 from nekro_agent.ports import JobState
+from nekro_client.event_types import EventType
 from storage.repositories.jobs import Job
-from storage.states import EventType
 from storage.transaction import Transaction
 from workers.calls.claims import DuplicateDelivery
 from workers.jobs.running import JobLines, RunningJob, RunningJobs

@@ -21,9 +21,9 @@ from nekro.base.tasks import log_errors
 from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import FencedError, StorageError
 from nekro_agent.jobs import TaskCtl
+from nekro_client.event_types import EventType
 from storage.repositories.job_log import MOST_CHARS
 from storage.repositories.jobs import Job
-from storage.states import EventType
 
 if TYPE_CHECKING:
     from loguru import Message

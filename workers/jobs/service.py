@@ -29,12 +29,13 @@ from nekro_agent.errors import ConflictError, StorageUnavailableError
 from nekro_agent.execution import greenlets as bridge
 from nekro_agent.execution.current import current_account, current_call, effect_id
 from nekro_agent.ports import JobInfo, JobRequest
+from nekro_client.event_types import EventType
 from storage.accounts.stored_bytes import ROW_BYTES, size_of
 from storage.driver.errors import outlasting
 from storage.engine import Database
 from storage.repositories.job_log import WaitState
 from storage.repositories.jobs import Job, NewJob
-from storage.states import CrashPolicy, EventType, JobState, StoredKind
+from storage.states import CrashPolicy, JobState, StoredKind
 from storage.transaction import Transaction
 from workers.jobs.watch import JobWatch
 

@@ -22,9 +22,9 @@ from nekro_agent.errors import InvalidValueError
 from nekro_agent.files.uploads import remove_expired
 from nekro_agent.ports import CronJob, JobState
 from nekro_agent.shared_clock import shared_time
+from nekro_client.event_types import EventType
 from storage.engine import Database
 from storage.retention import delete_expired
-from storage.states import EventType
 from storage.timer_services import fire_due
 
 __all__ = ["ApprovalSweep", "JobSweep", "RetentionSweep", "TimerSweep", "UploadSweep"]

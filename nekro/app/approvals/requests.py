@@ -25,12 +25,13 @@ from nekro.wire.seals import APPROVAL, Seal
 from nekro_agent.errors import CallCancelledError, NotApprovedError
 from nekro_agent.ports import MessageKind
 from nekro_agent.shared_clock import shared_time
+from nekro_client.event_types import EventType
 from storage.accounts.approvals import Approval, Decision, NewApproval
 from storage.engine import Database
 from storage.repositories.calls import CallRequest
 from storage.repositories.events import NewEvent
 from storage.repositories.messages import NewMessage
-from storage.states import ApprovalScope, ApprovalState, EventType
+from storage.states import ApprovalScope, ApprovalState
 from storage.transaction import Transaction
 
 if TYPE_CHECKING:

@@ -23,12 +23,13 @@ from nekro_agent.durations import GRACE_SECONDS
 from nekro_agent.errors import FencedError, NotApprovedError, StorageError
 from nekro_agent.methods import Lane, SandboxMethodType
 from nekro_agent.ports import JobState, MessageKind
+from nekro_client.event_types import EventType
 from storage.engine import Database
 from storage.repositories.call_progress import CallProgress
 from storage.repositories.calls import Call, CallRequest
 from storage.repositories.messages import Message, NewMessage
 from storage.repositories.rounds import RoundRequest
-from storage.states import CallState, EventType, TriggerKind
+from storage.states import CallState, TriggerKind
 from storage.transaction import Transaction
 
 __all__ = [

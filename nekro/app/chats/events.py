@@ -22,11 +22,11 @@ from nekro_agent.durations import FRESH_SECONDS, REFRESH_SECONDS
 from nekro_agent.errors import NotFoundError
 from nekro_agent.ports import MessageKind
 from nekro_agent.shared_clock import shared_time
+from nekro_client.event_types import EventType
 from storage.repositories.events import NewEvent
 from storage.repositories.jobs import Job
 from storage.repositories.messages import Message
 from storage.repositories.rounds import ClaimedRound, Round
-from storage.states import EventType
 from storage.transaction import Transaction
 
 __all__ = [

@@ -32,11 +32,12 @@ from nekro_agent.durations import POLL_SECONDS, REFRESH_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import FencedError, StorageError
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.shared_clock import shared_time
+from nekro_client.event_types import EventType
 from storage.accounts.stored_bytes import ROW_BYTES, size_of
 from storage.engine import Database
 from storage.repositories.events import TOOLS_NOT_KEPT, NewEvent
 from storage.repositories.rounds import Round
-from storage.states import EventType, StoredKind
+from storage.states import StoredKind
 from storage.transaction import Transaction
 
 __all__ = ["FLUSH_SECONDS", "RoundEvents"]

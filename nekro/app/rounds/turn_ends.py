@@ -21,11 +21,12 @@ from nekro.base.metrics import metrics
 from nekro.broker.tracing import TurnTrace, end_turn, genai
 from nekro.sandbox.models import STOPS, StopType
 from nekro_agent.shared_clock import shared_time
+from nekro_client.event_types import EventType
 from storage.engine import Database
 from storage.repositories.calls import Call
 from storage.repositories.events import NewEvent
 from storage.repositories.rounds import ClaimedRound, Round
-from storage.states import CallState, EventType, RoundState, TriggerKind
+from storage.states import CallState, RoundState, TriggerKind
 from storage.transaction import Transaction
 
 __all__ = [

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Protocol
 
+from nekro_client.event_types import EventType
 from nekro_client.models import RoundAttempt, TurnCause, TurnError, TurnState
 from storage.repositories.events import ChatEvent
 from storage.repositories.rounds import Round
-from storage.states import ApprovalState, EventType, RoundState, TriggerKind
+from storage.states import ApprovalState, RoundState, TriggerKind
 
 __all__ = [
     "RoundEvents",

@@ -17,13 +17,14 @@ from nekro.sandbox.models import StopType
 from nekro_agent.errors import NotFoundError
 from nekro_agent.methods import SandboxMethodType
 from nekro_client import models
+from nekro_client.event_types import EventType
 from nekro_client.models import TurnError
 from storage.engine import Database
 from storage.repositories.calls import Call
 from storage.repositories.events import ChatEvent
 from storage.repositories.jobs import Job
 from storage.repositories.rounds import Round
-from storage.states import EventType, TriggerKind
+from storage.states import TriggerKind
 from storage.transaction import Transaction
 
 __all__ = ["TurnSource", "read_call", "read_rounds", "read_turn"]
