@@ -77,14 +77,16 @@ _MODULES: Final = {
 _SUBMODULES: Final = frozenset({"answer_limits", "errors", "models", "sse", *_MODULES.values()})
 
 
-def __getattr__(name: str) -> object:
-    if name in _SUBMODULES:
-        return import_module(f"nekro_client.{name}")
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"nekro_client.{_MODULES.get(name, 'errors')}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a type checker would accept any name
+
+    def __getattr__(name: str) -> object:
+        if name in _SUBMODULES:
+            return import_module(f"nekro_client.{name}")
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value: object = getattr(import_module(f"nekro_client.{_MODULES.get(name, 'errors')}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
