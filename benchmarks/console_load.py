@@ -29,6 +29,7 @@ import uvloop
 import yaml
 
 from benchmarks.harness.figures import percentile
+from benchmarks.harness.limited import limited_command
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.processes import Child, cpu_seconds, free_port, interrupted_by_sigterm, local_headers
 from benchmarks.harness.redis_server import redis_server
@@ -160,7 +161,7 @@ def _system(directory: Path) -> Iterator[tuple[str, int]]:
     nekro, port = str(Path(sys.executable).with_name("nekro")), free_port()
     commands = {
         "methods": [nekro, "worker", "--lane", "methods"],
-        "rounds": [nekro, "worker", "--lane", "rounds"],
+        "rounds": [*limited_command({"sandbox": {"max_calls": 1_000_000}}), "worker", "--lane", "rounds"],
         "gateway": [nekro, "gateway", "--port", str(port)],
     }
     children = [Child(command, log=directory / f"{name}.log") for name, command in commands.items()]
@@ -234,7 +235,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             "NEKRO_AGENT__DEBOUNCE_SECONDS": "0",
             "NEKRO_WORKERS__ROUNDS_CONCURRENCY": str(options.turns),
             "NEKRO_SANDBOX__MAX_CONCURRENT": str(options.turns),
-            "NEKRO_SANDBOX__MAX_CALLS": "1000000",
             "NEKRO_GATEWAY__REQUESTS_PER_MINUTE": "0",
         }
         prepare()

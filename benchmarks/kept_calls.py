@@ -62,7 +62,6 @@ class Fleet:
             "NEKRO_LOG__LEVEL": "WARNING",
             "NEKRO_LLM__SCRIPT": str(script),
             "NEKRO_AGENT__TOOL_CALL_SHARE": str(share),
-            "NEKRO_SANDBOX__MAX_CALLS": str(calls + 1),
             "NEKRO_SANDBOX__WALL_SECONDS": str(_SECONDS),
             "BENCH_FIGURES": str(self._figures),
         }

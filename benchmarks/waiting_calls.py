@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 import uvloop
 
+from benchmarks.harness.limited import limit, limited_command
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.processes import Child, interrupted_by_sigterm, peak_bytes
 from benchmarks.harness.redis_server import redis_server
@@ -121,17 +122,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="nekro-bench-") as name, redis_server(Path(name)) as server:
         os.environ |= {
             "NEKRO_BROKER__URL": server.url,
-            "NEKRO_BROKER__MAX_QUEUED": str(options.calls),
-            "NEKRO_BROKER__CALLS_PER_CHAT": str(options.calls),
             "NEKRO_WORKERS__METHODS_CONCURRENCY": str(options.calls),
             "NEKRO_WORKERS__WAIT_SECONDS": str(_CALL_SECONDS),
             "NEKRO_DATA_DIR": str(Path(name) / "data"),
             "NEKRO_PLUGINS__DIRS": str(_PLUGINS),
             "NEKRO_LOG__LEVEL": "WARNING",
         }
+        limits = {"broker": {"max_queued": options.calls, "calls_per_chat": options.calls}}
+        limit(limits)
         _prepare()
-        nekro = str(Path(sys.executable).with_name("nekro"))
-        worker = Child([nekro, "worker", "--lane", "methods"], log=Path(name) / "worker.log")
+        command = [*limited_command(limits), "worker", "--lane", "methods"]
+        worker = Child(command, log=Path(name) / "worker.log")
         try:
             bursts, peak = uvloop.run(_measure(worker, options.calls, options.seconds, options.repetitions))
         finally:

@@ -16,19 +16,42 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
+from loguru import logger
 from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PrivateAttr,
     SecretStr,
     ValidationError,
 )
-from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    DotEnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 from pydantic_settings import SettingsError as SourceError
 
+from broker_config.limits import (
+    AgentLimits,
+    ApprovalLimits,
+    BrokerLimits,
+    BudgetWarnings,
+    DatabaseLimits,
+    DownloadLimits,
+    GatewayLimits,
+    LLMLimits,
+    McpLimits,
+    RetentionLimits,
+    SandboxLimits,
+    SettingGroup,
+    StoreLimits,
+    UploadLimits,
+    WorkerLimits,
+)
 from broker_config.model_groups import (
     GroupNames,
     ImageDetail,
@@ -40,9 +63,12 @@ from broker_config.model_groups import (
 )
 from broker_config.setting_sources import (
     FILE_SUFFIX,
+    FIXED_SETTINGS,
+    FIXED_SINCE,
     REMOVED_SETTINGS,
     BudgetLimits,
     EnvironmentSource,
+    is_fixed,
     named_by_file,
     renamed_group,
 )
@@ -114,10 +140,6 @@ def _check_extensions(names: tuple[str, ...]) -> tuple[str, ...]:
 PathList = Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_split_list)]
 
 
-class _Group(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
 def _broker_url(url: str) -> str:
     scheme = urlsplit(url).scheme
     if scheme not in REDIS_SCHEMES | AMQP_SCHEMES:
@@ -126,7 +148,7 @@ def _broker_url(url: str) -> str:
     return url
 
 
-class BrokerSettings(_Group):
+class BrokerSettings(BrokerLimits):
     """The message broker."""
 
     url: Annotated[str, AfterValidator(_broker_url)] | None = Field(
@@ -158,11 +180,6 @@ class BrokerSettings(_Group):
     key_prefix: str = Field(
         "nekro:", description="Prefix of every Redis key of the broker and of our own keys."
     )
-    visibility_timeout_seconds: float = Field(
-        30,
-        gt=0,
-        description="How long a delivery may stay unacknowledged and unrenewed before it is redelivered.",
-    )
     socket_timeout_seconds: float = Field(
         5,
         gt=0,
@@ -175,17 +192,6 @@ class BrokerSettings(_Group):
         description="Deliveries after which a task that no worker finishes is dead-lettered, and starts "
         "after which a round whose worker died before the LLM answered fails, with a notice in its chat.",
     )
-    max_queued: int = Field(
-        10_000,
-        ge=0,
-        description="Maximum number of calls that wait in one queue, or in one process for their chat's "
-        "turn; more are refused. 0 means no limit.",
-    )
-    calls_per_chat: int = Field(
-        64,
-        ge=1,
-        description="Concurrent calls of one chat in one process; more wait for their turn.",
-    )
 
     @property
     def connect_seconds(self) -> float:
@@ -193,7 +199,7 @@ class BrokerSettings(_Group):
         return max(CONNECT_SECONDS, 0.4 * self.socket_timeout_seconds)
 
 
-class ResultSettings(_Group):
+class ResultSettings(SettingGroup):
     """The result backend."""
 
     url: str | None = Field(
@@ -201,7 +207,7 @@ class ResultSettings(_Group):
     )
 
 
-class DatabaseSettings(_Group):
+class DatabaseSettings(DatabaseLimits):
     """The database."""
 
     url: str | None = Field(
@@ -210,17 +216,6 @@ class DatabaseSettings(_Group):
         "or `sqlite:///path`; unset means SQLite in the data directory.",
     )
     pool_size: int = Field(10, ge=1, le=200, description="Connections kept per process (PostgreSQL).")
-    pool_timeout_seconds: float = Field(
-        15, gt=0, description="How long to wait for a free connection, and a SQLite writer for another one."
-    )
-    transaction_timeout_seconds: float = Field(
-        30, gt=0, description="Time limit of a transaction; then its connection is closed and it fails."
-    )
-    sqlite_synchronous: Literal["normal", "full"] = Field(
-        "normal",
-        description="`normal`: a SQLite commit survives a crash of any process; `full`: also a power loss, "
-        "at the cost of one fsync per commit.",
-    )
     key_bytes: int = Field(
         10 << 30,
         ge=0,
@@ -229,27 +224,14 @@ class DatabaseSettings(_Group):
     )
 
 
-class RetentionSettings(_Group):
+class RetentionSettings(RetentionLimits):
     """How long ended rows and uploaded files are kept; the sweep deletes older ones."""
 
-    calls_days: float = Field(
-        7, ge=1, description="Outcomes of calls, including dead-lettered ones; repeated deliveries need them."
-    )
-    approvals_days: float = Field(
-        90, ge=1, description="Decided requests for approval of calls; they say who permitted what."
-    )
     rounds_days: float = Field(
         30,
         ge=1,
-        description="Rounds of the LLM, with prompt sizes and code; background jobs and fired timers.",
-    )
-    events_days: float = Field(
-        30, ge=1, description="Events of chats; a stream can resume from any that is kept."
-    )
-    prompts_days: float = Field(
-        7,
-        gt=0,
-        description="What rounds sent to the model (`NEKRO_AGENT__KEEP_PROMPTS`); at most `ROUNDS_DAYS`.",
+        description="Rounds of the LLM, with prompt sizes and code; events of chats, from which streams "
+        "resume; background jobs and fired timers.",
     )
     messages_days: float = Field(0, ge=0, description="Messages of chats; 0 keeps them forever.")
     audit_days: float = Field(
@@ -262,7 +244,7 @@ class RetentionSettings(_Group):
     )
 
 
-class ApprovalSettings(_Group):
+class ApprovalSettings(ApprovalLimits):
     """Which calls a person must approve before they run."""
 
     require: CommaList = Field(
@@ -286,11 +268,6 @@ class ApprovalSettings(_Group):
     pending_seconds: float = Field(
         86400, gt=0, description="How long a call waits for a decision; then it does not run any more."
     )
-    grant_seconds: float = Field(
-        28800,
-        gt=0,
-        description="How long an approval for a turn or a chat permits further calls of the same method.",
-    )
 
     def may_decide(self, issuer: str, user_id: str) -> bool:
         """Whether a person of a chat may decide on its calls."""
@@ -308,7 +285,7 @@ class ApprovalSettings(_Group):
         return declared or any(fnmatchcase(method, pattern) for pattern in self.require)
 
 
-class BudgetSettings(_Group):
+class BudgetSettings(BudgetWarnings):
     """What rounds, runs of code and plugins' requests to models may use before they are refused.
 
     A limit is written as `tokens=100000,cost=0.5,rounds=40,sandbox_seconds=600`, with the measures that are
@@ -326,15 +303,9 @@ class BudgetSettings(_Group):
         "itself (`nekro keys`) replace it.",
     )
     day: BudgetLimits = Field({}, description="What the whole system may use in a day.")
-    warn_at: float = Field(
-        0.8,
-        gt=0,
-        le=1,
-        description="Share of a budget at which its chat is warned, once per period; 1 means no warning.",
-    )
 
 
-class PluginSettings(_Group):
+class PluginSettings(SettingGroup):
     """Which plugins are loaded."""
 
     dirs: PathList = Field(
@@ -347,8 +318,9 @@ class PluginSettings(_Group):
     start_seconds: float = Field(
         30,
         gt=0,
-        description="How long a worker that starts waits for the import or the init of one plugin. A slower "
-        "one is left out until that has ended; `nekro plugins` lists it as `starting`.",
+        description="How long a worker that starts waits for the import or the init of one plugin, and how "
+        "long an MCP server may take to start and to list its tools. A slower plugin is left out until that "
+        "has ended; `nekro plugins` lists it as `starting`.",
     )
     reload: bool = Field(
         False, description="Whether workers import a plugin again when its files change; for development."
@@ -365,7 +337,7 @@ class PluginSettings(_Group):
     )
 
 
-class McpSettings(_Group):
+class McpSettings(McpLimits):
     """Servers of the Model Context Protocol as plugins."""
 
     file: Path | None = Field(
@@ -379,48 +351,24 @@ class McpSettings(_Group):
         description="Start servers with a command without isolation where bubblewrap does not work; else "
         "they do not start there.",
     )
-    start_seconds: float = Field(
-        30, gt=0, description="How long a server may take to start and to list its tools."
-    )
-    message_bytes: int = Field(
-        8 << 20,
-        ge=4096,
-        description="Largest message of a server; the call that a larger one answers fails.",
-    )
-    refresh_seconds: float = Field(
-        300, ge=1, description="How often the tools of servers with a URL are listed again."
-    )
-    idle_seconds: float = Field(
-        300, gt=0, description="Idle time after which a worker ends its session with a server with a URL."
-    )
 
 
-class StoreSettings(_Group):
+class StoreSettings(StoreLimits):
     """Limits of the plugin key-value store."""
 
-    max_value_bytes: int = Field(
-        16 << 20, ge=1024, description="Largest value in UTF-8 bytes; a larger one is an error."
-    )
 
-
-class DownloadSettings(_Group):
+class DownloadSettings(DownloadLimits):
     """Limits of downloads by URL."""
 
     max_bytes: int = Field(20 << 30, ge=1, description="Largest download in bytes.")
-    timeout_seconds: float = Field(
-        60, gt=0, description="Longest time without data from the server before an attempt fails."
-    )
     allow_private: CommaList = Field(
         (),
         description="Hosts or networks (CIDR) that are allowed although private, loopback or link-local; "
         "also for what MCP servers name in OAuth.",
     )
-    connections: int = Field(
-        4, ge=1, le=16, description="Connections to one server for one file of at least 64 MiB."
-    )
 
 
-class UploadSettings(_Group):
+class UploadSettings(UploadLimits):
     """Limits of the uploads of one chat (`/app/uploads`)."""
 
     chat_bytes: int = Field(
@@ -429,12 +377,9 @@ class UploadSettings(_Group):
         description="Maximum size of the uploads of one chat in bytes; a file counts by its size or its disk "
         "blocks, whichever is larger. A file that would exceed it is refused with an error to the plugin.",
     )
-    chat_names: int = Field(
-        2_000, ge=10, description="Maximum number of files and directories in the uploads of one chat."
-    )
 
 
-class SandboxSettings(_Group):
+class SandboxSettings(SandboxLimits):
     """How code of the LLM is isolated and limited."""
 
     driver: Literal["auto", "bwrap", "container", "landlock", "unsafe"] = Field(
@@ -455,13 +400,8 @@ class SandboxSettings(_Group):
     wall_seconds: float = Field(
         60, gt=0, description="Time limit of a run, including waits for plugin calls."
     )
-    cpu_seconds: int = Field(30, ge=1, description="CPU time of one process of a run.")
     memory_bytes: int = Field(512 << 20, ge=64 << 20, description="Memory of all processes of a run.")
-    max_processes: int = Field(64, ge=1, description="Processes and threads of a run.")
-    max_file_bytes: int = Field(32 << 20, ge=1 << 20, description="Largest single file that a run can write.")
-    tmp_bytes: int = Field(64 << 20, ge=1 << 20, description="Size of `/tmp`, and of `/dev/shm`.")
     shared_bytes: int = Field(256 << 20, ge=1 << 20, description="Disk that `/app/shared` may use.")
-    shared_files: int = Field(2000, ge=10, description="Maximum number of files in `/app/shared`.")
     shared_storage: Literal["directory", "image"] = Field(
         "directory",
         description="`image` puts each `/app/shared` on an ext4 image of that size, enforced by the kernel: "
@@ -472,28 +412,7 @@ class SandboxSettings(_Group):
         description="Refuse to start where a limit on memory, swap, processes, CPU, disk, inodes or file "
         "size is only polled or not enforced.",
     )
-    output_keep_bytes: int = Field(
-        64 << 10,
-        ge=1024,
-        description="Output that is kept (head and tail); a run that writes 16 times as much is killed.",
-    )
-    argument_bytes: int = Field(1 << 20, ge=1024, description="Largest arguments of one call.")
-    return_bytes: int = Field(8 << 20, ge=1024, description="Largest return value of one call.")
-    max_calls: int = Field(
-        200,
-        ge=1,
-        description="Plugin calls of one run. A run with more refused calls than that (over the limit, "
-        "unknown or too large) is ended.",
-    )
-    max_calls_in_flight: int = Field(8, ge=1, description="Plugin calls of one run at the same time.")
     max_concurrent: int = Field(4, ge=1, description="Runs at the same time in one process.")
-    warm_seconds: float = Field(
-        60, ge=0, description="How long a prepared sandbox waits for its run; 0 prepares none."
-    )
-    preload: CommaList = Field((), description="Modules that a prepared sandbox imports in advance.")
-    shared_idle_seconds: float = Field(
-        1800, ge=0, description="Idle time after which `/app/shared` is emptied; 0 keeps it."
-    )
     packages_dir: Path | None = Field(
         None,
         description="Directory of the packages that every sandbox can import (`nekro sandbox packages`); "
@@ -509,25 +428,14 @@ class SandboxSettings(_Group):
         description="Keep top-level variables of plain values, arrays and data frames for the next program "
         "of the same turn.",
     )
-    keep_variables_bytes: int = Field(
-        256 << 10, ge=1024, le=1 << 20, description="Most bytes of the kept variables of one turn."
-    )
     package_allow: CommaList = Field(
         (),
         description="Packages that sandboxed code may request with `dynamic_importer`, by distribution name; "
         "`*` allows all, empty none.",
     )
-    package_index: str | None = Field(
-        None, description="Simple index for wheels; unset means the index that pip is configured with."
-    )
-    uid_range_start: int = Field(
-        200_000,
-        ge=1000,
-        description="First of the 10,000 host user ids for sandboxes when the service is root.",
-    )
 
 
-class LLMSettings(_Group):
+class LLMSettings(LLMLimits):
     """The language model."""
 
     base_url: str | None = Field(None, description="Endpoint of the model, up to `/v1`.")
@@ -556,12 +464,7 @@ class LLMSettings(_Group):
     max_output_tokens: int | None = Field(
         None, ge=1, description="Longest answer in tokens; unset means the endpoint's default."
     )
-    first_token_timeout_seconds: float = Field(60, gt=0, description="Longest wait for the first token.")
     timeout_seconds: float = Field(180, gt=0, description="Time limit of one complete answer.")
-    tries: int = Field(3, ge=1, le=10, description="Requests per round before it fails.")
-    idle_timeout_seconds: float = Field(
-        60, gt=0, description="Longest pause between two pieces of a streamed answer."
-    )
     parameters: JsonObject = Field(
         None, description='Further values of requests, as a JSON object: `{"reasoning_effort": "low"}`.'
     )
@@ -585,7 +488,7 @@ class LLMSettings(_Group):
     )
 
 
-class QdrantSettings(_Group):
+class QdrantSettings(SettingGroup):
     """The vector database of plugins."""
 
     url: str | None = Field(
@@ -606,7 +509,7 @@ class AnswerMode(StrEnum):
     STRICT = "strict"
 
 
-class AgentSettings(_Group):
+class AgentSettings(AgentLimits):
     """Rounds of the agent."""
 
     persona: str = Field(
@@ -639,75 +542,16 @@ class AgentSettings(_Group):
         "settings.",
     )
     turn_seconds: float = Field(1080, gt=0, description="Longest turn (a trigger and its follow-up rounds).")
-    history_messages: int = Field(32, ge=1, description="Newest messages shown to the LLM.")
     prompt_tokens: int = Field(
         64_000,
         ge=1000,
         description="Longest prompt in tokens; shorter for a model whose `CONTEXT_TOKENS` less "
-        "`NEKRO_AGENT__ANSWER_TOKENS` is less. Whatever does not fit is shortened.",
-    )
-    answer_tokens: int = Field(
-        4096,
-        ge=1,
-        description="Tokens of the model's context that a prompt leaves to the answer, at most half of it.",
-    )
-    history_tokens: int = Field(
-        6000,
-        ge=200,
-        description="Tokens of history shown, at most a quarter of the prompt; the newest message is always "
-        "shown. A message that is longer than a fifth is cut in the middle.",
+        "4,096 tokens for the answer is less. Whatever does not fit is shortened.",
     )
     summary_group: str | None = Field(
         None,
-        description="Model group that summarises messages which no longer fit into `HISTORY_TOKENS` or "
-        "`HISTORY_MESSAGES`, in the background; unset: older messages are left out of prompts.",
-    )
-    observation_tokens: int = Field(
-        4000,
-        ge=100,
-        description="Tokens shown of one result of a method, one output of a program or what one plugin adds "
-        "to prompts, at most an eighth of the prompt. A longer one is cut in the middle.",
-    )
-    catalogue_tokens: int = Field(
-        12_000,
-        ge=0,
-        description="Tokens of a prompt's list of plugins and methods, at most two fifths of the prompt. A "
-        "longer list shows in full only what the chat used lately, and the other methods by name with one "
-        "line each. 0: as long as the prompt allows.",
-    )
-    image_bytes: int = Field(
-        1 << 20, ge=1024, description="Largest picture in a prompt; a larger one is made smaller."
-    )
-    image_side: int = Field(
-        2048,
-        ge=64,
-        le=8192,
-        description="Longest side of a picture in a prompt in pixels; 512 with detail `low`. A longer one is "
-        "made smaller.",
-    )
-    image_file_bytes: int = Field(
-        16 << 20, ge=1024, description="Largest file that is made a picture of a prompt; others are named."
-    )
-    image_pixels: int = Field(
-        40_000_000,
-        ge=1,
-        le=500_000_000,
-        description="Pixels of a picture before it is made smaller; others are named. Decoding may use 12 "
-        "bytes of memory per pixel, and 256 MiB.",
-    )
-    prompt_images: int = Field(16, ge=0, description="Most pictures in a prompt, with those of results.")
-    prompt_image_bytes: int = Field(8 << 20, ge=0, description="Most bytes of all pictures in a prompt.")
-    prompt_image_tokens: int = Field(
-        20_000,
-        ge=0,
-        description="Most tokens of all pictures in a prompt, as OpenAI counts them: 85 with detail `low`, "
-        "else up to 1,445 for one.",
-    )
-    history_images: int = Field(
-        4,
-        ge=0,
-        description="Newest pictures of people's messages that a model with `NEKRO_LLM__VISION` sees; "
-        "prompts only name the others.",
+        description="Model group that summarises messages which no longer fit into the history of a "
+        "prompt, in the background; unset: older messages are left out of prompts.",
     )
     debounce_seconds: float = Field(
         0,
@@ -733,7 +577,7 @@ class AgentSettings(_Group):
         return 2 * self.sweep_seconds
 
 
-class WorkerSettings(_Group):
+class WorkerSettings(WorkerLimits):
     """Worker processes and the lanes."""
 
     methods_concurrency: int = Field(200, ge=1, description="Concurrent calls in one `methods` process.")
@@ -764,12 +608,6 @@ class WorkerSettings(_Group):
         None,
         description="Name or address by which gateways reach this host; unset means `http_address`, or the "
         "address of the host's name if that is `0.0.0.0` or `::`.",
-    )
-    long_nice: int = Field(
-        5,
-        ge=0,
-        le=19,
-        description="Niceness of work in lane `long` (see nice(1)).",
     )
 
     @property
@@ -814,7 +652,7 @@ def _check_access(entries: tuple[str, ...]) -> tuple[str, ...]:
     return entries
 
 
-class GatewaySettings(_Group):
+class GatewaySettings(GatewayLimits):
     """The HTTP API."""
 
     host: str = Field(
@@ -835,36 +673,8 @@ class GatewaySettings(_Group):
         description="Origins of web sites (`https://app.example.org`) whose scripts may use the API with a "
         "key; `*` allows all, empty none.",
     )
-    body_bytes: int = Field(
-        2 << 20, ge=1024, description="Largest body of a request, except of uploads and routes of plugins."
-    )
-    upload_bytes: int = Field(1 << 30, ge=1024, description="Largest body of an upload of files.")
-    media_bytes: int = Field(
-        48 << 20,
-        ge=1024,
-        description="Largest body of a message, which may contain pictures and files. A file of a message in "
-        "the SSE adapter protocol may have two thirds of it, in either direction.",
-    )
-    body_seconds: float = Field(
-        30, gt=0, description="How long a client may take to send a request's headers, and then its body."
-    )
     requests_per_minute: int = Field(
         600, ge=0, description="Requests per minute of a key that states no rate; 0 does not limit them."
-    )
-    connections: int = Field(
-        4000, ge=1, description="Connections at the same time in one process; more are answered with 503."
-    )
-    streams_per_key: int = Field(
-        3000,
-        ge=0,
-        description="Streams that one key may have open in one process; more are answered with 429. 0 does "
-        "not limit them.",
-    )
-    streams_per_address: int = Field(
-        3000,
-        ge=0,
-        description="The same for one address; of IPv6 for a network of 64 bits. Behind a proxy all clients "
-        "have its address: set 0 there. 0 does not limit them.",
     )
     drain_seconds: float = Field(
         10, ge=0, description="How long a stopping gateway waits for running requests; streams end at once."
@@ -875,24 +685,6 @@ class GatewaySettings(_Group):
         "comma-separated; `*` stands for the plugins that are not named. `open`: everybody; `key`: keys with "
         "the scope `call`; `plugin`: everybody, the plugin checks requests itself; `closed`: no request, as "
         "for plugins without an entry.",
-    )
-    plugin_body_bytes: int = Field(
-        32 << 20, ge=1024, description="Largest body of a request to a route of a plugin."
-    )
-    webhook_body_bytes: int = Field(
-        512 << 10, ge=1024, description="Largest body of a webhook that plugins receive."
-    )
-    plugin_seconds: float = Field(
-        30,
-        gt=0,
-        description="How long a plugin may take to begin an answer, and between two parts of it; also the "
-        "time limit of a webhook.",
-    )
-    plugin_stream_seconds: float = Field(
-        3600, gt=0, description="Longest answer of a route of a plugin; then it is cut."
-    )
-    plugin_requests: int = Field(
-        64, ge=1, description="Requests to the routes of one plugin at the same time in one gateway."
     )
 
     console: bool = Field(
@@ -906,13 +698,6 @@ class GatewaySettings(_Group):
         "(`/api/adapters/sse/connect`); unset means that it is not served.",
     )
 
-    webhook_attempts: int = Field(
-        10,
-        ge=1,
-        le=30,
-        description="Attempts to deliver an event to a webhook's URL; then it is a dead letter. The first "
-        "pause is 5 s, each further one four times as long, up to 12 h.",
-    )
     webhook_allow_private: CommaList = Field(
         (),
         description="Hosts or networks (CIDR) that webhooks may reach although private, loopback or "
@@ -936,7 +721,7 @@ class GatewaySettings(_Group):
         return PluginAccess(modes.get(plugin_key) or modes.get("*") or PluginAccess.CLOSED)
 
 
-class SecuritySettings(_Group):
+class SecuritySettings(SettingGroup):
     """Secrets of the installation."""
 
     signing_key: SecretStr | None = Field(
@@ -944,7 +729,7 @@ class SecuritySettings(_Group):
     )
 
 
-class LogSettings(_Group):
+class LogSettings(SettingGroup):
     """Logging."""
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
@@ -953,7 +738,7 @@ class LogSettings(_Group):
     json_lines: bool = Field(False, description="One JSON object per line instead of text.")
 
 
-class MetricsSettings(_Group):
+class MetricsSettings(SettingGroup):
     """Prometheus metrics and HTTP probes."""
 
     port: int = Field(
@@ -966,7 +751,7 @@ class MetricsSettings(_Group):
     address: str = Field("127.0.0.1", description="Address on which workers listen for them.")
 
 
-class TracingSettings(_Group):
+class TracingSettings(SettingGroup):
     """OpenTelemetry traces; OpenTelemetry's own variables (`OTEL_…`) configure the exporter."""
 
     enabled: bool = Field(
@@ -1051,11 +836,16 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Use explicit values first, then the environment and the files it names, then ``.env``."""
         environment = EnvironmentSource(settings_cls, known=_known_names() | group_variables(os.environ))
+        if isinstance(dotenv_settings, DotEnvSettingsSource):
+            named = dotenv_settings.env_vars
+            dotenv_settings.env_vars = {name: value for name, value in named.items() if not is_fixed(name)}
         return init_settings, environment, dotenv_settings
 
     @classmethod
     def load(cls, *, env_file: Path | None = Path(".env"), **overrides: Any) -> Settings:
         """Read the environment and ``.env``; explicit ``overrides`` take precedence.
+
+        A variable whose setting is a constant now is ignored; the log names it and says what holds.
 
         Args:
             env_file: None reads no file; a file that does not exist is skipped.
@@ -1124,9 +914,11 @@ def known_variables() -> Iterator[tuple[str, str, Any]]:
     """Yield (environment variable, group or "", field info) of every setting, in reading order."""
     for name, field in Settings.model_fields.items():
         group = field.annotation
-        if isinstance(group, type) and issubclass(group, _Group):
+        if isinstance(group, type) and issubclass(group, SettingGroup):
+            limits = getattr(group.__base__, "model_fields", {})  # inherited: no variable sets them
             for leaf, info in group.model_fields.items():
-                yield f"{ENV_PREFIX}{name}__{leaf}".upper(), name, info
+                if leaf not in limits:
+                    yield f"{ENV_PREFIX}{name}__{leaf}".upper(), name, info
         else:
             yield f"{ENV_PREFIX}{name}".upper(), "", field
 
@@ -1142,11 +934,15 @@ def _reject_unknown(environ: Mapping[str, str], env_file: Path | None) -> None:
         lines = env_file.read_text("utf-8").split("\n")
         names += [line.split("=", 1)[0].removeprefix("export ").strip() for line in lines if "=" in line]
     known |= group_variables(names) | CLIENT_VARIABLES
-    for name in names:
+    for name in dict.fromkeys(names):
         upper = name.upper()
         if not upper.startswith(ENV_PREFIX) or upper.startswith(TEST_PREFIX) or upper in known:
             continue
         if named_by_file(upper, known):
+            continue
+        if is_fixed(name):
+            now = FIXED_SETTINGS[upper.removesuffix(FILE_SUFFIX)]
+            logger.bind(variable=name, since=FIXED_SINCE, now=now).warning("removed_setting_ignored")
             continue
         raise SettingsError(f"Unknown setting {name}. {_hint(upper, known)}")
 

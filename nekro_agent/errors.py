@@ -204,7 +204,7 @@ class UploadQuotaError(PluginError):
         super().__init__(
             f"{name!r} ({size_bytes} bytes) does not fit into this chat's uploads: they hold {used_bytes} of "
             f"{limit_bytes} bytes (NEKRO_UPLOADS__CHAT_BYTES) and {used_names} of {limit_names} names "
-            "(NEKRO_UPLOADS__CHAT_NAMES); raise the limit that is reached, or keep files for a shorter time "
+            "of files and directories; delete files, or keep them for a shorter time "
             "(NEKRO_RETENTION__UPLOADS_DAYS)"
         )
 

@@ -113,7 +113,7 @@ def _checked_value(plugin_key: str, store_key: str, value: object, policy: Store
     if size > policy.max_value_bytes:
         raise InvalidValueError(
             f"store.set: value of {store_key!r} has {size} bytes, the limit is {policy.max_value_bytes} "
-            "(NEKRO_STORE__MAX_VALUE_BYTES); keep large data in plugin.get_plugin_data_dir()"
+            "for values; keep large data in plugin.get_plugin_data_dir()"
         )
     if size >= _LARGE_BYTES:
         _log.bind(

@@ -92,8 +92,7 @@ class SqlKeyValueStore:
         if size > self._limits.max_value_bytes:
             raise InvalidValueError(
                 f"the value of {store_key[:40]!r} has {size} bytes, the limit is "
-                f"{self._limits.max_value_bytes}; keep large data in the plugin's directory "
-                "or raise NEKRO_STORE__MAX_VALUE_BYTES"
+                f"{self._limits.max_value_bytes}; keep large data in the plugin's directory"
             )
 
 

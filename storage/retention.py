@@ -98,7 +98,7 @@ def _given_back(retention: RetentionSettings) -> dict[StoredKind, float]:
     """Return after how many days keys get back what they stored; what is kept forever is missing."""
     days = {
         StoredKind.MESSAGES: retention.messages_days,
-        StoredKind.ROUNDS: max(retention.rounds_days, retention.events_days),
+        StoredKind.ROUNDS: retention.rounds_days,
         StoredKind.PROMPTS: retention.prompts_days,
         StoredKind.CALLS: retention.calls_days,
         StoredKind.REQUESTS: _REQUESTS_KEPT / timedelta(days=1),
@@ -128,7 +128,7 @@ def _rules(retention: RetentionSettings) -> list[_Rule]:
         _Rule(JOBS.c.updated_at, rounds, JOBS.c.state.in_(FINAL_JOB_STATES)),
         _Rule(TIMERS.c.fire_at, rounds, TIMERS.c.state.not_in(OPEN_TIMER_STATES)),
         _Rule(OPENAI_RESPONSES.c.created_at, rounds),
-        _Rule(CHAT_EVENTS.c.created_at, retention.events_days),
+        _Rule(CHAT_EVENTS.c.created_at, rounds),
         # An ended one has a time of its end.
         _Rule(ADAPTER_SENDS.c.finished_at, calls),
         _Rule(WEBHOOK_DELIVERIES.c.finished_at, calls),

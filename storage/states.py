@@ -98,11 +98,11 @@ class StoredKind(StrEnum):
 
     #: Messages (``NEKRO_RETENTION__MESSAGES_DAYS``).
     MESSAGES = "messages"
-    #: Rounds, events, timers, jobs and responses (``NEKRO_RETENTION__ROUNDS_DAYS``, ``…EVENTS_DAYS``).
+    #: Rounds, events, timers, jobs and responses (``NEKRO_RETENTION__ROUNDS_DAYS``).
     ROUNDS = "rounds"
-    #: What rounds sent to the model (``NEKRO_RETENTION__PROMPTS_DAYS``).
+    #: What rounds sent to the model (``prompts_days``).
     PROMPTS = "prompts"
-    #: Calls and runs (``NEKRO_RETENTION__CALLS_DAYS``).
+    #: Calls and runs (``calls_days``).
     CALLS = "calls"
     #: Answers to requests with an idempotency key, and reservations of files that are being stored.
     REQUESTS = "requests"

@@ -23,6 +23,7 @@ from forked_process import Descriptor, ForkedCommand, ForkedProcess, run_forked
 from sqlalchemy.engine import make_url
 from waiting import WAIT_SECONDS, wait_until
 
+from benchmarks.harness.limited import limited_command, limits_of
 from broker_config.settings import Settings
 from nekro.app.calls.dispatch import CallScope, invocation_of
 from nekro.app.composition import Services
@@ -98,18 +99,22 @@ class Worker:
         if concurrency is not None:
             arguments += ["--concurrency", str(concurrency)]
         arguments.append("--supervisor-fd")
+        limits = limits_of(settings)
+        command = limited_command(limits)
+        if environment is not None and (module := main_module(environment)) != "nekro.cli.main":
+            command = [sys.executable, "-P", "-m", module]
         number = theirs.fileno()
         with theirs, log.open("ab") as output:
             if environment is None:
                 self.process = ForkedProcess(
-                    "nekro.cli.main",
-                    [*arguments, Descriptor(number)],
+                    "benchmarks.harness.limited",
+                    [json.dumps(limits), *arguments, Descriptor(number)],
                     environ=environment_of(settings),
                     stdout=output.fileno(),
                 )
             else:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", main_module(environment), *arguments, str(number)],
+                    [*command, *arguments, str(number)],
                     env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=output,

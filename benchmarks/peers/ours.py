@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from abc import abstractmethod
 from pathlib import Path
 from string import Template
@@ -19,6 +18,7 @@ from benchmarks.harness.contender import (
     NotAvailableError,
     Setup,
 )
+from benchmarks.harness.limited import limit, limited_command
 from benchmarks.harness.served import call_served, served
 
 if TYPE_CHECKING:
@@ -85,24 +85,31 @@ print(json.dumps({"measured": measured, "peak_bytes": peak_bytes()}))
 
 
 def _environment(setup: Setup) -> dict[str, str]:
-    """Return settings: defaults, except addresses and limits of a run that the measurement would exceed."""
+    """Return settings: defaults, except addresses and the time limit of a run."""
     return {
         "NEKRO_BROKER__URL": setup.redis_url,
         "NEKRO_DATA_DIR": str(Path(setup.directory) / "data"),
         "NEKRO_PLUGINS__DIRS": str(_PLUGINS),
         "NEKRO_LOG__LEVEL": "WARNING",
-        "NEKRO_SANDBOX__MAX_CALLS": "1000000000",
-        "NEKRO_SANDBOX__MAX_CALLS_IN_FLIGHT": str(setup.in_flight),
-        "NEKRO_SANDBOX__MAX_PROCESSES": str(setup.in_flight + 64),
         "NEKRO_SANDBOX__WALL_SECONDS": str(_RUN_SECONDS),
-        "NEKRO_SANDBOX__CPU_SECONDS": str(_RUN_SECONDS),
-        "NEKRO_SANDBOX__OUTPUT_KEEP_BYTES": str(_OUTPUT_BYTES),
+    }
+
+
+def _limits(setup: Setup) -> dict[str, dict[str, int]]:
+    return {
+        "sandbox": {
+            "max_calls": 1_000_000_000,
+            "max_calls_in_flight": setup.in_flight,
+            "max_processes": setup.in_flight + 64,
+            "cpu_seconds": _RUN_SECONDS,
+            "output_keep_bytes": _OUTPUT_BYTES,
+        }
     }
 
 
 def _worker_commands(setup: Setup) -> list[list[str]]:
-    nekro = str(Path(sys.executable).with_name("nekro"))
-    return [[nekro, "worker", "--lane", "methods", "--name", f"bench-{i}"] for i in range(setup.workers)]
+    nekro = limited_command(_limits(setup))
+    return [[*nekro, "worker", "--lane", "methods", "--name", f"bench-{i}"] for i in range(setup.workers)]
 
 
 def _prepare(setup: Setup) -> None:
@@ -117,6 +124,10 @@ class _ServicesClient(AsyncClient):
     """A client with the services of a rounds worker."""
 
     _services: Services
+
+    def __init__(self, setup: Setup) -> None:
+        limit(_limits(setup))
+        super().__init__()
 
     async def open(self) -> None:
         from broker_config.settings import Settings
@@ -215,7 +226,7 @@ BRIDGE = Contender(
     about="nekro worker --lane methods with the shipped plugins, called as the bridge calls (MethodCaller)",
     modules=("nekro.app.composition", "nekro.cli.main"),
     worker_commands=_worker_commands,
-    open_client=lambda setup: BridgeClient(),
+    open_client=BridgeClient,
     ours=True,
     prepare=_prepare,
     environment=_environment,
@@ -226,7 +237,7 @@ SANDBOX = Contender(
     about="the same worker, called by code in the sandbox (100 in flight: as many threads in it)",
     modules=("nekro.app.composition", "nekro.cli.main"),
     worker_commands=_worker_commands,
-    open_client=lambda setup: SandboxClient(),
+    open_client=SandboxClient,
     ours=True,
     prepare=_prepare,
     environment=_environment,

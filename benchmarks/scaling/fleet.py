@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
-import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 from benchmarks.harness.contender import ROOT
+from benchmarks.harness.limited import limited_command, limits_of
 from benchmarks.harness.processes import Child
 from benchmarks.harness.redis_server import RedisServer
 from benchmarks.harness.served import call_served, served
@@ -139,7 +139,7 @@ def running_fleet(server: RedisServer, directory: Path, *, workers: int, concurr
     )
     asyncio.run(upgrade(settings.database, settings.data_dir))
     environment = environment_of(settings) | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-P", "-m", "nekro.cli.main", "worker", "--lane", "methods", "--name"]
+    command = [*limited_command(limits_of(settings)), "worker", "--lane", "methods", "--name"]
     with ExitStack() as stack:
         children = tuple(
             stack.enter_context(

@@ -464,7 +464,7 @@ class Services(Parts):
         if (answer := await untried(self.settings, self.database, plugin_key)) is not None:
             return answer
         # The start and the listing, each with its limit.
-        seconds = 2 * self.settings.mcp.start_seconds + CLOSE_STEP_SECONDS
+        seconds = 2 * self.settings.plugins.start_seconds + CLOSE_STEP_SECONDS
         return await self.fleet_hooks.try_mcp_server(plugin_key, seconds=seconds)
 
     async def reset_chat(self, chat_key: str) -> StoppedRounds:

@@ -96,8 +96,8 @@ class ChatShares:
             return
         if self._limit and self._waiting >= self._limit:
             raise OverloadedError(
-                f"{self._waiting} calls are already waiting in this process; try again later, or raise "
-                "NEKRO_BROKER__MAX_QUEUED or NEKRO_BROKER__CALLS_PER_CHAT"
+                f"{self._waiting} calls are already waiting in this process; that is the limit of "
+                "waiting calls; try again later"
             )
         self._waiting += 1
         try:

@@ -268,8 +268,8 @@ def encode_message(message: Any, *, queue: str) -> bytes:
 
 def _full(queue: str, longest: int) -> OverloadedError:
     return OverloadedError(
-        f"{longest} calls already wait in queue {queue}; try again later, start more workers, or raise "
-        "NEKRO_BROKER__MAX_QUEUED"
+        f"{longest} calls already wait in queue {queue}, the limit of a queue; try again later, or start "
+        "more workers"
     )
 
 

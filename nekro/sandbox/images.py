@@ -3,7 +3,7 @@
 The kernel bounds its bytes and its inodes, including those of deleted files that are still open, so
 nothing has to be measured. Needs root and a local file system. An area is mounted on its directory once,
 before its first sandbox; it stays mounted over runs and restarts, and is unmounted and deleted with its
-image when it was idle (``NEKRO_SANDBOX__SHARED_IDLE_SECONDS``). Its journal repairs it after a crash.
+image when it was idle (``shared_idle_seconds``). Its journal repairs it after a crash.
 
 One lock for all areas of a data directory prevents concurrent formatting, mounting and dropping by the
 services of a host. ``mount`` reuses the loop device of an image, so two mounts of one image share one

@@ -84,7 +84,7 @@ _KEPT: Final[dict[str, str]] = {
     "nekro_agent.config.ConfigBase": _SETTINGS,
     "nekro_agent.runtime.Runtime": "the worker's runtime",
     "broker_config.settings.Settings": _SETTINGS,
-    "broker_config.settings._Group": _SETTINGS,
+    "broker_config.limits.SettingGroup": _SETTINGS,
     "nekro.wire.invocation.Signer": "a secret",
     "nekro.base.redaction.Redactor": "a secret",
     "storage.engine.Database": _DATABASE,

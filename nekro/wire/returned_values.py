@@ -216,8 +216,8 @@ def _write_checked(value: object, max_bytes: int) -> bytes:
 
 def _too_large(max_bytes: int) -> ResultError:
     return ResultError(
-        f"the value is too large: at most {max_bytes} bytes can be returned "
-        "(NEKRO_SANDBOX__RETURN_BYTES); write it to a file and return the file's path"
+        f"the value is too large: at most {max_bytes} bytes can be returned; write it to a file and return "
+        "the file's path"
     )
 
 

@@ -153,7 +153,7 @@ _scan_tagged: Final[Any] = c_make_scanner(_Options(_tagged_object))
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
-_ARGUMENT_SETTING: Final = "NEKRO_SANDBOX__ARGUMENT_BYTES"
+_ARGUMENT_LIMIT: Final = "the limit of a call's arguments"
 
 _NOT_ARGUMENTS: Final = "the value is not a pair of positional and named arguments"
 
@@ -174,7 +174,7 @@ def decode_arguments(data: bytes | str, *, max_bytes: int) -> Arguments:
     Raises:
         ArgumentError: the text is malformed, contains a type that is not allowed, or exceeds a limit.
     """
-    text = _text(data, max_bytes, setting=_ARGUMENT_SETTING)
+    text = _text(data, max_bytes, limit=_ARGUMENT_LIMIT)
     try:
         value = load_short(text)
     except Undecided:
@@ -200,7 +200,7 @@ def arguments_text(data: bytes) -> str:
 
 def arguments_in_slices(data: bytes | str, *, max_bytes: int) -> Generator[None, None, Arguments]:
     """Decode as ``decode_arguments`` does, and yield after each slice of work of about 0.3 ms."""
-    text = _text(data, max_bytes, setting=_ARGUMENT_SETTING)
+    text = _text(data, max_bytes, limit=_ARGUMENT_LIMIT)
     return _arguments((yield from load_in_slices(text, Meter(_ARGUMENT_BUDGET))))
 
 
@@ -219,7 +219,7 @@ def decode_value(data: bytes | str, *, max_bytes: int) -> object:
     Raises:
         ArgumentError: it contains an instance of a plugin's class or anything else that is not plain.
     """
-    text = _text(data, max_bytes, setting="NEKRO_SANDBOX__RETURN_BYTES")
+    text = _text(data, max_bytes, limit="the limit of a return value")
     if (reason := pickled_for(text)) is not None:
         raise ArgumentError(f"the value can be opened in a sandbox only: {reason}")
     return load(text, _VALUE_BUDGET)
@@ -266,11 +266,11 @@ def encode_value(value: object, *, max_bytes: int) -> bytes:
     return written(value, max_bytes=max_bytes)
 
 
-def _text(data: bytes | str, max_bytes: int, *, setting: str) -> str:
+def _text(data: bytes | str, max_bytes: int, *, limit: str) -> str:
     size = len(data) if isinstance(data, bytes) or data.isascii() else len(data.encode())
     if size > max_bytes:
         raise ArgumentError(
-            f"the value has {size} bytes, at most {max_bytes} can be sent ({setting}); "
+            f"the value has {size} bytes, at most {max_bytes} can be sent ({limit}); "
             "write large data to a file in /app/shared and send its path"
         )
     return data if isinstance(data, str) else arguments_text(data)

@@ -128,7 +128,7 @@ async def limited(seconds: float) -> AsyncIterator[None]:
         if not limit.expired():
             raise
         raise StorageUnavailableError(
-            f"a transaction took longer than {seconds} s (NEKRO_DATABASE__TRANSACTION_TIMEOUT_SECONDS)"
+            f"a transaction took longer than {seconds} s, the limit of transactions"
         ) from exc
 
 

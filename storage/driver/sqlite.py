@@ -261,10 +261,7 @@ class SqlitePool(Pool[SqliteConnection]):
         self._path = path
         self._settings = settings
         seconds = settings.pool_timeout_seconds
-        error = (
-            f"other writers of this process kept SQLite busy for {seconds} s; "
-            "raise NEKRO_DATABASE__POOL_TIMEOUT_SECONDS or use PostgreSQL"
-        )
+        error = f"other writers of this process kept SQLite busy for {seconds} s; use PostgreSQL"
         self._writers = Pool(self._connect_to_file, FifoSemaphore(1, seconds=seconds, error=error))
 
     def writer(self) -> AbstractAsyncContextManager[SqliteConnection]:

@@ -145,10 +145,8 @@ def test_a_missing_group_names_the_variable_that_defines_it(name: str, hint: str
 
 
 def test_the_limits_of_histories_are_those_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = core_config(
-        load(monkeypatch, NEKRO_AGENT__HISTORY_MESSAGES="7", NEKRO_RETENTION__MESSAGES_DAYS="2")
-    )
-    assert (config.AI_CHAT_CONTEXT_MAX_LENGTH, config.AI_CHAT_CONTEXT_EXPIRE_SECONDS) == (7, 2 * 86_400)
+    config = core_config(load(monkeypatch, NEKRO_RETENTION__MESSAGES_DAYS="2"))
+    assert (config.AI_CHAT_CONTEXT_MAX_LENGTH, config.AI_CHAT_CONTEXT_EXPIRE_SECONDS) == (32, 2 * 86_400)
     monkeypatch.delenv("NEKRO_RETENTION__MESSAGES_DAYS")
     assert core_config(Settings()).AI_CHAT_CONTEXT_EXPIRE_SECONDS > 365 * 86_400
 

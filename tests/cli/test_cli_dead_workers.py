@@ -88,7 +88,7 @@ async def well(_ctx: AgentCtx) -> str:
 @pytest.fixture(scope="module")
 def shell() -> Iterator[Shell]:
     # With this lease, a caller that waited for its end would exceed the limit of every wait in these tests.
-    settings = {"NEKRO_BROKER__VISIBILITY_TIMEOUT_SECONDS": "3600", "NEKRO_AGENT__LEASE_SECONDS": "3600"}
+    settings = {"NEKRO_AGENT__LEASE_SECONDS": "3600"}
     settings["NEKRO_WORKERS__WAIT_SECONDS"] = "3600"  # code waits as long as a worker's start takes
     with open_shell(
         {"probe.py": PLUGIN}, **settings, NEKRO_WORKERS__LONG_METHODS="t.probe.leave_long"

@@ -241,7 +241,7 @@ def test_arguments_are_a_tuple_and_a_dict_of_names(shape: Any) -> None:
 def test_large_arguments_name_size_limit_and_setting() -> None:
     data = encode_arguments(("x" * 2000,), {})
     with pytest.raises(
-        ArgumentError, match=rf"{len(data)} bytes.*at most 1024.*NEKRO_SANDBOX__ARGUMENT_BYTES"
+        ArgumentError, match=rf"{len(data)} bytes.*at most 1024.*the limit of a call's arguments"
     ):
         decode_arguments(data, max_bytes=1024)
 
@@ -511,8 +511,8 @@ def test_large_values_name_size_limit_setting_and_an_alternative() -> None:
     with pytest.raises(ResultError) as caught:
         encode_value(value, max_bytes=size - 1)
     assert str(caught.value) == (
-        f"the value is too large: at most {size - 1} bytes can be returned "
-        "(NEKRO_SANDBOX__RETURN_BYTES); write it to a file and return the file's path"
+        f"the value is too large: at most {size - 1} bytes can be returned; "
+        "write it to a file and return the file's path"
     )
 
 

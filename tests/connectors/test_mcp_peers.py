@@ -29,7 +29,7 @@ from peer_corpus import (
 from raw_peer import ACT, ECHO, Behaviour, RawPeer, Reply, raw_peer, reply, said
 from waiting import WAIT_SECONDS, eventually
 
-from broker_config.settings import McpSettings, Settings
+from broker_config.settings import PluginSettings, Settings
 from nekro.cli.command import Deps, declare
 from nekro.cli.output import Output
 from nekro.extensions.mcp import commands
@@ -467,7 +467,7 @@ async def test_a_listing_that_fails_leaves_the_session_to_calls(settings: Settin
 
 
 async def test_a_listing_that_hangs_is_an_error_and_delays_nothing_else(settings: Settings) -> None:
-    brief = settings.model_copy(update={"mcp": McpSettings(start_seconds=1)})
+    brief = settings.model_copy(update={"plugins": PluginSettings(start_seconds=1)})
     never = asyncio.Event()
 
     def hangs(peer: RawPeer, message: dict[str, Any]) -> Reply | None:

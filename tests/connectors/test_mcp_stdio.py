@@ -14,7 +14,7 @@ import pytest
 from mcp_world import World, odd_entry, opened
 from waiting import WAIT_SECONDS, eventually
 
-from broker_config.settings import McpSettings, Settings
+from broker_config.settings import McpSettings, PluginSettings, Settings
 from nekro.extensions.mcp.client.faults import ServerFault
 from nekro.extensions.mcp.client.stdio import LineSplitter, TooLong
 from nekro.plugins.hooks import PluginHost
@@ -212,7 +212,8 @@ async def test_a_server_that_does_not_start_is_an_error_with_its_reason(
 ) -> None:
     seconds = 1 if mode == "hang" else 30
     with pytest.raises(ServerFault, match=text):
-        async with opened(limited(settings, start_seconds=seconds), odd_entry(mode)):
+        brief = settings.model_copy(update={"plugins": PluginSettings(start_seconds=seconds)})
+        async with opened(brief, odd_entry(mode)):
             pass
 
 

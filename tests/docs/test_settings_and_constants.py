@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from time_constants import TimeConstant, time_constants
 
-from broker_config.setting_sources import REMOVED_SETTINGS
+from broker_config.setting_sources import FIXED_SETTINGS, REMOVED_SETTINGS
 from broker_config.settings import ENV_PREFIX, known_variables
 
 LAB = Path(__file__).parents[2] / "docs" / "lab"
@@ -23,7 +23,6 @@ LATER_MODEL_VALUES = {
     "LLM__CACHED_INPUT_PRICE_PER_MILLION",
     "LLM__CONTEXT_TOKENS",
     "LLM__FALLBACKS",
-    "LLM__IDLE_TIMEOUT_SECONDS",
     "LLM__IMAGE_DETAIL",
     "LLM__PARAMETERS",
     "LLM__PROTOCOL",
@@ -68,7 +67,9 @@ def test_every_setting_has_one_row_with_its_reason() -> None:
 
 def test_every_removed_setting_is_one_that_start_up_names() -> None:
     removed = [name for name, decision, _ in rows("Settings") if decision == "removed"]
-    assert sorted(removed) == sorted(name.removeprefix(ENV_PREFIX) for name in REMOVED_SETTINGS)
+    assert sorted(removed) == sorted(
+        name.removeprefix(ENV_PREFIX) for name in REMOVED_SETTINGS | FIXED_SETTINGS
+    )
 
 
 def test_every_time_constant_has_one_row_with_its_value_and_reason() -> None:

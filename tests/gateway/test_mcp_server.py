@@ -280,7 +280,7 @@ async def test_an_error_names_the_value_and_what_to_do(gateway: httpx.AsyncClien
             ("typed", {"text": "x", "other": 1}, "'other'"),
             ("spread", {"first": 1, "rest": 2}, "rest must be an array, not 2"),
             ("find_methods", {"words": "e " * 1000}, "words has 2000 characters, at most 1000"),
-            ("large", {"size": 64 << 20}, "(NEKRO_SANDBOX__RETURN_BYTES); write it to a file"),
+            ("large", {"size": 64 << 20}, "can be returned; write it to a file"),
         ):
             failed = await client.call_tool(tool, given)
             assert failed.is_error and text in failed.content[0].text, failed

@@ -79,7 +79,6 @@ def home_system(start_system: Callable[..., QueueSystem], models: ModelServer) -
             "NEKRO_LLM__BASE_URL": models.server.base_url,
             "NEKRO_LLM__MODEL": "main",
             "NEKRO_LLM__API_KEY": "sk-main",
-            "NEKRO_AGENT__HISTORY_MESSAGES": "3",
         }.items():
             patch.setenv(name, value)
         yield start_system(HOME)
@@ -106,12 +105,12 @@ async def test_a_method_bans_a_person(world: QueueWorld) -> None:
 
 
 async def test_history_is_read_within_the_limits_of_the_settings(world: QueueWorld) -> None:
-    for number in range(5):
+    for number in range(20):
         await world.call("record", f"said {number}", f"heard {number}", 1, chat_key=GROUP)
     recent = (await world.call("recent", chat_key=GROUP)).value
-    assert len(recent) == 3 and set(recent) <= {
-        *(f":said {number}:0:False" for number in range(5)),
-        *(f"Ada:heard {number}:1:False" for number in range(5)),
+    assert len(recent) == 32 and set(recent) <= {
+        *(f":said {number}:0:False" for number in range(20)),
+        *(f"Ada:heard {number}:1:False" for number in range(20)),
     }
 
 

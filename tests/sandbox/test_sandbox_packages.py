@@ -346,7 +346,7 @@ def strange(inner: TableServer) -> Iterator[TableServer]:
 @pytest.mark.parametrize(
     ("project", "error"),
     [
-        ("page", "neither its own address nor a public one; NEKRO_SANDBOX__PACKAGE_INDEX"),
+        ("page", "neither its own address nor a public one; pip must be configured"),
         ("file", "a URL of file, which is refused|does not answer"),
         ("circle", "redirects more than 5 times"),
         ("packed", "answers with more than 67108864 bytes"),

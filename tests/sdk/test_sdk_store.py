@@ -104,7 +104,7 @@ async def test_a_large_value_is_stored_with_a_warning_and_a_larger_one_refused(
         assert warnings == []
         assert await plugin.store.set(store_key="big", value="é" * (1 << 19)) == 0
         assert warnings == ["store_value_large"]
-        with pytest.raises(InvalidValueError, match=r"limit is \d+ \(NEKRO_STORE__MAX_VALUE_BYTES\)"):
+        with pytest.raises(InvalidValueError, match=r"limit is \d+ for values"):
             await plugin.store.set(store_key="huge", value="x" * (StorePolicy().max_value_bytes + 1))
     finally:
         logger.remove(sink)

@@ -174,7 +174,7 @@ async def test_expired_events_are_deleted_and_numbers_go_on(database: Database) 
     old = datetime.now(UTC) - timedelta(days=9)
     async with database.begin() as tx:
         tx.events.add(CHAT, *(NewEvent(type="old", created_at=old) for _ in range(5)), *_events(1))
-    deleted = await delete_expired(database, RetentionSettings(events_days=8), batch=2)
+    deleted = await delete_expired(database, RetentionSettings(rounds_days=8), batch=2)
     assert deleted["chat_events"] == 5
     assert [event.number for event in await _read(database)] == [6]
     async with database.begin() as tx:

@@ -127,7 +127,7 @@ async def test_retention_gives_back_what_it_deletes(database: Database) -> None:
         await add(database, 10, kind=kind)
         async with database.begin() as tx:
             await tx.stored_bytes.hold("other", f"{kind}:x", kind, 10)
-    keep = RetentionSettings(calls_days=7, rounds_days=30, events_days=60, messages_days=0, uploads_days=5)
+    keep = RetentionSettings(calls_days=7, rounds_days=60, messages_days=0, uploads_days=5)
 
     async def left(days: float) -> set[str]:
         """Return the kinds that are charged after so many days, and let the retention run."""

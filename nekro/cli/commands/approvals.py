@@ -59,7 +59,7 @@ examples:
 
 `show` and `approve` print the call exactly as it will run, as Python source. `approve` asks before it
 decides; --yes does not ask. --scope turn permits further calls of the method in the same turn, --scope chat
-in the same chat, both for NEKRO_APPROVAL__GRANT_SECONDS; `revoke` ends that. --args replaces the arguments,
+in the same chat, both for 8 hours; `revoke` ends that. --args replaces the arguments,
 and the change is shown. Of two decisions on one call the second is refused and names the first. A list has
 each call on one line, with long arguments cut; `show` is exact. A request is named by its number, by its id,
 or by the beginning of its id. `--json` prints a list of approvals, else one, as `GET /approvals/{id}` does.

@@ -257,10 +257,10 @@ class McpServers:
             declaration = server.declaration
             if declaration is None or declaration.is_stdio or server.name in self._listing:
                 continue
-            settings = self._settings.mcp
-            seconds = (
-                _ATTEMPTS * settings.start_seconds if not server.is_current else settings.refresh_seconds
-            )
+            if server.is_current:
+                seconds = self._settings.mcp.refresh_seconds
+            else:
+                seconds = _ATTEMPTS * self._settings.plugins.start_seconds
             async with self._database.autocommit() as transaction:
                 is_mine = await transaction.mcp_servers.take(
                     server.name, digest=declaration.digest, seconds=seconds

@@ -171,7 +171,7 @@ class SseFiles:
             content = file.read(self._most_bytes + 1)
         if len(content) > self._most_bytes:
             raise InvalidValueError(
-                f"{path} has more than {self._most_bytes} bytes (two thirds of NEKRO_GATEWAY__MEDIA_BYTES)"
+                f"{path} has more than {self._most_bytes} bytes, two thirds of the limit of messages"
             )
         return content
 

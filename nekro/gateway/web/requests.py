@@ -122,7 +122,7 @@ _AMBIGUOUS: Final = (
 _FULL: Final = (
     HTTPStatus.SERVICE_UNAVAILABLE,
     "overloaded",
-    "too many connections (NEKRO_GATEWAY__CONNECTIONS); send the request again",
+    "too many connections to this gateway; send the request again",
 )
 
 _INTERNAL: Final = (

@@ -263,7 +263,9 @@ def _index_of_pip() -> str:
             start_new_session=True,
         )
     except (OSError, subprocess.SubprocessError) as exc:
-        raise PackageInstallError("no package index is known; set NEKRO_SANDBOX__PACKAGE_INDEX") from exc
+        raise PackageInstallError(
+            "no package index is known; configure one for pip (PIP_INDEX_URL or pip.conf)"
+        ) from exc
     return answer.stdout.strip()
 
 

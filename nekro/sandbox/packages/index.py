@@ -183,7 +183,7 @@ class IndexGateway:
         except DownloadRefusedError:
             raise PackageInstallError(
                 f"the package index refers to {url.host}:{_port(url)}, which is neither its own address nor a"
-                " public one; NEKRO_SANDBOX__PACKAGE_INDEX must name an index that serves its files itself"
+                " public one; pip must be configured with an index that serves its files itself"
             ) from None
         except DownloadError:
             pass  # the name is not known here: the request fails, or a proxy knows the name

@@ -44,7 +44,7 @@ class TooLargeError(httpx2.StreamError):
     """An answer exceeds the limit."""
 
     def __init__(self, most_bytes: int) -> None:
-        super().__init__(f"its answer has more than {most_bytes} bytes (NEKRO_MCP__MESSAGE_BYTES)")
+        super().__init__(f"its answer has more than {most_bytes} bytes, the limit of messages")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -217,7 +217,6 @@ class ServerHub:
     def _new_connection(self, server: McpServer) -> Connection:
         from nekro.extensions.mcp.client.connection import Connection
 
-        settings = self._settings.mcp
         hide = redactor_of(_declared(server))
         is_stdio = _declared(server).is_stdio
         shown: list[dict[str, Any]] = []
@@ -247,8 +246,8 @@ class ServerHub:
                 self._open_stdio(server, hide, first) if is_stdio else self._open_http(server, hide, first)
             ),
             stays=is_stdio,
-            start_seconds=settings.start_seconds,
-            idle_seconds=settings.idle_seconds,
+            start_seconds=self._settings.plugins.start_seconds,
+            idle_seconds=self._settings.mcp.idle_seconds,
             initialize_first=server.is_current and (server.about or {}).get("starts_with") == "initialize",
             hide=hide,
             on_listed=on_listed,

@@ -184,9 +184,7 @@ class StdioTransport:
 
     def _messages(self, one: bytes | TooLong) -> list[SessionMessage]:
         if isinstance(one, TooLong):
-            text = (
-                f"its answer has {one.size} bytes; the limit is {self._most_bytes} (NEKRO_MCP__MESSAGE_BYTES)"
-            )
+            text = f"its answer has {one.size} bytes; the limit is {self._most_bytes}"
             logger.bind(server=self._name, bytes=one.size).warning("mcp_message_too_long")
             if one.request_id is None:
                 return []
