@@ -38,8 +38,9 @@ from nekro_agent.execution.greenlets import Bridged
 from nekro_agent.store import PluginStore
 from nekro_agent.testing import InMemoryMessages, LocalAreas
 from storage.engine import Database
-from storage.kv import GET, SET, SqlKeyValueStore
+from storage.kv import SqlKeyValueStore
 from storage.migrate import upgrade
+from storage.plugin_values import GET, SET
 
 __all__ = ["main", "parse"]
 

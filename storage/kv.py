@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-from sqlalchemy import Executable, bindparam, delete, func, literal_column, select
+from sqlalchemy import delete, func, select
 
 from broker_config.settings import StoreSettings
 from nekro_agent.errors import InvalidValueError
 from storage.driver.errors import outlasting
-from storage.driver.statements import SingleStatement
 from storage.engine import Database
-from storage.repositories.plugin_states import SCOPE, value_digest
-from storage.sql import insert, now
+from storage.plugin_values import DELETE, GET, SET, value_digest
 from storage.tables import PLUGIN_VALUES
 
-__all__ = ["DELETE", "GET", "SET", "SqlKeyValueStore"]
+__all__ = ["SqlKeyValueStore"]
 
 
 class SqlKeyValueStore:
@@ -94,40 +90,3 @@ class SqlKeyValueStore:
                 f"the value of {store_key[:40]!r} has {size} bytes, the limit is "
                 f"{self._limits.max_value_bytes}; keep large data in the plugin's directory"
             )
-
-
-def _get(_dialect: str) -> Executable:
-    return select(PLUGIN_VALUES.c.value).where(PLUGIN_VALUES.c.digest == bindparam("of_digest"))
-
-
-def _delete(_dialect: str) -> Executable:
-    found = PLUGIN_VALUES.c.digest == bindparam("of_digest")
-    return delete(PLUGIN_VALUES).where(found).returning(PLUGIN_VALUES.c.revision)
-
-
-def _set(dialect: str) -> Executable:
-    given = ("digest", *SCOPE, "value")
-    new = insert(dialect, PLUGIN_VALUES).values(
-        {
-            **{name: bindparam(name) for name in given},
-            "revision": literal_column("1"),
-            "created_at": now(),
-            "updated_at": now(),
-        }
-    )
-    return new.on_conflict_do_update(
-        index_elements=[PLUGIN_VALUES.c.digest],
-        set_={
-            "value": new.excluded.value,
-            "revision": PLUGIN_VALUES.c.revision + literal_column("1"),
-            "updated_at": new.excluded.updated_at,
-        },
-    ).returning(PLUGIN_VALUES.c.revision)
-
-
-#: Returns the value of a digest.
-GET: Final = SingleStatement(_get, writes=False)
-#: Writes a row; returns its revision.
-SET: Final = SingleStatement(_set, writes=True)
-#: Deletes the row of a digest; returns its revision.
-DELETE: Final = SingleStatement(_delete, writes=True)

@@ -2,38 +2,32 @@
 
 Activations say which plugins of a chat are awake although they may sleep, and for how many turns. Those of a
 chat are one value among those of the plugins, under the key of the built-in methods, which no plugin has.
-``value_digest`` identifies such a value in SQL."""
+"""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
 from typing import Final
 
 from sqlalchemy import Executable, Integer, bindparam, delete, func, literal_column, select, update
 
-from nekro_agent.errors import InvalidValueError
 from nekro_agent.methods import BUILT_IN_PLUGIN, Lane
-from nekro_agent.store import MAX_KEY_CHARS
 from storage.driver.statements import FixedStatement
+from storage.plugin_values import DELETE, GET, SCOPE, SET, value_digest
 from storage.repositories.base import Repository
 from storage.sql import insert, now
 from storage.states import OverrideSource, RoundState
-from storage.tables import LANE_OVERRIDES, PLUGIN_STATES, PLUGIN_VALUES, ROUNDS
+from storage.tables import LANE_OVERRIDES, PLUGIN_STATES, ROUNDS
 
 __all__ = [
-    "SCOPE",
     "Activation",
     "ActivationRepository",
     "LaneOverrideRepository",
     "PluginState",
     "PluginStateRepository",
-    "value_digest",
 ]
 
 
@@ -124,27 +118,6 @@ def _states_statement(_dialect: str) -> Executable:
     return select(PLUGIN_STATES).order_by(PLUGIN_STATES.c.plugin_key)
 
 
-#: The keys, in the order of the digest.
-SCOPE: Final = ("plugin_key", "chat_key", "user_key", "store_key")
-
-_pack_length: Final = struct.Struct(">Q").pack
-#: Size of the digest cache: plugins reuse keys, and a digest takes a tenth of the time of reading a value.
-_KNOWN_DIGESTS: Final = 4096
-
-
-@lru_cache(_KNOWN_DIGESTS)
-def value_digest(*keys: str) -> bytes:
-    """Return SHA-256 of the four keys, each after its length, so that no two scopes are encoded alike."""
-    parts: list[bytes] = []
-    for name, key in zip(SCOPE, keys, strict=True):
-        if len(key) > MAX_KEY_CHARS:
-            raise InvalidValueError(f"{name} has {len(key)} characters, the limit is {MAX_KEY_CHARS}")
-        encoded = key.encode("utf-8", "surrogatepass")
-        parts.append(_pack_length(len(encoded)))
-        parts.append(encoded)
-    return hashlib.sha256(b"".join(parts)).digest()
-
-
 _STORE_KEY: Final = "activations"
 
 
@@ -163,7 +136,7 @@ class ActivationRepository(Repository):
 
     async def of_chat(self, chat_key: str) -> dict[str, Activation]:
         """Return the chat's activations by plugin key, also those that are over."""
-        text = await self._scalar(_get_statement, {"of_digest": _digest(chat_key)})
+        text = await self._scalar(GET, {"of_digest": _digest(chat_key)})
         if text is None:
             return {}
         # Each field by name: another release may have stored more.
@@ -175,25 +148,10 @@ class ActivationRepository(Repository):
         """Store the chat's activations; the caller holds the chat's lock since it read the old ones."""
         digest = _digest(chat_key)
         if not activations:
-            await self._count(delete(PLUGIN_VALUES).where(PLUGIN_VALUES.c.digest == digest))
+            await self._scalar(DELETE, {"of_digest": digest})
             return
-        new = insert(self._dialect, PLUGIN_VALUES).values(
-            digest=digest,
-            plugin_key=BUILT_IN_PLUGIN,
-            chat_key=chat_key,
-            user_key="",
-            store_key=_STORE_KEY,
-            value=json.dumps({key: vars(found) for key, found in sorted(activations.items())}),
-            revision=1,
-            created_at=now(),
-            updated_at=now(),
-        )
-        changed = {
-            "value": new.excluded.value,
-            "revision": PLUGIN_VALUES.c.revision + literal_column("1"),
-            "updated_at": new.excluded.updated_at,
-        }
-        await self._count(new.on_conflict_do_update(index_elements=[PLUGIN_VALUES.c.digest], set_=changed))
+        value = json.dumps({key: vars(found) for key, found in sorted(activations.items())})
+        await self._scalar(SET, {"digest": digest, **_keys(chat_key), "value": value})
 
     async def newest_round(self, chat_key: str) -> int:
         """Return the sequence of the chat's newest round; 0 without one."""
@@ -225,13 +183,12 @@ class ActivationRepository(Repository):
         return list((await self._rows(_calls_statement, values)).scalars())
 
 
+def _keys(chat_key: str) -> dict[str, str]:
+    return dict(zip(SCOPE, (BUILT_IN_PLUGIN, chat_key, "", _STORE_KEY), strict=True))
+
+
 def _digest(chat_key: str) -> bytes:
-    return value_digest(BUILT_IN_PLUGIN, chat_key, "", _STORE_KEY)
-
-
-@FixedStatement
-def _get_statement(_dialect: str) -> Executable:
-    return select(PLUGIN_VALUES.c.value).where(PLUGIN_VALUES.c.digest == bindparam("of_digest"))
+    return value_digest(*_keys(chat_key).values())
 
 
 @FixedStatement
