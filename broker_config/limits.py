@@ -158,6 +158,8 @@ class SandboxLimits(SettingGroup):
 class LLMLimits(SettingGroup):
     """Of ``LLMSettings``."""
 
+    #: How closely the model looks at images; other groups of models have a setting for it.
+    image_detail: Literal["auto", "low", "high"] = "auto"
     #: Longest wait for the first token.
     first_token_timeout_seconds: float = 60
     #: Requests per round before it fails.

@@ -311,7 +311,8 @@ def _default(llm: Any) -> ModelGroup:
         base_url=llm.base_url,
         protocol=llm.protocol,
         api_key=llm.api_key,
-        parameters=_default_parameters(llm),
+        # Without the limit of output tokens, which is one of rounds and not of plugins.
+        parameters=_parsed(llm.parameters),
         vision=llm.vision,
         image_detail=llm.image_detail,
         embedding=False,
@@ -325,12 +326,6 @@ def _default(llm: Any) -> ModelGroup:
         first_token_seconds=llm.first_token_timeout_seconds,
         idle_seconds=llm.idle_timeout_seconds,
     )
-
-
-def _default_parameters(llm: Any) -> dict[str, Any]:
-    # The limit of output tokens is one of rounds, not of plugins that use the group.
-    given = {} if llm.temperature is None else {"temperature": llm.temperature}
-    return given | _parsed(llm.parameters)
 
 
 def _resolved(name: str, group: ModelGroupSettings, llm: Any) -> ModelGroup:

@@ -252,6 +252,8 @@ FIXED_SETTINGS: Final = {
         "a streamed answer may pause for 60 s; a group of NEKRO_MODELS has IDLE_SECONDS"
     ),
     "NEKRO_LLM__TRIES": "a model is asked 3 times, then its fallbacks",
+    "NEKRO_LLM__TEMPERATURE": 'NEKRO_LLM__PARAMETERS as JSON: {"temperature": 0.5}',
+    "NEKRO_LLM__IMAGE_DETAIL": "`auto`; a group of NEKRO_MODELS has IMAGE_DETAIL",
     "NEKRO_AGENT__HISTORY_MESSAGES": "prompts show the newest 32 messages",
     "NEKRO_AGENT__ANSWER_TOKENS": (
         "a prompt leaves 4,096 tokens of the model's context to the answer, at most half of it"

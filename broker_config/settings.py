@@ -54,7 +54,6 @@ from broker_config.limits import (
 )
 from broker_config.model_groups import (
     GroupNames,
-    ImageDetail,
     JsonObject,
     ModelGroups,
     ModelProtocol,
@@ -454,19 +453,12 @@ class LLMSettings(LLMLimits):
     vision: bool = Field(
         True, description="Whether the model sees pictures of messages; else prompts only name their files."
     )
-    image_detail: ImageDetail = Field(
-        "auto",
-        description="How closely the model looks at images: `low` (512 pixels, few tokens), `high`, `auto`.",
-    )
-    temperature: float | None = Field(
-        None, ge=0, le=2, description="Sampling temperature; unset means the endpoint's default."
-    )
     max_output_tokens: int | None = Field(
         None, ge=1, description="Longest answer in tokens; unset means the endpoint's default."
     )
     timeout_seconds: float = Field(180, gt=0, description="Time limit of one complete answer.")
     parameters: JsonObject = Field(
-        None, description='Further values of requests, as a JSON object: `{"reasoning_effort": "low"}`.'
+        None, description='Further values of requests, as a JSON object: `{"temperature": 0.5}`.'
     )
     proxy: str | None = Field(None, description="HTTP proxy for requests to the endpoint.")
     context_tokens: int | None = Field(

@@ -25,7 +25,7 @@ async def test_a_response_leads_to_what_its_endpoint_meant(case: Case) -> None:
             base_url=server.base_url,
             protocol=case.protocol,
             model="m",
-            temperature=0.5 if case.protocol == "anthropic" else None,
+            parameters='{"temperature": 0.5}' if case.protocol == "anthropic" else None,
             tries=2,
             idle_timeout_seconds=WAIT_SECONDS,
         )
@@ -51,7 +51,9 @@ async def test_a_refused_parameter_is_not_sent_again() -> None:
     }
     hot = {"error": {"message": "Unsupported value: 'temperature' does not support 0.5."}}
     async with ChatServer([respond(400, refusal), respond(400, hot), stream("a"), stream("b")]) as server:
-        settings = LLMSettings(base_url=server.base_url, model="m", temperature=0.5, max_output_tokens=9)
+        settings = LLMSettings(
+            base_url=server.base_url, model="m", parameters='{"temperature": 0.5}', max_output_tokens=9
+        )
         client = EndpointClient(settings)
         try:
             texts = [(await client.complete(REQUEST)).text for _ in range(2)]

@@ -158,7 +158,7 @@ async def test_a_request_names_its_group_and_an_unknown_one_is_answered_by_defau
         "e": {"embedding": True},
     }  # fmt: skip
     groups = {"default": stream("a"), "b": stream("b"), "e": stream("e")}
-    async with world(groups, fields, fallbacks=(), temperature=0.5) as made:
+    async with world(groups, fields, fallbacks=(), parameters='{"temperature": 0.5}') as made:
         picture = ImagePart(url="data:image/png;base64,AAAA")
         message = PromptMessage(role=Role.USER, parts=(TextPart(text="Look"), picture))
         answer = await made.router.complete(LLMRequest(messages=(message,), group="B"))

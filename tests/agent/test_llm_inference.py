@@ -45,7 +45,12 @@ async def ask(*behaviours: Behaviour, capture: bool = False, **overrides: Any) -
     from nekro.agent.llm.endpoint_client import EndpointClient
 
     async with ChatServer(list(behaviours)) as server:
-        values = {"base_url": server.base_url, "model": "big", "api_key": SecretStr(KEY), "temperature": 0.5}
+        values = {
+            "base_url": server.base_url,
+            "model": "big",
+            "api_key": SecretStr(KEY),
+            "parameters": '{"temperature": 0.5}',
+        }
         prices = {"input_price_per_million": 2, "output_price_per_million": 10}
         client = EndpointClient(LLMSettings(**(values | prices | overrides)), backoff_seconds=0.001)
         with recorded_spans(capture_content=capture, redact=Redactor([KEY])) as spans:

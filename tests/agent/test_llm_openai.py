@@ -109,7 +109,9 @@ async def test_a_streamed_answer_is_assembled_with_model_tokens_and_cost() -> No
 
 
 async def test_an_answer_without_streaming_is_read() -> None:
-    answer, server = await ask(complete("print(1)"), stream=False, temperature=0.5, max_output_tokens=99)
+    answer, server = await ask(
+        complete("print(1)"), stream=False, parameters='{"temperature": 0.5}', max_output_tokens=99
+    )
     assert (answer.text, answer.prompt_tokens, answer.tries) == ("print(1)", 1000, 1)
     assert "stream" not in server.seen[0].body
     assert (server.seen[0].body["temperature"], server.seen[0].body["max_tokens"]) == (0.5, 99)

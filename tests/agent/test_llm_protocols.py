@@ -55,8 +55,8 @@ async def ask(
 
 
 async def test_anthropic_gets_system_turns_pictures_and_a_limit() -> None:
-    parameters = json.dumps({"stop": "END", "top_k": 5, "thinking": {"type": "adaptive"}})
-    _, server, _ = await ask("anthropic", *CLAUDE, temperature=1.5, parameters=parameters)
+    parameters = json.dumps({"temperature": 1.5, "stop": "END", "top_k": 5, "thinking": {"type": "adaptive"}})
+    _, server, _ = await ask("anthropic", *CLAUDE, parameters=parameters)
     (seen,) = server.seen
     assert seen.path == "/v1/messages" and KEY not in seen.path
     assert (seen.headers["x-api-key"], seen.headers["anthropic-version"]) == (KEY, "2023-06-01")
@@ -89,9 +89,10 @@ async def test_gemini_gets_system_turns_pictures_and_its_configuration() -> None
             "top_p": 0.5,
             "generationConfig": {"thinkingConfig": {"thinkingBudget": 0}},
             "labels": {},
+            "temperature": 1.5,
         }
     )
-    _, server, _ = await ask("gemini", *GEMINI, temperature=1.5, max_output_tokens=99, parameters=parameters)
+    _, server, _ = await ask("gemini", *GEMINI, max_output_tokens=99, parameters=parameters)
     (seen,) = server.seen
     assert seen.path == "/v1beta/models/m:streamGenerateContent?alt=sse"
     assert seen.headers["x-goog-api-key"] == KEY and "authorization" not in seen.headers
@@ -252,7 +253,7 @@ async def test_what_an_endpoint_refuses_is_left_out_and_named(
     protocol: str, refusal: Behaviour, quirk: str, name: str
 ) -> None:
     good = CLAUDE if protocol == "anthropic" else GEMINI
-    _, server, quirks = await ask(protocol, refusal, *good, temperature=0.5)
+    _, server, quirks = await ask(protocol, refusal, *good, parameters='{"temperature": 0.5}')
     assert quirks == (quirk,)
     assert [name in seen.body for seen in server.seen] == [True, False]
     if quirk == "system":

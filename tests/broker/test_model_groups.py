@@ -161,8 +161,7 @@ def test_groups_resolve_to_one_form(monkeypatch: pytest.MonkeyPatch) -> None:
         NEKRO_LLM__BASE_URL="http://main",
         NEKRO_LLM__MODEL="main",
         NEKRO_LLM__API_KEY="k",
-        NEKRO_LLM__TEMPERATURE="0.5",
-        NEKRO_LLM__PARAMETERS='{"seed": 1}',
+        NEKRO_LLM__PARAMETERS='{"temperature": 0.5, "seed": 1}',
     )
     a, default = model_group(settings, "A"), model_group(settings, "default")
     assert (a.base_url, a.api_key, a.parameters) == ("http://x", None, {"top_p": 0.5})

@@ -109,7 +109,7 @@ def test_a_child_process_reads_the_resolved_settings_of_its_parent(
         plugins={"dirs": [tmp_path / "a", tmp_path / "b"], "load_shipped": False},
         security={"signing_key": "s3cret"},
         agent={"persona": "猫 with a, comma"},
-        llm={"temperature": 0.5},
+        llm={"parameters": '{"temperature": 0.5}'},
         budgets={"turn": "tokens=100000,cost=0.125"},
     )
     for name, value in environment_of(settings, base={"NEKRO_LLM__MODEL": "stale", "PATH": "/bin"}).items():

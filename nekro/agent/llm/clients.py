@@ -188,7 +188,6 @@ def endpoint_of(llm: LLMSettings, group: ModelGroup) -> LLMSettings:
             "protocol": group.protocol,
             "api_key": group.api_key,
             "model": group.model,
-            "temperature": None,
             "max_output_tokens": None,
             "parameters": json.dumps(dict(group.parameters)),
             "proxy": group.proxy,

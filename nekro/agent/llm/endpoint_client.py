@@ -57,12 +57,18 @@ class EndpointClient:
         self._settings = settings
         self._group = group
         self._protocol = PROTOCOLS[settings.protocol]
+        parameters = json.loads(settings.parameters or "{}")
+        temperature = parameters.get("temperature")
+        if not isinstance(temperature, int | float):
+            temperature = None
+        else:
+            del parameters["temperature"]  # each protocol limits it, or leaves it out if it is refused
         self._options = Options(
             model=settings.model,
             stream=settings.stream,
-            temperature=settings.temperature,
+            temperature=temperature,
             max_tokens=settings.max_output_tokens,
-            parameters=json.loads(settings.parameters or "{}"),
+            parameters=parameters,
         )
         self._base_url = settings.base_url
         self._policy = RetryPolicy(
@@ -75,7 +81,7 @@ class EndpointClient:
             settings.base_url,
             protocol=self._protocol.provider,
             stream=settings.stream,
-            temperature=settings.temperature,
+            temperature=temperature,
             max_tokens=settings.max_output_tokens,
         )
         self._key = settings.api_key.get_secret_value() if settings.api_key else ""
